@@ -81,6 +81,7 @@ class LoadedModel:
         share_tower_with: LoadedModel | None = None,
         mesh: Mesh | None = None,
         weights: Weights | None = None,
+        adapter: str | Path | None = None,
     ) -> LoadedModel:
         """Read a Hugging Face directory or hub id.
 
@@ -97,6 +98,7 @@ class LoadedModel:
             this target runs on it.
           weights: "int8" holds the matrices of the decoder's layers in half the bytes of 16 bits,
             see `jaxspec.models.int8`. The files' own dtype is the default.
+          adapter: Directory of a LoRA adapter in PEFT's format, merged while the tensors are read.
         """
         setup_runtime()
         path = locate(path_or_id, revision)
@@ -112,7 +114,9 @@ class LoadedModel:
             config = directories.read_config(path)
             shapes = abstract_params(config, weights=weights)
             places = shardings(config, shapes, mesh)
-        found = huggingface.load(path, dtype=dtype, shardings=places, weights=weights)
+        found = huggingface.load(
+            path, dtype=dtype, shardings=places, weights=weights, adapter=adapter
+        )
         model = replace(
             cls._described(path, found.config), params=found.params, report=found.report
         )

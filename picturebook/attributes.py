@@ -241,16 +241,25 @@ def sample_page(rng: np.random.Generator) -> Scene | Chart:
 
 def attributes(rng: np.random.Generator) -> Sample:
     """Three to five different attribute questions about one page."""
+    return _conversation("attributes", rng, 3)
+
+
+def interview(rng: np.random.Generator) -> Sample:
+    """Eight to ten different attribute questions about one page."""
+    return _conversation("interview", rng, 8)
+
+
+def _conversation(name: str, rng: np.random.Generator, least: int) -> Sample:
     page = sample_page(rng)
-    wanted, turns, seen = 3 + below(rng, 3), [], set()
-    for _ in range(12):
+    wanted, turns, seen = least + below(rng, 3), [], set()
+    for _ in range(4 * least):
         turn = ask(rng, page)
         if turn[1] not in seen:
             seen.add(turn[1])
             turns.append(turn)
         if len(turns) == wanted:
             break
-    return _sample("attributes", rng, page, turns)
+    return _sample(name, rng, page, turns)
 
 
 def probe_sample(rng: np.random.Generator, kind: str) -> Sample:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxspec.errors import InputError, nearest
 from picturebook import dialogues, knowledge, sequences
-from picturebook.attributes import attributes, probe_sample
+from picturebook.attributes import attributes, interview, probe_sample
 from picturebook.follow_ups import FOLLOW_UPS
 from picturebook.samples import PROBE_KINDS, Sample
 from picturebook.scenes import pick
@@ -71,9 +71,11 @@ set."""
 
 MAKERS = {name: known.sample for name, known in SYNTHETIC_SETS.items()} | {
     "attributes": attributes,
+    "interview": interview,
     "caption": dialogues.captioned,
 }
-"""All kinds of training samples; 'caption' is in no mixture, and is for captioners alone."""
+"""All kinds of training samples. In no mixture: 'interview', long 'attributes', for targets that
+train on few rows; and 'caption', for captioners."""
 
 FOLLOW_UP_SHARE = 0.35
 """Share of training samples of these sets that get a second turn."""
@@ -156,6 +158,6 @@ def train_sample(seed: int, index: int, kinds: tuple[str, ...] | None = None) ->
     rng = np.random.default_rng((TRAIN_STREAM, seed, index))
     make = makers[min(int(np.searchsorted(edges, rng.random(), side="right")), len(makers) - 1)]
     sample = make(rng)
-    if make not in (attributes, dialogues.captioned) and rng.random() < FOLLOW_UP_SHARE:
+    if make not in (attributes, interview, dialogues.captioned) and rng.random() < FOLLOW_UP_SHARE:
         sample = pick(rng, list(FOLLOW_UPS.values()))(rng, sample)
     return replace(sample, id=f"{sample.dataset}-train-{seed}-{index}")

@@ -24,6 +24,7 @@ import jax
 import tyro
 
 from jaxspec.checkpoints import directories, huggingface
+from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import join_cluster, on_first
@@ -31,6 +32,7 @@ from jaxspec.command import input_errors, load_preset, preset_names, script_name
 from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.errors import InputError, nearest
 from jaxspec.files import forget_trial, trial_of
+from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype, setup_runtime
 from jaxspec.training.kv_head import HeadRecipe, train_kv_head
 from jaxspec.training.recipes import (
@@ -146,6 +148,11 @@ def main(args: Sequence[str] | None = None) -> Path:
         write = partial(save_kv_head, out, *train_kv_head(recipe, runs, sources), overwrite=True)
     else:
         draft = train_draft(recipe, runs, sources)
+        if recipe.lora and jax.process_index() == 0:
+            images, base = draft.image_processor, recipe.lora.base or str(recipe.start)
+            whole = (draft.config, draft.params, recipe.lora, base, dtype, images)
+            save_adapter(runs / "adapter", *whole)
+        draft = replace(draft, params=merged(draft.params, recipe.lora))
         write = partial(
             huggingface.save,
             out,

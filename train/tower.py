@@ -23,6 +23,7 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import check_output
 from jaxspec.cluster import join_cluster
 from jaxspec.command import run_script
+from jaxspec.config import VisionConfig
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import init_params
 from jaxspec.models.layers import apply
@@ -88,8 +89,8 @@ def init(train: TrainConfig) -> Params:
     return {"vision_tower": tower, "heads": heads}
 
 
-def image_processor() -> CLIPImageProcessor:
-    size = TOWER.image_size
+def image_processor(tower: VisionConfig = TOWER) -> CLIPImageProcessor:
+    size = tower.image_size
     return CLIPImageProcessor(
         size={"shortest_edge": size},
         crop_size={"height": size, "width": size},

@@ -37,6 +37,8 @@ class Models:
 
     target: str
     """Directory or hub id of the target, or `replay:FILE` with its recorded greedy answers."""
+    adapter: str | None = None
+    """Directory of the target's LoRA adapter in PEFT's format, merged at loading."""
     draft: str
     """Directory or hub id of the draft; empty if only KV heads draft."""
     target_weights: Weights | None = None

@@ -85,9 +85,12 @@ def load_model(
     share_tower_with: LoadedModel | None = None,
     mesh: Mesh | None = None,
     weights: Weights | None = None,
+    adapter: str | None = None,
 ) -> LoadedModel:
     """Load the model of a directory, hub id, or `synthetic:ROLE:SHARE`."""
     if name.startswith(SYNTHETIC):
+        if adapter is not None:
+            raise InputError(f"adapter {adapter}: {name} takes none; leave it out")
         model = synthetic_model(name, jnp.dtype(dtype))
         params = model.params if weights is None else int8_params(model.params)
         places = None if mesh is None else shardings(model.config, params, mesh)
@@ -99,6 +102,7 @@ def load_model(
         share_tower_with=share_tower_with,
         mesh=mesh,
         weights=weights,
+        adapter=adapter,
     )
 
 
@@ -118,6 +122,8 @@ def load_models(
     if config.target.startswith(REPLAY):
         if config.target_weights is not None:
             raise InputError("target_weights: recorded answers have none; leave it out")
+        if config.adapter is not None:
+            raise InputError("adapter: recorded answers take none; leave it out")
         draft = load_model(config.draft, config.dtype, config.tiles)
         target: LoadedModel = RecordedTarget.read(Path(config.target.removeprefix(REPLAY)), draft)
     else:
@@ -127,6 +133,7 @@ def load_models(
             config.tiles,
             mesh=config.mesh(config.batch_size),
             weights=config.target_weights,
+            adapter=config.adapter,
         )
         if config.draft:
             draft = load_model(config.draft, config.dtype, config.tiles, target)

@@ -98,8 +98,8 @@ def other_weights(path: Path) -> str:
     if not found or (path / BIN).is_file() or (path / BIN_INDEX).is_file():
         return ""
     return (
-        f"it holds only {found[0]}; give the whole model as safetensors (merge a LoRA adapter into "
-        "its base model), a .bin with its index, or a .gguf file itself"
+        f"it holds only {found[0]}; give the whole model as safetensors (a LoRA adapter goes with "
+        "its base model, as --adapter), a .bin with its index, or a .gguf file itself"
     )
 
 

@@ -54,6 +54,7 @@ def export(
     draft_vocabulary: int | None = None,
     engine: Engine | None = None,
     options: SaveOptions | None = None,
+    adapter: str | Path | None = None,
 ) -> ModelConfig | KVHeadConfig:
     """Rewrite a checkpoint for transformers 4.57 and 5 and return its configuration.
 
@@ -71,6 +72,7 @@ def export(
       engine: What to write an EAGLE-3 head or a text draft for; `target` is then the model that
         it drafts for.
       options: Dtype, shard size and overwriting, as in `save`; other entries come from the source.
+      adapter: Directory of a LoRA adapter in PEFT's format, to merge into the model.
 
     Raises:
       InputError: as `load` and `save`; the destination holds the source; the vocabulary is larger
@@ -79,8 +81,10 @@ def export(
     path, options = locate(source), options or SaveOptions()
     check_destination(destination, options.overwrite, path)
     if is_kv_head(path):
+        if adapter is not None:
+            raise InputError(f"{path}: a KV head, which takes no adapter; leave it out")
         return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
-    found = load(path)
+    found = load(path, adapter=adapter)
     model = Exported(path, found.config, found.params)
     raw = read_raw_config(path)
     if text_only:

@@ -24,10 +24,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from tqdm import tqdm
 
+from jaxspec.checkpoints.adapters import Adapter, read_adapter
 from jaxspec.checkpoints.directories import INDEX, write_json, written_whole
 from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, survey, tensor_name
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import StoredTensor, write_tensors
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, write_tensors
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.models import family_of
 from jaxspec.models.int8 import Weights, quantise, scale_path
@@ -77,6 +78,7 @@ def load(
     dtype: jnp.dtype | None = None,
     shardings: Params | None = None,
     weights: Weights | None = None,
+    adapter: str | Path | None = None,
 ) -> Checkpoint:
     """Read the model in a directory.
 
@@ -91,6 +93,8 @@ def load(
         None puts everything on the default device.
       weights: "int8" quantises the matrices of the decoder's layers, each as soon as it is read, so
         that a device never holds two of them in 16 bits; `shardings` then have their scales.
+      adapter: directory of a LoRA adapter in PEFT's format; each matrix is updated, in float32, as
+        soon as it is read.
 
     Raises:
       InputError: no such directory, unreadable files, an unsupported architecture, or tensors that
@@ -100,25 +104,44 @@ def load(
     found = survey(path)
     if found.problems or found.config is None:
         refuse(path, found.problems)
-    config = found.config
+    update = None if adapter is None else read_adapter(adapter, found.config)
+    params = read_params(found.config, found.tensors, dtype, shardings, weights, update, path.name)
+    shards = [shard for leaf in jax.tree.leaves(params) for shard in leaf.addressable_shards]
+    devices = len({shard.device for shard in shards})
+    nbytes = sum(shard.data.nbytes for shard in shards)
+    report = LoadReport(nbytes, devices, time.perf_counter() - start, _peak_memory() - before)
+    return Checkpoint(found.config, params, path, report)
+
+
+def read_params(
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    dtype: jnp.dtype | None = None,
+    shardings: Params | None = None,
+    weights: Weights | None = None,
+    adapter: Adapter | None = None,
+    title: str = "",
+) -> Params:
+    """Return a model's parameters, read from its tensors; arguments as in `load`."""
     slots, tree = slots_of(config)
     names = flatten_dict(jax.tree.unflatten(tree, list(slots)), sep="/")
     places = flatten_dict(shardings or {}, sep="/")
-    work = tqdm(names.items(), f"load {path.name}", unit="tensor", delay=2, disable=None)
+    tensors = {**tensors, **(adapter.whole if adapter else {})}
+    work = tqdm(names.items(), f"load {title}", unit="tensor", delay=2, disable=None)
     params: dict[str, jax.Array] = {}
     for key, name in work:
         scale = scale_path(key) if weights == "int8" else None
         kept = dtype if scale is None else None  # int8 is rounded from what the file holds
-        params[key] = _read(found.tensors[name], slots[name], kept, places.get(key))
+        pair = adapter.pairs.get(name) if adapter else None
+        exact = kept if pair is None else jnp.dtype("float32")
+        params[key] = _read(tensors[name], slots[name], exact, places.get(key))
+        if pair is not None:
+            stored = FLOATS[tensors[name].dtype] if scale is None else exact
+            params[key] = pair.added(params[key], kept or stored)
         if scale is not None:
             made = dict(zip((key, scale), quantise(params[key])))
             params |= jax.block_until_ready(put(made, {at: places.get(at) for at in made}))
-    jax.block_until_ready(params)
-    shards = [shard for leaf in params.values() for shard in leaf.addressable_shards]
-    devices = len({shard.device for shard in shards})
-    nbytes = sum(shard.data.nbytes for shard in shards)
-    report = LoadReport(nbytes, devices, time.perf_counter() - start, _peak_memory() - before)
-    return Checkpoint(config, unflatten_dict(params, sep="/"), path, report)
+    return unflatten_dict(jax.block_until_ready(params), sep="/")
 
 
 @dataclass(frozen=True, kw_only=True)

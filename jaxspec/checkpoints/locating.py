@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from jaxspec.checkpoints.directories import without_torch
+from jaxspec.checkpoints.eyes import EYES, smollm2_eyes
 from jaxspec.checkpoints.gguf_files import SMOLLM2, converted, smollm2
 from jaxspec.errors import InputError, reading
 
@@ -36,6 +37,8 @@ def locate(
         )
     if path_or_id == SMOLLM2:
         return smollm2()
+    if path_or_id == EYES:
+        return smollm2_eyes()
     if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
         raise InputError(
             f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name"

@@ -56,6 +56,8 @@ class Export:
     draft_vocabulary: int | None = None
     """Keep this many tokens of a draft's vocabulary, for jaxspec alone. By default a KV head keeps
     its own, and other drafts get a full head, because transformers reads nothing else."""
+    adapter: str | None = None
+    """Directory of a LoRA adapter in PEFT's format, to merge into the model."""
     revision: str | None = None
     """Branch, tag or commit of the source, where that is a hub id."""
 
@@ -108,6 +110,7 @@ def run(args: Export) -> None:
         text_only=args.text_only,
         draft_vocabulary=args.draft_vocabulary,
         engine=args.engine,
+        adapter=args.adapter,
         options=SaveOptions(
             dtype=jnp.dtype(args.dtype) if args.dtype else None,
             max_shard_bytes=most,

@@ -30,6 +30,8 @@ class Generate(Ask):
     """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, LLaVA-NeXT (1.6),
     LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL) or a text model (Llama, Vicuna; Mistral; Qwen2, Qwen2.5;
     Qwen3; OPT)."""
+    adapter: str | None = None
+    """Directory of the target's LoRA adapter in PEFT's format; it is merged at loading."""
     draft: str | None = None
     """Directory or hub id of a small LLaVA or text model with the target's tokeniser."""
     kv_head: str | None = None
@@ -115,6 +117,7 @@ def run(args: Generate) -> None:
             share_tower_with=first,
             mesh=None if first else mesh,
             weights=None if first else args.target_weights,
+            adapter=None if first else args.adapter,
         )
         loaded.append(model)
     if head is not None:

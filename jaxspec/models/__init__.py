@@ -270,14 +270,20 @@ class LanguageModel:
         rows: PromptRows,
         features: Float[Array, "B U P E"] | None,
         pool: Pool | None = None,
-    ) -> Float[Array, "B L words"]:
-        """Return the next-token `scores` of every token of right-padded rows, without a cache.
+        slots: Int[Array, "B K"] | None = None,
+    ) -> Float[Array, "B K words"]:
+        """Return the next-token `scores` of tokens of right-padded rows, without a cache.
 
         Training reads these.
+
+        Args:
+          slots: Slots of the tokens to score; None scores every token.
         """
         embeds = self.embed(params, rows, features, pool)
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         hidden, _ = self._text(params, "hidden", embeds, positions, None, None, rows.rotary)
+        if slots is not None:
+            hidden = jnp.take_along_axis(hidden, slots[..., None], axis=1)
         return self.scores(params, hidden)
 
     def extend(

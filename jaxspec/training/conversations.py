@@ -58,6 +58,8 @@ class ConversationBatch(struct.PyTreeNode):
     numbers: UInt[Any, " B"]
     """Numbers of the rows in the whole training, to seed draws."""
     teacher: TeacherRows | None = None
+    answers: Int[Any, "B K"] | None = None
+    """Slots before the assistant's tokens, the only ones to score; -1 pads. None with a teacher."""
 
     @property
     def tokens(self) -> Int[Any, "B L"]:
@@ -142,7 +144,8 @@ class ConversationBatches:
         numbers = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)
         width = shown.tokens.shape[1]
         taught = self.teacher and self._taught(self.teacher, rows, width, pictures)
-        return ConversationBatch(shown, mask[own], images, numbers[own], taught)
+        answers = None if self.teacher else slots_before(mask)[own]
+        return ConversationBatch(shown, mask[own], images, numbers[own], taught, answers)
 
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
@@ -196,6 +199,19 @@ class ConversationBatches:
                 sources=sources, blend=np.zeros(sources.shape, np.float32) if blended > 1 else None
             )
         return jax.tree.map(lambda values: values[self._own], rows), tiles
+
+
+def slots_before(mask: Bool[np.ndarray, "B L"]) -> Int[np.ndarray, "B K"]:
+    """Return the slots before the masked ones, -1 where a row has fewer.
+
+    K is a quarter, half or all of L, so that few programs serve all batches.
+    """
+    rows = [np.flatnonzero(row[1:]) for row in mask]
+    most, width = max(len(row) for row in rows), mask.shape[1]
+    count = bucket(most, (-(-width // 4), -(-width // 2), width), "answers")
+    return np.stack(
+        [np.pad(row, (0, count - len(row)), constant_values=-1) for row in rows]
+    ).astype(np.int32)
 
 
 @dataclass(frozen=True)

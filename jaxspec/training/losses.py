@@ -25,8 +25,14 @@ def next_token_loss(
     logits: Float[Array, "B L V"], tokens: Int[Array, "B L"], mask: Bool[Array, "B L"]
 ) -> tuple[Float[Array, ""], Metrics]:
     """Return the cross entropy of masked tokens, predicted one position before, and metrics."""
-    logits, labels = logits[:, :-1], tokens[:, 1:]
-    weight = mask[:, 1:].astype(jnp.float32)
+    return cross_entropy(logits[:, :-1], tokens[:, 1:], mask[:, 1:])
+
+
+def cross_entropy(
+    logits: Float[Array, "B K V"], labels: Int[Array, "B K"], mask: Bool[Array, "B K"]
+) -> tuple[Float[Array, ""], Metrics]:
+    """Return the cross entropy of the masked labels, and metrics."""
+    weight = mask.astype(jnp.float32)
     count = weight.sum()
     total = jnp.maximum(count, 1.0)
     loss = (optax.softmax_cross_entropy_with_integer_labels(logits, labels) * weight).sum() / total

@@ -18,9 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxspec.checkpoints.adapters import CONFIG as ADAPTER
+from jaxspec.checkpoints.adapters import read_pairs
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.export import with_words
+from jaxspec.checkpoints.eyes import composed
+from jaxspec.checkpoints.huggingface import read_params
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.tower import read_tower, tower_files
 from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
@@ -29,6 +34,7 @@ from jaxspec.data.sources import Prepared, mixture
 from jaxspec.errors import InputError, nearest
 from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models import init_params, split_tower
+from jaxspec.models.lora import LORA, Lora, init_lora
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.views import parse_view
 from jaxspec.sharding import shardings
@@ -104,6 +110,8 @@ class Recipe(StagedRecipe):
     view: str = "M"
     """View of the prompts, the same as in drafting."""
     distillation: Distillation | None = None
+    lora: Lora | None = None
+    """Low-rank updates to train next to the parameters that are not frozen."""
     held_out: str = ""
     """Data set of the target's greedy answers, to simulate tokens per pass on; may be empty."""
     workers: int = 0
@@ -118,6 +126,8 @@ class Recipe(StagedRecipe):
 
 def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -> LoadedModel:
     """Train the stages one after the other and return the draft. A stopped run goes on.
+
+    With low-rank updates, the parameters hold these apart, as `merged` reads them.
 
     Args:
       directory: stage NAME keeps checkpoints and metrics in DIRECTORY/NAME.
@@ -134,6 +144,10 @@ def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -
         if words := draft_words(recipe, sources, target):
             config, params = narrowed(draft.config, draft.params, words)
             draft = replace(draft, config=config, params=params)
+        if recipe.lora and LORA not in draft.params:
+            key = jax.random.key(recipe.stages[0].train.seed)
+            pairs = init_lora(recipe.lora, draft.params, key)
+            draft = replace(draft, params={**draft.params, LORA: pairs})
     for stage in recipe.stages:
         params = _train(recipe, stage, target, draft, sources, directory / stage.name)
         draft = replace(draft, params=params)
@@ -171,6 +185,11 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
             return split_tower(target.config, target.params)[0]
         return read_tower(recipe.target, jnp.dtype("float32"))
 
+    if isinstance(recipe.start, str) and recipe.lora and (Path(recipe.start) / ADAPTER).is_file():
+        found = composed(Path(recipe.start))
+        params = read_params(found.config, found.tensors)
+        pairs = {LORA: read_pairs(found.adapter)}
+        return replace(target, config=found.config, params={**params, **pairs})
     if isinstance(recipe.start, str):
         start = LoadedModel.load(recipe.start)
     elif isinstance(recipe.start, LlavaConfig):
@@ -244,13 +263,19 @@ def _train(
     }
     if words := draft.model.text.draft_vocabulary:
         inputs["draft_vocabulary"] = list(words)
+    if recipe.lora:
+        inputs["lora"] = asdict(recipe.lora)
     params, train = draft.params, stage.train
     if teacher is not None:
         params = {**params, TEACHER: teacher_params(teacher, draft, view, train.frozen)}
         train = replace(train, frozen=(*train.frozen, TEACHER))
 
     def places(mesh: Any) -> Params:
-        own = shardings(draft.config, draft.params, mesh)
+        plain = {name: part for name, part in draft.params.items() if name != LORA}
+        own = shardings(draft.config, plain, mesh)
+        if recipe.lora:
+            whole = NamedSharding(mesh, PartitionSpec())
+            own |= {LORA: jax.tree.map(lambda _: whole, draft.params[LORA])}
         return own | {TEACHER: shardings(teacher.config, params[TEACHER], mesh)} if teacher else own
 
     evaluate = None
@@ -259,9 +284,14 @@ def _train(
         held_out = replace(
             batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1)
         )
-        evaluate = simulated(draft.model, [held_out(step) for step in range(HELD_OUT)], view)
+        shown = [held_out(step) for step in range(HELD_OUT)]
+        evaluate = simulated(draft.model, shown, view, lora=recipe.lora)
     loss_fn = tuning_loss(
-        draft.model, view, teacher=teacher and teacher.model, distillation=recipe.distillation
+        draft.model,
+        view,
+        teacher=teacher and teacher.model,
+        distillation=recipe.distillation,
+        lora=recipe.lora,
     )
     with closing(iterate(batches, train.steps, recipe.workers, limit=recipe.unlearned)) as made:
         trained = fit(

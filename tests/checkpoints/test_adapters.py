@@ -1,0 +1,201 @@
+"""LoRA adapters in PEFT's format: merged as numpy merges them, and wrong ones refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.adapters import read_adapter, read_pairs, save_adapter
+from jaxspec.cli import main
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
+from jaxspec.models.int8 import int8_params
+from jaxspec.models.lora import LORA, Lora, init_lora, merged
+from jaxspec.sharding import make_mesh
+from safetensors.numpy import load_file, save_file
+
+from tests import tiny
+
+RANK, ALPHA = 3, 5.0
+NAMES = {"v4": "language_model.model.layers.{}.", "v5": "model.language_model.layers.{}.", "text": "model.layers.{}."}
+ENTRIES: dict[str, Any] = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, params = tmp_path_factory.mktemp("models"), tiny.random_params(tiny.CONFIG)
+    tiny.save(path / "llava", tiny.CONFIG, params)
+    huggingface.save(path / "text", tiny.CONFIG.text_config, params["language_model"], tokenizer=tiny.tokenizer())
+    return path
+
+
+def write(path: Path, names: str = "v5", entries: dict[str, Any] | None = None, **ranks: int) -> dict[str, np.ndarray]:
+    """Write an adapter of q_proj in both layers and of layer 1's down_proj; return its tensors."""
+    rng, tensors = np.random.default_rng(1), {}
+    sizes = {"0.self_attn.q_proj": (32, 32), "1.self_attn.q_proj": (32, 32), "1.mlp.down_proj": (32, 48)}
+    for module, (rows, columns) in sizes.items():
+        layer, name = module.split(".", 1)
+        place, rank = f"base_model.model.{NAMES[names].format(layer)}{name}", ranks.get(name.rpartition(".")[2], RANK)
+        tensors[f"{place}.lora_A.weight"] = rng.normal(size=(rank, columns)).astype(np.float32)
+        tensors[f"{place}.lora_B.weight"] = rng.normal(size=(rows, rank)).astype(np.float32)
+    path.mkdir()
+    save_file(tensors, path / "adapter_model.safetensors")
+    (path / "adapter_config.json").write_text(json.dumps(ENTRIES | (entries or {})))
+    return tensors
+
+
+def by_numpy(base: Path, out: Path, tensors: dict[str, np.ndarray], scale: Callable[[str], float]) -> Path:
+    """A copy of the model whose file holds the sums."""
+    shutil.copytree(base, out)
+    stored = load_file(out / "model.safetensors")
+    for name, a in tensors.items():
+        if "lora_A" in name:
+            layer = name.partition("layers.")[2].removesuffix(".lora_A.weight")
+            (own,) = (key for key in stored if key.endswith(f"layers.{layer}.weight") and "vision" not in key)
+            stored[own] = stored[own] + np.float32(scale(name)) * (tensors[name.replace("lora_A", "lora_B")] @ a)
+    save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
+    return out
+
+
+def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), ours, theirs)
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_an_adapter_is_merged(models: Path, tmp_path: Path, names: str) -> None:
+    base = models / ("text" if names == "text" else "llava")
+    tensors = write(tmp_path / "adapter", names)
+    expected = LoadedModel.load(by_numpy(base, tmp_path / "merged", tensors, lambda _: ALPHA / RANK)).params
+    found = LoadedModel.load(base, adapter=tmp_path / "adapter").params
+    assert_same(found, expected)
+    plain, now = (flatten_dict(params, sep="/") for params in (LoadedModel.load(base).params, found))
+    changed = {path for path in plain if not np.array_equal(plain[path], now[path])}
+    assert sorted(path.split("/")[-3:-1] for path in changed) == sorted(
+        [["self_attn", "q_proj"], ["self_attn", "q_proj"], ["mlp", "down_proj"]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("entries", "ranks", "scale"),
+    [
+        ({"use_rslora": True}, {}, lambda name: ALPHA / RANK**0.5),
+        ({"alpha_pattern": {"q_proj": 9}}, {}, lambda name: (9 if "q_proj" in name else ALPHA) / RANK),
+        ({"rank_pattern": {"down_proj": 2}}, {"down_proj": 2}, lambda name: ALPHA / (2 if "down" in name else RANK)),
+        (
+            {"alpha_pattern": {r"layers\.1\.self_attn\.q_proj": 1}},
+            {},
+            lambda name: (1 if "layers.1.self" in name else ALPHA) / RANK,
+        ),
+    ],
+)
+def test_scales(models: Path, tmp_path: Path, entries: dict[str, Any], ranks: dict[str, int], scale: Any) -> None:
+    tensors = write(tmp_path / "adapter", "v5", entries, **ranks)
+    expected = LoadedModel.load(by_numpy(models / "llava", tmp_path / "merged", tensors, scale)).params
+    assert_same(LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params, expected)
+
+
+def test_parts_that_are_saved_whole_replace_the_models(models: Path, tmp_path: Path) -> None:
+    tensors = write(tmp_path / "adapter")
+    own = np.full((32, 16), 0.25, np.float32)
+    tensors["base_model.model.model.multi_modal_projector.linear_1.weight"] = own
+    save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
+    found = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
+    np.testing.assert_array_equal(found["multi_modal_projector"]["linear_1"]["kernel"], own.T)
+
+
+def test_on_a_mesh_in_16_bits_and_in_int8(models: Path, tmp_path: Path) -> None:
+    write(tmp_path / "adapter")
+    whole = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
+    split = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter", mesh=make_mesh(model=2)).params
+    assert_same(split, whole)
+    kernel = split["language_model"]["model"]["layers_1"]["mlp"]["down_proj"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (24, 32)
+    half = LoadedModel.load(models / "llava", jnp.dtype("bfloat16"), adapter=tmp_path / "adapter").params
+    assert_same(half, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), whole), 0)
+    small = LoadedModel.load(models / "llava", weights="int8", adapter=tmp_path / "adapter").params
+    assert_same(small, int8_params(whole), 0)
+
+
+def test_the_commands_merge(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = write(tmp_path / "adapter")
+    base, expected = models / "llava", by_numpy(models / "llava", tmp_path / "merged", tensors, lambda _: ALPHA / RANK)
+    main(["export", str(base), str(tmp_path / "out"), "--adapter", str(tmp_path / "adapter")])
+    assert_same(LoadedModel.load(tmp_path / "out").params, LoadedModel.load(expected).params)
+    capsys.readouterr()
+    answers = []
+    for target in ([str(base), "--adapter", str(tmp_path / "adapter")], [str(tmp_path / "out")], [str(base)]):
+        main(["generate", "--target", *target, "--prompt", "What is this?", "--max-new-tokens", "8", "--json"])
+        answers.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_a_trained_adapter_is_read_back(models: Path, tmp_path: Path) -> None:
+    base, lora = LoadedModel.load(models / "llava"), Lora(rank=2, alpha=6, modules=("q_proj", "o_proj"))
+    pairs = jax.tree.map(lambda leaf: leaf + 0.1, init_lora(lora, base.params, jax.random.key(0)))
+    params = {**base.params, LORA: pairs}
+    save_adapter(tmp_path / "adapter", base.config, params, lora, "llava", jnp.float32)
+    found = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter")
+    assert_same(found.params, merged(params, lora))
+    assert_same(read_pairs(read_adapter(tmp_path / "adapter", base.config)), pairs, 0)
+
+
+Change = Callable[[Path, dict[str, np.ndarray]], Any]
+A = "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def entry(**changes: Any) -> Change:
+    return lambda path, _: (path / "adapter_config.json").write_text(json.dumps(ENTRIES | changes))
+
+
+def tensor(name: str, values: np.ndarray | None) -> Change:
+    def change(path: Path, tensors: dict[str, np.ndarray]) -> None:
+        kept = {key: value for key, value in tensors.items() if key != name}
+        save_file(kept if values is None else kept | {name: values}, path / "adapter_model.safetensors")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path, _: (path / "adapter_model.safetensors").unlink(), r"no adapter_model\.safetensors; give"),
+        (lambda path, _: (path / "adapter_config.json").unlink(), r"no adapter_config\.json; give"),
+        (entry(peft_type="LOHA"), r"peft_type 'LOHA'; only LORA"),
+        (entry(use_dora=True), r"use_dora True is not supported; merge it with PEFT"),
+        (entry(bias="all"), r"bias 'all' is not supported"),
+        (entry(fan_in_fan_out=True), r"fan_in_fan_out True is not supported"),
+        (entry(init_lora_weights="pissa"), r"init_lora_weights 'pissa' is not supported"),
+        (entry(r=4), r"lora_A\.weight is \[3, 32\], and adapter_config\.json and the model ask for \[4, 32\]"),
+        (entry(r=0), r"r 0"),
+        (entry(lora_alpha=None), r"lora_alpha None"),
+        (tensor(A, np.ones((3, 16), np.float32)), r"is \[3, 16\], and .* ask for \[3, 32\]"),
+        (tensor(A, None), r"lora_B\.weight comes alone"),
+        (tensor(A, np.ones((3, 32), np.int32)), r"is I32, supported: F32"),
+        (
+            tensor("base_model.model.model.language_model.layers.7.mlp.up_proj.lora_A.weight", np.ones((3, 32), "f4")),
+            r"the model has no matrix language_model\.model\.layers\.7\.mlp\.up_proj\.weight",
+        ),
+        (tensor("base_model.model.score.weight", np.ones((2, 32), np.float32)), r"the model has no tensor score"),
+        (tensor(A.replace("lora_A", "lora_magnitude"), np.ones(3, np.float32)), r"the model has no tensor .*magnitude"),
+    ],
+)
+def test_wrong_adapters_are_refused_in_one_line(models: Path, tmp_path: Path, change: Change, message: str) -> None:
+    change(tmp_path / "adapter", write(tmp_path / "adapter"))
+    with pytest.raises(InputError, match=message) as error:
+        LoadedModel.load(models / "llava", adapter=tmp_path / "adapter")
+    assert "\n" not in str(error.value)
+
+
+def test_an_adapter_of_another_model_is_refused(models: Path, tmp_path: Path) -> None:
+    write(tmp_path / "adapter", "v5")
+    with pytest.raises(InputError, match=r"the model has no matrix language_model\.model\.layers\.0"):
+        LoadedModel.load(models / "text", adapter=tmp_path / "adapter")

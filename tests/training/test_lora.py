@@ -1,0 +1,98 @@
+"""Low-rank updates: what trains, what is written, and that a run goes on; and the scores of answers alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jaxspec.data.sources import prepare
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
+from jaxspec.models.lora import LORA, Lora, init_lora, merged
+from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.conversations import slots_before
+from jaxspec.training.objectives import tuning_loss
+from jaxspec.training.recipes import Recipe, Stage, train_draft
+from train import recipe as script
+
+from tests import tiny
+from tests.tiny import Talk
+from tests.training.test_conversations import MODEL
+from tests.training.test_goldens import STUDENT, batches
+
+UPDATES = Lora(rank=2, alpha=4, modules=("q_proj", "down_proj"))
+TRAIN = TrainConfig(
+    steps=2,
+    batch=4,
+    learning_rate=0.1,
+    warmup=0,
+    frozen=("vision_tower", "language_model"),
+    mesh=MeshConfig(data=1),
+)
+
+
+def test_answers_alone_are_scored() -> None:
+    """The loss, the gradient and the simulated tokens per pass are those of all scores."""
+    batch = batches("M")(1)
+    assert batch.answers is not None
+    assert batch.answers.shape[1] < batch.mask.shape[1]
+    step = jax.jit(jax.value_and_grad(tuning_loss(MODEL.model), has_aux=True))
+    (loss, metrics), gradient = step(STUDENT, batch)
+    (whole, expected), full = step(STUDENT, batch.replace(answers=None))
+    assert float(loss) == pytest.approx(float(whole), rel=1e-6)
+    assert {name: float(value) for name, value in metrics.items()} == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, rel=1e-6
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, full)
+
+
+def test_slots_before_answers() -> None:
+    mask = np.zeros((2, 8), bool)
+    mask[0, [3, 4, 7]] = mask[1, 5] = True
+    np.testing.assert_array_equal(slots_before(mask), [[2, 3, 6, -1], [4, -1, -1, -1]])
+    mask[0] = True  # nothing precedes the first token
+    np.testing.assert_array_equal(slots_before(mask)[0], [*range(7), -1])
+
+
+def test_updates_begin_with_nothing_and_are_scaled() -> None:
+    pairs = init_lora(UPDATES, STUDENT, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, merged({**STUDENT, LORA: pairs}, UPDATES), STUDENT)
+    layer = pairs["language_model"]["model"]["layers_0"]["mlp"]["down_proj"]
+    layer["b"] = layer["b"] + 1.0
+    after = merged({**STUDENT, LORA: pairs}, UPDATES)["language_model"]["model"]["layers_0"]
+    before = STUDENT["language_model"]["model"]["layers_0"]
+    update = 2.0 * np.asarray(layer["a"]) @ np.asarray(layer["b"])
+    np.testing.assert_allclose(after["mlp"]["down_proj"]["kernel"], before["mlp"]["down_proj"]["kernel"] + update, 1e-5)
+    np.testing.assert_array_equal(after["self_attn"]["q_proj"]["kernel"], before["self_attn"]["q_proj"]["kernel"])
+    with pytest.raises(InputError, match=r"lora: no matrix of the decoder is called 'fc1'"):
+        init_lora(replace(UPDATES, modules=("fc1",)), STUDENT, jax.random.key(0))
+
+
+def test_a_recipe_trains_the_updates_and_writes_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target"
+    tiny.save(target, tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    prepare("talk", tmp_path, [Talk()[i] for i in range(20)])
+    made = Recipe(
+        target=str(target),
+        start=str(target),
+        stages=(Stage("tune", TRAIN, (("talk", 1.0),)),),
+        buckets=(128,),
+        tile_buckets=(2,),
+        lora=UPDATES,
+    )
+    start: Any = LoadedModel.load(target).params
+    trained = train_draft(made, tmp_path / "runs", {"talk": tmp_path / "talk"}).params
+    for part in ("vision_tower", "language_model"):
+        jax.tree.map(np.testing.assert_array_equal, trained[part], start[part])
+    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(trained[LORA]))
+    monkeypatch.setattr(script, "load_preset", lambda *_: made)
+    words = ["--runs", str(tmp_path / "runs"), "--data", f"talk={tmp_path / 'talk'}", "--dtype", "float32"]
+    out = script.main(["mine", *words])
+    adapted = LoadedModel.load(target, adapter=tmp_path / "runs" / "adapter").params
+    whole = LoadedModel.load(out).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), adapted, whole)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, merged(trained, UPDATES))
