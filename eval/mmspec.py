@@ -18,7 +18,7 @@ plain decoding has none. MMSpec's draft_time and target_time are left out, since
 does not separate them.
 
 The preset `recorded` needs no model: it replays LLaVA-1.5-7B's recorded answers with drafts made of
-n-grams, next to the recorded counts of published methods (docs/mmspec.md).
+n-grams, next to the recorded counts of published methods (docs/mmspec.md), and draws bars.svg.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from eval.lib.mmspec_files import BASELINE, SHOWN, Turn, answer_row, summary_csv
 from eval.lib.recorded_config import RecordedConfig
 from eval.lib.recorded_table import (
     measure,
+    recorded_figure,
     recorded_table,
     records_of,
     rows_of,
@@ -122,6 +123,7 @@ def replay_recorded(args: Sequence[str] | None) -> None:
         run.records = list(records_of(conversations, methods))
         summary = summary_rows(summary_answers(conversations, methods), BASELINE)
         write_text(run.folder / "summary.csv", summary_csv(summary))
+        write_text(run.folder / "bars.svg", recorded_figure(run.rows, methods))
         run.write(recorded_table(config, conversations, run.rows))
 
 

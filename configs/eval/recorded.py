@@ -14,11 +14,15 @@ config = RecordedConfig(
     tokenizer="../shared/data/llama_tokenizer",
     limit=600,
     methods=(
-        *(Method(f"lookup, J = {gamma}", "lookup", gamma) for gamma in (3, 5, 7)),
-        *(Method(f"history, J = {gamma}", "history", gamma) for gamma in (5, 7)),
-        *(Method(f"table, J = {gamma}", "table", gamma) for gamma in (5, 7)),
+        *(Method(f"lookup, J = {gamma}", "lookup", gamma, drawn=gamma == 7) for gamma in (3, 5, 7)),
+        *(Method(f"history, J = {gamma}", "history", gamma, drawn=gamma == 7) for gamma in (5, 7)),
+        *(Method(f"table, J = {gamma}", "table", gamma, drawn=gamma == 7) for gamma in (5, 7)),
         *(Method(f"history + table, J = {gamma}", "history+table", gamma) for gamma in (3, 5, 7, 10)),
         Method("history + table, learned, J = 7", "history+table", 7, learned=True),
         *(Method(f"history + table, {nodes} nodes", "history+table", 7, nodes) for nodes in (24, 60)),
+        Method("similar, J = 7", "similar", 7),
+        *(Method(f"history + similar, J = {n}", "history+similar", n, drawn=n == 10) for n in (3, 5, 7, 10, 16)),
+        Method("history + similar, learned, J = 7", "history+similar", 7, learned=True),
+        *(Method(f"history + similar, {n} nodes", "history+similar", 7, n, drawn=n == 60) for n in (24, 60)),
     ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Protocol
 
 import numpy as np
@@ -69,7 +69,7 @@ class Table:
             self.tables[fold] = Counts(self.order)
             for other in self.conversations:
                 for one in other.turns if other.fold != fold else ():
-                    self.tables[fold].add([*one.prompt[-self.order :], *one.answer], self.order)
+                    _add_answer(self.tables[fold], one)
         self.counts = self.tables[fold]
 
     def read(self, tokens: Sequence[int], start: int) -> None:
@@ -77,6 +77,52 @@ class Table:
 
     def after(self, tokens: Sequence[int]) -> Distribution:
         return self.counts.after(tokens)
+
+
+@dataclass
+class Similar(Table):
+    """The table, mixed equally with n-grams of the answers to the most similar prompts in it."""
+
+    nearest: int = field(kw_only=True)
+    """Answers that count once more."""
+
+    def __post_init__(self) -> None:
+        """Compare the last questions of all prompts: cosines of their tokens, weighted by idf."""
+        self.turns = [(one, i) for one in self.conversations for i in range(len(one.turns))]
+        asked = [_question(*at) for at in self.turns]
+        words = {token: place for place, token in enumerate(sorted(set().union(*asked)))}
+        vectors = np.zeros((len(asked), len(words)), np.float32)
+        for vector, question in zip(vectors, asked, strict=True):
+            vector[[words[token] for token in question]] = 1.0
+        vectors *= np.log(len(asked) / vectors.sum(0))
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+        ranked = np.argsort(-vectors @ vectors.T, axis=1, kind="stable")
+        self.ranked = {(one.id, i): row for (one, i), row in zip(self.turns, ranked, strict=True)}
+
+    def start(self, conversation: Conversation, turn: int) -> None:
+        super().start(conversation, turn)
+        ranked = (self.turns[at] for at in self.ranked[conversation.id, turn])
+        others = ((one, i) for one, i in ranked if one.fold != conversation.fold)
+        self.near = Counts(self.order)
+        for one, i in islice(others, self.nearest):
+            _add_answer(self.near, one.turns[i])
+
+    def after(self, tokens: Sequence[int]) -> Distribution:
+        views = super().after(tokens), self.near.after(tokens)
+        found = dict.fromkeys((token for view in views for token in view), 0.0)
+        return {token: sum(view.get(token, 0.0) for view in views) / 2 for token in found}
+
+
+def _add_answer(counts: Counts, turn: Turn) -> None:
+    """Count an answer's tokens, the first ones after the end of its prompt."""
+    counts.add([*turn.prompt[-counts.order :], *turn.answer], counts.order)
+
+
+def _question(conversation: Conversation, turn: int) -> frozenset[int]:
+    """Return the tokens of a prompt after the answer before."""
+    before = conversation.turns[turn - 1] if turn else None
+    start = len(before.prompt) + len(before.answer) if before else 0
+    return frozenset(conversation.turns[turn].prompt[start:])
 
 
 def lookup_passes(turn: Turn, gamma: int) -> int:

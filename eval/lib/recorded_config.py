@@ -21,6 +21,8 @@ class Method:
     """Tokens of a tree, which is grown best first; 0 drafts a chain."""
     learned: bool = False
     """Whether the mixture's weights follow the matches; otherwise all sources weigh the same."""
+    drawn: bool = False
+    """Whether the figure shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class Replay:
 
     order: int = 5
     """Longest context of n-grams, in tokens."""
+    nearest: int = 48
+    """Answers to similar prompts that the source `similar` counts once more."""
     resamples: int = 2000
     """Bootstrap samples of the prompts, for the 95 % intervals."""
     seed: int = 0
@@ -52,6 +56,6 @@ class RecordedConfig(Record, Replay):
 
     def __post_init__(self) -> None:
         self.check()
-        check_counts(order=self.order, resamples=self.resamples)
+        check_counts(order=self.order, nearest=self.nearest, resamples=self.resamples)
         if self.folds < 2:
             raise InputError(f"folds: {self.folds}; give 2 or more")

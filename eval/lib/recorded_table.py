@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
-from eval.lib.drafts import History, Source, Table, passes_of
+from eval.lib.bars import Bar, bars_svg
+from eval.lib.drafts import History, Similar, Source, Table, passes_of
 from eval.lib.mmspec_files import BASELINE, Turn
 from eval.lib.recorded import (
     Conversation,
@@ -24,6 +25,8 @@ from eval.lib.tables import Table as Shown
 from jaxspec.data.samples import Sample
 
 ALL = "all"
+OURS = "Drafts without the target's hidden states"
+THEIRS = "Trained heads that read them: recorded trees"
 NAMES = {"eagle": "EAGLE", "eagle2": "EAGLE-2", "eagle3": "EAGLE-3", "msd": "MSD"}
 NAMES |= {"vispec": "ViSpec"}
 
@@ -38,6 +41,8 @@ class Counts:
     counts: Mapping[str, Sequence[tuple[int, int]]]
     identical: float | None = None
     """Share of answers that equal the target's own; None for a replay, where all do."""
+    drawn: bool = True
+    """Whether the figure shows it."""
 
 
 def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Counts]]:
@@ -48,6 +53,7 @@ def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Coun
     sources: dict[str, Source] = {
         "history": History(config.order),
         "table": Table(conversations, config.order),
+        "similar": Similar(conversations, config.order, nearest=config.nearest),
     }
     for method in tqdm(config.methods, "replay", unit="method"):
         how = method.gamma, method.learned, method.nodes
@@ -61,7 +67,7 @@ def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Coun
             for one in conversations
         }
         drafts = f"tree of {method.nodes}" if method.nodes else f"chain of {method.gamma}"
-        found.append(Counts(method.name, drafts, counts))
+        found.append(Counts(method.name, drafts, counts, drawn=method.drawn))
     return conversations, found
 
 
@@ -157,11 +163,27 @@ def recorded_table(
         "recorded greedy answers, which are then identical by construction.",
         f"history: n-grams of the prompt and the answer so far, with up to {config.order} tokens "
         f"of context. table: n-grams of the answers in the other {config.folds - 1} of "
-        f"{config.folds} folds. {repeated_answers(conversations)} answers occur word for word in "
+        f"{config.folds} folds. similar: that table, mixed equally with one of the "
+        f"{config.nearest} answers to the most similar prompts in it. "
+        f"{repeated_answers(conversations)} answers occur word for word in "
         "another fold.",
     ]
     header = ["method", "drafts", topics[0], "95 %", *topics[1:], "identical"]
     return Shown("MMSpec with recorded answers of LLaVA-1.5-7B", header, cells, notes)
+
+
+def recorded_figure(rows: Sequence[Record], methods: Sequence[Counts]) -> str:
+    """Return bars of the drawn methods' tokens per pass over all prompts, as SVG."""
+    whole = {row["method"]: row for row in rows if row["topic"] == ALL}
+    groups: dict[str, list[Bar]] = {OURS: [], THEIRS: []}
+    for method in methods:
+        row = whole[method.name]
+        bar = Bar(method.name, row["tokens_per_pass"], row["low"], row["high"])
+        if method.drawn:
+            groups[OURS if method.identical is None else THEIRS].append(bar)
+    for bars in groups.values():
+        bars.sort(key=lambda bar: bar.value)
+    return bars_svg("Tokens per pass of LLaVA-1.5-7B on MMSpec", groups, "plain decoding")
 
 
 def summary_answers(

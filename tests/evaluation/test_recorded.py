@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval import mmspec
-from eval.lib.drafts import History, Table, lookup_passes, mixture_passes, tree_passes
+from eval.lib.bars import Bar, bars_svg
+from eval.lib.drafts import History, Similar, Table, lookup_passes, mixture_passes, tree_passes
 from eval.lib.ngrams import IMAGE, Counts, lookup
 from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations, read_published
 from eval.lib.recorded_config import RecordedConfig
@@ -68,6 +70,29 @@ def test_a_table_never_learns_from_its_own_fold() -> None:
     assert mixture_passes([table], conversations[2], 0, 5) == 2  # nothing taught 8 and 9
 
 
+def test_answers_to_similar_prompts_count_more_and_never_those_of_the_own_fold() -> None:
+    """Most answers say 3 after 2; the one to the same question, with the rare token 9, says 7."""
+    asked = [("a", 0, [9, 2], [4, 4]), ("own", 0, [9, 2], [5, 5]), ("near", 1, [9, 2], [7, 7])]
+    asked += [(f"far{i}", 1, [8, 2], [3, 3]) for i in range(3)]
+    talks = [Conversation(name, "x", (Turn(prompt, answer, True),), fold) for name, fold, prompt, answer in asked]
+    similar = Similar(talks, 1, nearest=1)
+    similar.start(talks[0], 0)
+    table, near = {3: 3 / 6, 7: 1 / 6}, {7: 1 / 2}  # after 2 the table saw 3 three times and 7 once
+    expected = {token: (table.get(token, 0) + near.get(token, 0)) / 2 for token in (3, 7)}
+    assert similar.after([9, 2]) == pytest.approx(expected)
+    similar.start(talks[-1], 0)
+    assert set(similar.after([8, 2])) == {4, 5}
+
+
+def test_a_question_is_what_follows_the_answer_before() -> None:
+    turns = Turn([1, 2], [3, 4], True), Turn([1, 2, 3, 4, 6], [7], True)
+    talks = [Conversation("a", "x", turns, 0), Conversation("b", "x", (Turn([6], [8, 9], True),), 1)]
+    talks.append(Conversation("c", "x", (Turn([1, 2, 3, 4], [5, 5], True),), 1))
+    similar = Similar(talks, 1, nearest=1)
+    similar.start(talks[0], 1)
+    assert set(similar.near.after([6])) == {8}
+
+
 def test_a_tree_holds_the_second_likeliest_token_too() -> None:
     """The table saw 3 twice after the prompt and 7 once: a chain drafts 3, a tree of three nodes both."""
     conversations = [talk("a", 0, [2, 7, 8]), *(talk(f"b{i}", 1, [2, 3, 4]) for i in range(2)), talk("c", 1, [2, 7, 8])]
@@ -107,6 +132,14 @@ def test_intervals_hold_the_ratio_of_sums() -> None:
     low, high = interval(sums, 500, seed=0)
     assert low < sums[:, 0].sum() / sums[:, 1].sum() < high
     assert interval(sums[:1], 50, seed=0) == (2.0, 2.0)
+
+
+def test_bars_are_as_long_as_their_values_in_both_themes() -> None:
+    drawn = bars_svg("t", {"<ours>": [Bar("a", 1.5, 1.2, 2.0)], "theirs": [Bar("b", 3.0, 2.5, 3.5)]}, "plain")
+    rects = [node for node in ET.fromstring(drawn).iter() if node.get("class") in ("own", "other")]
+    ours, theirs = (float(node.get("width", 0)) for node in rects)
+    assert theirs == pytest.approx(2 * ours, abs=0.2)
+    assert "prefers-color-scheme:dark" in drawn
 
 
 @pytest.fixture
@@ -161,6 +194,9 @@ def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Pat
     assert "1 turns are left out" in (tmp_path / "out/table.md").read_text()
     with (tmp_path / "out/summary.csv").open() as lines:
         assert {row["method"] for row in csv.DictReader(lines)} >= {"baseline", "MSD", "history, J = 7"}
+    texts = [text.text for text in ET.parse(tmp_path / "out/bars.svg").iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[texts.index("MSD") + 1] == "4.00"
+    assert "history, J = 5" not in texts  # the longer chain is drawn
     (record, *_) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())
     assert record["counts"]["MSD"] == [[9, 2]]
 
