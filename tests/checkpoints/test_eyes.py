@@ -24,7 +24,7 @@ WORDS = ("<|im_end|>", "<empty_output>", "<|im_start|>", "\n", "user", "assistan
 
 
 def language_tokenizer():
-    """Of words, with the spare token whose id becomes the image's."""
+    """Return a tokenizer of words, with the spare token whose id becomes the image's."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

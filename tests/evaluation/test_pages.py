@@ -52,7 +52,7 @@ def test_each_figure_names_the_models_and_hides_nothing(tmp_path: Path, monkeypa
     pytest.importorskip("matplotlib")
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.update({path.stem: figure}))
-    draw_all(replace(CONFIG, target="/home/me/big", draft="org/small"), *made_up(), tmp_path)
+    draw_all(replace(CONFIG, target=str(tmp_path / "me" / "big"), draft="org/small"), *made_up(), tmp_path)
     assert list(drawn) == list(figures.TITLES)
     for name, figure in drawn.items():
         assert figure.get_suptitle() == f"{figures.TITLES[name]}\ntarget me/big, draft org/small"
