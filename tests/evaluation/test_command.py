@@ -202,7 +202,8 @@ def test_presets_are_well_formed(name: str) -> None:
                 )
         return
     if isinstance(config, RecordedConfig):
-        assert {name for one in config.methods for name in one.sources.split("+")} <= {"lookup", "history", "table"}
+        sources = {name for one in config.methods for name in one.sources.split("+")}
+        assert sources <= {"lookup", "history", "table", "similar"}
         return
     for row in config.rows:
         config.engine(row)
