@@ -193,10 +193,10 @@ def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Pat
     assert all(row["tokens_per_pass"] >= 1 for row in found if row["tokens"])
     assert "1 turns are left out" in (tmp_path / "out/table.md").read_text()
     with (tmp_path / "out/summary.csv").open() as lines:
-        assert {row["method"] for row in csv.DictReader(lines)} >= {"baseline", "MSD", "history, J = 7"}
+        assert {row["method"] for row in csv.DictReader(lines)} >= {"baseline", "MSD", "history, gamma 7"}
     texts = [text.text for text in ET.parse(tmp_path / "out/bars.svg").iter("{http://www.w3.org/2000/svg}text")]
     assert texts[texts.index("MSD") + 1] == "4.00"
-    assert "history, J = 5" not in texts  # the longer chain is drawn
+    assert "history, gamma 5" not in texts  # the longer chain is drawn
     (record, *_) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())
     assert record["counts"]["MSD"] == [[9, 2]]
 
