@@ -23,24 +23,21 @@ import optax
 
 from configs.models.eyes import TOWER
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.directories import check_output
 from jaxspec.checkpoints.eyes import with_image_token
-from jaxspec.cluster import join_cluster
 from jaxspec.command import run_script
 from jaxspec.config import LlavaConfig, RotaryConfig
-from jaxspec.files import forget_trial, trial_of
 from jaxspec.loading import LoadedModel
 from jaxspec.models import init_params
 from jaxspec.models.layers import apply
 from jaxspec.models.llava import Llava
 from jaxspec.prompts.placeholders import PLACEHOLDER
-from jaxspec.runtime import setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
 from picturebook.lines import LINES, page_lines
 from picturebook.rendering import render
 from picturebook.scenes import Chart, Scene, below, sample_chart, sample_scene
+from train.setup import begin
 from train.tower import image_processor
 
 TARGET = "smollm2-135m"
@@ -173,14 +170,7 @@ def main(
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
       debug: try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
-    out = out or runs / "hf"
-    if debug:
-        train, runs, out = train.shortened(), trial_of(runs), trial_of(out)
-        forget_trial(runs)
-        forget_trial(out)
-    join_cluster(cluster)
-    setup_runtime()
-    check_output(out, runs)
+    train, runs, out = begin(train, runs, out, cluster, debug)
     language = LoadedModel.load(TARGET)
     assert isinstance(language.config, RotaryConfig)
     tokenizer = with_image_token(language.tokenizer)

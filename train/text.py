@@ -18,22 +18,20 @@ import tyro
 
 from configs.train.gsm8k import BUCKETS, STAGES, VOCABULARY, TextStage
 from jaxspec.checkpoints import huggingface
-from jaxspec.cluster import join_cluster
 from jaxspec.command import run_script
 from jaxspec.data.benchmarks import benchmark_samples
 from jaxspec.data.sources import mixture
 from jaxspec.errors import InputError, nearest
-from jaxspec.files import forget_trial, trial_of
 from jaxspec.loading import LoadedModel
 from jaxspec.models import init_params
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.runtime import setup_runtime
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.objectives import score
 from jaxspec.training.signatures import data_signature
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
+from train.setup import begin
 from train.tokenizer import train_tokenizer
 
 
@@ -58,16 +56,12 @@ def main(
             f"model {name!r}: not in configs/train/gsm8k.py; {nearest(name, tuple(STAGES))}"
         )
     stage = STAGES[name]
-    if debug:
-        stage, runs = replace(stage, train=stage.train.shortened()), trial_of(runs)
-        forget_trial(runs / name)
-    join_cluster(cluster)
-    setup_runtime()
-    train(stage, data, runs / name)
+    options, directory, _ = begin(stage.train, runs / name, None, cluster, debug)
+    train(replace(stage, train=options), data, directory)
 
 
 def train(stage: TextStage, data: Path, directory: Path) -> None:
-    """Train one model to write questions and answers."""
+    """Train one model to write questions and answers; it goes to `directory`/hf."""
     samples = list(benchmark_samples("gsm8k", data))
     texts = (text for sample in samples for text in sample.turns[0])
     encoder = PromptEncoder(train_tokenizer(texts, VOCABULARY))

@@ -20,20 +20,17 @@ from transformers import CLIPImageProcessor
 
 from configs.models.mini import TARGET, TOWER
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.directories import check_output
-from jaxspec.cluster import join_cluster
 from jaxspec.command import run_script
 from jaxspec.config import VisionConfig
-from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import init_params
 from jaxspec.models.layers import apply
 from jaxspec.models.vision import VisionTower
-from jaxspec.runtime import setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
 from picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from picturebook.scenes import sample_chart, sample_scene
+from train.setup import begin
 from train.tokenizer import make_tokenizer
 
 CELL_OF_TOKEN = np.asarray([(y // 2) * 2 + x // 2 for y in range(4) for x in range(4)])
@@ -114,14 +111,7 @@ def main(
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
       debug: try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
-    out = out or runs / "hf"
-    if debug:
-        train, runs, out = train.shortened(), trial_of(runs), trial_of(out)
-        forget_trial(runs)
-        forget_trial(out)
-    join_cluster(cluster)
-    setup_runtime()
-    check_output(out, runs)
+    train, runs, out = begin(train, runs, out, cluster, debug)
     tower = fit(train, init(train), loss_fn, lambda step: batch_of(step, train), runs)[
         "vision_tower"
     ]

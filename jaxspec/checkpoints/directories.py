@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError, reading
-from jaxspec.files import check_directory, whole_directory
+from jaxspec.files import check_directory, whole_directory, writing
 from jaxspec.models import family_of
+from jaxspec.runtime import cache_directory
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -174,6 +179,31 @@ def written_whole(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     with whole_directory(path, lambda name: bool(_PARTS.fullmatch(name))) as fresh:
         check_destination(path, overwrite)  # while no other process writes there
         yield fresh
+
+
+def written_once(
+    made_of: bytes, kind: str, name: str, write: Callable[[Path], object], source: Path | str
+) -> Path:
+    """Return the directory of a model in jaxspec's cache; the first call writes it.
+
+    Args:
+      made_of: What decides the model's contents; another value gets another directory.
+      kind: Folder of the cache.
+      name: Name of the directory, which is the model's.
+      write: Writes the model to a path.
+      source: Origin of the model, for the line on standard error.
+    """
+    folder = cache_directory() / kind / hashlib.sha256(made_of).hexdigest()[:16]
+    path = folder / name
+    if (path / "config.json").is_file():
+        return path
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # another process may write it: wait, use its result
+            if not (path / "config.json").is_file():
+                print(f"{source}: written to {path}, once, in float32", file=sys.stderr)
+                write(path)
+    return path
 
 
 def check_destination(path: str | Path, overwrite: bool, source: Path | None = None) -> None:

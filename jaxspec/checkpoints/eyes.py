@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from jaxspec.checkpoints.adapters import WEIGHTS, Adapter, read_adapter
-from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.directories import read_config, written_once
 from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.gguf_files import smollm2
 from jaxspec.checkpoints.huggingface import SaveOptions, read_params, save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import ModelConfig
-from jaxspec.files import ASSETS, writing
+from jaxspec.files import ASSETS
 from jaxspec.prompts.placeholders import PLACEHOLDER
-from jaxspec.runtime import cache_directory
 
 EYES = "smollm2-eyes"
 """The id of the merged model."""
@@ -81,17 +77,7 @@ def smollm2_eyes() -> Path:
     """
     base, shipped = smollm2(), ASSETS / "smollm2_eyes"
     made_of = f"{base}\n".encode() + (shipped / WEIGHTS).read_bytes()
-    folder = cache_directory() / "eyes" / hashlib.sha256(made_of).hexdigest()[:16]
-    path = folder / EYES
-    if (path / "config.json").is_file():
-        return path
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # another process may merge it: wait, use its result
-            if not (path / "config.json").is_file():
-                print(f"{EYES}: written to {path}, once, in float32", file=sys.stderr)
-                write_merged(shipped, path)
-    return path
+    return written_once(made_of, "eyes", EYES, partial(write_merged, shipped), EYES)
 
 
 def write_merged(folder: Path, path: Path) -> None:

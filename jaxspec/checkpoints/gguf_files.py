@@ -7,9 +7,8 @@ interleave the two halves that rotate together, back in order.
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,17 +16,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from filelock import FileLock
 
+from jaxspec.checkpoints.directories import written_once
 from jaxspec.checkpoints.fitting import Slot, in_hub_layout, refuse, slots_of, unfit
 from jaxspec.checkpoints.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import LlamaConfig, Qwen2Config, RotaryConfig
 from jaxspec.errors import InputError, reading
-from jaxspec.files import writing
 from jaxspec.models.layers import rotary_frequencies
-from jaxspec.runtime import cache_directory
 
 SMOLLM2 = "smollm2-135m"
 """The id of SmolLM2-135M-Instruct, a GGUF file on the Python package index (Q4_1, Apache-2.0)."""
@@ -103,17 +100,8 @@ def converted(file: Path, name: str = "") -> Path:
     """
     found = file.resolve().stat()
     made_of = f"{file.resolve()} {found.st_size} {found.st_mtime_ns}"
-    folder = cache_directory() / "gguf" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
-    path = folder / (name or file.stem)
-    if (path / "config.json").is_file():
-        return path
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # another process may convert it: wait, use its result
-            if not (path / "config.json").is_file():
-                print(f"{file}: written to {path}, once, in float32", file=sys.stderr)
-                convert(file, path)
-    return path
+    write = partial(convert, file)
+    return written_once(made_of.encode(), "gguf", name or file.stem, write, file)
 
 
 def smollm2() -> Path:

@@ -48,7 +48,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     huggingface.save(text, config.text_config, params["language_model"], tokenizer=language_tokenizer())
     monkeypatch.setattr(eyes, "smollm2", lambda: text)
     monkeypatch.setattr(eyes, "ASSETS", tmp_path / "assets")
-    monkeypatch.setattr(eyes, "cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return params
 
 
