@@ -108,6 +108,9 @@ class Ablation:
     n-3 of n layers, for which a target needs seven."""
     layers: int = 1
     """Decoder layers."""
+    key_layers: tuple[int, ...] = ()
+    """Target layers, from 0, whose keys and values the head's layers read, one for each, as
+    "9 19 29"; by default all read the last one."""
     parallel: bool = False
     """Draft a block in one pass, with learned masks for the tokens behind the newest."""
     markov: int = 0

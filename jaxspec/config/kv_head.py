@@ -84,6 +84,9 @@ class KVHeadConfig:
     reads_text: bool = True
     """Whether the target's keys and values of text are read; False is an ablation."""
     feature: Feature = "none"
+    key_layers: tuple[int, ...] = ()
+    """Target layers, from 0, whose keys and values the head's layers read, one for each; () means
+    that all read the last."""
     gamma: int = 5
     """J: draft length of its training."""
     parallel: bool = False
@@ -105,10 +108,20 @@ class KVHeadConfig:
                 f"KV head: feature {self.feature!r} of a decoder {type(self.text_config).__name__};"
                 " use `KVHeadConfig.of_target`"
             )
+        if self.fused and self.key_layers:
+            raise InputError(
+                f"KV head: key_layers {list(self.key_layers)} with feature {self.feature!r}, which "
+                "has keys of its own; leave them out"
+            )
         if self.parallel and (self.fused or self.gamma < 2):
             raise InputError(
                 f"KV head: parallel with feature {self.feature!r} and gamma {self.gamma}; give "
                 "feature none or last_hidden, and gamma 2 or more"
+            )
+        if self.key_layers and len(self.key_layers) != self.text_config.num_hidden_layers:
+            raise InputError(
+                f"KV head: key_layers {list(self.key_layers)} for "
+                f"{self.text_config.num_hidden_layers} layers; give one for each layer of the head"
             )
         if self.markov < 0 or (self.markov and not self.parallel):
             raise InputError(
@@ -178,6 +191,7 @@ class KVHeadConfig:
             )
         own = self.text_config
         if not isinstance(own, EagleConfig):
+            self.check_key_layers(text)
             return self
         layers = own.target_layers or usual_layers(text.num_hidden_layers)
         sizes = text.hidden_size, text.vocab_size
@@ -192,6 +206,14 @@ class KVHeadConfig:
             )
         return replace(self, text_config=replace(own, target_layers=layers))
 
+    def check_key_layers(self, target: TextConfig) -> None:
+        """Raise InputError for layers that the target does not have."""
+        if not all(0 <= layer < target.num_hidden_layers for layer in self.key_layers):
+            raise InputError(
+                f"KV head: key_layers {list(self.key_layers)} of a target of "
+                f"{target.num_hidden_layers} layers; give 0 to {target.num_hidden_layers - 1}"
+            )
+
     @classmethod
     def of_target(
         cls,
@@ -205,7 +227,7 @@ class KVHeadConfig:
 
         Args:
           target: A `ModelConfig`.
-          layers: Decoder layers of the head, which all read the target's last layer.
+          layers: Decoder layers of the head; with `key_layers`, one for each of them.
           target_layers: Hidden states that a fused head reads; () means 2, n/2 and n-3.
           image_tokens: n; the default is a LLaVA's tokens of one tile.
           options: Further fields; a text model's head ignores those of images.
@@ -218,7 +240,8 @@ class KVHeadConfig:
             )
         if options.get("feature") == "fused":
             own = eagle_decoder(text, layers, target_layers)
-            given = {"feature", "gamma", "target_name", "parallel", "markov"} & options.keys()
+            names = {"feature", "gamma", "target_name", "key_layers", "parallel", "markov"}
+            given = names & options.keys()
             return cls(own, target_hash(target), pooling="drop", **{k: options[k] for k in given})
         if text is target:
             image_tokens, options = (
@@ -229,12 +252,14 @@ class KVHeadConfig:
             image_tokens = target.image_tokens if isinstance(target, LlavaConfig) else 0
         if not image_tokens and "pooling" not in options:
             options["pooling"] = "drop"
-        return cls(
-            replace(text, num_hidden_layers=layers),
+        config = cls(
+            replace(text, num_hidden_layers=len(options.get("key_layers", ())) or layers),
             target_hash(target),
             image_tokens=image_tokens,
             **options,
         )
+        config.check_key_layers(text)
+        return config
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
@@ -268,7 +293,7 @@ class KVHeadConfig:
 
     def options(self) -> dict[str, Any]:
         """Return the fields, without those that older heads lack where they are off."""
-        newer = ("parallel", "markov")
+        newer = ("key_layers", "parallel", "markov")
         return {name: value for name, value in asdict(self).items() if value or name not in newer}
 
 

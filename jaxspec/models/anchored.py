@@ -31,6 +31,11 @@ class Context(struct.PyTreeNode):
     bias: Float[Array, "B S"] | None = None
     """Bias on the scores of a slot."""
 
+    def split(self, parts: int) -> list[Context]:
+        """Return contexts of the heads in `parts` equal groups, in order."""
+        keys, values = (jnp.split(leaf, parts, axis=2) for leaf in (self.k, self.v))
+        return [self.replace(k=k, v=v) for k, v in zip(keys, values, strict=True)]
+
 
 class Block(NamedTuple):
     """A layer's inputs besides its tokens."""

@@ -14,7 +14,7 @@ from flax import struct
 from jaxspec.config import KVHeadConfig
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows, KVHead, joined, states_before
+from jaxspec.models.kv_head import HeadRows, KVHead, joined, keys_of, states_before
 from jaxspec.models.layers import apply
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -25,7 +25,7 @@ class Reading(struct.PyTreeNode):
     hidden: Float[Any, "B L D"]
     """Final-normed hidden states."""
     k: Float[Any, "B K L H"] | None = None
-    """The last layer's keys, for a KV head."""
+    """Keys that a KV head reads, as `keys_of` returns them."""
     v: Float[Any, "B K L H"] | None = None
     states: Float[Any, "B L fused"] | None = None
     """The hidden states of three layers, for an EAGLE-3 head."""
@@ -46,7 +46,7 @@ def read_whole(
     hidden, cache = target.read(params, embeds, whole, length, kept)
     if cache.hidden is not None:
         return Reading(hidden, states=cache.hidden[:, 0])
-    return Reading(hidden, cache.k[-1], cache.v[-1])
+    return Reading(hidden, *keys_of(config, cache))
 
 
 def read_blocks(

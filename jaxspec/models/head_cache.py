@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache, write
 from jaxspec.config import KVHeadConfig
 from jaxspec.models.anchored import Context
-from jaxspec.models.kv_head import HeadRows, KVHead
+from jaxspec.models.kv_head import HeadRows, KVHead, keys_of
 from jaxspec.models.layers import apply
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -21,10 +21,10 @@ def pack(
 
     `shift` is the number of slots that a row has fewer than the target's row, so that new tokens
     take the target's positions. With 10 slots of text and an image pooled from 576 slots to 64,
-    length is 74 and shift 512. All layers of the head begin with the same keys and values.
+    length is 74 and shift 512.
     """
     context: Context = apply(
-        KVHead(config), params, target.k[-1], target.v[-1], rows, method="context"
+        KVHead(config), params, *keys_of(config, target), rows, method="context"
     )
     there = context.since < target.length[:, None]
     length = there.sum(1)
@@ -41,10 +41,10 @@ def pack(
     if target.hidden is not None:
         shape = (*target.hidden.shape[:2], slots, target.hidden.shape[-1])
         hidden = _with_newest(jnp.zeros(shape, target.hidden.dtype), target, length)
-    layers = config.text_config.num_hidden_layers
+    layers = apply(KVHead(config), params, context, method="contexts")
     return KVCache(
-        k=(packed(context.k),) * layers,
-        v=(packed(context.v),) * layers,
+        k=tuple(packed(each.k) for each in layers),
+        v=tuple(packed(each.v) for each in layers),
         length=length,
         shift=target.length + target.shift - length,
         bias=bias,
@@ -112,9 +112,10 @@ def adopt_target_kv(
         ).swapaxes(1, 2)
         return write(leaf, verified, places)
 
+    layers = config.key_layers or (-1,) * len(cache.k)
     return cache.replace(
-        k=tuple(taken(leaf, target.k[-1]) for leaf in cache.k),
-        v=tuple(taken(leaf, target.v[-1]) for leaf in cache.v),
+        k=tuple(taken(leaf, target.k[i]) for leaf, i in zip(cache.k, layers, strict=True)),
+        v=tuple(taken(leaf, target.v[i]) for leaf, i in zip(cache.v, layers, strict=True)),
         length=cache.length + emitted,
         hidden=cache.hidden if cache.hidden is None else taken(cache.hidden, target.hidden),
     )

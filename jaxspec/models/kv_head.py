@@ -40,6 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxspec.cache import KVCache
 from jaxspec.config import EagleConfig, KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.models.anchored import NEVER, AnchoredAttention, Block, Context
@@ -88,7 +89,7 @@ class KVHead(nn.Module):
     def context(
         self, k: Float[Array, "B K S H"], v: Float[Array, "B K S H"], rows: HeadRows
     ) -> Context:
-        """Return the slots that the head reads of the target's last layer."""
+        """Return the slots that the head reads of the target, of what `keys_of` returns."""
         c = self.config
         batch, kv_heads, _, width = k.shape
         since = (
@@ -195,7 +196,7 @@ class KVHead(nn.Module):
           embeds: The target's embeddings of the blocks' tokens; a parallel head reads the first.
           anchors: Index of each block's first token in the target's row.
           rotary: Positions of the tokens.
-          k, v: The target's last layer.
+          k, v: What `keys_of` returns.
           rows: Slots to read.
           before: The target's hidden states before the anchors, for a head that reads them.
         """
@@ -220,11 +221,16 @@ class KVHead(nn.Module):
         context = self.own_context(*row)
         return self._blocks(embeds, anchors, rotary, context, self.combine(before))
 
+    def contexts(self, context: Context) -> list[Context]:
+        """Return the context of each of the head's layers."""
+        layers = self.config.key_layers
+        return context.split(len(layers)) if layers else [context] * len(self.layers)
+
     def _blocks(
         self, embeds: Array, anchors: Array, rotary: Array, context: Context, before: Array | None
     ) -> Array:
         seen = context.since[:, None] < anchors[..., None]
-        blocks: list[Any] = [Block(context)] * len(self.layers)
+        blocks: list[Any] = [Block(each) for each in self.contexts(context)]
 
         def read(x: Array, rotary: Array) -> Array:
             flat, shape = rotary.reshape(*rotary.shape[:-2], -1), x.shape[:3]
@@ -244,6 +250,18 @@ class KVHead(nn.Module):
             out.append(self.norm(x))
             fed = x if self.config.own_states else out[-1]
         return jnp.concatenate(out, axis=2)
+
+
+def keys_of(
+    config: KVHeadConfig, cache: KVCache
+) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"]]:
+    """Return the keys and values that a head reads of its target's cache.
+
+    Those of several layers stand one behind the other on the axis of heads: K is their sum.
+    """
+    layers = config.key_layers or (-1,)
+    k, v = (jnp.concatenate([leaf[i] for i in layers], axis=1) for leaf in (cache.k, cache.v))
+    return k, v
 
 
 def corrected(
@@ -300,14 +318,16 @@ def joined(head: Params, target: Params, words: tuple[int, ...] = ()) -> Params:
 def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Params:
     """Return initial parameters, float32.
 
-    Layers and norm are copies of the target's last ones, or random without a target. The KV
-    projector averages. Of an EAGLE-3 head, the norm and the output head are the target's.
+    Layers are copies of the target's last ones, or of those whose keys they read, and the norm is
+    its norm; without a target all are random. The KV projector averages. Of an EAGLE-3 head, the
+    norm and the output head are the target's.
     """
     text = config.text_config
     if isinstance(text, EagleConfig):
         return _init_eagle(config, text, target, key)
     images = jnp.zeros((1, 1, max(config.image_tokens, 1)), jnp.int32)
-    leaf = jnp.zeros((1, text.num_key_value_heads, 1, text.head_dim))
+    heads = max(len(config.key_layers), 1) * text.num_key_value_heads
+    leaf = jnp.zeros((1, heads, 1, text.head_dim))
     zero = jnp.zeros((1, 1), jnp.int32)
     embeds = jnp.zeros((1, 1, 1, text.hidden_size))
     make = jax.jit(KVHead(config).init)
@@ -326,7 +346,8 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
         (name for name in theirs if name.startswith("layers_")),
         key=lambda name: int(name.split("_")[1]),
     )
-    last = {f"layers_{i}": theirs[name] for i, name in enumerate(layers[-text.num_hidden_layers :])}
+    like = config.key_layers or range(-text.num_hidden_layers, 0)
+    last = {f"layers_{i}": theirs[layers[at]] for i, at in enumerate(like)}
     return params | jax.tree.map(
         lambda leaf: jnp.array(leaf, jnp.float32), last | {"norm": theirs["norm"]}
     )

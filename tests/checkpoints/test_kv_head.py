@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hidden states": {"feature": "last_hidden"},
     "two layers": {"layers": 2},
     "one pass": {"parallel": True, "markov": 2, "gamma": 3},
+    "keys of two layers": {"key_layers": (1, 0)},
 }
 
 
@@ -40,9 +41,9 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     config, params = saved(tmp_path / "head", name)
     found, read = load_kv_head(tmp_path / "head")
     assert found == config
-    if name != "one pass":
+    if name not in ("one pass", "keys of two layers"):
         raw = json.loads((tmp_path / "head" / "config.json").read_text())
-        assert not {"parallel", "markov"} & raw.keys(), "older heads have no such entries"
+        assert not {"key_layers", "parallel", "markov"} & raw.keys(), "older heads have no such entries"
     assert jax.tree.structure(read) == jax.tree.structure(params)
     for ours, theirs in zip(jax.tree.leaves(read), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -63,7 +64,8 @@ def test_pytorch_runs_the_files(name: str, tmp_path: Path) -> None:
     tensors = load_tensors(tmp_path / "head" / "model.safetensors")
     rng, text = np.random.default_rng(0), TARGET.text
     shown = np.asarray([-1, 0, 0, 0, 0, *[-1] * 5])
-    k, v = (rng.normal(size=(10, text.num_key_value_heads, text.head_dim)).astype(np.float32) for _ in range(2))
+    heads = text.num_key_value_heads * max(len(config.key_layers), 1)
+    k, v = (rng.normal(size=(10, heads, text.head_dim)).astype(np.float32) for _ in range(2))
     *embeds, before = rng.normal(size=(4, text.hidden_size)).astype(np.float32)
     embeds = np.stack(embeds)
     feature = before[None, None] if config.reads_hidden else None
@@ -102,6 +104,7 @@ def test_tensors_that_do_not_fit_are_named(spoil: Any, told: str, tmp_path: Path
         ({"image_tokens": 65_536, "image_slots": 65_536}, "matrices of over 16777216 numbers"),
         ({"slot_bias": "yes"}, "slot_bias 'yes' is not supported"),
         ({"parallel": True, "gamma": 1}, "feature 'none' and gamma 1; give feature none or last_hidden, and gamma 2"),
+        ({"key_layers": [0, 1]}, "key_layers [0, 1] for 1 layers; give one for each layer of the head"),
         ({"markov": 4}, "markov 4 of a head whose parallel is False; give 0, or 1 or more and parallel"),
         ({"text_config": {"num_hidden_layers": 1000}}, "num_hidden_layers 1000, and the files hold"),
     ],

@@ -34,7 +34,7 @@ DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
 HEADS = {
     "kv": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
     "eagle": tiny.kv_head(TARGET, TARGET_PARAMS, feature="fused", target_layers=(0, 1, 2)),
-    "one pass": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2),
+    "one pass": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2, key_layers=(0, 1)),
 }
 """All are a view kv; here those that are not one token a pass have names of their own."""
 SHAPES = [(1, None), (3, None), (7, None), (3, "2:9"), (3, "dynamic:2:6")]

@@ -23,7 +23,7 @@ from jaxspec.models.anchored import Block
 from jaxspec.models.decoder import Layer, Places
 from jaxspec.models.head_cache import pack
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import HeadRows, KVHead, corrected, head_rows, init_head, joined, states_before
+from jaxspec.models.kv_head import HeadRows, KVHead, corrected, head_rows, init_head, joined, keys_of, states_before
 from jaxspec.typing import Array, Params
 
 from tests import tiny
@@ -38,6 +38,8 @@ HEADS = {
     "hidden states, two layers": {"feature": "last_hidden", "layers": 2},
     "images alone": {"reads_text": False, "feature": "last_hidden"},
     "all, two layers": {"pooling": "none", "layers": 2},
+    "keys of two layers": {"slot_bias": True, "key_layers": (1, 0)},
+    "keys of two layers, attention": {"pooling": "attention", "image_slots": 3, "key_layers": (0, 1)},
     "one pass": {"slot_bias": True, "parallel": True},
     "one pass, hidden states": {"feature": "last_hidden", "parallel": True, "markov": 2, "layers": 2},
 }
@@ -83,7 +85,7 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         before = states_before(config, target.hidden[:, 0], anchors)
         target = target if config.reads_hidden else target.replace(hidden=None)
         hidden: Any = KVHead(config).apply(
-            {"params": params}, embeds[:, at], anchors, blocks_of, target.k[-1], target.v[-1], rows, before
+            {"params": params}, embeds[:, at], anchors, blocks_of, *keys_of(config, target), rows, before
         )
         trained = corrected(config, params, TARGET.logits(PARAMS, hidden), embeds[:, at])
 
@@ -216,6 +218,10 @@ def test_a_head_takes_its_own_target_only() -> None:
     other = replace(TARGET.config, text_config=replace(TEXT, rope_theta=5e5))
     with pytest.raises(InputError, match=r"made for a target of configuration \w{16}, and this llava "):
         config.for_target(other)
+    with pytest.raises(InputError, match=r"key_layers \[2\] of a target of 2 layers; give 0 to 1"):
+        KVHeadConfig.of_target(TARGET.config, image_slots=2, key_layers=(2,))
+    with pytest.raises(InputError, match="key_layers .0. with feature 'fused', which has keys of its own"):
+        KVHeadConfig.of_target(TARGET.config, feature="fused", target_layers=(0, 1, 1), key_layers=(0,))
 
 
 def test_one_pass_drafts_at_most_what_it_was_trained_for() -> None:

@@ -82,7 +82,7 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
     [
         {"feature": "last_hidden"},
         {"feature": "fused", "target_layers": (0, 1, 2)},
-        {"feature": "last_hidden", "parallel": True, "markov": 2},
+        {"feature": "last_hidden", "parallel": True, "markov": 2, "key_layers": (1, 0)},
     ],
 )
 def test_a_kv_head_is_split_as_its_target_is(pair, options):

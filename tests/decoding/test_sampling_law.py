@@ -48,7 +48,7 @@ VIEWS = ("M", "T", "P")
 HEADS = {
     "kv": kv_head(TARGET, PARAMS),
     "eagle": kv_head(TARGET, PARAMS, feature="fused", target_layers=(0, 1, 2)),
-    "one pass": kv_head(TARGET, PARAMS, parallel=True, markov=4),
+    "one pass": kv_head(TARGET, PARAMS, parallel=True, markov=4, key_layers=(0, 1)),
 }
 
 

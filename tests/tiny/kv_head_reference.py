@@ -28,7 +28,7 @@ def run_block(
 
     Args:
       embeds: [J, D], the target's embeddings of the block's tokens. A parallel head reads the first alone.
-      k, v: [S, K, H], the target's last layer.
+      k, v: [S, K, H], the target's last layer, or several layers, one behind the other on the axis of heads.
       shown: [S], which image a slot shows, -1 for text.
       before: [D], the target's final-normed hidden state of the token before the anchor.
     """
@@ -57,7 +57,9 @@ def run_layers(
         part = {
             name.removeprefix(f"layers.{i}."): leaf for name, leaf in tensors.items() if name.startswith(f"layers.{i}.")
         }
-        stream = run_layer(text, part, stream, places, keys, values, bias)
+        own = text["num_key_value_heads"] * (i if keys.shape[1] > text["num_key_value_heads"] else 0)
+        read = (leaf[:, own : own + text["num_key_value_heads"]] for leaf in (keys, values))
+        stream = run_layer(text, part, stream, places, *read, bias)
     return norm(stream, tensors["norm.weight"], text)
 
 

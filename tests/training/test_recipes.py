@@ -165,7 +165,7 @@ def test_options_of_a_head() -> None:
     assert isinstance(made, HeadRecipe)
     assert made.head == {
         "image_slots": 4, "slot_bias": True, "gamma": 5, "pooling": "drop", "reads_text": True, "feature": "none",
-        "target_layers": (), "layers": 1, "parallel": False, "markov": 0,
+        "target_layers": (), "layers": 1, "key_layers": (), "parallel": False, "markov": 0,
     }  # fmt: skip
     assert made.anchoring == Anchoring(anchors=32, loss="ce")
     assert made.stages[0].train.steps == 7
