@@ -220,7 +220,7 @@ def test_a_head_takes_its_own_target_only() -> None:
         config.for_target(other)
     with pytest.raises(InputError, match=r"key_layers \[2\] of a target of 2 layers; give 0 to 1"):
         KVHeadConfig.of_target(TARGET.config, image_slots=2, key_layers=(2,))
-    with pytest.raises(InputError, match="key_layers .0. with feature 'fused', which has keys of its own"):
+    with pytest.raises(InputError, match=r"key_layers .0. with feature 'fused', which has keys of its own"):
         KVHeadConfig.of_target(TARGET.config, feature="fused", target_layers=(0, 1, 1), key_layers=(0,))
 
 
