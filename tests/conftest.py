@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import jax
@@ -78,3 +79,36 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     from tests import tiny
 
     return tiny.save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Call `jaxspec WORD ...`, which must be refused; return the one line that it says."""
+    from jaxspec.cli import main
+
+    def refuse(*words: object) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([*map(str, words)])
+        out, err = capsys.readouterr()
+        assert (stop.value.code, out) == (2, "")
+        assert err.startswith("jaxspec: error: ")
+        assert err.endswith("\n")
+        assert err.count("\n") == 1
+        return err
+
+    return refuse
+
+
+@pytest.fixture
+def tiny_preset(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Put a preset of the tiny pair in the place of every preset of eval/; return it."""
+    from eval.lib.config import EvalConfig
+
+    def put(**fields: Any) -> EvalConfig:
+        sizes: dict[str, Any] = {"max_new_tokens": 8, "prompt_buckets": (384,), "image_buckets": (1,)}
+        preset = EvalConfig(target=str(pair[0]), draft=str(pair[1]), **sizes | fields)
+        monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
+        return preset
+
+    return put

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +23,9 @@ def target(pair: tuple[Path, Path]) -> LoadedModel:
 
 
 def test_script_writes_records_and_table(
-    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny_preset: Callable[..., EvalConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    preset = EvalConfig(
-        target=str(pair[0]),
-        draft=str(pair[1]),
-        rows=(Variant("MT", ("M", "T"), (0.3, 0.7)),),
-        sets=("describe", "facts"),
-        gamma=3,
-        max_new_tokens=8,
-        prompt_buckets=(384,),
-        image_buckets=(1,),
-    )
-    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
+    tiny_preset(rows=(Variant("MT", ("M", "T"), (0.3, 0.7)),), sets=("describe", "facts"), gamma=3)
     own = "--gammas 3 --batches 4 --draws 100 --tokens 3"
     main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
     results = json.loads((tmp_path / "out/results.json").read_text())
@@ -59,21 +50,10 @@ def test_script_writes_records_and_table(
 
 
 def test_int8_answers_are_compared_with_those_of_the_full_weights(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_preset: Callable[..., EvalConfig], pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    preset = EvalConfig(
-        target=str(pair[0]),
-        draft=str(pair[1]),
-        target_weights="int8",
-        rows=(Variant("T", ("T",)),),
-        sets=("facts",),
-        limit=8,
-        turns=(1,),
-        max_new_tokens=24,
-        prompt_buckets=(384,),
-        image_buckets=(1,),
-    )
-    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
+    rows = (Variant("T", ("T",)),)
+    preset = tiny_preset(target_weights="int8", rows=rows, sets=("facts",), limit=8, turns=(1,), max_new_tokens=24)
     shares = {}
     for option in ("--full-weights", "--no-full-weights"):
         main(f"tiny --out {tmp_path / option} --gammas 2 --batches 8 --draws 0 {option}".split())

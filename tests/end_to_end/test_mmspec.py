@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,27 +19,16 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def test_answers_summary_and_replay(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, draft = pair
+def test_answers_summary_and_replay(tiny_preset: Callable[..., EvalConfig], tmp_path: Path) -> None:
     Image.new("RGB", (28, 28), "red").save(tmp_path / "a.png")
     prompts = [
         {"id": "m_1", "image": "a.png", "turns": ["What?", "Why?", "So?"], "category": "x", "topic": "many"},
         {"id": "m_2", "image": "a.png", "turns": ["Who?"], "category": "x", "topic": "one"},
     ]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
-    preset = EvalConfig(
-        target=str(target),
-        draft=str(draft),
-        rows=(Variant("MT", ("M", "T")),),
-        sets=("mmspec",),
-        data=(f"mmspec={tmp_path / 'prompts.jsonl'}",),
-        gamma=3,
-        max_new_tokens=8,
-        batch_size=1,
-        prompt_buckets=(128,),
-        image_buckets=(1,),
-    )
-    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
+    data = (f"mmspec={tmp_path / 'prompts.jsonl'}",)
+    rows = (Variant("MT", ("M", "T")),)
+    tiny_preset(rows=rows, sets=("mmspec",), data=data, gamma=3, batch_size=1, prompt_buckets=(128,))
     mmspec.main(["tiny", "--out", str(tmp_path / "out")])
     plain, fast = (
         [json.loads(line) for line in (tmp_path / f"out/{name}-temperature-0.jsonl").read_text().splitlines()]

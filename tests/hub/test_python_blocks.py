@@ -1,20 +1,37 @@
-"""The Python of the pages runs from top to bottom, against twins of the models that it names."""
+"""The Python of the pages runs from top to bottom: README's with the shipped models, others with tiny twins of theirs."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from jaxspec.data.sources import Prepared
+from PIL import Image
+from train import prepare
 
 from tests.conftest import ROOT
-from tests.hub.pages import lay_out
+from tests.hub import pages
 
-NAMES = ("collaborative", "drafting", "inference", "picturebook", "python")
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
+PROGRAMS = {
+    page.name: program
+    for page in pages.PAGES
+    if (program := "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)))
+}
+README, ASK = PROGRAMS.pop("README.md"), PROGRAMS.pop("training.md")
 
 
-@pytest.mark.parametrize("page", PAGES)
+def test_readmes_python_prints_what_its_comments_say(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(README, {})
+    told = re.findall(r"^print\(.*\) *# (.+)$", README, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == told
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
 def test_the_python_of_a_page_runs(
     page: str,
     pair: tuple[Path, Path],
@@ -23,10 +40,34 @@ def test_the_python_of_a_page_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One block after the other, as a reader would."""
-    lay_out(tmp_path)
+    pages.lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
-    program = "\n".join(re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL))
     twins = pair[0].parent
-    program = program.replace("jaxspec/assets/mini/kv_head", str(twins / "head"))
+    program = PROGRAMS[page].replace("jaxspec/assets/mini/kv_head", str(twins / "head"))
     exec(program.replace("jaxspec/assets/mini/", f"{twins}/"), {})
     assert len(capsys.readouterr().out.splitlines()) >= program.count("print(")
+
+
+def test_the_tutorials_photographs_are_learned_or_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`ask.py` and the first commands of docs/training.md, with 20 photographs of any names."""
+    (tmp_path / "photos").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 9, 9, 3), np.uint8)
+    for i, photo in enumerate(pixels):
+        Image.fromarray(photo).save(tmp_path / "photos" / f"it's {i:02d}.{('png', 'jpg', 'JPEG')[i % 3]}")
+    (tmp_path / "photos" / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    exec(ASK, {})
+    prepared, measured = (
+        next(command for command in pages.commands() if (command.page, command.script) == ("training.md", script))
+        for script in ("train.prepare", "eval.block_efficiency")
+    )
+    words = [str(ROOT / word) if word.startswith("jaxspec/") else word for word in prepared.options]
+    rows = Prepared(prepare.main(pages.PARSERS["train.prepare"](words)))
+    assert "bucket  rows that teach" in capsys.readouterr().out
+    held_out = pages.PARSERS["eval.block_efficiency"](measured.options)[1].samples("photos")
+    seen = {row.images[0].content for row in rows}
+    assert (len(rows), len(seen), len(held_out)) == (90, 18, 2)
+    assert not seen & {sample.images[0].content for sample in held_out}
+    assert {sample.turns[0][0] for sample in held_out} < {row.turns[0][0] for row in rows}
