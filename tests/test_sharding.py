@@ -36,49 +36,41 @@ from jaxspec.sharding import (
 
 
 def default(model_type: str, **flags: Any) -> ModelConfig:
-    """What transformers takes for a config.json that says no more."""
-    flags["sliding_window"] = None  # Mistral's default is refused: windows are not supported
+    """What transformers takes for a config.json that says no more, but with two layers in the decoder."""
+    flags |= {"num_hidden_layers": 2, "sliding_window": None}  # windows, which are Mistral's default, are not supported
     raw = {"model_type": model_type, **flags, "text_config": flags}
-    if model_type in ("qwen2_5_vl", "qwen3_vl"):  # whose own defaults do not fit each other
-        raw["vision_config"] = {"out_hidden_size": 8192 if model_type == "qwen2_5_vl" else 4096}
+    if model_type == "qwen2_5_vl":  # whose own defaults do not fit each other
+        raw["vision_config"] = {"out_hidden_size": 8192, "depth": 2, "fullatt_block_indexes": [1]}
+    if model_type == "qwen3_vl":
+        raw["vision_config"] = {"out_hidden_size": 4096}
     return FAMILIES[model_type].config.from_hf(raw)
-
-
-def paths(model_type: str) -> dict[str, tuple[int, ...]]:
-    """Parameter path -> shape of a family's default model, and of one with every bias it knows."""
-    found = {}
-    for biased in (False, True):
-        flags = {"attention_bias": biased, "mlp_bias": biased, "multimodal_projector_bias": biased}
-        flags |= {"enable_bias": biased, "word_embed_proj_dim": 512 if biased else None}
-        config = default(model_type, **flags)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(abstract_params(config))[0]:
-            found["/".join(key.key for key in path)] = leaf.shape
-    return found
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_parameter_matches_one_row(model_type):
-    for path, shape in paths(model_type).items():
-        matching = [pattern for pattern, _ in TABLE if re.fullmatch(pattern, path)]
-        assert len(matching) == 1, (path, matching)
-        axes = logical_axes(path)
-        assert len(axes) in (0, len(shape)), (path, axes, shape)
+    """Of a family's default model, and of one with every bias that it knows."""
+    for biased in (False, True):
+        flags = {"attention_bias": biased, "mlp_bias": biased, "multimodal_projector_bias": biased}
+        flags |= {"enable_bias": biased, "word_embed_proj_dim": 512 if biased else None}
+        for path, leaf in flatten_dict(abstract_params(default(model_type, **flags)), sep="/").items():
+            matching = [pattern for pattern, _ in TABLE if re.fullmatch(pattern, path)]
+            assert len(matching) == 1, (path, matching)
+            axes = logical_axes(path)
+            assert len(axes) in (0, len(leaf.shape)), (path, axes, leaf.shape)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-@pytest.mark.parametrize("model", [2, 3, 8])
-def test_splits_divide_or_fall_back(model_type, model):
-    mesh = abstract_mesh(model=model, fsdp=2)
+def test_splits_divide_or_fall_back(model_type):
     config = default(model_type)
-    params = abstract_params(config, jnp.bfloat16)
-    places = shardings(config, params, mesh)
-    jax.tree.map(lambda leaf, place: place.shard_shape(leaf.shape), params, places)  # raises where it does not divide
+    params, text = abstract_params(config, jnp.bfloat16), text_config(config)
     whole = sum(leaf.size * 2 for leaf in jax.tree.leaves(params))
-    held = bytes_held(at_place(params, places))
-    assert whole / (2 * model) <= held < whole
-    text = text_config(config)
-    if text.num_key_value_heads % model == 0 and text.vocab_size % model == 0:  # then nearly all of a model divides
-        assert held < 1.2 * whole / (2 * model)
+    for model in (2, 3, 8):
+        places = shardings(config, params, abstract_mesh(model=model, fsdp=2))
+        jax.tree.map(lambda leaf, place: place.shard_shape(leaf.shape), params, places)  # raises where one does not divide
+        held = bytes_held(at_place(params, places))
+        assert whole / (2 * model) <= held < whole
+        if text.num_key_value_heads % model == 0 and text.vocab_size % model == 0:  # nearly all of a model divides
+            assert held < 1.2 * whole / (2 * model)
 
 
 @pytest.mark.parametrize("pooling", get_args(Pooling))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.decoding.speculative import Autoregressive, Speculator
+from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_decode, run_prefill
 
 from tests.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
@@ -36,16 +39,36 @@ def test_requests_of_a_bucket_share_one_program_where_one_samples(program: Specu
     assert run_decode._cache_size() == decode + 1
 
 
-@pytest.mark.parametrize("program", [Autoregressive(TARGET), CHAIN, TREE, DYNAMIC])
-def test_a_greedy_program_leaves_no_choice_to_the_device(program: Autoregressive | Speculator):
-    batch, options = prompts([5, 3], [1, 0], ("M", "T")), sampling(2, new=NEW)
-    assert options.greedy
+@cache
+def compiled(program: Autoregressive | Speculator, greedy: bool = True) -> tuple[DecodeState, Any]:
+    """The state that a prompt leaves, and the loop for it. Caches of one row have a shape that nothing else has."""
+    batch, options = prompts([5], [1], ("M", "T")), sampling(1, new=NEW)
     state = run_prefill(program, BOTH, batch, options, NEW)
+    return state, run_decode.lower(program, BOTH, state, options.replace(greedy=greedy)).compile()
+
+
+every_program = pytest.mark.parametrize(
+    "program", [Autoregressive(TARGET), CHAIN, TREE, DYNAMIC], ids=["plain", "chain", "tree", "dynamic"]
+)
+
+
+@every_program
+def test_a_greedy_program_leaves_no_choice_to_the_device(program: Autoregressive | Speculator):
+    """Of sampled rows it is whether any is filtered."""
     for greedy in (True, False):
-        made = run_decode.lower(program, BOTH, state, options.replace(greedy=greedy)).compile().as_text()
-        # Of sampled rows it is whether any is filtered.
-        assert made is not None
-        assert (" conditional(" in made) == (not greedy)
+        assert (" conditional(" in compiled(program, greedy)[1].as_text()) == (not greedy)
+
+
+@every_program
+def test_the_state_is_updated_in_place_and_no_cache_is_copied(program: Autoregressive | Speculator):
+    state, made = compiled(program)
+    caches = [state.target, *([state.drafter.cache] if state.drafter else [])]
+    size = sum(leaf.nbytes for one in caches for leaf in (*one.k, *one.v))
+    assert made.memory_analysis().alias_size_in_bytes >= size
+    for one in caches:
+        shape = ",".join(map(str, one.k[0].shape))
+        assert f"f32[{shape}]" in made.as_text()
+        assert not re.findall(rf"= f32\[{shape}\]\S* copy\(", made.as_text())
 
 
 def test_the_loop_touches_nothing_on_the_host():
@@ -57,26 +80,3 @@ def test_the_loop_touches_nothing_on_the_host():
         with pytest.raises(RuntimeError, match="Disallowed host-to-device transfer"):
             jnp.add(done.count, np.ones(2, np.int32))  # the guard is awake
     assert np.asarray(done.done).all()
-
-
-def test_the_state_is_updated_in_place():
-    batch, options = prompts([5, 3], [1, 0], ("M", "T")), sampling(2, new=NEW)
-    for program, params in ((CHAIN, BOTH), (TREE, BOTH), (Autoregressive(TARGET), {"target": PARAMS})):
-        state = run_prefill(program, params, batch, options, NEW)
-        caches = (state.target.k, state.target.v, state.drafter and (state.drafter.cache.k, state.drafter.cache.v))
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(caches))
-        memory = run_decode.lower(program, params, state, options).compile().memory_analysis()
-        assert memory.alias_size_in_bytes >= size
-
-
-@pytest.mark.parametrize("program", [CHAIN, TREE, DYNAMIC], ids=["chain", "tree", "dynamic"])
-def test_a_block_copies_no_cache(program: Speculator):
-    """A single row is decoded: its cache has a shape that nothing else has."""
-    batch, options = prompts([5], [1], ("M", "T")), sampling(1, new=NEW)
-    state = run_prefill(program, BOTH, batch, options, NEW)
-    compiled = run_decode.lower(program, BOTH, state, options).compile().as_text()
-    assert compiled is not None
-    for leaf in (state.target.k[0], state.drafter.cache.k[0]):
-        shape = ",".join(map(str, leaf.shape))
-        assert f"f32[{shape}]" in compiled
-        assert not re.findall(rf"= f32\[{shape}\]\S* copy\(", compiled)
