@@ -7,113 +7,66 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import transformers
-from jaxspec.checkpoints.huggingface import save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.errors import InputError
-from jaxspec.models import abstract_params
 from jaxspec.prompts.encoder import PromptEncoder
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoProcessor, PreTrainedTokenizerFast
+from transformers import AutoProcessor
 
+from tests import tiny
 from tests.hub import words
 
-VOCABULARY, IMAGE = 53, 52
-CONFIG = LlavaConfig(
-    LlamaConfig(vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1),
-    VisionConfig(
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        image_size=12,
-        patch_size=4,
-    ),
-    image_token_index=IMAGE,
-)
+IMAGE = tiny.CONFIG.image_token_index
 
 
-@pytest.fixture(scope="module")
-def processed(tmp_path_factory) -> Path:
-    """A LLaVA saved with a tokeniser and an image processor."""
-    path = tmp_path_factory.mktemp("processed")
-    words = {
-        "<unk>": 0,
-        "<s>": 1,
-        "</s>": 2,
-        **{f"w{i}": i for i in range(3, IMAGE)},
-        "<image>": IMAGE,
-    }
-    raw = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        additional_special_tokens=["<image>"],
-    )
-    side = {"height": 12, "width": 12}
-    settings = {
-        "image_processor_type": "CLIPImageProcessor",
-        "size": {"shortest_edge": 12},
-        "crop_size": side,
-    }
-    (path / "preprocessor_config.json").write_text(json.dumps(settings))
-    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract_params(CONFIG))
-    processor = load_image_processor(path)
-    save(path / "model", CONFIG, params, tokenizer=tokenizer, image_processor=processor)
-    return path / "model"
+def ids(*words: str) -> list[int]:
+    return tiny.tokenizer().convert_tokens_to_ids(list(words))
 
 
-def test_tokenizer(processed):
-    tokenizer = load_tokenizer(processed)
-    assert tokenizer("w3 <image> w5")["input_ids"] == [3, IMAGE, 5]
-    assert tokenizer.decode([1, 3, 5, 2], skip_special_tokens=True) == "w3 w5"
+def test_tokenizer(good):
+    tokenizer = load_tokenizer(good)
+    assert tokenizer("3<image>5")["input_ids"] == ids("3", "<image>", "5")
+    assert tokenizer.decode(ids("<s>", "3", "5", "</s>"), skip_special_tokens=True) == "35"
     # The words of both versions: transformers 4 knows neither this class nor a list of extra tokens.
-    written = json.loads((processed / "tokenizer_config.json").read_text())
+    written = json.loads((good / "tokenizer_config.json").read_text())
     assert written["tokenizer_class"] != "TokenizersBackend"
     assert not isinstance(written.get("extra_special_tokens"), list)
 
 
-def test_image_processor(processed):
-    """The Pillow backend, to the pixel: shortest edge to 12 (bicubic), centre 12x12, CLIP's mean and std."""
+def test_image_processor(good):
+    """The Pillow backend, to the pixel: shortest edge to 28 (bicubic), centre 28x28, CLIP's mean and std."""
     page = np.random.default_rng(0).integers(0, 256, (24, 48, 3), np.uint8)
-    processor = load_image_processor(processed)
+    processor = load_image_processor(good)
     ours = processor(images=[Image.fromarray(page)], return_tensors="np")["pixel_values"]
-    small = np.asarray(Image.fromarray(page).resize((24, 12), Image.Resampling.BICUBIC))[:, 6:18]
+    small = np.asarray(Image.fromarray(page).resize((56, 28), Image.Resampling.BICUBIC))[:, 14:42]
     mean, std = np.array(processor.image_mean), np.array(processor.image_std)
-    expected = ((small / 255 - mean) / std).transpose(2, 0, 1)[None]
-    assert ours.shape == (1, 3, 12, 12)
-    np.testing.assert_allclose(ours, expected, atol=1e-5)
+    np.testing.assert_allclose(ours, ((small / 255 - mean) / std).transpose(2, 0, 1)[None], atol=1e-5)
 
 
 def template(word: str) -> str:
     """A template that writes a word of its own, and an image before what was asked about it."""
     return (
-        f"{word} {{% for part in messages[-1]['content'] %}}"
-        "{{ '<image> ' if part['type'] == 'image' else part['text'] }}{% endfor %}"
+        f"{word}{{% for part in messages[-1]['content'] %}}"
+        "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
     )
 
 
-NAMED = {"default": template("w9"), "tool_use": template("w8")}
+NAMED = {"default": template("9"), "tool_use": template("8")}
 PLACES: dict[str, dict[str, Any]] = {
-    "tokenizer_config.json": {"tokenizer_config.json": template("w9")},
+    "tokenizer_config.json": {"tokenizer_config.json": template("9")},
     "tokenizer_config.json, several": {
         "tokenizer_config.json": [{"name": name, "template": text} for name, text in NAMED.items()]
     },
-    "chat_template.jinja": {"chat_template.jinja": template("w9")},
+    "chat_template.jinja": {"chat_template.jinja": template("9")},
     "additional_chat_templates": {
-        "chat_template.jinja": template("w9"),
-        "additional_chat_templates/tool_use.jinja": template("w8"),
+        "chat_template.jinja": template("9"),
+        "additional_chat_templates/tool_use.jinja": template("8"),
     },
-    "chat_template.json": {"chat_template.json": template("w9"), "chat_template.jinja": template("w8")},
-    "processor_config.json": {"processor_config.json": template("w9"), "chat_template.json": template("w8")},
+    "chat_template.json": {"chat_template.json": template("9"), "chat_template.jinja": template("8")},
+    "processor_config.json": {"processor_config.json": template("9"), "chat_template.json": template("8")},
     "processor_config.json, several": {"processor_config.json": NAMED},
     "processor_config.json, a list": {
         "processor_config.json": [{"name": name, "template": text} for name, text in NAMED.items()]
@@ -133,13 +86,13 @@ def with_templates(path: Path, places: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_chat_template_is_the_one_that_transformers_takes(place, processed, tmp_path):
+def test_chat_template_is_the_one_that_transformers_takes(place, good, tmp_path):
     """Wherever it lies: the processor's before the tokeniser's own."""
-    path = shutil.copytree(processed, tmp_path / "model")
-    with_templates(path, {"tokenizer_config.json": template("w7"), **PLACES[place]})
+    path = shutil.copytree(good, tmp_path / "model")
+    with_templates(path, {"tokenizer_config.json": template("7"), **PLACES[place]})
     tokenizer = load_tokenizer(path)
-    told = PromptEncoder(tokenizer, IMAGE).prompt("w3", ["image"]).tokens.tolist()
-    assert told == [9, IMAGE, 3]
+    told = PromptEncoder(tokenizer, IMAGE).prompt("3", ["image"]).tokens.tolist()
+    assert told == ids("9", "<image>", "3")
 
     if place == "processor_config.json, a list" or (
         place == "processor_config.json" and transformers.__version__ < "5"
@@ -147,17 +100,17 @@ def test_chat_template_is_the_one_that_transformers_takes(place, processed, tmp_
         return  # transformers' processors take no list; in version 4 the other file wins
     processor = AutoProcessor.from_pretrained(path)
     processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
-    said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "w3"}]}]
+    said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "3"}]}]
     assert processor.tokenizer.encode(processor.apply_chat_template(said)) == told
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "processor_config.json, several"])
-def test_every_chat_template_runs_in_the_sandbox(place, processed, tmp_path):
+def test_every_chat_template_runs_in_the_sandbox(place, good, tmp_path):
     escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    hostile = json.loads(json.dumps(PLACES[place]).replace(json.dumps(template("w9")), json.dumps(escape)))
-    path = with_templates(shutil.copytree(processed, tmp_path / "model"), hostile)
+    hostile = json.loads(json.dumps(PLACES[place]).replace(json.dumps(template("9")), json.dumps(escape)))
+    path = with_templates(shutil.copytree(good, tmp_path / "model"), hostile)
     with pytest.raises(InputError, match=r"chat template: .*'__class__' of 'str' object is unsafe"):
-        PromptEncoder(load_tokenizer(path), IMAGE).prompt("w3", ["image"])
+        PromptEncoder(load_tokenizer(path), IMAGE).prompt("3", ["image"])
 
 
 @pytest.mark.parametrize(
