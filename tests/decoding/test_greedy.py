@@ -150,10 +150,7 @@ def test_speculation_writes_the_targets_tokens(
         assert gamma == 1 or histogram[1:gamma].sum() > 0, "no block was accepted in part"
 
 
-@pytest.mark.parametrize(
-    "weighting",
-    ["mt-release", "grid:window=4", "mtcp-release", "inverse_error_power", "adaboost:constant=0", "random"],
-)
+@pytest.mark.parametrize("weighting", ["grid:window=4", "inverse_error_power", "adaboost:constant=0", "random"])
 def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     state = speculative(("M", "T"), 3, options, weighting=weighting)

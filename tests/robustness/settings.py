@@ -1,9 +1,8 @@
 """Settings drawn at random, each against plain decoding: no greedy answer may differ in a token.
 
-A table measures the settings that somebody thought of. Here views, rule of the weights, block length, tree, adaptive
-lengths, batch, continuous batching, placement on 1, 2 or 4 devices and how two models write together are drawn, so that
-combinations are tried which nobody thought of. Prompts are the picture book's, with 0 to 5 images, and texts of odd
-characters.
+A table measures the settings that somebody thought of. Here views, rule of the weights, block length, tree, batch,
+continuous batching, placement on 1, 2 or 4 devices and how two models write together are drawn, so that combinations
+are tried which nobody thought of. Prompts are the picture book's, with 0 to 5 images, and texts of odd characters.
 """
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ from jaxspec.sharding import on_mesh
 from jaxspec.training.plan import abstract_step, mesh_for
 
 
-@pytest.mark.parametrize(("devices", "batch"), [(16, 256), (64, 16)])
-def test_a_7b_target_teaches_a_68m_draft(devices: int, batch: int) -> None:
-    """The step lowers for 16 and for 64 TPUs, and each holds its share: two bytes a frozen parameter, four a trained
-    one, eight of its moments, four of its gradient."""
+def test_a_7b_target_teaches_a_68m_draft() -> None:
+    """The step lowers for 64 TPUs, and each holds its share: two bytes a frozen parameter, four a trained one, eight of
+    its moments, four of its gradient."""
+    devices, batch = 64, 16
+    assert dict(mesh_for(16, 256).shape) == {"data": 1, "fsdp": 16, "model": 1}
     mesh = mesh_for(devices, batch)
-    assert dict(mesh.shape) == {"data": 1, "fsdp": 16, "model": devices // 16}
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 16, "model": 4}
     found = abstract_step(sizes.target, sizes.draft, mesh, batch, 1024, "bfloat16")
     with on_mesh(mesh):
         traced = jax.jit(found.step, donate_argnums=0).trace(found.state, found.frozen, found.batch)
@@ -52,19 +53,3 @@ def test_peaks():
         assert chip is not None
         assert chip.tflops == peak
     assert chip_of(jax.devices("cpu")[0]) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--train", "8", "--kv-head", "new"], "--train: 8 samples teach a draft; give --draft, no --kv-head"),
-    ],
-)
-def test_trainings_that_cannot_be(
-    options: list[str], message: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, draft = map(str, pair)
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", target, "--draft", draft, *options])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
