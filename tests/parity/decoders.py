@@ -30,14 +30,19 @@ ROTARY = {
 ROWS = [hf.text(40, seed=1), hf.text(7, seed=2), hf.text(23, seed=3)]
 
 
-def check_modules(path: Path, model: Any, names: dict[str, str]) -> huggingface.Checkpoint:
-    """Logits of a ragged batch, after each module's own output, first to last: {our path: transformers' path}."""
-    checkpoint = huggingface.load(hf.write(path, model))
-    theirs: dict[str, np.ndarray] = {}
+def check_modules(path: Path, model: Any, names: dict[str, str]) -> None:
+    """Check each module's output, first to last, the logits of a ragged batch, and the directory that this library writes.
+
+    Args:
+      path: an empty folder.
+      names: {our path: transformers' path} of the modules.
+    """
+    checkpoint = huggingface.load(hf.write(path / "theirs", model))
+    outputs: dict[str, np.ndarray] = {}
 
     def keep(name: str) -> Any:
         def hook(_: Any, __: Any, out: Any) -> None:
-            theirs[name] = (out[0] if isinstance(out, tuple) else out).detach().numpy()
+            outputs[name] = (out[0] if isinstance(out, tuple) else out).detach().numpy()
 
         return hook
 
@@ -55,12 +60,15 @@ def check_modules(path: Path, model: Any, names: dict[str, str]) -> huggingface.
             found = found[key]
         out = found["__call__"][0]
         out = out[0] if isinstance(out, tuple) else out
-        for row, expected, count in zip(out, theirs[there].reshape(out.shape), map(len, ROWS)):
+        for row, expected, count in zip(out, outputs[there].reshape(out.shape), map(len, ROWS)):
             hf.assert_close(row[:count], expected[:count], here)
     for row, expected in zip(ours, logits):
         hf.assert_close(row[: len(expected)], expected)
     assert type(checkpoint.config).from_hf(checkpoint.config.to_hf()) == checkpoint.config
-    return checkpoint
+    huggingface.save(path / "ours", checkpoint.config, checkpoint.params)
+    for ours, theirs in zip(hf.logits(hf.reload(path / "ours", type(model)), ROWS), logits):
+        np.testing.assert_array_equal(ours, theirs)
+    assert huggingface.load(path / "ours").config == checkpoint.config
 
 
 def check_decode(checkpoint: huggingface.Checkpoint, model: Any) -> None:
@@ -115,16 +123,6 @@ def check_greedy(checkpoint: huggingface.Checkpoint, model: Any, new: int = 64) 
 def _part(params: Any, shapes: Any) -> Any:
     """Return the parameters that a model of fewer layers has."""
     return {name: _part(params[name], shapes[name]) for name in shapes} if isinstance(shapes, dict) else params
-
-
-def check_round_trip(path: Path, model: Any) -> None:
-    """transformers' weights -> jaxspec -> a directory that transformers loads: the same logits, bit for bit."""
-    checkpoint = huggingface.load(hf.write(path / "theirs", model))
-    huggingface.save(path / "ours", checkpoint.config, checkpoint.params)
-    again = hf.reload(path / "ours", type(model))
-    for ours, theirs in zip(hf.logits(again, ROWS), hf.logits(model, ROWS)):
-        np.testing.assert_array_equal(ours, theirs)
-    assert huggingface.load(path / "ours").config == checkpoint.config
 
 
 def our_logits(config: TextConfig, params: Any, tokens: Any) -> jax.Array:

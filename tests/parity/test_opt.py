@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from jaxspec.cache import init_cache
 from jaxspec.config import OptConfig
-from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
@@ -51,7 +50,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_modules(tmp_path, name):
     changes, more = VARIANTS[name]
-    decoders.check_modules(tmp_path / "model", hf.opt(**changes), MODULES | more)
+    decoders.check_modules(tmp_path, hf.opt(**changes), MODULES | more)
 
 
 @pytest.mark.parametrize("name", ["pre-norm", "post-norm, projections"])
@@ -61,11 +60,6 @@ def test_decoding(tmp_path, name):
     decoders.check_decode(checkpoint, model)
     if name == "pre-norm":
         decoders.check_greedy(checkpoint, model)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_round_trip(tmp_path, name):
-    decoders.check_round_trip(tmp_path, hf.opt(**VARIANTS[name][0]))
 
 
 LAYOUTS = {
@@ -106,9 +100,3 @@ def test_drafts_past_the_last_position_do_not_spoil_the_row():
     assert np.isfinite(past).all()
     again, _ = extend(params, jnp.asarray([[8, 11, 12]]), dirty.replace(length=cache.length))
     np.testing.assert_array_equal(again[:, 0], past[:, 0])
-
-
-def test_unsupported():
-    with pytest.raises(InputError, match="activation_function 'gelu_new' is not supported") as caught:
-        OptConfig.from_hf({"activation_function": "gelu_new"})
-    assert "\n" not in str(caught.value)

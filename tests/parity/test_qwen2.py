@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 from jaxspec.config import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
-from jaxspec.errors import InputError
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
@@ -42,7 +41,7 @@ def made(name: str) -> Any:
 
 @pytest.mark.parametrize("name", [*VARIANTS, *QWEN3])
 def test_modules(tmp_path, name):
-    decoders.check_modules(tmp_path / "model", made(name), decoders.ROTARY)
+    decoders.check_modules(tmp_path, made(name), decoders.ROTARY)
 
 
 @pytest.mark.parametrize("name", ["tied, theta, eps", "Qwen3"])
@@ -51,13 +50,6 @@ def test_decoding(tmp_path, name):
     checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     decoders.check_decode(checkpoint, model)
     decoders.check_greedy(checkpoint, model)
-
-
-@pytest.mark.parametrize(
-    "name", ["grouped, head_dim", "tied, theta, eps", "yarn in full", "yarn, magnitudes", *QWEN3]
-)
-def test_round_trip(tmp_path, name):
-    decoders.check_round_trip(tmp_path, made(name))
 
 
 def test_a_file_without_the_models_prefix(tmp_path):
@@ -91,29 +83,3 @@ def test_defaults_are_those_of_transformers():
     assert Qwen3Config.from_hf({}).head_dim == transformers.Qwen3Config().head_dim
     grouped = {"num_attention_heads": 16, "num_key_value_heads": None}
     assert Qwen2Config.from_hf(grouped).num_key_value_heads == 16
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        WINDOW,
-        WINDOW | {"max_window_layers": 31},
-        {"use_sliding_window": True, "layer_types": ["full_attention"] * 31 + ["sliding_attention"]},
-    ],
-)
-def test_windows_that_matter_are_refused(raw):
-    with pytest.raises(InputError, match="is smaller than max_position_embeddings 32768, and windows") as caught:
-        Qwen2Config.from_hf(raw)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        WINDOW | {"use_sliding_window": False},
-        WINDOW | {"sliding_window": 32768},
-        {"use_sliding_window": True, "num_hidden_layers": 28},
-    ],
-)
-def test_windows_that_change_nothing_are_read(raw):
-    assert Qwen2Config.from_hf(raw) == Qwen2Config(num_hidden_layers=raw.get("num_hidden_layers", 32))
