@@ -49,13 +49,6 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def reload(path: Path, kind: Any) -> Any:
-    """The model as transformers loads it: no tensor missing, unexpected or of another shape."""
-    model, report = kind.from_pretrained(path, output_loading_info=True, dtype=torch.float32)
-    assert not {key: value for key, value in report.items() if value}
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LLaVA with tokeniser, chat template, processor, licence, and entries of its own in config.json."""
@@ -82,7 +75,7 @@ def test_round_trip_bit_for_bit(model_type, tmp_path):
     model = MODELS[model_type]()
     export(hf.write(tmp_path / "theirs", model), tmp_path / "ours", options=SaveOptions(max_shard_bytes=20_000))
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
-    again = reload(tmp_path / "ours", type(model))
+    again = hf.reload(tmp_path / "ours", type(model))
     before, after = model.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     for name, tensor in before.items():
@@ -123,7 +116,7 @@ def test_text_only(source, tmp_path):
     found, whole = load(tmp_path / "text"), load(source)
     equal(found.params, text_params(whole.config, whole.params))
     assert found.config == replace(text_config(whole.config), pad_token_id=3)
-    model = reload(tmp_path / "text", AutoModelForCausalLM)
+    model = hf.reload(tmp_path / "text", AutoModelForCausalLM)
     assert isinstance(model, LlamaForCausalLM)
     rows = [hf.text(8)]
     ours = build(found.config).apply({"params": found.params}, jnp.asarray(rows))
@@ -153,7 +146,7 @@ def test_padded_tokens_are_never_likeliest(tied):
     np.testing.assert_allclose(logits[:, :size], hidden @ rows.T, atol=1e-4)
 
 
-def test_vocabulary_of_a_target(source, tmp_path, capsys):
+def test_vocabulary_of_a_target(source, tmp_path, refusal):
     """A text draft in the target's vocabulary; a larger one, or one of other words, is refused."""
     text = replace(text_config(tiny.CONFIG), vocab_size=text_config(tiny.CONFIG).vocab_size - 3)
     draft = tiny.save(tmp_path / "draft", text, tiny.random_params(text))
@@ -162,19 +155,17 @@ def test_vocabulary_of_a_target(source, tmp_path, capsys):
     card = (tmp_path / "padded" / "README.md").read_text()
     assert "| draft for | `llava`" in card
     assert ", of which the last 3 are means" in card
-    reload(tmp_path / "padded", LlamaForCausalLM)
+    hf.reload(tmp_path / "padded", LlamaForCausalLM)
     with pytest.raises(InputError, match="tokens, more than the target's"):
         export(source, tmp_path / "cut", target=Target("draft", text.vocab_size))
     assert not (tmp_path / "cut").exists()
 
     other = shutil.copytree(draft, tmp_path / "other")
     tiny.tokenizer(tiny.CHARACTERS[::-1]).save_pretrained(other)
-    with pytest.raises(SystemExit):
-        main(["export", str(other), str(tmp_path / "cut"), "--vocab-of", str(source)])
-    assert "differs from the target's" in capsys.readouterr().err
+    assert "differs from the target's" in refusal("export", other, tmp_path / "cut", "--vocab-of", source)
 
 
-def test_nothing_of_the_users_is_lost(source, tmp_path, capsys, monkeypatch):
+def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
     """An export reports in one line what it must not replace, before anything is read or written; --overwrite keeps the
     files of others."""
     inner = shutil.copytree(source, tmp_path / "runs" / "best")
@@ -191,14 +182,9 @@ def test_nothing_of_the_users_is_lost(source, tmp_path, capsys, monkeypatch):
         (inner, tmp_path / "alias", "is a symbolic link"),
         (inner, inner / "config.json" / "out", f"{inner}/config.json is a file"),
     ):
-        with pytest.raises(SystemExit) as stop:
-            main(["export", str(read), str(written), "--overwrite", "--text-only"])
-        assert stop.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = refusal("export", read, written, "--overwrite", "--text-only")
         assert line.startswith(f"jaxspec: error: {written}: {why}")
-    with pytest.raises(SystemExit):
-        main(["export", str(inner), str(copy)])
-    assert "copy: holds a checkpoint; give another path, or --overwrite" in capsys.readouterr().err
+    assert "copy: holds a checkpoint; give another path, or --overwrite" in refusal("export", inner, copy)
     assert sorted(tmp_path.rglob("*")) == before
     main(["export", str(inner), str(copy), "--overwrite", "--text-only"])
     assert (copy / ".git" / "HEAD").read_text() == "mine"
@@ -229,7 +215,7 @@ def head(tmp_path):
     return tmp_path / "head"
 
 
-def test_export_a_kv_head(head, source, tmp_path, capsys):
+def test_export_a_kv_head(head, source, tmp_path, capsys, refusal):
     """The same tensors, in another type where one is asked for, and a card that names the target."""
     for dtype in (None, "bfloat16"):
         copy = tmp_path / str(dtype)
@@ -241,6 +227,5 @@ def test_export_a_kv_head(head, source, tmp_path, capsys):
         equal(read, params)
         assert "| draft for | `target` (configuration " in (copy / "README.md").read_text()
     for option in (["--text-only"], ["--vocab-of", str(source)]):
-        with pytest.raises(SystemExit):
-            main(["export", str(head), str(tmp_path / "other"), *option])
-        assert "a KV head has no vocabulary or tower of its own" in capsys.readouterr().err
+        told = refusal("export", head, tmp_path / "other", *option)
+        assert "a KV head has no vocabulary or tower of its own" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,10 @@ def test_a_text_draft_is_written_for_vllm(tmp_path: Path, capsys: pytest.Capture
     ],
 )  # fmt: skip
 def test_what_vllm_refuses_is_refused(
-    config: Any, options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: Any, options: list[str], told: str, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
     target, draft = save(tmp_path / "target", tiny.CONFIG), save(tmp_path / "draft", config)
-    with pytest.raises(SystemExit):
-        main(["export", draft, str(tmp_path / "out"), *(option.format(target) for option in options)])
-    assert told in capsys.readouterr().err
+    assert told in refusal("export", draft, tmp_path / "out", *(option.format(target) for option in options))
     assert not (tmp_path / "out").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,28 +22,19 @@ MEASURED = (*PLACE, "samples", "tokens_per_pass", "acceptance_histogram", "token
 
 
 @pytest.fixture
-def preset(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvalConfig:
-    target, draft = pair
+def preset(tiny_preset: Callable[..., EvalConfig], tmp_path: Path) -> EvalConfig:
     Image.new("RGB", (28, 28), "red").save(tmp_path / "a.png")
     for name in SETS:
         row = {"id": name, "image": "a.png", "turns": [f"What is {name}?", "Why?"]}
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    config = EvalConfig(
-        target=str(target),
-        draft=str(draft),
+    (tmp_path / "captions.jsonl").write_text('{"image": "a.png", "caption": "red"}\n')
+    return tiny_preset(
         rows=(Variant("M", ("M",)), Variant("T", ("T",)), Variant("C", ("C",))),
         captioner=f"file:{tmp_path / 'captions.jsonl'}",
         sets=SETS,
         data=tuple(f"{name}={tmp_path / name}.jsonl" for name in SETS),
-        gamma=2,
-        max_new_tokens=4,
-        batch_size=1,
-        prompt_buckets=(96,),
-        image_buckets=(1,),
+        **{"gamma": 2, "max_new_tokens": 4, "batch_size": 1, "prompt_buckets": (96,)},
     )
-    (tmp_path / "captions.jsonl").write_text('{"image": "a.png", "caption": "red"}\n')
-    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: config)
-    return config
 
 
 def measure(out: Path, *options: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tests.robustness import trials
 from tests.robustness.damage import Outcome
 
 
-@pytest.mark.parametrize(("trial", "count"), [(trials.image, 300), (trials.command_line, 60)])
+@pytest.mark.parametrize(("trial", "count"), [(trials.image, 150), (trials.command_line, 60)])
 def test_images_and_command_lines(trial, count, tmp_path: Path) -> None:
     found = [trial(tmp_path, seed) for seed in range(count)]
     assert [one for one in found if trials.is_bad(one)] == []
