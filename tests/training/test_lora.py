@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
@@ -19,8 +18,6 @@ from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.recipes import Recipe, Stage, train_draft
 from train import recipe as script
 
-from tests import tiny
-from tests.tiny import Talk
 from tests.training.test_conversations import MODEL
 from tests.training.test_goldens import STUDENT, batches
 
@@ -72,10 +69,10 @@ def test_updates_begin_with_nothing_and_are_scaled() -> None:
         init_lora(replace(UPDATES, modules=("fc1",)), STUDENT, jax.random.key(0))
 
 
-def test_a_recipe_trains_the_updates_and_writes_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "target"
-    tiny.save(target, tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    prepare("talk", tmp_path, [Talk()[i] for i in range(20)])
+def test_a_recipe_trains_the_updates_and_writes_an_adapter(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = taught / "target"
     made = Recipe(
         target=str(target),
         start=str(target),
@@ -85,12 +82,12 @@ def test_a_recipe_trains_the_updates_and_writes_an_adapter(tmp_path: Path, monke
         lora=UPDATES,
     )
     start: Any = LoadedModel.load(target).params
-    trained = train_draft(made, tmp_path / "runs", {"talk": tmp_path / "talk"}).params
+    trained = train_draft(made, tmp_path / "runs", {"talk": taught / "talk"}).params
     for part in ("vision_tower", "language_model"):
         jax.tree.map(np.testing.assert_array_equal, trained[part], start[part])
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(trained[LORA]))
     monkeypatch.setattr(script, "load_preset", lambda *_: made)
-    words = ["--runs", str(tmp_path / "runs"), "--data", f"talk={tmp_path / 'talk'}", "--dtype", "float32"]
+    words = ["--runs", str(tmp_path / "runs"), "--data", f"talk={taught / 'talk'}", "--dtype", "float32"]
     out = script.main(["mine", *words])
     adapted = LoadedModel.load(target, adapter=tmp_path / "runs" / "adapter").params
     whole = LoadedModel.load(out).params

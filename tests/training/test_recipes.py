@@ -36,16 +36,8 @@ DATA = {"picturebook:facts": Picturebook(kinds=("facts",))}
 SECOND = Stage("tune", replace(TRAIN, frozen=("vision_tower",)), (("talk", 3.0), ("picturebook:facts", 1.0)))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recipes")
-    tiny.save(path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    prepare("talk", path, [Talk()[i] for i in range(20)])
-    return path
-
-
-def recipe(folder: Path, **fields: Any) -> Recipe:
-    target = str(folder / "target")
+def recipe(taught: Path, **fields: Any) -> Recipe:
+    target = str(taught / "target")
     made = Recipe(target=target, start=SMALL, stages=(FIRST, SECOND), buckets=(128,), tile_buckets=(2,))
     return replace(made, **fields)
 
@@ -54,11 +46,11 @@ def log(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "target", tmp_path / "target")
-    made = recipe(folder, target=str(tmp_path / "target"), held_out="talk")
+def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
+    shutil.copytree(taught / "target", tmp_path / "target")
+    made = recipe(taught, target=str(tmp_path / "target"), held_out="talk")
     start = start_draft(made, LoadedModel.load(made.target))
-    draft = train_draft(made, tmp_path, {**DATA, "talk": folder / "talk"})
+    draft = train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
     changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), start.params, draft.params)
     assert not any(jax.tree.leaves(changed["vision_tower"]))
     assert all(jax.tree.leaves(changed["multi_modal_projector"]))
@@ -66,15 +58,15 @@ def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
     assert log(tmp_path / "align")[-1]["simulated_tokens_per_pass"] >= 1
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     again = train_draft(
-        replace(made, stages=(FIRST,)), tmp_path, {**DATA, "talk": folder / "talk"}
+        replace(made, stages=(FIRST,)), tmp_path, {**DATA, "talk": taught / "talk"}
     )  # finds it finished
     assert again.config == draft.config
     assert finished.keys() == {*tmp_path.rglob("*")}
     with pytest.raises(InputError, match="view 'M', and now it is 'P1'"):
-        train_draft(replace(made, view="P1"), tmp_path, {**DATA, "talk": folder / "talk"})
+        train_draft(replace(made, view="P1"), tmp_path, {**DATA, "talk": taught / "talk"})
     with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20.*, and now it is .*'talk', 2.0, 20"):
         train_draft(
-            replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)), tmp_path, {**DATA, "talk": folder / "talk"}
+            replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)), tmp_path, {**DATA, "talk": taught / "talk"}
         )
     prepare("talk", tmp_path, [Talk()[i + 1] for i in range(20)])
     with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20, 'fing.*, and now it is .*'talk', 1.0, 20, 'fing"):
@@ -83,24 +75,24 @@ def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
     tiny.save(tmp_path / "target", tiny.CONFIG, jax.tree.map(lambda leaf: -leaf, tiny.random_params(tiny.CONFIG)))
     (tmp_path / "align/train_config.json").unlink()
     with pytest.raises(InputError, match=rf"target '{tmp_path}/target, fing.*, and now it is '{tmp_path}/target, fing"):
-        train_draft(made, tmp_path, {**DATA, "talk": folder / "talk"})
+        train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
 
 
-def test_a_stage_begun_after_a_shorter_one_does_not_go_on_after_a_longer(folder: Path, tmp_path: Path) -> None:
+def test_a_stage_begun_after_a_shorter_one_does_not_go_on_after_a_longer(taught: Path, tmp_path: Path) -> None:
     def stages(steps: int) -> tuple[Stage, ...]:
         train = replace(FIRST.train, steps=steps, warmup=0, final_rate=1.0, evaluate_every=0)
         return replace(FIRST, train=train), SECOND
 
-    train_draft(recipe(folder, stages=stages(1)), tmp_path, {**DATA, "talk": folder / "talk"})
+    train_draft(recipe(taught, stages=stages(1)), tmp_path, {**DATA, "talk": taught / "talk"})
     with pytest.raises(InputError, match=r"tune: holds a run with before.align 1, and now it is 2"):
-        train_draft(recipe(folder, stages=stages(2)), tmp_path, {**DATA, "talk": folder / "talk"})
+        train_draft(recipe(taught, stages=stages(2)), tmp_path, {**DATA, "talk": taught / "talk"})
     assert [line["step"] for line in log(tmp_path / "align")] == [1, 2]
 
 
-def test_a_text_draft_learns_from_a_teacher(folder: Path, tmp_path: Path) -> None:
+def test_a_text_draft_learns_from_a_teacher(taught: Path, tmp_path: Path) -> None:
     stages = (replace(SECOND, train=replace(TRAIN, accumulate=2)),)
-    made = recipe(folder, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5))
-    draft = train_draft(made, tmp_path, {**DATA, "talk": folder / "talk"})
+    made = recipe(taught, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5))
+    draft = train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
     assert draft.config == SMALL
     assert set(draft.params) == {"model", "lm_head"}
     entry = log(tmp_path / "tune")[-1]
@@ -109,23 +101,23 @@ def test_a_text_draft_learns_from_a_teacher(folder: Path, tmp_path: Path) -> Non
 
 
 def test_the_command_writes_a_draft_that_loads(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["mini_text", "--target", str(folder / "target"), "--data", str(folder / "talk"), "--runs", str(tmp_path)]
+    words = ["mini_text", "--target", str(taught / "target"), "--data", str(taught / "talk"), "--runs", str(tmp_path)]
     out = script.main([*words, "--tune.steps", "1", "--tune.batch", "4", "--tune.mesh.data", "1"])
     assert capsys.readouterr().out == f"wrote {out}\n"
     draft = LoadedModel.load(out)
-    assert draft.tokenizer.get_vocab() == LoadedModel.load(folder / "target").tokenizer.get_vocab()
+    assert draft.tokenizer.get_vocab() == LoadedModel.load(taught / "target").tokenizer.get_vocab()
     assert [entry["step"] for entry in log(tmp_path / "tune")] == [1]
 
 
 def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shared" / "run.debug" / "2").mkdir(parents=True)  # a killed trial's
     (tmp_path / "shared" / "run").mkdir()
-    words = ["mini_text", "--target", str(folder / "target"), "--data", str(folder / "talk"), "--debug"]
+    words = ["mini_text", "--target", str(taught / "target"), "--data", str(taught / "talk"), "--debug"]
     out = script.main([*words, "--tune.checkpoints", "shared/run/"])
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["run"]
     assert [entry["step"] for entry in log(out.parent / "tune")] == [2]
