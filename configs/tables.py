@@ -62,9 +62,9 @@ TABED = (
     Line(
         tables=(1, 3, 4, 18),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="views M, T, C, P, their static, random and learned mixtures; both turns, also from NQ and GSM8K. POPE is "
-        "the whole set, of which the text names the Lite subset; LLaVA-Bench has the printed instruction, which the "
-        "released code leaves out; prompts have no system prompt, as there",
+        what="views M, T, C, P, their static, random and learned mixtures; first turns, second turns, and second turns "
+        "from NQ and GSM8K. POPE is the whole set, as in the released code (the text names the Lite subset); LLaVA-Bench "
+        "has the instruction that the text prints (the released code leaves it out); no system prompt, as in that code",
         command=f"{TABLE} llava15\n"
         f"{TABLE} llava15 --turns 2 --follow-ups fact --out runs/eval/llava15_nq\n"
         f"{TABLE} llava15 --turns 2 --follow-ups sum --out runs/eval/llava15_gsm8k",
@@ -80,8 +80,8 @@ TABED = (
     Line(
         tables=(5, 8),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="how many verified tokens MT* looks back on; AdaBoost; and, beyond the paper, all rules that may be its MT* "
-        "and MTCP*; POPE and LLaVA-Bench as above",
+        what="how many verified tokens MT* looks back on; AdaBoost; and all rules that the paper's MT* and MTCP* may be; "
+        "POPE and LLaVA-Bench as above",
         command=f"{TABLE} llava15_weightings",
         mini=f"{TABLE} mini_weightings",
     ),
@@ -97,10 +97,10 @@ TABED = (
         tables=(11, 13, 14),
         figures=(5, 6, 9),
         needs="plots, captioner; 3 GB of captioners, other weights are random",
-        what="in float16, as the paper's: T_q / T_p; passes by rows (R views are R rows of the draft), context and block "
-        "length; tower and prefill by 1, 2 and 5 images, and BLIP's and Florence-2's captions of them (torch runs both "
-        "on the host); operations. T_q / T_p is of one context of 1,024 slots, the paper's a mean over data sets; "
-        "Figure 9 is drawn by the commands of Table 1 too",
+        what="in float16, as in the paper: T_q / T_p, a draft's pass over a target's; passes by rows (R views are R rows "
+        "of the draft), context and block length; tower and prefill by 1, 2 and 5 images, and BLIP's and Florence-2's "
+        "captions of them (torch runs both on the host); operations. T_q / T_p is measured at 1,024 slots; the paper's is "
+        "a mean over data sets; Figure 9 is drawn by the commands of Table 1 too",
         command=f"{PASSES} --parts passes images captions flops\n"
         + "\n".join(
             f"{LATENCY} {pair} --dtype float16 --parts passes"
@@ -190,7 +190,8 @@ IBED = (
     Line(
         tables=(6, 7),
         needs="benchmarks, captioner, plots; 24 GB",
-        what="captions, alone and in mixtures: beside `ibed`'s short ones Florence-2's detailed ones, BLIP's, BLIP-2's",
+        what="captions, alone and in mixtures: next to the short ones of `ibed` Florence-2's detailed ones, BLIP's, "
+        "BLIP-2's",
         command=f"{TABLE} ibed --rows C MC MTC {LONG} --out runs/eval/ibed_detailed\n"
         f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base --out runs/eval/ibed_blip\n"
         f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip2-opt-2.7b --out runs/eval/ibed_blip2",
@@ -215,8 +216,8 @@ IBED = (
         figures=(10,),
         needs="benchmarks, quality; 15 GB",
         what="accuracy, ROUGE-L and METEOR of the target, the draft and the pooled drafts of Table 5, with and without "
-        "images, and answers; 100 questions a set in float16, where the paper says neither how many, how they are asked "
-        "nor in which dtype",
+        "images, and answers; 100 questions a set in float16; the paper does not say how many, how they are asked "
+        "or in which dtype",
         command=f"{QUALITY} llava15 --sets chartqa ocrbench textcaps --text-only --drafts {DRAFTS} "
         "--out runs/quality/ibed",
         mini=f'{QUALITY} mini --sets chart read --text-only --drafts "pool (ft)=runs/train/mini_pooled/hf:P" '
