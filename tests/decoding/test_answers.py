@@ -18,6 +18,7 @@ from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models import LanguageModel
+from jaxspec.prompts.encoder import Prompt
 from PIL import Image
 
 from tests import tiny
@@ -74,7 +75,7 @@ def test_an_answer_ends_before_the_first_string_to_stop_at(
         Request("What?", stop="ab")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["views", "eagle", "lookup"])
 def test_samples_are_those_of_their_seeds(
     kind: str, target: LoadedModel, draft: LoadedModel, headed: LoadedModel
 ) -> None:
@@ -186,6 +187,10 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
         ("images: a ndarray; give a list", lambda: Request("Hi", images=page)),  # type: ignore[arg-type]
         ("image photo.jpg: no such file", lambda: engine.generate(Request("Hi", images=["photo.jpg"]))),
         ("tokens: []; give the token ids", lambda: engine.logprobs("Hi", [])),
+        ("prompt: has no tokens", lambda: engine.generate(Request(Prompt(np.zeros(0, np.int32))))),
+        ("prompt: a list; give a string", lambda: Request(["Hi"])),  # type: ignore[arg-type]
+        ("images: the prompt is token ids", lambda: Request(engine.encoder.prompt("Hi"), images=[page])),
+        ("requests: []; give one or more", lambda: engine.memory_report([])),
     ]
     for message, call in wrong:
         with pytest.raises(InputError, match=re.escape(message)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -118,24 +118,6 @@ def test_a_harmless_program_passes_and_is_alone(tmp_path: Path, monkeypatch: pyt
     assert passes("import os\nassert 'SECRET' not in os.environ and not os.listdir()\nopen('a', 'w').write('b')")
 
 
-@dataclass(frozen=True)
-class Lemma:
-    word: str
-
-    def name(self) -> str:
-        return self.word
-
-
-class Lexicon:
-    """WordNet's interface over one set of synonyms."""
-
-    def synsets(self, word: str) -> list[Lexicon]:
-        return [self] if word in ("big", "vast") else []
-
-    def lemmas(self) -> list[Lemma]:
-        return [Lemma("big"), Lemma("vast")]
-
-
 def test_what_does_not_apply_is_none() -> None:
     blank = Sample("0", "mmspec", (), (("Q", ""),))
     assert set(judge(blank, "It.").values()) == {None}
@@ -147,20 +129,10 @@ def test_what_does_not_apply_is_none() -> None:
 
 
 def test_the_script_writes_every_model(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_preset: Callable[..., EvalConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target, draft = pair
-    preset = EvalConfig(
-        target=str(target),
-        draft=str(draft),
-        rows=(Variant("T", ("T",)),),
-        sets=("facts", "describe"),
-        max_new_tokens=8,
-        prompt_buckets=(384,),
-        image_buckets=(1,),
-    )
-    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
-    options = f"--limit 2 --text-only --drafts pool={draft}:P1"
+    preset = tiny_preset(rows=(Variant("T", ("T",)),), sets=("facts", "describe"))
+    options = f"--limit 2 --text-only --drafts pool={preset.draft}:P1"
     draft_quality.main(f"tiny --out {tmp_path / 'out'} {options}".split())
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert [(row["dataset"], row["model"]) for row in rows] == [
