@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.checkpoints.kv_head import named_tensors
+from jaxspec.checkpoints.kv_head import named_tensors, save_kv_head
 from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config
 from jaxspec.models.kv_head import KVHead, head_rows, init_head
 from jaxspec.typing import Array, Params
+from safetensors.numpy import load_file
 
 from tests import tiny
 
@@ -32,6 +35,7 @@ VARIANTS = {
         BASE, parallel=True, feature="last_hidden", text_config=replace(BASE.text_config, num_hidden_layers=2)
     ),
     "all, two layers": replace(BASE, pooling="none", text_config=replace(BASE.text_config, num_hidden_layers=2)),
+    "keys of two layers": KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3, key_layers=(1, 0)),
     "a text target": KVHeadConfig.of_target(TEXT, image_slots=1, gamma=3),
     "a text target with biases": KVHeadConfig.of_target(
         Qwen2Config.from_hf(TEXT.to_hf() | {"model_type": "qwen2"}), gamma=3, feature="last_hidden"
@@ -58,14 +62,15 @@ def random_head(config: KVHeadConfig, seed: int = 0) -> Params:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
+def test_anchored_blocks_are_the_loop_over_anchors(name: str, tmp_path: Path) -> None:
+    """The loop is run by PyTorch, from the files alone."""
     torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
     from tests.tiny.kv_head_reference import run_block
 
     config, rng = VARIANTS[name], np.random.default_rng(1)
     pages = [np.full(LENGTH, -1)] * 3 if "text target" in name else SHOWN
     rows = head_rows(config, pages, LENGTH + 2, 0 if "text target" in name else 3)
-    shape = (3, LENGTH, TEXT.num_key_value_heads, TEXT.head_dim)
+    shape = (3, LENGTH, TEXT.num_key_value_heads * max(len(config.key_layers), 1), TEXT.head_dim)
     k, v = rng.normal(size=shape), rng.normal(size=shape)
     heads = k.swapaxes(1, 2), v.swapaxes(1, 2)  # as a cache has them
     embeds = rng.normal(size=(3, 3, J, TEXT.hidden_size))
@@ -84,10 +89,12 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
             return (out * weights).sum(), out
 
         gradient, ours = jax.device_get(together(params))
-    tensors = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in named_tensors(params).items()}
+    save_kv_head(tmp_path / "head", config, params, None)
+    stored = load_file(tmp_path / "head" / "model.safetensors")
+    tensors = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in stored.items()}
     blocks = [
         run_block(
-            config.to_dict(),
+            json.loads((tmp_path / "head" / "config.json").read_text()),
             tensors,
             *map(torch.tensor, (embeds[b, a], k[b], v[b])),
             pages[b],

@@ -1,4 +1,7 @@
-"""A KV head's files: written and read again, run by the reference in PyTorch, and refused where they do not fit."""
+"""A KV head's files: written and read again, and refused where they do not fit.
+
+PyTorch runs them in tests/test_kv_head.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ import pytest
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
-from jaxspec.models.kv_head import KVHead, head_rows
 from jaxspec.typing import Params
 from safetensors.numpy import load_file, save_file
 
@@ -50,33 +52,6 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     assert not is_kv_head(tmp_path)
     _, half = load_kv_head(tmp_path / "head", jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_pytorch_runs_the_files(name: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
-    from safetensors.torch import load_file as load_tensors
-
-    from tests.tiny.kv_head_reference import run_block
-
-    config, params = saved(tmp_path / "head", name)
-    raw = json.loads((tmp_path / "head" / "config.json").read_text())
-    tensors = load_tensors(tmp_path / "head" / "model.safetensors")
-    rng, text = np.random.default_rng(0), TARGET.text
-    shown = np.asarray([-1, 0, 0, 0, 0, *[-1] * 5])
-    heads = text.num_key_value_heads * max(len(config.key_layers), 1)
-    k, v = (rng.normal(size=(10, heads, text.head_dim)).astype(np.float32) for _ in range(2))
-    *embeds, before = rng.normal(size=(4, text.hidden_size)).astype(np.float32)
-    embeds = np.stack(embeds)
-    feature = before[None, None] if config.reads_hidden else None
-    places = np.asarray([[[8, 9, 10]]])
-    rows = head_rows(config, [shown], 10, 1)
-    cached = (np.swapaxes(leaf, 0, 1)[None] for leaf in (k, v))
-    ours: Any = KVHead(config).apply(
-        {"params": params}, embeds[None, None], places[..., 0], places, *cached, rows, feature
-    )
-    theirs = run_block(raw, tensors, *map(torch.tensor, (embeds, k, v)), shown, 8, torch.tensor(before))
-    np.testing.assert_allclose(ours[0, 0], theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
