@@ -40,11 +40,11 @@ class Models:
     adapter: str | None = None
     """Directory of the target's LoRA adapter in PEFT's format, merged at loading."""
     draft: str
-    """Directory or hub id of the draft; empty if only KV heads draft."""
+    """Directory or hub id of the draft; '' if no row needs one."""
     target_weights: Weights | None = None
     """int8 quantises the target's layers, for plain decoding too."""
     kv_head: str | None = None
-    """Directory or hub id of a KV head, or an EAGLE-3 head, made for the target, for view kv."""
+    """Directory or hub id of the target's KV head or EAGLE-3 head, which drafts in view kv."""
     captioner: str | None = None
     """Captioner for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
     tiles: bool = True
@@ -92,7 +92,7 @@ class Dialogues(Data):
     turns: tuple[int, ...] = (1, 2)
     """1: the first question. 2: the follow-up, after the target's own answer to the first."""
     follow_ups: tuple[str, ...] = tuple(FOLLOW_UPS)
-    """Kinds of second turns; sample i has kind i modulo their number."""
+    """Kinds of second turns: question, caption, summary, story, fact, sum. Samples take turns."""
     each_follow_up: bool = False
     """Ask every kind after each sample, as TABED does; the table shows the mean over kinds."""
     one_turn: tuple[str, ...] = ()
@@ -104,14 +104,18 @@ class Decoding:
     """Decoding and timing."""
 
     max_new_tokens: int = 96
+    """Most tokens of an answer."""
     dtype: str = "float32"
+    """Data type of weights and caches: float32, bfloat16 or float16."""
     seed: int = 0
+    """Seed of sampling."""
     repeats: int = 1
-    """Runs of everything, by turns; the median of their times counts, or the least in collaborative
-    decoding."""
+    """Timed runs of everything, by turns. The median of their times counts, in collaborative
+    decoding the least."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     """Prompt lengths to compile for; fewer and coarser buckets compile less and pad more."""
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
+    """Numbers of image tiles to compile for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +125,14 @@ class Drafting(Decoding):
     gamma: int = 5
     """Drafted tokens a block."""
     width: int | None = None
-    """Tokens that each target pass reads, padding included; then answers are plain decoding's in 16
-    bits too, and rows with trees are left out."""
+    """Tokens that each target pass reads, padding included. It makes answers equal plain decoding's
+    in 16 bits too; rows with trees are left out."""
     temperature: float = 0.0
+    """0 decodes greedily; larger values sample."""
     batch_size: int = 8
+    """Requests that decode together."""
     times: bool = True
-    """Time answers and passes. --no-times counts tokens alone, which other work does not change."""
+    """Time answers and passes. --no-times counts tokens alone, exactly on a busy machine too."""
     trace: bool = False
     """Keep the writer of each token, for figures of weights and overlap and for report.html."""
 

@@ -52,7 +52,7 @@ class Export:
     """Directory or hub id of a target. The vocabulary is padded to its size, with rows that are
     never likeliest. For an EAGLE-3 head, the target that the head is served with."""
     text_only: bool = False
-    """Write the decoder of an LVLM alone, as a language model of its own."""
+    """Write the decoder of a vision-language model alone, as a language model of its own."""
     draft_vocabulary: int | None = None
     """Keep this many tokens of a draft's vocabulary, for jaxspec alone. By default a KV head keeps
     its own, and other drafts get a full head, because transformers reads nothing else."""

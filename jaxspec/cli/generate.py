@@ -23,28 +23,28 @@ from jaxspec.sharding import make_mesh
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(Ask):
-    """Answer a prompt about images with the target. A draft makes the answer faster and never
-    changes it."""
+    """Answer a prompt, with or without images, with the target. A draft makes the answer faster and
+    never changes it."""
 
     target: str
-    """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, LLaVA-NeXT (1.6),
-    LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL) or a text model (Llama, Vicuna; Mistral; Qwen2, Qwen2.5;
-    Qwen3; OPT)."""
+    """Directory in Hugging Face layout, GGUF file or hub id of a vision-language model (LLaVA-1.5,
+    LLaVA-NeXT (1.6), LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL) or a text model (Llama, Vicuna;
+    Mistral; Qwen2, Qwen2.5; Qwen3; OPT)."""
     adapter: str | None = None
     """Directory of the target's LoRA adapter in PEFT's format; it is merged at loading."""
     draft: str | None = None
     """Directory or hub id of a small LLaVA or text model with the target's tokeniser."""
     kv_head: str | None = None
-    """Directory of a KV head made for the target. It drafts alone, or with --draft as one more
-    view, kv. Without --draft and --kv-head the target decodes alone."""
+    """Directory or hub id of the target's KV head or EAGLE-3 head. It drafts alone, or with --draft
+    as one more view, kv. Without --draft, --kv-head and --views lookup the target decodes alone."""
     views: str | None = None
     """Views of the prompt that the draft sees, comma-separated: M (the prompt itself; the default),
     T (text only), C (captions for images), P (image tokens pooled to a quarter), P36 (pooled to
     36), the variants T-literal, T-special, T-slots, P-1d, P-after; then kv, a KV head; and last
     lookup, what followed the newest tokens earlier in prompt and answer. lookup needs no draft."""
     captioner: str | None = None
-    """Captioner of view C: jax:DIR (any LVLM that --target takes), florence2:ID, blip:ID or
-    file:CAPTIONS.jsonl."""
+    """Captioner of view C: jax:DIR (any vision-language model that --target takes), florence2:ID,
+    blip:ID or file:CAPTIONS.jsonl."""
     weights: str | None = None
     """Weight of each view, comma-separated; uniform by default."""
     weighting: str = "static"
@@ -58,7 +58,7 @@ class Generate(Ask):
     or dynamic:4:24."""
     width: int | None = None
     """Tokens that each pass of the target reads, padding included: gamma + 1 or more. In 16 bits
-    the answer then equals plain decoding's at the same width, token for token. Trees have none."""
+    the answer then equals plain decoding's at the same width, token for token. Not with --tree."""
     context: ContextPolicy = "extrapolate"
     """What to do when a view is longer than the draft's trained positions: extrapolate (draft on),
     drop_view (give the view weight 0), or error."""

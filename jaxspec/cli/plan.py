@@ -52,9 +52,9 @@ class Plans:
     prompt: int = 1024
     """Prompt tokens, those of images included."""
     images: int = 1
-    """Image tiles."""
+    """Image tiles of a prompt; LLaVA-1.5 has one an image."""
     new: int = 256
-    """New tokens."""
+    """Most tokens of an answer."""
     train: int | None = None
     """Plan a training step of this many samples instead, each of `prompt` tokens, in which the
     target teaches the draft (logit distillation)."""

@@ -1,11 +1,11 @@
-"""Tries to break the library, and writes what came of it.
+"""Tries to break the library, and writes a table of what happened.
 
     python -m tests.robustness damage --out results/robustness/damage
     python -m tests.robustness kills --out results/robustness/kills
     python -m tests.robustness settings --out results/robustness/settings
 
-`damage` reads checkpoints, rows and images of which something was changed, and command lines; `kills` ends programs
-that write, at random moments; `settings` compares greedy answers under random settings with plain decoding. Each writes
+`damage` reads damaged checkpoints, rows, images and command lines; `kills` ends programs that write at random
+moments; `settings` compares greedy answers under random settings with plain decoding. Each writes
 results.json, records.jsonl and table.md into --out, and exits with 1 if something broke.
 """
 
@@ -74,7 +74,7 @@ def damage(out: Path = Path("runs/robustness/damage"), count: int = 5000, seed: 
 
 
 def kills(out: Path = Path("runs/robustness/kills"), count: int = 200, seed: int = 0) -> None:
-    """Kill what writes at random moments: what comes of it in the end is what comes of it undisturbed, to the bit.
+    """Kill programs that write at random moments, restart them, and compare results with undisturbed runs, to the bit.
 
     Args:
       out: directory for results.json, records.jsonl and table.md.
