@@ -65,13 +65,22 @@ def test_scores_of_a_long_prompt_never_lie_whole_in_memory() -> None:
 
 @pytest.mark.parametrize("count", [256, 130])
 @pytest.mark.parametrize("split", [False, True])
-def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool) -> None:
-    """JAX interprets it here, with heads that share keys, alone and with rows and heads split over a mesh."""
-    args, positions = drawn(count, count), jnp.broadcast_to(jnp.arange(count), (B, count))
+@pytest.mark.parametrize("owned", [False, True])
+def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool, owned: bool) -> None:
+    """JAX interprets it here, with heads that share keys, alone and with rows and heads split over a mesh.
+
+    It also reads within owners, as the tower of Qwen2.5-VL reads within images.
+    """
+    q, k, v = drawn(count, count, kv_heads=N if owned else K)
+    positions = jnp.broadcast_to(jnp.arange(count), (B, count))
+    owner = jnp.stack([jnp.arange(count) // 50, jnp.where(jnp.arange(count) < 100, 0, -1)])
     run = jax.jit(partial(splash, interpret=True))
     with on_mesh(make_mesh(model=2, data=2) if split else None):
-        found = run(*args)
-    close(found, attend_whole(*args, positions))
+        found = run(q, k, v, *([owner] if owned else []))
+    if owned:
+        close(found, attend_freely(q, k.swapaxes(1, 2), v.swapaxes(1, 2), owner[:, :, None] == owner[:, None]))
+    else:
+        close(found, attend_whole(q, k, v, positions))
 
 
 def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
@@ -83,20 +92,6 @@ def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
     ours = jax.jit(jax.grad(partial(loss, partial(splash, interpret=True)), argnums=(0, 1, 2)))(*args)
     theirs = jax.grad(partial(loss, partial(attend_whole, positions=positions)), argnums=(0, 1, 2))(*args)
     jax.tree.map(close, ours, theirs)
-
-
-@pytest.mark.parametrize("count", [256, 130])
-@pytest.mark.parametrize("split", [False, True])
-def test_the_kernel_reads_within_owners(count: int, split: bool) -> None:
-    """The tower of Qwen2.5-VL reads so within images."""
-    q, k, v = drawn(count, count, kv_heads=N)
-    owner = jnp.stack([jnp.arange(count) // 50, jnp.where(jnp.arange(count) < 100, 0, -1)])
-    same = owner[:, :, None] == owner[:, None]
-    expected = attend_freely(q, k.swapaxes(1, 2), v.swapaxes(1, 2), same)
-    run = jax.jit(partial(splash, interpret=True))
-    with on_mesh(make_mesh(model=2, data=2) if split else None):
-        found = run(q, k, v, owner)
-    close(found, expected)
 
 
 def test_photographs_are_read_in_blocks_of_whole_tiles() -> None:
