@@ -185,8 +185,41 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope(interleaved: bool) ->
     assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-3)
 
 
+def check_loss(
+    target: LanguageModel, params: Any, config: KVHeadConfig, head: Any, anchoring: Anchoring, scored: Any,
+    rotary: np.ndarray | None = None,
+) -> None:
+    """Assert that the loss of two rows of text is that of its definition, and that all parameters learn of it.
+
+    Args:
+      scored: (what the head reads of the target, tokens, row, anchor) -> the losses [J] of a block's steps.
+    """
+    tokens = np.random.default_rng(0).integers(3, 20, (2, 12)).astype(np.int32)
+    mask = np.zeros((2, 12), bool)
+    mask[0, 5:9] = mask[1, 6:] = True
+    rows = PromptRows(tokens, np.full(2, 12), rotary=rotary)
+    whole = ConversationBatch(rows, mask, None, np.arange(2, dtype=np.uint32))
+    batch = HeadBatches(Given(whole, np.full((2, 12), -1)), config, anchoring, seed=1)(0)  # type: ignore[arg-type]
+    loss_fn = jax.jit(jax.value_and_grad(make_loss(target, config, anchoring), has_aux=True))
+    (loss, _), gradient = loss_fn({"target": params, "head": head}, batch)
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient["head"]))
+
+    read = jax.tree.map(np.asarray, read_target(target, params, whole, config))
+    sums, counts = np.zeros(3), np.zeros(3)
+    for b, anchor in [(row, one) for row in range(2) for one in batch.anchors[row] if one >= 0]:
+        losses = scored(read, tokens, b, anchor)
+        for step in range(3):
+            if anchor + step + 1 >= 12 or not mask[b, anchor : anchor + step + 2].all():
+                break
+            sums[step] += losses[step]
+            counts[step] += 1
+    assert counts.all()
+    weights = anchoring.decay ** np.arange(3)
+    assert float(loss) == pytest.approx((weights * sums / counts).sum() / weights.sum(), rel=1e-4)
+
+
 def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
-    """Blocks of two rows with rotary positions of three axes, by the reference in numpy; labels alone are learned."""
+    """Rotary positions of three axes, by the reference in numpy; labels alone are learned."""
     text = Qwen2Config(
         vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
@@ -194,40 +227,19 @@ def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
     target, params = LanguageModel(text), tiny.random_params(text, scale=0.4)
     config = KVHeadConfig.of_target(text, feature="fused", target_layers=(0, 1, 2), gamma=3)
     head = tiny.eagle_params(config, params)
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(3, 24, (2, 12)).astype(np.int32)
-    mask = np.zeros((2, 12), bool)
-    mask[0, 5:9] = mask[1, 6:] = True
-    rotary = np.stack([np.arange(12) + rng.integers(0, 3, (3, 12)) for _ in range(2)]).astype(np.int32)
+    rotary = (np.arange(12) + np.random.default_rng(1).integers(0, 3, (2, 3, 12))).astype(np.int32)
     rotary[:, :, 4:] = np.arange(4, 12)  # text
-    rows = PromptRows(tokens, np.full(2, 12), rotary=rotary)
-    whole = ConversationBatch(rows, mask, None, np.arange(2, dtype=np.uint32))
-    batches = HeadBatches(Given(whole, np.full((2, 12), -1)), config, Anchoring(anchors=2), seed=1)  # type: ignore[arg-type]
-    batch = batches(0)
-    loss_fn = make_loss(target, config, Anchoring(anchors=2, loss="ce", decay=0.5))
-    both = {"target": params, "head": head}
-    (loss, _), gradient = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(both, batch)
-    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient["head"]))
-
-    states = read_target(target, params, whole, config).states
     tensors = {name.replace("layers.0.", "midlayer."): leaf for name, leaf in named_tensors(head).items()}
     embedding = np.asarray(params["model"]["embed_tokens"]["embedding"], np.float64)
-    sums, counts = np.zeros(3), np.zeros(3)
-    for b, anchor in [(row, one) for row in range(2) for one in batch.anchors[row] if one >= 0]:
-        drafted = tokens[b, anchor + 1 : anchor + 3]
-        scores = reference(
-            config.to_dict(), tensors, embedding, np.asarray(states[b, :anchor], np.float64),
-            tokens[b, : anchor + 1], rotary[b].T[:anchor], drafted,
-        )  # fmt: skip
+
+    def scored(read: Any, tokens: np.ndarray, b: int, anchor: int) -> np.ndarray:
+        states, drafted = read.states[b, :anchor].astype(np.float64), tokens[b, anchor + 1 : anchor + 3]
+        given = states, tokens[b, : anchor + 1], rotary[b].T[:anchor], drafted
+        scores = reference(config.to_dict(), tensors, embedding, *given)
         logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-        for step in range(3):
-            if anchor + step + 1 >= 12 or not mask[b, anchor : anchor + step + 2].all():
-                break
-            sums[step] -= logs[step, tokens[b, anchor + step + 1]]
-            counts[step] += 1
-    assert counts.all()
-    weights = 0.5 ** np.arange(3)
-    assert float(loss) == pytest.approx((weights * sums / counts).sum() / weights.sum(), rel=1e-4)
+        return np.asarray([-row[token] for row, token in zip(logs, tokens[b, anchor + 1 : anchor + 4])])
+
+    check_loss(target, params, config, head, Anchoring(anchors=2, loss="ce", decay=0.5), scored, rotary)
 
 
 @pytest.mark.parametrize("feature", ["none", "last_hidden"])
@@ -238,43 +250,25 @@ def test_a_one_pass_heads_loss_is_that_of_its_definition(feature: str) -> None:
 
     target, params = tiny.text_only(*tiny.lvlm(16, 2, seed=0))
     config, head = tiny.kv_head(target, params, feature=feature, parallel=True, markov=2, gamma=3)
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(3, 20, (2, 12)).astype(np.int32)
-    mask = np.zeros((2, 12), bool)
-    mask[0, 5:9] = mask[1, 6:] = True
-    rows = PromptRows(tokens, np.full(2, 12))
-    whole = ConversationBatch(rows, mask, None, np.arange(2, dtype=np.uint32))
-    shown = np.full((2, 12), -1)
-    batch = HeadBatches(Given(whole, shown), config, Anchoring(anchors=2), seed=1)(0)  # type: ignore[arg-type]
-    loss_fn = make_loss(target, config, Anchoring(anchors=2, decay=0.5))
-    both = {"target": params, "head": head}
-    (loss, _), gradient = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(both, batch)
-    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient["head"]))
-
-    read = jax.tree.map(np.asarray, read_target(target, params, whole, config))
     tensors = {name: torch.tensor(leaf) for name, leaf in named_tensors(head).items()}
-    embedding = np.asarray(params["model"]["embed_tokens"]["embedding"])
-    output = np.asarray(params["lm_head"]["kernel"])
-    sums, counts = np.zeros(3), np.zeros(3)
-    for b, anchor in [(row, one) for row in range(2) for one in batch.anchors[row] if one >= 0]:
-        block = embedding[tokens[b, np.minimum(anchor + np.arange(3), 11)]]
+    embedding, output = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["kernel"]
+
+    def scored(read: Any, tokens: np.ndarray, b: int, anchor: int) -> np.ndarray:
+        block = np.asarray(embedding)[tokens[b, np.minimum(anchor + np.arange(3), 11)]]
         k, v = (torch.tensor(leaf[b].swapaxes(0, 1)) for leaf in (read.k, read.v))
-        before = torch.tensor(read.hidden[b, anchor - 1])
-        hidden = run_block(config.to_dict(), tensors, torch.tensor(block), k, v, shown[b], anchor, before).numpy()
+        before, nowhere = torch.tensor(read.hidden[b, anchor - 1]), np.full(12, -1)
+        hidden = run_block(config.to_dict(), tensors, torch.tensor(block), k, v, nowhere, anchor, before).numpy()
         normed = block / np.sqrt((block**2).mean(-1, keepdims=True) + config.text_config.rms_norm_eps)
         scores = hidden @ output + normed @ head["markov_in"] @ head["markov_out"]
-        for step in range(3):
-            if anchor + step + 1 >= 12 or not mask[b, anchor : anchor + step + 2].all():
-                break
-            p, q = (np.asarray(jax.nn.log_softmax(x)) for x in (read.hidden[b, anchor + step] @ output, scores[step]))
-            sums[step] += (np.exp(p) * (p - q)).sum()
-            counts[step] += 1
-    assert counts.all()
-    weights = 0.5 ** np.arange(3)
-    assert float(loss) == pytest.approx((weights * sums / counts).sum() / weights.sum(), rel=1e-4)
+        p, q = (np.asarray(jax.nn.log_softmax(x)) for x in (read.hidden[b, anchor : anchor + 3] @ output, scores))
+        return (np.exp(p) * (p - q[: len(p)])).sum(-1)
+
+    check_loss(target, params, config, head, Anchoring(anchors=2, decay=0.5), scored)
 
 
-def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_lies_on_its_mesh_before_training_begins(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Begun(Exception):
         pass
 
@@ -285,25 +279,24 @@ def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monk
         raise Begun
 
     monkeypatch.setattr("jaxspec.training.kv_head.fit", begin)
-    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    data = prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(4)])
+    data = {"talk": taught / "talk"}
     with pytest.raises(Begun):
-        train_kv_head(replace(child.HEAD, target=str(path)), tmp_path, {"talk": data})
+        train_kv_head(replace(child.HEAD, target=str(taught / "target")), tmp_path, data)
 
 
 @pytest.mark.parametrize("options", [child.HEAD.head, FUSED, ONE_PASS], ids=["KV head", "EAGLE-3", "one pass"])
-def test_losses_on_a_mesh_are_those_of_one_device(options: Any, tmp_path: Path) -> None:
+def test_losses_on_a_mesh_are_those_of_one_device(options: Any, taught: Path, tmp_path: Path) -> None:
     """The target is split over both axes, the rows over one."""
-    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(20)])}
+    data = {"talk": taught / "talk"}
     alone = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
     for name, stages in (("mesh", child.HEAD.stages), ("one", (alone,))):
-        train_kv_head(replace(child.HEAD, target=str(path), stages=stages, head=options), tmp_path / name, data)
+        recipe = replace(child.HEAD, target=str(taught / "target"), stages=stages, head=options)
+        train_kv_head(recipe, tmp_path / name, data)
     mesh, one = (training.losses(tmp_path / name / "head") for name in ("mesh", "one"))
     np.testing.assert_allclose(mesh, one, rtol=1e-4)
 
 
-def test_a_head_goes_on_from_one_of_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_goes_on_from_one_of_its_kind(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
 
     def begin(config: Any, params: Any, *_: Any, **__: Any) -> Any:
@@ -311,9 +304,8 @@ def test_a_head_goes_on_from_one_of_its_kind(tmp_path: Path, monkeypatch: pytest
         return {"head": params["head"]}
 
     monkeypatch.setattr("jaxspec.training.kv_head.fit", begin)
-    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(4)])}
-    recipe = replace(child.HEAD, target=str(path), draft_vocabulary=20)
+    data = {"talk": taught / "talk"}
+    recipe = replace(child.HEAD, target=str(taught / "target"), draft_vocabulary=20)
     config, head = train_kv_head(recipe, tmp_path, data)
     changed = jax.tree.map(lambda leaf: leaf + 1, head)
     save_kv_head(tmp_path / "head", config, changed, None)
@@ -326,12 +318,11 @@ def test_a_head_goes_on_from_one_of_its_kind(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_stopped_training_of_an_eagle_head_goes_on_to_the_same_parameters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(20)])}
+    data = {"talk": taught / "talk"}
     stage = replace(child.HEAD_STAGE, steps=7, save_every=2, mesh=MeshConfig(data=1))
-    recipe = replace(child.HEAD, target=str(path), head=FUSED, keep_readings=True)
+    recipe = replace(child.HEAD, target=str(taught / "target"), head=FUSED, keep_readings=True)
     recipe = replace(recipe, stages=(replace(recipe.stages[0], train=stage),), draft_vocabulary=20)
     _, straight = train_kv_head(recipe, tmp_path / "straight", data)
     made = HeadBatches.__call__
@@ -398,6 +389,6 @@ def test_each_row_is_read_once() -> None:
 def test_targets_without_rotary_keys_are_refused(tmp_path: Path) -> None:
     target = families.write(tmp_path, "opt") / "target"
     stage = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
-    data = prepare("talk", tmp_path, [tiny.Talk()[0]])
+    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[0]])}
     with pytest.raises(InputError, match="no rotary keys"):
-        train_kv_head(replace(child.HEAD, target=str(target), stages=(stage,)), tmp_path, {"talk": data})
+        train_kv_head(replace(child.HEAD, target=str(target), stages=(stage,)), tmp_path, data)
