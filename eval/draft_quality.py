@@ -6,7 +6,7 @@
     python -m eval.draft_quality mini --sets read --drafts "pooled=runs/train/mini_pooled/hf:P"
 
 These are IbED's measures of drafts (its Table 12), by plain decoding. rouge-score and nltk compute
-them (the `quality` extra); METEOR also needs WordNet's files, which no package contains. With
+them (the `quality` extra); METEOR also needs WordNet (`python -m nltk.downloader wordnet`). With
 --attributes the script instead asks picturebook's attribute questions on the test split, to find
 out whether a model sees. Writes results.json, records.jsonl and table.md into --out.
 """
