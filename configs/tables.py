@@ -341,7 +341,7 @@ def list_of_tables() -> str:
     """Return the lines of each paper as a table in Markdown."""
     parts = []
     for paper, lines in PAPERS.items():
-        rows = [f"| {paper} | what it compares | needs | commands |", "|---|---|---|---|"]
+        rows = [f"| {paper} | comparison | needs | commands |", "|---|---|---|---|"]
         for line in lines:
             told = [f"`{command}`" for command in line.command.splitlines()] or [line.why]
             told += [f"mini: `{command}`" for command in line.mini.splitlines()]

@@ -203,7 +203,7 @@ def cache_sharding(mesh: Mesh | AbstractMesh, shape: Sequence[int]) -> NamedShar
     return NamedSharding(mesh, partition(mesh, CACHE_AXES, shape))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Return the sharding of arrays that every device holds whole, such as drafts and inputs."""
     return NamedSharding(mesh, PartitionSpec())
 

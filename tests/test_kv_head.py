@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from jaxspec.checkpoints.kv_head import named_tensors, save_kv_head
 from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config
-from jaxspec.models.kv_head import KVHead, head_rows, init_head
+from jaxspec.models.head_slots import head_rows
+from jaxspec.models.kv_head import KVHead, init_head
 from jaxspec.typing import Array, Params
 from safetensors.numpy import load_file
 

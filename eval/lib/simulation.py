@@ -35,8 +35,9 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead, image_inputs, prompt_encoder
 from jaxspec.models import LanguageModel
 from jaxspec.models.blocks import read_blocks, read_whole
+from jaxspec.models.head_slots import HeadRows, head_rows
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows, corrected, head_rows, joined
+from jaxspec.models.kv_head import corrected, joined
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt

@@ -110,8 +110,8 @@ def _lane(
                 kind = "drafted" if token in drafted else ""
                 yield _text(EDGE + CHARACTER * column, top + 43 + LINE * line, text, kind)
         if number == count:
-            told = f"{count} passes, {(len(passes) - 1) / max(count, 1):.2f} tokens a pass"
-            yield _text(WIDTH - EDGE, top, f"{told}, {count * seconds:.2f} s", "note end")
+            counted = f"{count} passes, {(len(passes) - 1) / max(count, 1):.2f} tokens a pass"
+            yield _text(WIDTH - EDGE, top, f"{counted}, {count * seconds:.2f} s", "note end")
         yield "</g>"
 
 

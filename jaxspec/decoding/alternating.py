@@ -13,6 +13,7 @@ from flax import struct
 from jaxspec.cache import KVCache
 from jaxspec.decoding.collaboration import (
     Collaboration,
+    SharedState,
     commit_run,
     count_calls,
     prefill_members,
@@ -20,7 +21,7 @@ from jaxspec.decoding.collaboration import (
 )
 from jaxspec.decoding.program import Member
 from jaxspec.decoding.speculative import next_token
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, keep_decoding
+from jaxspec.decoding.state import Pause, PromptBatch, keep_decoding
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Verdict
@@ -38,7 +39,7 @@ class Pending(struct.PyTreeNode):
 
 
 @dataclass(frozen=True)
-class Alternating(Collaboration):
+class Alternating(Collaboration[Pending]):
     """Let every model propose in turn (CoS). `params` are those of `prefill_members`.
 
     The models form a ring. In its turn a model reads all tokens that it has not read: the newest
@@ -84,19 +85,23 @@ class Alternating(Collaboration):
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> DecodeState:
-        state = prefill_members(self.members, params, batch, options, new_slots, self.spare_slots)
-        rows, window = len(state.count), sum(self.gammas) - min(self.gammas)
+    ) -> SharedState[Pending]:
+        rows, window = len(options.temperature), sum(self.gammas) - min(self.gammas)
         rings = tuple(
             jnp.zeros((rows, window, member.model.text.vocab_size)) for member in self.members
         )
-        zero = jnp.zeros_like(state.count)
-        return state.replace(drafter=Pending(jnp.full_like(zero, self.first), zero, rings))
+        first, none = jnp.full(rows, self.first), jnp.zeros(rows, jnp.int32)
+        pending, spare = Pending(first, none, rings), self.spare_slots
+        return prefill_members(self.members, params, batch, options, new_slots, spare, pending)
 
     def decode(
-        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
-    ) -> DecodeState:
-        def step(state: DecodeState) -> DecodeState:
+        self,
+        params: Params,
+        state: SharedState[Pending],
+        options: Sampling,
+        pause: Pause | None = None,
+    ) -> SharedState[Pending]:
+        def step(state: SharedState[Pending]) -> SharedState[Pending]:
             for k in range(len(self.members)):
                 model = (self.first + k) % len(self.members)
                 waits = jnp.any((state.drafter.turn == model) & ~state.done)
@@ -107,8 +112,8 @@ class Alternating(Collaboration):
         return jax.lax.while_loop(lambda state: keep_decoding(state, pause), step, state)
 
     def turn(
-        self, model: int, params: Params, options: Sampling, state: DecodeState
-    ) -> DecodeState:
+        self, model: int, params: Params, options: Sampling, state: SharedState[Pending]
+    ) -> SharedState[Pending]:
         """Take one model's turn for its rows: score, verify the oldest run if due, propose."""
         owner = (model + 1) % len(self.members)
         run, others = self.gammas[owner], sum(self.gammas) - self.gammas[model]
@@ -180,12 +185,12 @@ class Alternating(Collaboration):
         model: int,
         params: Params,
         options: Sampling,
-        state: DecodeState,
+        state: SharedState[Pending],
         rings: tuple[Array, ...],
         logits: Float[Array, "B V"],
         index: Int[Array, " B"],
         proposing: Bool[Array, " B"],
-    ) -> tuple[DecodeState, tuple[Array, ...]]:
+    ) -> tuple[SharedState[Pending], tuple[Array, ...]]:
         """Propose a run from `index` on: the first token from `logits`, each next one by a pass."""
         gamma = self.gammas[model]
         rows = jnp.arange(len(index))

@@ -144,7 +144,7 @@ def build_program(
     head: KVHeadConfig | None,
     config: EngineConfig,
     shares_tower: bool,
-) -> Program:
+) -> Autoregressive | Speculator:
     """Return the program of a target with a draft, a KV head, lookup, or none of them."""
     size = target.text.vocab_size
     views = parse_views(config.views) if config.views else ()

@@ -34,7 +34,7 @@ from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts
 from jaxspec.decoding.steps import larger_cache, run_prefill
 from jaxspec.errors import InputError
 from jaxspec.loading import image_inputs, image_tiles, prompt_encoder
-from jaxspec.models.kv_head import head_rows, reads_as_text
+from jaxspec.models.head_slots import head_rows, reads_as_text
 from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows, which_image
 from jaxspec.prompts.views import parse_weights

@@ -27,6 +27,7 @@ from jaxspec.decoding.program import Member, Program
 from jaxspec.decoding.speculative import copied
 from jaxspec.decoding.state import (
     DecodeState,
+    Drafting,
     PromptBatch,
     Prompts,
     append,
@@ -41,16 +42,6 @@ from jaxspec.verification import Draft, Verdict, match, rejection
 VERIFY = 1
 """Stream of a step's keys for verification. `state.DRAW` draws every proposal for a place, at most
 one of which is ever verified."""
-
-
-class Collaboration(Program):
-    """Share what all collaborative programs need: each model has a cache of its own."""
-
-    def weights(self, params: Params) -> tuple[Params, ...]:
-        return params["models"]
-
-    def caches(self, state: DecodeState) -> tuple[KVCache, ...]:
-        return state.target
 
 
 class CollaborationStats(struct.PyTreeNode):
@@ -73,6 +64,20 @@ class CollaborationStats(struct.PyTreeNode):
     """Forward passes of the loop, whether the row took part or not."""
 
 
+SharedState = DecodeState[tuple[KVCache, ...], Drafting, CollaborationStats]
+"""State of collaborating models, each with a cache of its own."""
+
+
+class Collaboration(Program[SharedState[Drafting]]):
+    """Share what all collaborative programs need."""
+
+    def weights(self, params: Params) -> tuple[Params, ...]:
+        return params["models"]
+
+    def caches(self, state: SharedState[Drafting]) -> tuple[KVCache, ...]:
+        return state.target
+
+
 def prefill_members(
     members: Sequence[Member],
     params: Params,
@@ -80,12 +85,14 @@ def prefill_members(
     options: Sampling,
     new_slots: int,
     spare: int,
-) -> DecodeState:
+    pending: Drafting,
+) -> SharedState[Drafting]:
     """Prefill every member and draw the first new token from their combination.
 
     Args:
       params: {"models": a tuple of parameters, "combination": a `Combination`}.
       spare: Number of cache slots past the last new token that a pass may write.
+      pending: Pending proposals, if the program keeps any.
     """
     logits, caches = [], []
     prompts = (Prompts(batch.target, batch.images), *batch.others)
@@ -104,7 +111,7 @@ def prefill_members(
     per_model = jnp.zeros((len(zero), len(members)), jnp.int32)
     overlap = per_model.astype(jnp.float32)
     stats = CollaborationStats(zero, zero, per_model, per_model, per_model, overlap, per_model)
-    return init_state(first, caches, stats, options, new_slots + spare)
+    return init_state(first, caches, stats, options, new_slots + spare, pending)
 
 
 def draw_combined(
@@ -150,14 +157,14 @@ def verify_combined(
 
 
 def commit_run(
-    state: DecodeState,
+    state: SharedState[Drafting],
     drafted: Int[Array, "B J"],
     verdict: Verdict,
     overlap: Float[Array, "B J"],
     proposer: int,
     wanted: Int[Array, " B"],
     options: Sampling,
-) -> DecodeState:
+) -> SharedState[Drafting]:
     """Append and count the first `wanted` of the accepted proposals and the token after them."""
     state, emitted = append(state, drafted, verdict, wanted, options)
     own = jnp.arange(len(state.target)) == proposer
@@ -177,8 +184,8 @@ def commit_run(
 
 
 def count_calls(
-    state: DecodeState, model: int, calls: Int[Array, " B"], passes: int | Array
-) -> DecodeState:
+    state: SharedState[Drafting], model: int, calls: Int[Array, " B"], passes: int | Array
+) -> SharedState[Drafting]:
     """Add a model's forward passes to the counts of each row and of the batch."""
     stats = state.stats
     stats = stats.replace(

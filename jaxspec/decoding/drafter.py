@@ -14,12 +14,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxspec.cache import KVCache, TreeMask, hidden_before, keep_path
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.lookup import Text, backed_off
-from jaxspec.decoding.state import PromptBatch, rewound, step_keys
+from jaxspec.decoding.state import DraftState, Plan, PromptBatch, rewound, step_keys
 from jaxspec.models import LanguageModel
 from jaxspec.models.head_cache import adopt_target_kv, pack, pack_own
 from jaxspec.models.inputs import PromptRows
@@ -60,36 +59,6 @@ class BlockInputs:
     def keys(self, place: int | Array) -> Array:
         """Return the rows' keys for the draws at a place of the block."""
         return step_keys(self.options, self.count, place)
-
-
-class Plan(struct.PyTreeNode):
-    """What one pass of a KV head says of a block; the tokens are chosen one by one."""
-
-    scores: Float[Array, "B J V"]
-    place: Int[Array, ""]
-    """Place of the next token, 0 at first; all nodes of a tree's level have the same."""
-
-
-class DraftState(struct.PyTreeNode):
-    """Carry a draft's caches from block to block.
-
-    Between blocks a row of `cache` is two tokens short of the committed ones: after full acceptance
-    the draft has not read its own last proposal, so every block reads the two newest tokens again.
-    """
-
-    cache: KVCache | None
-    """Draft model's cache, view-major: row r*B + b is view r of request b; None without a model."""
-    last: Int[Array, " R*B"] | None
-    """Last token of each row's prompt, which the first block reads again."""
-    head: KVCache | None = None
-    """Head's cache, B rows. A KV head's holds the target's keys and values of all committed tokens
-    but the newest and, within a block, the head's own. An EAGLE-3 head's holds its own, which
-    between blocks come from the target's hidden states."""
-    text: Text | None = None
-    """Prompt and answer before this block, which lookup searches."""
-    plan: Plan | None = None
-    """Scores of the block that is being drafted, for a head that is `parallel`; None between
-    blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, map_caches
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.attention import BLOCK
+from jaxspec.models.head_slots import no_rows
 from jaxspec.models.inputs import Pool, PromptRows
-from jaxspec.models.kv_head import no_rows
 from jaxspec.models.qwen_vl import full_block
 from jaxspec.models.vision import TILE_BLOCK
 from jaxspec.runtime import human_bytes

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache
 from jaxspec.decoding.collaboration import (
     Collaboration,
+    SharedState,
     commit_run,
     count_calls,
     prefill_members,
@@ -17,13 +18,13 @@ from jaxspec.decoding.collaboration import (
 )
 from jaxspec.decoding.program import Member
 from jaxspec.decoding.speculative import next_token
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, keep_decoding, newest
+from jaxspec.decoding.state import Pause, PromptBatch, keep_decoding, newest
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 
 
 @dataclass(frozen=True)
-class OneProposer(Collaboration):
+class OneProposer(Collaboration[None]):
     """Let one model propose every run, and all models score it."""
 
     members: tuple[Member, ...]
@@ -43,19 +44,24 @@ class OneProposer(Collaboration):
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> DecodeState:
-        return prefill_members(self.members, params, batch, options, new_slots, self.spare_slots)
+    ) -> SharedState[None]:
+        spare = self.spare_slots
+        return prefill_members(self.members, params, batch, options, new_slots, spare, None)
 
     def decode(
-        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
-    ) -> DecodeState:
+        self,
+        params: Params,
+        state: SharedState[None],
+        options: Sampling,
+        pause: Pause | None = None,
+    ) -> SharedState[None]:
         return jax.lax.while_loop(
             lambda state: keep_decoding(state, pause),
             lambda state: self.run(params, state, options),
             state,
         )
 
-    def run(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+    def run(self, params: Params, state: SharedState[None], options: Sampling) -> SharedState[None]:
         """Run once for all rows: propose, score, verify, commit."""
         live = (~state.done).astype(jnp.int32)
         last = newest(state)

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 from flax.traverse_util import flatten_dict
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.decoding.assembly import build_program
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
-from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.models import LanguageModel, abstract_params, split_tower, towers_alike
 from jaxspec.models.int8 import Weights
 from jaxspec.models.kv_head import abstract_head
@@ -69,7 +70,7 @@ def abstract_program(
     head: KVHeadConfig | None = None,
     weights: Weights | None = None,
     width: int | None = None,
-) -> tuple[Any, Params]:
+) -> tuple[Autoregressive | Speculator, Params]:
     """Return the program of these models, and its parameters as shapes.
 
     Without views the target decodes alone. A draft whose tower has the target's shapes shares it.
@@ -103,17 +104,19 @@ def usual_head(target: ModelConfig, **options: Any) -> KVHeadConfig:
     return KVHeadConfig.of_target(target, **pooled, **options)
 
 
-def sizes_of(program: Any, prompt: int, tiles: int, new: int) -> Sizes:
+def sizes_of(program: Autoregressive | Speculator, prompt: int, tiles: int, new: int) -> Sizes:
     """Return the sizes of rows with these prompt slots, image tiles and new tokens."""
-    tiles = tiles if program.towers[0].has_vision else 0
+    tiles = tiles if program.target.has_vision else 0
     counted = tuple(tiles if tower else 0 for tower in program.towers)
     return Sizes(prompt, counted, new, *((prompt, tiles) if program.head else ()))
 
 
-def split_over(program: Any, params: Params, mesh: Any) -> Params:
+def split_over(
+    program: Autoregressive | Speculator, params: Params, mesh: Mesh | AbstractMesh
+) -> Params:
     """Return the shapes placed as in an engine: target and head split, the draft replicated."""
     places: dict[str, Any] = {"target": shardings(program.target.config, params["target"], mesh)}
-    if "head" in params:
+    if program.head is not None:
         places["head"] = shardings(program.head.text_config, params["head"], mesh)
     if "drafter" in params:
         places["drafter"] = jax.tree.map(lambda _: replicated(mesh), params["drafter"])
@@ -135,7 +138,9 @@ class Plan:
         return tokens_per_pass * self.plain / self.block
 
 
-def plan(program: Any, params: Params, devices: int, batch: int, sizes: Sizes) -> Plan:
+def plan(
+    program: Autoregressive | Speculator, params: Params, devices: int, batch: int, sizes: Sizes
+) -> Plan:
     """Return the plan of decoding on this many devices."""
     if devices > 1:
         params = split_over(program, params, abstract_mesh(model=devices))
@@ -150,9 +155,10 @@ def plan(program: Any, params: Params, devices: int, batch: int, sizes: Sizes) -
         drafted += bytes_held(
             [leaf for path, leaf in flat(params["target"]).items() if "lm_head" in path]
         )
-    drafts = program.drafter.gamma if isinstance(program, Speculator) else 0
-    if drafts and not program.drafter.views and program.head is not None and program.head.parallel:
-        drafts = 1
+    drafts = 0
+    if isinstance(program, Speculator):
+        head, alone = program.head, not program.drafter.views
+        drafts = 1 if alone and head and head.parallel else program.drafter.gamma
     return Plan(report, plain, plain + drafts * drafted)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from jaxspec.cache import KVCache
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts
 from jaxspec.models import LanguageModel
+from jaxspec.models.head_slots import HeadRows
 from jaxspec.models.inputs import Pool, PromptRows
-from jaxspec.models.kv_head import HeadRows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Float, Params
 
+State = TypeVar("State", bound=DecodeState[Any, Any, Any])
 Images = dict[str, Float[Array, "B U ..."]] | None
 """The tiles of each row's images; None where no row has any."""
 
@@ -30,7 +32,7 @@ class Member:
     """Whether the prompt shows images."""
 
 
-class Program(ABC):
+class Program(ABC, Generic[State]):
     """Decode with pure functions: `prefill` makes the state, and `decode` runs the loop.
 
     Programs are frozen dataclasses, so that they can be static arguments of compiled functions.
@@ -44,7 +46,7 @@ class Program(ABC):
         """Return the parameters of each member."""
 
     @abstractmethod
-    def caches(self, state: DecodeState) -> tuple[KVCache, ...]:
+    def caches(self, state: State) -> tuple[KVCache, ...]:
         """Return the cache of each member."""
 
     @property
@@ -102,7 +104,7 @@ class Program(ABC):
     @abstractmethod
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> DecodeState:
+    ) -> State:
         """Run the prompts and return a state with each row's first new token.
 
         new_slots: Most new tokens of a row.
@@ -110,6 +112,6 @@ class Program(ABC):
 
     @abstractmethod
     def decode(
-        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
-    ) -> DecodeState:
+        self, params: Params, state: State, options: Sampling, pause: Pause | None = None
+    ) -> State:
         """Decode until every row is done, or until `pause`, in one `while_loop`."""

@@ -13,6 +13,7 @@ from PIL.Image import Image
 
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.data.images import Picture
+from jaxspec.decoding.memory import Sizes
 from jaxspec.errors import InputError, check_counts
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import PromptRow
@@ -20,6 +21,7 @@ from jaxspec.sampling import Sampling
 
 Made = TypeVar("Made")
 
+UNSIZED = Sizes(0, (), 0)
 LARGEST = 2**31 - 1  # the largest int32
 HOTTEST = 1e30
 """Highest temperature that float32 logits can be divided by without underflow."""
@@ -116,8 +118,8 @@ class EncodedRequest(Request):
     """Name in error messages, if there are several."""
     rows: tuple[PromptRow, ...] = ()
     """Token rows of the prompt, one for each form."""
-    sizes: Any = None
-    """Bucket, a `Sizes`."""
+    sizes: Sizes = UNSIZED
+    """Bucket."""
     caption_ms: float = 0.0
 
 
@@ -173,13 +175,13 @@ def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[
     )
 
 
-def in_batches(sizes: Sequence[Any], most: int) -> list[list[int]]:
+def in_batches(sizes: Sequence[Sizes], most: int) -> list[list[int]]:
     """Return batches of at most `most` requests, as indices, the longest requests first.
 
     A batch is padded to its largest sizes. So no size in it is over twice another one, and either
     all its requests have images or none has.
     """
-    batches: list[tuple[list[int], set[Any]]] = []
+    batches: list[tuple[list[int], set[Sizes]]] = []
     for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
         for members, known in batches:
             if len(members) < most and all(_near(sizes[i], other) for other in known):
@@ -191,7 +193,7 @@ def in_batches(sizes: Sequence[Any], most: int) -> list[list[int]]:
     return [members for members, _ in batches]
 
 
-def _near(one: Any, other: Any) -> bool:
+def _near(one: Sizes, other: Sizes) -> bool:
     """Return whether no size is over twice the other; any size is over twice 0."""
     return all(max(pair) <= 2 * min(pair) for pair in zip(one.flat, other.flat, strict=True))
 

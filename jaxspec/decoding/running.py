@@ -22,10 +22,13 @@ import numpy as np
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.batcher import Batcher, rows_per_insert
+from jaxspec.decoding.collaboration import CollaborationStats
 from jaxspec.decoding.compile_cache import Held, compiled_ms, timed
 from jaxspec.decoding.requests import EncodedRequest, Result
-from jaxspec.decoding.state import Pause, trace_record
+from jaxspec.decoding.state import DecodeStats, Pause
 from jaxspec.decoding.steps import grow, insert_rows, run_decode
+from jaxspec.decoding.trace import Trace, trace_record
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.sharding import on_mesh
 
 STRIDE = 8
@@ -136,7 +139,13 @@ class RunningBatch:
 
 
 def _result(
-    decoder: Any, request: EncodedRequest, row: int, tokens: Any, count: Any, stats: Any, trace: Any
+    decoder: PromptEncoder,
+    request: EncodedRequest,
+    row: int,
+    tokens: np.ndarray,
+    count: np.ndarray,
+    stats: DecodeStats | CollaborationStats,
+    trace: Trace | None,
 ) -> dict[str, Any]:
     """Return the fields of a row's `Result` so far, and `stopped`: whether a stop string came."""
     said = tokens[row, : count[row]].tolist()

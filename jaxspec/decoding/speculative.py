@@ -6,7 +6,6 @@ Each program is one `while_loop`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +17,19 @@ from jaxspec.decoding.program import Member, Program
 from jaxspec.decoding.state import (
     DecodeState,
     DecodeStats,
+    Drafting,
+    DraftState,
     Pause,
     PromptBatch,
+    Tree,
     commit,
     draw_next,
-    extend_trace,
     init_state,
-    init_trace,
     keep_decoding,
     newest,
     step_keys,
 )
+from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
@@ -37,9 +38,11 @@ from jaxspec.verification import Draft, Verdict, along_path, match, verify
 
 WEIGHTS_STREAM = 1 << 20
 """Stream of a block's keys for weights. Streams of drafted places are below it."""
+TargetState = DecodeState[KVCache, Drafting, DecodeStats]
+"""State of a loop in which one model writes."""
 
 
-class TargetProgram(Program):
+class TargetProgram(Program[TargetState[Drafting]]):
     """Let one model write. `params["target"]` holds its parameters."""
 
     target: LanguageModel
@@ -53,7 +56,7 @@ class TargetProgram(Program):
     def weights(self, params: Params) -> tuple[Params, ...]:
         return (params["target"],)
 
-    def caches(self, state: DecodeState) -> tuple[KVCache, ...]:
+    def caches(self, state: TargetState[Drafting]) -> tuple[KVCache, ...]:
         return (state.target,)
 
     def extend(
@@ -79,7 +82,7 @@ class TargetProgram(Program):
 
 
 @dataclass(frozen=True)
-class Autoregressive(TargetProgram):
+class Autoregressive(TargetProgram[None]):
     """Decode with the target alone, one token in each step."""
 
     target: LanguageModel
@@ -95,19 +98,23 @@ class Autoregressive(TargetProgram):
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> DecodeState:
+    ) -> TargetState[None]:
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
         logits, _, cache = prefill_target(self.target, params["target"], batch, slots)
         logits, cache = copied((logits, cache), batch, options)
         first = first_token(logits, options)
-        return init_state(first, cache, DecodeStats.zeros(len(first), 0), options, new_slots)
+        return init_state(first, cache, DecodeStats.zeros(len(first), 0), options, new_slots, None)
 
     def decode(
-        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
-    ) -> DecodeState:
+        self,
+        params: Params,
+        state: TargetState[None],
+        options: Sampling,
+        pause: Pause | None = None,
+    ) -> TargetState[None]:
         nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
 
-        def step(state: DecodeState) -> DecodeState:
+        def step(state: TargetState[None]) -> TargetState[None]:
             logits, cache = self.extend(params, newest(state)[:, None], state.target)
             token = next_token(logits[:, 0], state.count, options)
             verdict = Verdict(jnp.zeros_like(token), token)
@@ -117,7 +124,7 @@ class Autoregressive(TargetProgram):
 
 
 @dataclass(frozen=True)
-class Speculator(TargetProgram):
+class Speculator(TargetProgram[DraftState]):
     """Decode with a target, a drafter and a weighting of the drafter's views.
 
     `params` also has "drafter" for a draft model and "head" for a KV head.
@@ -163,7 +170,7 @@ class Speculator(TargetProgram):
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> DecodeState:
+    ) -> TargetState[DraftState]:
         """Run the prompts through target and draft, and draw the first token from the target.
 
         The released TABED code drafts that token too, in a block that contains the prompt. Here
@@ -172,6 +179,7 @@ class Speculator(TargetProgram):
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
         kept = None if self.head is None else self.head.target_states
         logits, features, cache = prefill_target(self.target, params["target"], batch, slots, kept)
+        assert batch.weights is not None
         shared = features if self.shares_tower else None
         room = new_slots + max(self.drafter.nodes, self.drafter.reads) + 1
         drafter = self.drafter.prefill(params, batch, shared, cache, room)
@@ -184,15 +192,21 @@ class Speculator(TargetProgram):
         return state.replace(trace=init_trace(weights, new_slots)) if self.traces else state
 
     def decode(
-        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
-    ) -> DecodeState:
+        self,
+        params: Params,
+        state: TargetState[DraftState],
+        options: Sampling,
+        pause: Pause | None = None,
+    ) -> TargetState[DraftState]:
         return jax.lax.while_loop(
             lambda state: keep_decoding(state, pause),
             lambda state: self.block(params, state, options),
             state,
         )
 
-    def block(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+    def block(
+        self, params: Params, state: TargetState[DraftState], options: Sampling
+    ) -> TargetState[DraftState]:
         """Run one block for all rows; each row accepts as many drafts as its own verdict says."""
         gamma = self.drafter.gamma
         last = newest(state)
@@ -232,7 +246,11 @@ class Speculator(TargetProgram):
             return state.replace(drafter=self.drafter.commit(drafter, emitted, state.target, kept))
 
     def judge(
-        self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling
+        self,
+        logits: Float[Array, "B T V"],
+        draft: Draft,
+        state: TargetState[DraftState],
+        options: Sampling,
     ) -> Verdict:
         """Return the verdict on a draft, given the target's logits after each token it read."""
         if options.greedy:
@@ -265,7 +283,7 @@ def prefill_target(
     return logits, features, cache.replace(length=batch.past.length + rows.length)
 
 
-def copied(tree: Any, batch: PromptBatch, options: Sampling) -> Any:
+def copied(tree: Tree, batch: PromptBatch, options: Sampling) -> Tree:
     """Repeat the rows of a tree n times if the options are for n samples of each prompt.
 
     Leaves are [B, ...] or view-major [R*B, ...]: n = 2 makes rows a b into a a b b, in each view.

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from jaxspec.cache import KVCache
+from jaxspec.decoding.lookup import Text
+from jaxspec.decoding.trace import Trace
+from jaxspec.decoding.weighting import Scores
+from jaxspec.models.head_slots import HeadRows
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows
 from jaxspec.sampling import Sampling, draw
 from jaxspec.sharding import CACHE_AXES, constrain
 from jaxspec.typing import Array, Bool, Float, Int
-from jaxspec.verification import Draft, Verdict
+from jaxspec.verification import Verdict
+
+Caches = TypeVar("Caches", KVCache, tuple[KVCache, ...])
+"""Target's cache, or one for each collaborating model."""
+Drafting = TypeVar("Drafting")
+"""State of a drafter, pending proposals of collaborating models, or None."""
+Stats = TypeVar("Stats")
+"""Counts of the loop."""
+Tree = TypeVar("Tree")
 
 
 class Prompts(struct.PyTreeNode):
@@ -81,23 +91,37 @@ class DecodeStats(struct.PyTreeNode):
         return float(self.emitted / self.steps) if self.steps else math.nan
 
 
-class Trace(struct.PyTreeNode):
-    """Record the origin of each new token, for figures and pages of an evaluation.
+class Plan(struct.PyTreeNode):
+    """What one pass of a KV head says of a block; the tokens are chosen one by one."""
 
-    Entries past a row's `count` are undefined.
+    scores: Float[Array, "B J V"]
+    place: Int[Array, ""]
+    """Place of the next token, 0 at first; all nodes of a tree's level have the same."""
+
+
+class DraftState(struct.PyTreeNode):
+    """Carry a draft's caches from block to block.
+
+    Between blocks a row of `cache` is two tokens short of the committed ones: after full acceptance
+    the draft has not read its own last proposal, so every block reads the two newest tokens again.
     """
 
-    place: Int[Array, "B C"]
-    """Place of the token in its block, from 0, if it was drafted; -1: the target wrote it."""
-    weights: Float[Array, "B C R"]
-    """Weights of the views in its block."""
-    agree: Bool[Array, "B C R"]
-    """Whether it was the view's likeliest token."""
-    asked: Bool[Array, "B C"]
-    """Whether the views gave a distribution: not for the prefill token or a bonus token."""
+    cache: KVCache | None
+    """Draft model's cache, view-major: row r*B + b is view r of request b; None without a model."""
+    last: Int[Array, " R*B"] | None
+    """Last token of each row's prompt, which the first block reads again."""
+    head: KVCache | None = None
+    """Head's cache, B rows. A KV head's holds the target's keys and values of all committed tokens
+    but the newest and, within a block, the head's own. An EAGLE-3 head's holds its own, which
+    between blocks come from the target's hidden states."""
+    text: Text | None = None
+    """Prompt and answer before this block, which lookup searches."""
+    plan: Plan | None = None
+    """Scores of the block that is being drafted, for a head that is `parallel`; None between
+    blocks."""
 
 
-class DecodeState(struct.PyTreeNode):
+class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
     """Carry all that a decode loop changes. Caches hold all committed tokens but the newest."""
 
     tokens: Int[Array, "B C"]
@@ -105,35 +129,37 @@ class DecodeState(struct.PyTreeNode):
     count: Int[Array, " B"]
     """Number of committed new tokens."""
     done: Bool[Array, " B"]
-    target: Any
-    """Target's `KVCache`, or a tuple with one for each collaborating model."""
-    drafter: Any
+    target: Caches
+    """Target's cache, or one for each collaborating model."""
+    drafter: Drafting
     """`DraftState` of a drafter, or `Pending` proposals (`Alternating`)."""
-    weighting: Any
+    weighting: Scores | Float[Array, "B R"] | None
     """State of the weighting: `Scores` of an adaptive rule, or the weights."""
-    stats: Any
+    stats: Stats
     """`DecodeStats`, or `CollaborationStats` of collaborating models."""
     trace: Trace | None = None
     """Origin of each token, if the program traces."""
 
 
 def map_caches(
-    change: Callable[[KVCache], Any], tree: Any, rest: Callable[[Array], Any] = lambda leaf: leaf
-) -> Any:
+    change: Callable[[KVCache], KVCache],
+    tree: Tree,
+    rest: Callable[[Array], Array] = lambda leaf: leaf,
+) -> Tree:
     """Map `change` over the caches of a tree, and `rest` over its other leaves."""
 
-    def changed(part: Any) -> Any:
+    def changed(part: KVCache | Array) -> KVCache | Array:
         return change(part) if isinstance(part, KVCache) else rest(part)
 
     return jax.tree.map(changed, tree, is_leaf=lambda part: isinstance(part, KVCache))
 
 
-def whole(tree: Any) -> Any:
+def whole(tree: Tree) -> Tree:
     """Replicate the tree on every device of a mesh."""
     return jax.tree.map(constrain, tree)
 
 
-def split(tree: Any) -> Any:
+def split(tree: Tree) -> Tree:
     """Shard the caches of a tree over heads and rows of a mesh, and replicate the rest."""
 
     def split_cache(cache: KVCache) -> KVCache:
@@ -145,29 +171,30 @@ def split(tree: Any) -> Any:
     return map_caches(split_cache, tree, constrain)
 
 
-def place(state: DecodeState) -> DecodeState:
+def place(
+    state: DecodeState[Caches, Drafting, Stats],
+) -> DecodeState[Caches, Drafting, Stats]:
     """Shard the caches of the target and its KV head over a mesh, and replicate the rest."""
     rest = whole(state.replace(target=None, drafter=None))
     return rest.replace(target=split(state.target), drafter=place_drafter(state.drafter))
 
 
-def place_drafter(drafter: Any) -> Any:
+def place_drafter(drafter: Drafting) -> Drafting:
     """Shard the cache of a KV head over a mesh, if there is one, and replicate the rest."""
-    head = getattr(drafter, "head", None)
-    if head is None:
+    if not isinstance(drafter, DraftState):
         return whole(drafter)
-    return whole(drafter.replace(head=None)).replace(head=split(head))
+    return whole(drafter.replace(head=None)).replace(head=split(drafter.head))
 
 
 def init_state(
     first: Int[Array, " B"],
-    target: Any,
-    stats: Any,
+    target: Caches,
+    stats: Stats,
     options: Sampling,
     slots: int,
-    drafter: Any = None,
-    weighting: Any = None,
-) -> DecodeState:
+    drafter: Drafting,
+    weighting: Scores | Float[Array, "B R"] | None = None,
+) -> DecodeState[Caches, Drafting, Stats]:
     """Return the state after prefill, with one new token, drawn by the target.
 
     Rows whose limit is at most one token start out done.
@@ -184,7 +211,7 @@ def init_state(
     )
 
 
-def rewound(after: Any, before: Any) -> Any:
+def rewound(after: Tree, before: Tree) -> Tree:
     """Return `after` with the lengths and other integers of `before`.
 
     The floats stay: entries written past a row's length are never read.
@@ -258,12 +285,12 @@ def cut(
 
 
 def append(
-    state: DecodeState,
+    state: DecodeState[Caches, Drafting, Stats],
     drafted: Int[Array, "B J"],
     verdict: Verdict,
     wanted: Int[Array, " B"],
     options: Sampling,
-) -> tuple[DecodeState, Int[Array, " B"]]:
+) -> tuple[DecodeState[Caches, Drafting, Stats], Int[Array, " B"]]:
     """Append the first `wanted` of the accepted drafts and next token, up to EOS or the limit.
 
     With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `wanted` 3 takes all that is
@@ -288,8 +315,11 @@ def append(
 
 
 def commit(
-    state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, options: Sampling
-) -> tuple[DecodeState, Int[Array, " B"]]:
+    state: DecodeState[Caches, Drafting, DecodeStats],
+    drafted: Int[Array, "B J"],
+    verdict: Verdict,
+    options: Sampling,
+) -> tuple[DecodeState[Caches, Drafting, DecodeStats], Int[Array, " B"]]:
     """Append the verified tokens of a block to every unfinished row and count them."""
     live, room = ~state.done, (options.max_new_tokens - state.count)[:, None]
     state, emitted = append(state, drafted, verdict, jnp.where(live, verdict.count + 1, 0), options)
@@ -304,59 +334,3 @@ def commit(
         histogram=stats.histogram.at[:, : width + 1].add(live[:, None] & (places == accepted)),
     )
     return state.replace(stats=stats), emitted
-
-
-def init_trace(weights: Float[Array, "B R"], slots: int) -> Trace:
-    """Return the trace after prefill, whose token the target wrote."""
-    batch, views = weights.shape
-    return Trace(
-        place=jnp.full((batch, slots), -1, jnp.int32),
-        weights=jnp.tile(weights.astype(jnp.float32)[:, None], (1, slots, 1)),
-        agree=jnp.zeros((batch, slots, views), bool),
-        asked=jnp.zeros((batch, slots), bool),
-    )
-
-
-def extend_trace(
-    trace: Trace,
-    count: Int[Array, " B"],
-    tokens: Int[Array, "B C"],
-    draft: Draft,
-    verdict: Verdict,
-    weights: Float[Array, "B R"],
-    asked: Bool[Array, "B J"],
-) -> Trace:
-    """Return the trace extended by one block.
-
-    Args:
-      count: Number of tokens before the block.
-      tokens: Tokens after the block.
-      asked: Whether a place of the block was verified and the draft gave its distribution.
-    """
-    places = jnp.arange(draft.tokens.shape[1] + 1)
-    slots = count[:, None] + places
-    rows = jnp.arange(count.shape[0])[:, None]
-    best = jnp.moveaxis(jnp.argmax(draft.view_probs, axis=-1), 0, -1)
-    written = jnp.take_along_axis(tokens, jnp.minimum(slots[:, :-1], tokens.shape[1] - 1), axis=1)
-    agree = best == written[..., None]
-    return Trace(
-        place=trace.place.at[rows, slots].set(
-            jnp.where(places < verdict.count[:, None], places, -1), mode="drop"
-        ),
-        weights=trace.weights.at[rows, slots].set(weights[:, None], mode="drop"),
-        agree=trace.agree.at[rows, slots[:, :-1]].set(agree, mode="drop"),
-        asked=trace.asked.at[rows, slots].set(jnp.pad(asked, ((0, 0), (0, 1))), mode="drop"),
-    )
-
-
-def trace_record(trace: Trace, row: int, count: int, pieces: list[str]) -> dict[str, list]:
-    """Return one row of a trace as lists; `agree` is None where the views gave no distribution."""
-    place, weights, agree, asked = (np.asarray(leaf)[row, :count] for leaf in (
-        trace.place, trace.weights, trace.agree, trace.asked
-    ))  # fmt: skip
-    return {
-        "pieces": pieces,
-        "place": place.tolist(),
-        "agree": [views if known else None for views, known in zip(agree.tolist(), asked.tolist())],
-        "weights": np.round(weights.astype(float), 4).tolist(),
-    }

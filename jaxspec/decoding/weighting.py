@@ -25,7 +25,7 @@ import math
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,8 @@ COUNT = (1, LARGEST)
 RANGES = {"window": COUNT, "steps": COUNT, "tau": (0, LARGEST), "constant": (-LARGEST, LARGEST)}
 """Least and largest values of fields."""
 ALL = "all"  # text form of None
+Kept = TypeVar("Kept")
+"""State of a rule."""
 
 
 def _mend(
@@ -60,7 +62,7 @@ def _mend(
 
 
 @dataclass(frozen=True)
-class Weighting(ABC):
+class Weighting(ABC, Generic[Kept]):
     """Choose the weights of each row's next block. No row's weights depend on another row."""
 
     name: ClassVar[str]
@@ -86,11 +88,11 @@ class Weighting(ABC):
         return False
 
     @abstractmethod
-    def init(self, weights: Float[Array, "B R"]) -> Any:
+    def init(self, weights: Float[Array, "B R"]) -> Kept:
         """Return the state before the first block, given the initial weights."""
 
     @abstractmethod
-    def weights(self, state: Any, keys: Array) -> Float[Array, "B R"]:
+    def weights(self, state: Kept, keys: Array) -> Float[Array, "B R"]:
         """Return the next block's weights, on the simplex.
 
         keys: Each row's own keys [B], new for each block.
@@ -99,12 +101,12 @@ class Weighting(ABC):
     @abstractmethod
     def observe(
         self,
-        state: Any,
+        state: Kept,
         weights: Float[Array, "B R"],
         p: Float[Array, "B J V"],
         view_probs: Float[Array, "R B J V"],
         valid: Bool[Array, "B J"],
-    ) -> Any:
+    ) -> Kept:
         """Return the state after a verified block.
 
         Args:
@@ -115,7 +117,7 @@ class Weighting(ABC):
 
 
 @dataclass(frozen=True)
-class Static(Weighting):
+class Static(Weighting[Float[Array, "B R"]]):
     """Keep the initial weights (IbED)."""
 
     name = "static"
@@ -167,7 +169,7 @@ class Scores(struct.PyTreeNode):
 
 
 @dataclass(frozen=True)
-class Adaptive(Weighting):
+class Adaptive(Weighting[Scores]):
     """Learn weights from scores. Subclasses score a place, and choose weights from the sums."""
 
     window: int | None = None

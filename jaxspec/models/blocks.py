@@ -13,8 +13,9 @@ from flax import struct
 
 from jaxspec.config import KVHeadConfig
 from jaxspec.models import LanguageModel
+from jaxspec.models.head_slots import HeadRows
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows, KVHead, joined, keys_of, states_before
+from jaxspec.models.kv_head import KVHead, joined, keys_of, states_before
 from jaxspec.models.layers import apply
 from jaxspec.typing import Array, Float, Int, Params
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache, write
 from jaxspec.config import KVHeadConfig
 from jaxspec.models.anchored import Context
-from jaxspec.models.kv_head import HeadRows, KVHead, keys_of
+from jaxspec.models.head_slots import HeadRows
+from jaxspec.models.kv_head import KVHead, keys_of
 from jaxspec.models.layers import apply
 from jaxspec.typing import Array, Float, Int, Params
 

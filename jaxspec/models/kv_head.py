@@ -30,34 +30,22 @@ Decoding and training use the same parameters in two ways:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import struct
 
 from jaxspec.cache import KVCache
 from jaxspec.config import EagleConfig, KVHeadConfig
-from jaxspec.errors import InputError
 from jaxspec.models.anchored import NEVER, AnchoredAttention, Block, Context
 from jaxspec.models.decoder import Places, layer_of
+from jaxspec.models.head_slots import HeadRows
 from jaxspec.models.kv_projector import KVProjector
 from jaxspec.models.layers import INIT, Dense, RMSNorm, apply, times, wide
 from jaxspec.models.vocabulary import head_kernel
 from jaxspec.typing import Array, Float, Int, Params
-
-
-class HeadRows(struct.PyTreeNode):
-    """Slots of the target's prompts that a KV head reads; -1 where a row has fewer."""
-
-    text: Int[Any, "B text"]
-    """Slots of text, in order."""
-    images: Int[Any, "B I tokens"]
-    """Slots of each image, in order."""
 
 
 class KVHead(nn.Module):
@@ -377,47 +365,3 @@ def _init_eagle(
 def abstract_head(config: KVHeadConfig) -> Params:
     """Return the shapes of the parameters; nothing is allocated."""
     return jax.eval_shape(lambda: init_head(config, None, jax.random.key(0)))
-
-
-def reads_as_text(config: KVHeadConfig, shown: np.ndarray) -> np.ndarray:
-    """Return the slots of a row that are read unpooled: text, and images with pooling "none"."""
-    if config.fused:  # which reads none of the target's slots
-        return np.arange(0)
-    return np.arange(len(shown)) if config.pooling == "none" else np.flatnonzero(shown < 0)
-
-
-def head_rows(
-    config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, images: int
-) -> HeadRows:
-    """Return the slots of prompts that a head reads, on the host.
-
-    Args:
-      shown: Index of the image in each slot of each row; -1 for text.
-      width: Most text slots.
-      images: I, most images.
-    """
-    rows = no_rows(config, len(shown), width, images)
-    for row, image in enumerate(shown):
-        reads = reads_as_text(config, image)
-        if len(reads) > width:
-            raise InputError(
-                f"KV head: {len(reads)} tokens of a prompt, and room for {width}; "
-                "use a larger bucket"
-            )
-        rows.text[row, : len(reads)] = reads
-        for i in range(image.max(initial=-1) + 1 if config.pools else 0):
-            slots = np.flatnonzero(image == i)[: config.image_tokens]
-            if config.pooling != "attention" and len(slots) < config.image_tokens:
-                raise InputError(
-                    f"KV head: an image of {len(slots)} tokens, and its {config.pooling!r} "
-                    f"pooling was made for {config.image_tokens}; "
-                    "use a head with 'attention' pooling"
-                )
-            rows.images[row, i, : len(slots)] = slots
-    return rows
-
-
-def no_rows(config: KVHeadConfig, batch: int, width: int, images: int) -> HeadRows:
-    """Return `head_rows` without any slot to read."""
-    shape = (batch, images if config.pools else 0, config.image_tokens)
-    return HeadRows(np.full((batch, width), -1, np.int32), np.full(shape, -1, np.int32))

@@ -34,7 +34,8 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.blocks import Reading, pick, read_blocks, read_whole
-from jaxspec.models.kv_head import HeadRows, corrected, head_rows, init_head, joined
+from jaxspec.models.head_slots import HeadRows, head_rows
+from jaxspec.models.kv_head import corrected, init_head, joined
 from jaxspec.models.vocabulary import places
 from jaxspec.sharding import shardings
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches

@@ -22,8 +22,9 @@ from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.anchored import Block
 from jaxspec.models.decoder import Layer, Places
 from jaxspec.models.head_cache import pack
+from jaxspec.models.head_slots import HeadRows, head_rows
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import HeadRows, KVHead, corrected, head_rows, init_head, joined, keys_of, states_before
+from jaxspec.models.kv_head import KVHead, corrected, init_head, joined, keys_of, states_before
 from jaxspec.typing import Array, Params
 
 from tests import tiny

@@ -53,7 +53,7 @@ blocks = st.lists(
 @jax.jit
 def start(first: jax.Array, options: Sampling) -> DecodeState:
     cache = KVCache((), (), jnp.full(B, PROMPT, jnp.int32), jnp.zeros(B, jnp.int32))
-    return init_state(first, cache, DecodeStats.zeros(B, J), options, SLOTS)
+    return init_state(first, cache, DecodeStats.zeros(B, J), options, SLOTS, None)
 
 
 jit_commit = jax.jit(commit)

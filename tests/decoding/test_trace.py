@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.decoding.state import trace_record
+from jaxspec.decoding.trace import trace_record
 from jaxspec.models import build
 
 from tests.tiny import CONTEXT, lvlm, noisy, prompts, sampling, speculator, weighted

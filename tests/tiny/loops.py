@@ -15,8 +15,8 @@ from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.models import LanguageModel
+from jaxspec.models.head_slots import head_rows
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import head_rows
 from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
