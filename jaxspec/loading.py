@@ -50,7 +50,7 @@ SPARE_TOKENS = 64
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """A KV head's configuration and parameters."""
+    """Hold a KV head's configuration and parameters."""
 
     config: KVHeadConfig
     params: Params
@@ -59,7 +59,7 @@ class LoadedHead:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A checkpoint with its tokeniser and image processor."""
+    """Hold a checkpoint with its tokeniser and image processor."""
 
     config: ModelConfig
     params: Params
@@ -188,17 +188,17 @@ class LoadedModel:
 
     @cached_property
     def mesh(self) -> Mesh | None:
-        """The mesh of its parameters; None on a single device."""
+        """Return the mesh of its parameters; None on a single device."""
         return mesh_of(self.params)
 
     @property
     def model(self) -> LanguageModel:
-        """The model as pure functions of its parameters."""
+        """Return the model as pure functions of its parameters."""
         return LanguageModel(self.config)
 
     @property
     def images(self) -> ImageInputs | None:
-        """Reader of images for its tower; None for text models."""
+        """Return the reader of images for its tower; None for text models."""
         reader = family_of(self.config.model_type).images
         return reader and reader(self.config, self.image_processor)
 

@@ -55,7 +55,7 @@ def full_page(rng: np.random.Generator) -> Scene | Chart:
 
 
 class Pages:
-    """Batches of pages, and the tokens that their image tokens shall be.
+    """Make batches of pages, and the tokens that their image tokens learn to be.
 
     Args:
       tokenizer: The language model's.

@@ -48,7 +48,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """The two factors of a matrix's update."""
+    """Hold the two factors of a matrix's update."""
 
     a: StoredTensor
     b: StoredTensor
@@ -62,7 +62,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's tensors, not read yet, by the names of the model's tensors in the hub's layout.
+    """Hold an adapter's unread tensors, by the names of the model's tensors in the hub's layout.
 
     Fields:
       pairs: Updates of matrices.

@@ -37,7 +37,7 @@ _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class Target:
-    """The model that an exported draft is made for."""
+    """Describe the model that an exported draft is made for."""
 
     name: str
     vocab_size: int

@@ -54,7 +54,7 @@ def with_image_token(tokenizer: Any) -> Any:
 
 @dataclass(frozen=True)
 class Composed:
-    """A LLaVA of SmolLM2's tensors and an adapter's, not read yet."""
+    """Hold the unread tensors of SmolLM2 and of an adapter, which make a LLaVA."""
 
     config: ModelConfig
     tensors: dict[str, StoredTensor]

@@ -27,7 +27,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Survey:
-    """A directory's configuration, its tensors, unread, and all problems that prevent loading it.
+    """Hold a directory's configuration, its unread tensors, and all problems that prevent loading.
 
     Fields:
       config: None where config.json is missing, unreadable or of an unsupported family.
@@ -40,7 +40,7 @@ class Survey:
 
 
 def survey(path: Path) -> Survey:
-    """Look at a local directory without reading its tensors; return problems, raise none."""
+    """Return the contents and problems of a local directory, without reading its tensors."""
     problems: list[str] = []
     config = None
     with collected(problems):
@@ -67,7 +67,7 @@ def survey(path: Path) -> Survey:
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter's layout in the file: file axis a is parameter axis `order[a]`."""
+    """Hold a parameter's layout in the file: file axis a is parameter axis `order[a]`."""
 
     shape: tuple[int, ...]
     order: tuple[int, ...]

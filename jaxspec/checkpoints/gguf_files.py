@@ -55,7 +55,7 @@ _LLAMA3 = {"rope_type": "llama3", "original_max_position_embeddings": 8192}
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    """A parameter that is dequantised at each reading, so that memory holds one shard.
+    """Dequantise a parameter at each reading, so that memory holds one shard.
 
     Fields:
       place: The file and the tensor, for errors.

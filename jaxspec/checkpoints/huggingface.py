@@ -45,7 +45,7 @@ _NOT_KEPT = {
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Bytes, seconds and host memory that reading a checkpoint took."""
+    """Report the bytes, seconds and host memory that reading a checkpoint took."""
 
     nbytes: int
     """Bytes of the parameters that this process holds now, every device's copy counted."""
@@ -64,7 +64,7 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model read from `path`, a local directory, which also holds its processors."""
+    """Hold a model read from `path`, a local directory, which also holds its processors."""
 
     config: ModelConfig
     params: Params
@@ -146,7 +146,7 @@ def read_params(
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
-    """Options of writing a model.
+    """Choose how a model is written.
 
     Fields:
       dtype: Dtype of the file's tensors; None keeps each as it is.

@@ -23,7 +23,7 @@ _QUESTION = {True: "What is in the picture?", False: "Who are you?"}
 
 @dataclass(frozen=True)
 class Exported:
-    """A model that is exported, and how it differs from its source.
+    """Hold an exported model, and its differences from its source.
 
     Fields:
       source: Directory that it was read from.

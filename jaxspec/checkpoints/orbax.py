@@ -42,7 +42,7 @@ logging.getLogger("absl").addFilter(
 
 
 class Checkpoints:
-    """Saved (state, place in the data) by step; leaving the context waits for pending writes.
+    """Keep (state, place in the data) by step; leaving the context waits for pending writes.
 
     Args:
       directory: Folder that all processes see, or an address such as `gs://bucket/run`.

@@ -48,7 +48,7 @@ Box = Sequence[slice]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file, not read yet.
+    """Locate a tensor in a file.
 
     Fields:
       dtype: The file format's name, such as BF16.

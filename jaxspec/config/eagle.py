@@ -30,7 +30,7 @@ _OF_HEADS = re.compile("norm|scale|aux|draft|eagle|mask|parallel|residual|quant"
 
 @dataclass(frozen=True)
 class EagleConfig(LlamaConfig):
-    """One Llama layer that reads an embedding and a hidden state."""
+    """Describe one Llama layer that reads an embedding and a hidden state."""
 
     norm_before_residual: bool = False
     """Whether the layer's output is added to the hidden state's norm, not to the state itself."""

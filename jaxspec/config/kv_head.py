@@ -64,7 +64,7 @@ _MOST_POOLED = 1 << 24
 
 @dataclass(frozen=True)
 class KVHeadConfig:
-    """A head's layers, inputs and target."""
+    """Describe a head's layers, inputs and target."""
 
     text_config: RotaryConfig
     """Its own layers: the target's decoder, with as many layers as the head has; or
@@ -141,29 +141,29 @@ class KVHeadConfig:
 
     @property
     def pools(self) -> bool:
-        """Whether images become slots of their own."""
+        """Return whether images become slots of their own."""
         return self.pooling in ("linear", "attention", "avgpool")
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether hidden states are read."""
+        """Return whether the head reads hidden states."""
         return self.feature != "none"
 
     @property
     def fused(self) -> bool:
-        """Whether this is an EAGLE-3 head, with keys and values of its own."""
+        """Return whether this is an EAGLE-3 head, with keys and values of its own."""
         return isinstance(self.text_config, EagleConfig)
 
     @property
     def target_states(self) -> tuple[int, ...] | None:
-        """Hidden states of the target that it reads, as `KVCache.kept`; None for none."""
+        """Return the target's hidden states that it reads, as `KVCache.kept`, or None."""
         if isinstance(self.text_config, EagleConfig):
             return self.text_config.target_layers
         return () if self.reads_hidden else None
 
     @property
     def own_states(self) -> tuple[int, ...]:
-        """Hidden states of its own that it reads, as `KVCache.kept`."""
+        """Return its own hidden states that it reads, as `KVCache.kept`."""
         text = self.text_config
         return (1,) if isinstance(text, EagleConfig) and not text.norm_output else ()
 

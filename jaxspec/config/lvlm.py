@@ -46,7 +46,7 @@ _QWEN3_TEXT_DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.
 
 @dataclass(frozen=True)
 class _Lvlm:
-    """Fields and rules that the families share."""
+    """Hold the fields and rules that the families share."""
 
     text_config: RotaryConfig
     vision_config: Any
@@ -83,7 +83,7 @@ class _Lvlm:
 
 @dataclass(frozen=True)
 class LlavaConfig(_Lvlm):
-    """LLaVA-1.5: tower, two-layer projector, rotary decoder. Defaults are transformers'."""
+    """Describe LLaVA-1.5: tower, two-layer projector, rotary decoder, transformers' defaults."""
 
     text_config: RotaryConfig = field(default_factory=LlamaConfig)
     vision_config: VisionConfig = field(default_factory=VisionConfig)
@@ -113,11 +113,11 @@ class LlavaConfig(_Lvlm):
 
     @property
     def image_marks(self) -> None:
-        """Tokens around an image's placeholder; LLaVAs have none."""
+        """Return the tokens around an image's placeholder; LLaVAs have none."""
 
     @property
     def tower(self) -> Any:
-        """Everything besides the weights that an image's features depend on."""
+        """Return all that an image's features depend on besides the weights."""
         pinpoints = getattr(self, "image_grid_pinpoints", None)
         return (
             self.vision_config,
@@ -128,7 +128,7 @@ class LlavaConfig(_Lvlm):
 
     @property
     def image_tokens(self) -> int:
-        """P: features of one tile, which is a whole image in LLaVA-1.5."""
+        """Return P, the features of one tile, which is a whole image in LLaVA-1.5."""
         vision = self.vision_config
         return (
             vision.side**2 + vision.class_token - (self.vision_feature_select_strategy == "default")
@@ -151,7 +151,7 @@ class LlavaConfig(_Lvlm):
 
 @dataclass(frozen=True)
 class LlavaNextConfig(LlavaConfig):
-    """LLaVA-NeXT: an image is a base tile and the tiles of the best grid."""
+    """Describe LLaVA-NeXT: an image is a base tile and the tiles of the best grid."""
 
     model_type: str = "llava_next"
     image_grid_pinpoints: tuple[tuple[int, int], ...] = (
@@ -205,7 +205,7 @@ def _onevision_tower() -> VisionConfig:
 
 @dataclass(frozen=True)
 class LlavaOnevisionConfig(LlavaNextConfig):
-    """LLaVA-OneVision: NeXT's tiles, with a bound on the tokens of an image."""
+    """Describe LLaVA-OneVision: NeXT's tiles, with a bound on the tokens of an image."""
 
     text_config: RotaryConfig = field(default_factory=Qwen2Config)
     vision_config: VisionConfig = field(default_factory=_onevision_tower)
@@ -234,7 +234,7 @@ class LlavaOnevisionConfig(LlavaNextConfig):
 
     @property
     def most_tiles(self) -> int:
-        """Tiles' worth of features that the grid of one image may take."""
+        """Return the most tiles' worth of features that the grid of one image may take."""
         return int(self.vision_aspect_ratio.removeprefix("anyres_max_"))
 
     def to_hf(self) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class LlavaOnevisionConfig(LlavaNextConfig):
 
 @dataclass(frozen=True)
 class QwenVLConfig(_Lvlm):
-    """Qwen2.5-VL: a tower of windowed attention, merger, Qwen2 decoder with M-RoPE.
+    """Describe Qwen2.5-VL: tower of windowed attention, merger, Qwen2 decoder with M-RoPE.
 
     Defaults are those of transformers' `Qwen2_5_VLConfig`, whose tower and decoder do not fit each
     other.
@@ -276,12 +276,12 @@ class QwenVLConfig(_Lvlm):
 
     @property
     def image_marks(self) -> tuple[int, int]:
-        """The tokens before and after an image's placeholder."""
+        """Return the tokens before and after an image's placeholder."""
         return self.vision_start_token_id, self.vision_end_token_id
 
     @property
     def tower(self) -> Any:
-        """Everything besides the weights that an image's features depend on."""
+        """Return all that an image's features depend on besides the weights."""
         return replace(self.vision_config, out_hidden_size=0, tokens_per_second=0)
 
     @classmethod
@@ -311,7 +311,7 @@ class QwenVLConfig(_Lvlm):
 
 @dataclass(frozen=True)
 class Qwen3VLConfig(QwenVLConfig):
-    """Qwen3-VL, dense: a tower with DeepStack, Qwen3 decoder with interleaved M-RoPE.
+    """Describe dense Qwen3-VL: tower with DeepStack, Qwen3 decoder with interleaved M-RoPE.
 
     Defaults are those of transformers' `Qwen3VLConfig`, whose tower and decoder do not fit each
     other.
@@ -325,7 +325,7 @@ class Qwen3VLConfig(QwenVLConfig):
 
     @property
     def stacked(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Decoder layers after which features are added to the image slots."""
+        """Return the number of decoder layers after which features are added to image slots."""
         return len(self.vision_config.deepstack_visual_indexes)
 
     @property

@@ -53,7 +53,7 @@ class RopeScaling:
 
     @property
     def mrope_axes(self) -> np.ndarray:
-        """M-RoPE's axis of each frequency: 0 time, 1 height, 2 width.
+        """Return M-RoPE's axis of each frequency: 0 time, 1 height, 2 width.
 
         Sections (3, 2, 2) give 0001122, or interleaved 0120120.
         """

@@ -12,7 +12,7 @@ from jaxspec.errors import InputError
 
 @dataclass(frozen=True)
 class TextConfig:
-    """Fields of every decoder; the families below add those of their modules."""
+    """Hold the fields of every decoder; the families below add those of their modules."""
 
     model_type: str
     vocab_size: int
@@ -47,7 +47,7 @@ class TextConfig:
 
 
 class Biases(NamedTuple):
-    """Which projections of a layer have a bias."""
+    """Choose the projections of a layer that have a bias."""
 
     qkv: bool = False
     output: bool = False
@@ -56,7 +56,7 @@ class Biases(NamedTuple):
 
 @dataclass(frozen=True)
 class RotaryConfig(TextConfig):
-    """Decoders of Llama's shape: rotary positions, RMS norms, gated MLP.
+    """Describe decoders of Llama's shape: rotary positions, RMS norms, gated MLP.
 
     The families differ in biases and in defaults, which are their transformers classes'. These
     defaults are Llama's.
@@ -146,7 +146,7 @@ class RotaryConfig(TextConfig):
 
 @dataclass(frozen=True)
 class LlamaConfig(RotaryConfig):
-    """Llama 1 to 3, Vicuna."""
+    """Describe Llama 1 to 3 and Vicuna."""
 
     model_type: str = "llama"
     attention_bias: bool = False
@@ -161,7 +161,7 @@ class LlamaConfig(RotaryConfig):
 
 @dataclass(frozen=True)
 class MistralConfig(RotaryConfig):
-    """Mistral without its sliding window."""
+    """Describe Mistral without its sliding window."""
 
     model_type: str = "mistral"
     intermediate_size: int = 14336
@@ -182,7 +182,7 @@ class MistralConfig(RotaryConfig):
 
 @dataclass(frozen=True)
 class Qwen2Config(RotaryConfig):
-    """Qwen2 and Qwen2.5, Coder and Math too."""
+    """Describe Qwen2 and Qwen2.5, Coder and Math too."""
 
     model_type: str = "qwen2"
     vocab_size: int = 151936
@@ -216,7 +216,7 @@ class Qwen2Config(RotaryConfig):
 
 @dataclass(frozen=True)
 class Qwen3Config(Qwen2Config):
-    """Qwen3, dense."""
+    """Describe dense Qwen3."""
 
     model_type: str = "qwen3"
     head_dim: int = 128
@@ -242,7 +242,7 @@ def _refuse_window(window: int | None, positions: int) -> None:
 
 @dataclass(frozen=True)
 class OptConfig(TextConfig):
-    """OPT and Galactica. Defaults are those of transformers' `OPTConfig`."""
+    """Describe OPT and Galactica. Defaults are those of transformers' `OPTConfig`."""
 
     model_type: str = "opt"
     vocab_size: int = 50272
@@ -283,7 +283,7 @@ class OptConfig(TextConfig):
 
     @property
     def final_layer_norm(self) -> bool:
-        """Whether a norm follows the last layer."""
+        """Return whether a norm follows the last layer."""
         return self.do_layer_norm_before and not self.remove_final_layer_norm
 
     @classmethod

@@ -47,12 +47,12 @@ class VisionConfig:
 
     @property
     def side(self) -> int:
-        """Patches along one side of the image; a rest at the right and lower edge is not read."""
+        """Return the patches along a side; a rest at the right and lower edge is not read."""
         return self.image_size // self.patch_size
 
     @property
     def class_token(self) -> bool:
-        """Whether a class token precedes the patches, as in CLIP."""
+        """Return whether a class token precedes the patches, as in CLIP."""
         return self.model_type == "clip_vision_model"
 
     @classmethod
@@ -70,7 +70,7 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class QwenTowerConfig:
-    """What Qwen's towers share. A tile is a square of merge groups, and of patches."""
+    """Hold the fields that Qwen's towers share. A tile is a square of merge groups."""
 
     depth: int = 32
     hidden_size: int = 3584
@@ -97,12 +97,12 @@ class QwenTowerConfig:
 
     @property
     def window_patches(self) -> int:
-        """Patches of a tile."""
+        """Return the number of patches of a tile."""
         return (self.window_groups * self.spatial_merge_size) ** 2
 
     @property
     def patch_values(self) -> int:
-        """Pixel values of a patch."""
+        """Return the number of pixel values of a patch."""
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
@@ -118,7 +118,7 @@ class QwenTowerConfig:
 
 @dataclass(frozen=True)
 class QwenVisionConfig(QwenTowerConfig):
-    """Qwen2.5-VL's tower. Defaults are those of transformers' `Qwen2_5_VLVisionConfig`."""
+    """Describe Qwen2.5-VL's tower, with the defaults of transformers' class."""
 
     window_size: int = 112
     """Pixels along one side of an attention window, which is a tile."""
@@ -150,7 +150,7 @@ class QwenVisionConfig(QwenTowerConfig):
 
 @dataclass(frozen=True)
 class Qwen3VisionConfig(QwenTowerConfig):
-    """Qwen3-VL's tower. Defaults are those of transformers' `Qwen3VLVisionConfig`."""
+    """Describe Qwen3-VL's tower, with the defaults of transformers' class."""
 
     depth: int = 27
     hidden_size: int = 1152
@@ -175,7 +175,7 @@ class Qwen3VisionConfig(QwenTowerConfig):
 
     @property
     def position_side(self) -> int:
-        """Positions along one side of the square."""
+        """Return the number of positions along one side of the square."""
         return math.isqrt(self.num_position_embeddings)
 
     def to_hf(self) -> dict[str, Any]:

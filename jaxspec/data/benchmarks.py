@@ -39,7 +39,7 @@ READ = "Describe this image and what is written in it."
 
 @dataclass(frozen=True)
 class Shots:
-    """Worked examples that a paper puts before every question."""
+    """Hold worked examples that a paper puts before every question."""
 
     split: str
     """Split of the examples; its first rows count."""
@@ -50,7 +50,7 @@ class Shots:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """An evaluation set: its place on the hub, its columns, and its prompt."""
+    """Describe an evaluation set: its place on the hub, its columns, and its prompt."""
 
     name: str
     title: str

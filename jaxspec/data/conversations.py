@@ -54,7 +54,7 @@ THREADS = 8
 
 @dataclass
 class Skipped:
-    """Unreadable rows: at most `limit`, each a line {id, reason} of the file `log`."""
+    """Count unreadable rows, at most `limit`, and write {id, reason} of each to `log`."""
 
     limit: int
     log: Path

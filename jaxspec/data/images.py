@@ -27,7 +27,7 @@ def load_image(path: str | Path) -> Image.Image:
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image in its file's encoding: a data set keeps these, and decodes them batch by batch."""
+    """Hold an image in its file's encoding, which a data set keeps and decodes batch by batch."""
 
     content: bytes
     name: str
@@ -61,7 +61,7 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of known size, whose pixels are decoded when a batch reads them, and not kept."""
+    """Hold an image of known size, whose pixels are decoded when a batch reads them."""
 
     source: Any
     height: int

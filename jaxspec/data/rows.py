@@ -32,7 +32,7 @@ _NUMBERED = re.compile(r"(.*)-\d+-of-(\d+)(\..*)")
 
 @dataclass(frozen=True)
 class DataRow:
-    """One row, and where it was found."""
+    """Hold one row, and the place where it was found."""
 
     place: str
     """File and number, from 1, for errors."""

@@ -31,7 +31,7 @@ from jaxspec.prompts.placeholders import place_in_turns
 
 @dataclass(frozen=True)
 class Sample:
-    """A conversation about images.
+    """Hold a conversation about images.
 
     `turns` are (question, answer). The questions hold one `<image>` for each of `images`, in order.
     The answer is the set's reference, or empty.

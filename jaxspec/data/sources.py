@@ -56,7 +56,7 @@ def mixture(sources: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Any
 
 
 class Prepared(Sequence[Sample]):
-    """Prepared data as samples, read one by one from their shards; other processes can unpickle it.
+    """Read prepared samples one by one from their shards; other processes can unpickle it.
 
     Raises InputError for a path without prepared data.
 
@@ -94,7 +94,7 @@ class Prepared(Sequence[Sample]):
 
 
 class Conversations(tfds.core.GeneratorBasedBuilder):
-    """A TFDS builder of samples in their order; it stores `metadata()`, called at the end."""
+    """Build a TFDS set of samples in their order; `metadata()`, called last, is stored too."""
 
     VERSION = tfds.core.Version("2.0.0")
 

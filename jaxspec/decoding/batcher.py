@@ -46,7 +46,7 @@ FIRST, FACTOR = 128, 4
 
 
 class Together(NamedTuple):
-    """The fields that all prefills of one running batch share."""
+    """Hold the fields that all prefills of one running batch share."""
 
     sizes: Sizes
     """Bucket of all requests."""

@@ -238,7 +238,7 @@ class Drafter(ABC):
     def _read_verified(
         self, inputs: BlockInputs, head: KVCache
     ) -> tuple[Float[Array, "B 1 V"], KVCache]:
-        """Have an EAGLE-3 head read the tokens that it has not read with the target's states.
+        """Let an EAGLE-3 head read the tokens that it has not read with the target's states.
 
         These are the tokens of the last block, of each row as many as it emitted. All J + 1 are
         read, and the next tokens overwrite those that a row has fewer.

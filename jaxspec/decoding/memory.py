@@ -30,7 +30,7 @@ from jaxspec.typing import Params
 
 
 class Sizes(NamedTuple):
-    """Sizes that one compiled program is padded to, for each row."""
+    """Hold the sizes of each row that one compiled program is padded to."""
 
     length: int
     """Prompt tokens."""

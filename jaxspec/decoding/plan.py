@@ -24,7 +24,7 @@ from jaxspec.typing import Params
 
 
 class Chip(NamedTuple):
-    """A device by its maker's data sheet."""
+    """Describe a device by its maker's data sheet."""
 
     kind: str
     """Part of its `device_kind` in JAX."""
@@ -125,7 +125,7 @@ def split_over(
 
 @dataclass(frozen=True)
 class Plan:
-    """Memory of one device, and the bytes that it reads."""
+    """Hold the memory of one device, and the bytes that it reads."""
 
     memory: MemoryReport
     plain: int

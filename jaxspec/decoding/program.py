@@ -23,7 +23,7 @@ Images = dict[str, Float[Array, "B U ..."]] | None
 
 @dataclass(frozen=True)
 class Member:
-    """A model with the form in which it reads prompts. Static: part of the compiled program."""
+    """Pair a model with its form of prompts. Static: part of the compiled program."""
 
     model: LanguageModel
     pool: Pool | None = None

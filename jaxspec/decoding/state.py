@@ -31,7 +31,7 @@ Tree = TypeVar("Tree")
 
 
 class Prompts(struct.PyTreeNode):
-    """Prompts of B requests as one model reads them."""
+    """Hold the prompts of B requests as one model reads them."""
 
     rows: PromptRows
     images: dict[str, Float[Array, "B U ..."]] | None = None
@@ -39,7 +39,7 @@ class Prompts(struct.PyTreeNode):
 
 
 class PromptBatch(struct.PyTreeNode):
-    """Prompts of B requests, as the target reads them and in R views for the draft."""
+    """Hold the prompts of B requests, as the target reads them and in R views for the draft."""
 
     target: PromptRows
     images: dict[str, Float[Array, "B U ..."]] | None
@@ -92,7 +92,7 @@ class DecodeStats(struct.PyTreeNode):
 
 
 class Plan(struct.PyTreeNode):
-    """What one pass of a KV head says of a block; the tokens are chosen one by one."""
+    """Hold the scores of a block from one pass of a KV head; tokens are chosen one by one."""
 
     scores: Float[Array, "B J V"]
     place: Int[Array, ""]
@@ -231,7 +231,7 @@ DRAW = 0
 
 
 class Pause(struct.PyTreeNode):
-    """Conditions on which a loop returns before all rows are done."""
+    """Set the conditions on which a loop returns before all rows are done."""
 
     rows: Int[Array, ""]
     """Pause once this many rows are done."""

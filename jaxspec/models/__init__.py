@@ -45,7 +45,7 @@ from jaxspec.typing import Array, Float, Int, Params
 
 @dataclass(frozen=True)
 class Family:
-    """The classes and file layouts of a model type."""
+    """Hold the classes and file layouts of a model type."""
 
     config: type[ModelConfig]
     module: Callable[[Any], nn.Module]
@@ -173,7 +173,7 @@ def image_zeros(config: ModelConfig, batch: int, tiles: int) -> dict[str, Array]
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A text model or an LVLM as pure functions of (parameters, inputs).
+    """Run a text model or an LVLM as pure functions of (parameters, inputs).
 
     It is hashable, so it can be a static argument.
     """
@@ -186,7 +186,7 @@ class LanguageModel:
 
     @property
     def has_vision(self) -> bool:
-        """Whether the model has a vision tower."""
+        """Return whether the model has a vision tower."""
         return self._images is not None
 
     def blended(self, pool: Pool | None) -> int:
@@ -195,7 +195,7 @@ class LanguageModel:
 
     @property
     def mrope(self) -> bool:
-        """Whether images take other rotary positions than slots (M-RoPE)."""
+        """Return whether images take other rotary positions than slots (M-RoPE)."""
         return self._images is not None and self._images.mrope
 
     @property

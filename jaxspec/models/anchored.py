@@ -38,7 +38,7 @@ class Context(struct.PyTreeNode):
 
 
 class Block(NamedTuple):
-    """A layer's inputs besides its tokens."""
+    """Hold a layer's inputs besides its tokens."""
 
     context: Context
     k: Float[Array, "B A J K H"] | None = None

@@ -21,7 +21,7 @@ from jaxspec.models.llava import LlavaImages, check_pixels
 
 
 class LlavaNextImages(LlavaImages):
-    """LLaVA-NeXT: a base tile and the best grid's tiles. View P shows the base tile, pooled."""
+    """Read LLaVA-NeXT's base tile and the best grid's tiles. View P pools the base tile."""
 
     def tiles(self, size: Size, images: int = 1) -> int:
         rows, columns = self._tiles(size)
@@ -75,7 +75,7 @@ class LlavaNextImages(LlavaImages):
 
 
 class LlavaOnevisionImages(LlavaNextImages):
-    """LLaVA-OneVision: as NeXT, with the features of large grids scaled down.
+    """Read images as LLaVA-NeXT does, with the features of large grids scaled down.
 
     In a prompt with several images, each is its base tile (padded to a square, not stretched) and
     one end-of-line embedding.

@@ -21,7 +21,7 @@ from jaxspec.typing import Array, Float, Int, Params
 
 
 class Reading(struct.PyTreeNode):
-    """The part of a target's pass over whole rows that a head reads and learns from."""
+    """Hold the part of a target's pass over whole rows that a head reads and learns from."""
 
     hidden: Float[Any, "B L D"]
     """Final-normed hidden states."""
@@ -89,5 +89,5 @@ def read_blocks(
 
 
 def pick(values: Array, at: Int[Array, "B A J"]) -> Array:
-    """values[b, at[b, a, j]]"""
+    """Return values[b, at[b, a, j]]."""
     return values[jnp.arange(values.shape[0])[:, None, None], at]

@@ -30,7 +30,7 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
 
 
 class PromptRows(struct.PyTreeNode):
-    """Right-padded prompts in one form: the target's, or a view for the draft."""
+    """Hold right-padded prompts in one form: the target's, or a view for the draft."""
 
     tokens: Int[Array, "B L"]
     length: Int[Array, " B"]
@@ -46,7 +46,7 @@ class PromptRows(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class Slots:
-    """Prompt slots of one image: blends of feature rows, counted from the image's first."""
+    """Hold one image's prompt slots: blends of feature rows, counted from the image's first."""
 
     sources: np.ndarray
     """int32 [P, K], or NEWLINE. K is the same for all images of a family and view."""
@@ -60,7 +60,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class Pool:
-    """Average pooling of an image's features (view P)."""
+    """Pool an image's features by averages (view P)."""
 
     tokens: int | None = None
     """Tokens of a pooled tile; None means a quarter, for avg2d the nearest square below it."""
@@ -104,7 +104,7 @@ def _windows(size: int, left: int) -> np.ndarray:
 
 
 class ImageInputs(Protocol):
-    """A family's reader of images, on the host, with transformers' image processor."""
+    """Read a family's images on the host, with transformers' image processor."""
 
     mrope: ClassVar[bool]
     """Whether `slots` have positions (M-RoPE)."""

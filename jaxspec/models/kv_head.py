@@ -49,7 +49,7 @@ from jaxspec.typing import Array, Float, Int, Params
 
 
 class KVHead(nn.Module):
-    """A head's parameters, and its training pass."""
+    """Hold a head's parameters, and run its training pass."""
 
     config: KVHeadConfig
 

@@ -16,7 +16,7 @@ from jaxspec.typing import Array, Bool, Float
 
 
 class KVProjector(nn.Module):
-    """Keys and values of images, n slots each, pooled to k."""
+    """Pool the keys and values of images from n slots to k."""
 
     config: KVHeadConfig
 

@@ -20,7 +20,7 @@ from jaxspec.typing import Array, Float
 
 
 class Projector(nn.Module):
-    """linear_2(gelu(linear_1(x))): tower width to decoder width."""
+    """Map tower width to decoder width: linear_2(gelu(linear_1(x)))."""
 
     config: LlavaConfig
 
@@ -33,7 +33,7 @@ class Projector(nn.Module):
 
 
 class Llava(Lvlm):
-    """Hugging Face's `LlavaForConditionalGeneration`."""
+    """Compute Hugging Face's `LlavaForConditionalGeneration`."""
 
     config: LlavaConfig
 
@@ -68,7 +68,7 @@ class Llava(Lvlm):
 
 
 class LlavaNext(Llava):
-    """Hugging Face's `LlavaNextForConditionalGeneration`, and LLaVA-OneVision's class.
+    """Compute Hugging Face's `LlavaNextForConditionalGeneration`, and LLaVA-OneVision's class.
 
     The two differ in the rows of the table that a prompt shows (`models/anyres.py`), not here.
     """
@@ -92,7 +92,7 @@ class LlavaNext(Llava):
 
 @dataclass(frozen=True)
 class LlavaImages:
-    """LLaVA-1.5: an image is one tile, scaled (and cropped) to the tower's size."""
+    """Read LLaVA-1.5's images: each is one tile, scaled (and cropped) to the tower's size."""
 
     config: Any
     processor: Any

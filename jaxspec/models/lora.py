@@ -23,7 +23,7 @@ LORA = "lora"
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank updates to train."""
+    """Choose the low-rank updates to train."""
 
     rank: int = 16
     alpha: float = 32.0

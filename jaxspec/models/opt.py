@@ -42,7 +42,7 @@ class Attention(decoder.Attention):
 
 
 class Layer(nn.Module):
-    """Two sublayers with residuals, each normed before (`do_layer_norm_before`) or after."""
+    """Run two residual sublayers, each normed before (`do_layer_norm_before`) or after."""
 
     config: OptConfig
 
@@ -62,7 +62,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Hugging Face's `OPTDecoder`."""
+    """Compute Hugging Face's `OPTDecoder`."""
 
     config: OptConfig
 
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
 
 
 class Model(nn.Module):
-    """Hugging Face's `OPTModel`: a level of names around the decoder."""
+    """Compute Hugging Face's `OPTModel`, a level of names around the decoder."""
 
     config: OptConfig
 
@@ -114,7 +114,7 @@ class Model(nn.Module):
 
 
 class OPT(CausalLM):
-    """Hugging Face's `OPTForCausalLM`."""
+    """Compute Hugging Face's `OPTForCausalLM`."""
 
     config: OptConfig
 

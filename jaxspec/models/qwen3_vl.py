@@ -30,7 +30,7 @@ from jaxspec.typing import Array, Float, Int
 
 
 class MLP(nn.Module):
-    """fc2(gelu(fc1(x))); the towers' layers approximate gelu, the mergers do not."""
+    """Compute fc2(gelu(fc1(x))); the towers' layers approximate gelu, the mergers do not."""
 
     width: int
     out: int
@@ -45,7 +45,7 @@ class MLP(nn.Module):
 
 
 class Merger(MLP):
-    """Each merge group of patches to one token of decoder width, normed by patch or by group."""
+    """Map each merge group of patches to one token, normed by patch or by group."""
 
     norm_groups: bool = False
 
@@ -60,7 +60,7 @@ class Merger(MLP):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer layer."""
+    """Run a pre-norm transformer layer."""
 
     config: Qwen3VisionConfig
 
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Hugging Face's `Qwen3VLVisionModel`, in tiles, before the mergers."""
+    """Compute Hugging Face's `Qwen3VLVisionModel`, in tiles, before the mergers."""
 
     config: Qwen3VisionConfig
 
@@ -132,7 +132,7 @@ class VisionTower(nn.Module):
 
 
 class Qwen3VL(Lvlm):
-    """Hugging Face's `Qwen3VLForConditionalGeneration`."""
+    """Compute Hugging Face's `Qwen3VLForConditionalGeneration`."""
 
     config: Qwen3VLConfig
 

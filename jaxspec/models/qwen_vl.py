@@ -54,7 +54,7 @@ def window_contents(config: QwenTowerConfig, place: Int[Array, "B U place"]) -> 
 
 
 class PatchEmbed(nn.Module):
-    """Flat patches [channel, time, row, column] to tower width; the files hold a convolution."""
+    """Map flat patches [channel, time, row, column] to tower width, as the file's convolution."""
 
     config: QwenTowerConfig
     bias: bool = False
@@ -140,7 +140,7 @@ def _same(mine: Int[Array, "... Q"], theirs: Int[Array, "... P"]) -> Bool[Array,
 
 
 class Block(nn.Module):
-    """Pre-norm transformer layer."""
+    """Run a pre-norm transformer layer."""
 
     config: QwenVisionConfig
     full: bool
@@ -157,7 +157,7 @@ class Block(nn.Module):
 
 
 class PatchMerger(nn.Module):
-    """Each merge group of patches to one token of decoder width."""
+    """Map each merge group of patches to one token of decoder width."""
 
     config: QwenVisionConfig
 
@@ -197,7 +197,7 @@ class VisionTower(nn.Module):
 
 
 class QwenVL(Lvlm):
-    """Hugging Face's `Qwen2_5_VLForConditionalGeneration`."""
+    """Compute Hugging Face's `Qwen2_5_VLForConditionalGeneration`."""
 
     config: QwenVLConfig
 
@@ -225,7 +225,7 @@ class QwenVL(Lvlm):
 
 @dataclass(frozen=True)
 class QwenImages:
-    """Qwen2.5-VL: a tile is an attention window; larger images have more of them.
+    """Read Qwen2.5-VL's images: a tile is an attention window; larger images have more.
 
     Grids count merge groups, which are the image's tokens: [Y, X] for an image.
     """

@@ -23,7 +23,7 @@ _ACTIVATIONS = {
 
 
 class Embeddings(nn.Module):
-    """Patches, and the class token before them in CLIP, with learned positions."""
+    """Embed patches, and CLIP's class token before them, with learned positions."""
 
     config: VisionConfig
 
@@ -50,7 +50,7 @@ class Embeddings(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm transformer layer with full attention."""
+    """Run a pre-norm transformer layer with full attention."""
 
     config: VisionConfig
 
@@ -139,7 +139,7 @@ class VisionTransformer(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Hugging Face's `CLIPVisionModel` or `SiglipVisionModel`."""
+    """Compute Hugging Face's `CLIPVisionModel` or `SiglipVisionModel`."""
 
     config: VisionConfig
 

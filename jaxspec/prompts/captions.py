@@ -14,7 +14,7 @@ CAPTION_PREFIX = "image: "
 
 @dataclass(frozen=True)
 class Caption:
-    """The caption of one image."""
+    """Hold the caption of one image."""
 
     text: str
     ms: float = 0.0
@@ -22,7 +22,7 @@ class Caption:
 
 
 class Captioner(Protocol):
-    """A writer of one sentence or more about each image."""
+    """Write one sentence or more about each image."""
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
         """Return one caption an image (RGB), in order."""

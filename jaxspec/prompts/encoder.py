@@ -26,7 +26,7 @@ from jaxspec.prompts.templates import bos_before, render_follow_up, render_turns
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids with one placeholder id per image, and the images in their order."""
+    """Hold token ids with one placeholder id per image, and the images in their order."""
 
     tokens: np.ndarray
     """int32 [L]."""
@@ -39,7 +39,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """A translator of text to prompts, and of answers to text, with one tokeniser."""
+    """Translate text to prompts, and answers to text, with one tokeniser."""
 
     tokenizer: Any
     image_token: int | None = None
@@ -69,12 +69,12 @@ class PromptEncoder:
 
     @property
     def eos(self) -> int | None:
-        """Id that closes an answer; None for a tokeniser without such a token."""
+        """Return the id that closes an answer; None for a tokeniser without one."""
         return self.tokenizer.eos_token_id
 
     @cached_property
     def image_text(self) -> str:
-        """The text that the tokeniser encodes as one image's placeholder and marks."""
+        """Return the text that the tokeniser encodes as one image's placeholder and marks."""
         if self.marks is None:
             return PLACEHOLDER
         return "".join(map(str, self.tokenizer.convert_ids_to_tokens(self._image_ids)))

@@ -16,7 +16,7 @@ from jaxspec.prompts.views import View
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One prompt in one form, on the host; `PromptRows` is a batch of them."""
+    """Hold one prompt in one form, on the host; `PromptRows` is a batch of them."""
 
     tokens: np.ndarray
     """int32 [L]."""
@@ -124,7 +124,7 @@ def rewrite(
 
 @dataclass(frozen=True)
 class Showing:
-    """What a model is shown for the images of a prompt."""
+    """Choose how a model is shown the images of a prompt."""
 
     view: View
     encoder: PromptEncoder

@@ -37,7 +37,7 @@ from jaxspec.prompts.placeholders import PLACEHOLDER
 
 @dataclass(frozen=True)
 class View:
-    """One way to show a prompt to the draft; hashable, part of the compiled program."""
+    """Describe one way to show a prompt to the draft. Static: part of the compiled program."""
 
     name: str
     reads_images: bool

@@ -36,7 +36,7 @@ class BatchIterator(Protocol[Made]):
 
 @dataclass
 class StepBatches(Generic[Batch]):
-    """An iterator over a function of the step that makes whole batches. Its place is the step."""
+    """Iterate over a function of the step that makes whole batches. The place is the step."""
 
     batch_fn: Callable[[int], Batch]
     share: tuple[int, int] = (0, 1)

@@ -16,7 +16,7 @@ from jaxspec.sharding import make_mesh
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices on each axis of the mesh; see `jaxspec.sharding`."""
+    """Set the number of devices on each axis of the mesh; see `jaxspec.sharding`."""
 
     data: int | None = None
     """Copies of the model, each with its own samples; by default all that divide the batch."""

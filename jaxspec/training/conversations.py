@@ -37,7 +37,7 @@ GROUP = 8
 
 
 class TeacherRows(struct.PyTreeNode):
-    """The conversations of a batch as a teacher reads them."""
+    """Hold the conversations of a batch as a teacher reads them."""
 
     rows: PromptRows
     images: dict[str, Any] | None
@@ -47,7 +47,7 @@ class TeacherRows(struct.PyTreeNode):
 
 
 class ConversationBatch(struct.PyTreeNode):
-    """Conversations of one step: numpy arrays when made, JAX arrays in the step."""
+    """Hold the conversations of a step: numpy arrays when made, JAX arrays in the step."""
 
     rows: PromptRows
     """Rows in the draft's view, cut at the largest bucket."""
@@ -91,7 +91,7 @@ class ConversationBatch(struct.PyTreeNode):
 
 @dataclass(frozen=True, eq=False)
 class ConversationBatches:
-    """A function of the step: this process's rows of the step's batch.
+    """Make this process's rows of a step's batch, as a function of the step.
 
     Rows that teach nothing are masked, and counted by `unlearned`. Raises InputError for a sample
     without answers, and for a batch without any answer within the buckets.
@@ -216,7 +216,7 @@ def slots_before(mask: Bool[np.ndarray, "B L"]) -> Int[np.ndarray, "B K"]:
 
 @dataclass(frozen=True)
 class _Form:
-    """A conversation as one model reads it."""
+    """Hold a conversation as one model reads it."""
 
     row: PromptRow
     shown: np.ndarray

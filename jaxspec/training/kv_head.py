@@ -78,7 +78,7 @@ class HeadRecipe(StagedRecipe):
 
 
 class HeadBatch(struct.PyTreeNode):
-    """Conversations with the anchors of their blocks."""
+    """Hold conversations with the anchors of their blocks."""
 
     conversations: ConversationBatch
     anchors: Int[Any, "B A"]
@@ -96,7 +96,7 @@ class HeadBatch(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class HeadBatches:
-    """A function of the step: this process's rows, with anchors drawn by row number and seed."""
+    """Make this process's rows of a step, with anchors drawn by row number and seed."""
 
     batches: ConversationBatches
     config: KVHeadConfig
@@ -117,7 +117,7 @@ class HeadBatches:
 
 @dataclass(frozen=True, eq=False)
 class KeptReadings:
-    """A function of a batch: the target's reading, each row of which is made once."""
+    """Return the target's reading of a batch, each row of which is made once."""
 
     read: Callable[[ConversationBatch], Reading]
     kept: dict[bytes, Reading] = field(default_factory=dict)

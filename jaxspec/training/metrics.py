@@ -18,7 +18,7 @@ AGAIN = "the same command goes on"
 
 
 class MetricsLog:
-    """The first process's `metrics.jsonl`, and other logs on request; a context manager.
+    """Write the first process's `metrics.jsonl`, and other logs on request; a context manager.
 
     A resumed run first removes the lines that the interrupted one wrote beyond step `start`.
     """

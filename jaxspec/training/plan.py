@@ -37,7 +37,7 @@ from jaxspec.typing import Params
 
 @dataclass(frozen=True)
 class AbstractStep:
-    """The step of `fit` for logit distillation, with abstract arrays on a mesh."""
+    """Describe the step of `fit` for logit distillation, with abstract arrays on a mesh."""
 
     config: TrainConfig
     loss_fn: LossFn
@@ -50,7 +50,7 @@ class AbstractStep:
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes of one device during a step, by use. Activations come on top."""
+        """Return the bytes of one device during a step, by use. Activations come on top."""
         trained = self.state.params
         parts = {
             "frozen": self.frozen,
@@ -62,7 +62,7 @@ class AbstractStep:
 
     @property
     def flops(self) -> float:
-        """Estimated operations of one step on all devices; see `model_flops`."""
+        """Return the estimated operations of one step on all devices; see `model_flops`."""
         return model_flops(self.state.params, self.frozen, self.batch.tokens.size)
 
 

@@ -14,7 +14,7 @@ from jaxspec.command import silence_unread
 
 
 class Preempted(SystemExit):
-    """A signal (SIGTERM, Ctrl-C, SIGHUP) ended a run that has saved everything.
+    """Report that a signal (SIGTERM, Ctrl-C, SIGHUP) ended a run, which has saved everything.
 
     The exit code is 128 plus the signal's number, as in shells: 143, 130, 129.
     """
@@ -24,7 +24,7 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """A watch for signals that end a run, to any of its processes; a context manager.
+    """Watch for signals, to any process of a run, that end it; a context manager.
 
     Several processes agree through JAX's coordination service on the step that all of them save. It
     knows SIGTERM alone, so other signals are sent on as that. Ignored signals stay ignored, as

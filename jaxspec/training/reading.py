@@ -22,7 +22,7 @@ SURE = 512
 
 @dataclass
 class CountedBatches(Generic[Batch]):
-    """An iterator over batches that counts unlearned rows; closing it prints their share.
+    """Iterate over batches and count unlearned rows; closing it prints their share.
 
     Its place is Grain's, the next step. Raises InputError once more than the share `limit` of the
     rows taught nothing.

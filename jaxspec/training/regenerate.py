@@ -34,7 +34,7 @@ TURNS = 64
 
 @dataclass(frozen=True)
 class Regeneration:
-    """The inputs that decide the answers. A folder holds chunks of one such work."""
+    """Hold the inputs that decide the answers. A folder holds the chunks of one work."""
 
     target: str
     """Name and fingerprint of the target."""
