@@ -43,7 +43,7 @@ _READ = (*_WEIGHTS, ".json", ".model", ".txt", ".jinja")
 _TORCH = (2, 11)
 """The first torch that lists files without reading tensors; before 2.10 weights-only has holes."""
 _LARGEST = 256 << 20
-"""Size of the largest file besides weights; the largest known tokenisers have 40 million bytes."""
+"""Most bytes of a file that holds no weights; the largest known tokenisers have 40 million."""
 
 
 def check_files(path: Path) -> None:
@@ -97,7 +97,7 @@ def without_torch() -> str:
 
 
 def other_weights(path: Path) -> str:
-    """Return what a directory holds in place of weights, and the mend; "" if nothing known."""
+    """Return the files that replace weights in a directory, and the mend; "" if none is known."""
     others = re.compile(r"adapter_config\.json|pytorch_model-.+|.+\.(gguf|bin|pth|msgpack)")
     found = sorted(file.name for file in path.iterdir() if others.fullmatch(file.name))
     if not found or (path / BIN).is_file() or (path / BIN_INDEX).is_file():
@@ -156,7 +156,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
 
 
 def quantised(path: Path, raw: dict[str, Any]) -> list[str]:
-    """Return a problem if the model or a part of it is quantised, else none."""
+    """Return one problem if the model or a part of it is quantised, else an empty list."""
     parts = [raw, *(part for part in raw.values() if isinstance(part, dict))]
     keys = ("quantization_config", "compression_config")
     found = [part[key] for part in parts for key in keys if part.get(key)]
@@ -187,7 +187,7 @@ def written_once(
     """Return the directory of a model in jaxspec's cache; the first call writes it.
 
     Args:
-      made_of: What decides the model's contents; another value gets another directory.
+      made_of: Identity of the model's sources; another value gets another directory.
       kind: Folder of the cache.
       name: Name of the directory, which is the model's.
       write: Writes the model to a path.

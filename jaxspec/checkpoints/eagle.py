@@ -34,7 +34,7 @@ from jaxspec.config.eagle import SPECULATORS
 from jaxspec.errors import InputError
 
 Engine = Literal["vllm", "sglang", "speculators"]
-"""What a head is written for."""
+"""Program that serves a written head."""
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 _LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")

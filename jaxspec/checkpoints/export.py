@@ -69,8 +69,8 @@ def export(
       draft_vocabulary: Keep this many tokens of a draft's vocabulary, the first ones, for this
         library alone; by default a KV head keeps all, and any other draft is `widened`, the only
         form that transformers reads.
-      engine: What to write an EAGLE-3 head or a text draft for; `target` is then the model that
-        it drafts for.
+      engine: Program that will serve the EAGLE-3 head or text draft; `target` is then the model
+        that it drafts for.
       options: Dtype, shard size and overwriting, as in `save`; other entries come from the source.
       adapter: Directory of a LoRA adapter in PEFT's format, to merge into the model.
 
@@ -260,7 +260,7 @@ def with_words(params: Params, words: int) -> Params:
 
 
 def _text_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the decoder's entries of an LVLM's config.json; token ids may be outside of it."""
+    """Return the decoder's entries of an LVLM's config.json; token ids may be at the top level."""
     outer = {key: raw[key] for key in _TOKEN_IDS if raw.get(key) is not None}
     inner = raw.get("text_config") or {}
     return outer | {key: value for key, value in inner.items() if value is not None}

@@ -96,7 +96,7 @@ def converted(file: Path, name: str = "") -> Path:
     """Return the directory in jaxspec's cache that holds a file's model; the first call writes it.
 
     Args:
-      name: What the model is called; by default the file's name.
+      name: Name of the model; by default the file's name.
     """
     found = file.resolve().stat()
     made_of = f"{file.resolve()} {found.st_size} {found.st_mtime_ns}"

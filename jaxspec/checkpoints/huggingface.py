@@ -87,13 +87,13 @@ def load(
     copy of the model.
 
     Args:
-      dtype: dtype of all parameters; None keeps each as stored.
-      shardings: pytree of `jax.sharding.Sharding`, shaped like the parameters
+      dtype: Dtype of all parameters; None keeps each as stored.
+      shardings: Pytree of `jax.sharding.Sharding`, shaped like the parameters
         (`jaxspec.sharding.shardings`). Each process reads only the bytes that its devices hold.
         None puts everything on the default device.
       weights: "int8" quantises the matrices of the decoder's layers, each as soon as it is read, so
         that a device never holds two of them in 16 bits; `shardings` then have their scales.
-      adapter: directory of a LoRA adapter in PEFT's format; each matrix is updated, in float32, as
+      adapter: Directory of a LoRA adapter in PEFT's format; each matrix is updated, in float32, as
         soon as it is read.
 
     Raises:
@@ -283,7 +283,7 @@ def _write_configs(path: Path, config: ModelConfig, dtype: Any, options: SaveOpt
 
 
 def _with_extra(own: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a config.json, and those of its source that it says nothing of."""
+    """Return the entries of a config.json, and its source's other entries."""
     out = {key: value for key, value in extra.items() if key not in _NOT_KEPT} | own
     for key, value in own.items():
         if key in ("text_config", "vision_config") and isinstance(extra.get(key), dict):

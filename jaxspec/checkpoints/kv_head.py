@@ -92,7 +92,7 @@ def save_kv_head(
     Args:
       dtype: Dtype of the tensors; None keeps each one's.
       write_more: Writes more files, as in `huggingface.save`, which also raises the same errors.
-      engine: What an EAGLE-3 head is written for.
+      engine: Program that will serve an EAGLE-3 head.
       architectures: The target's classes in transformers, which speculators' layout names.
     """
     tensors = {
@@ -111,7 +111,7 @@ def save_kv_head(
 
 
 def list_kv_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], list[str]]:
-    """Return a head's configuration, its tensors, unread, and what is wrong with them.
+    """Return a head's configuration, its unread tensors, and their problems.
 
     Raises InputError for a configuration that this library cannot read.
     """

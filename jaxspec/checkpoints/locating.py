@@ -23,7 +23,7 @@ def locate(
     wheel holds one, is written to jaxspec's cache.
 
     Args:
-      wanted: patterns of the files to fetch from the hub; None fetches all that is read.
+      wanted: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
     path = Path(path_or_id).expanduser()
     named = str(path_or_id) != ""  # which would be the working directory

@@ -17,13 +17,13 @@ from typing import Any
 from jaxspec.errors import InputError
 
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""What safetensors calls torch's dtypes."""
+"""Safetensors' names of torch's dtypes."""
 
 
 def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
     """Return dtype, shape, first byte and number of bytes of each tensor of a file of torch.save.
 
-    Raises InputError for what is no dictionary of tensors alone, and other errors where the file
+    Raises InputError unless the file is a dictionary of tensors alone, and other errors if it
     cannot be read.
     """
     with open(file, "rb") as stream:

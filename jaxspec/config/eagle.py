@@ -25,7 +25,7 @@ _READ = {
     *("norm_before_residual", "norm_before_fc", "norm_output"),
 }
 _OF_HEADS = re.compile("norm|scale|aux|draft|eagle|mask|parallel|residual|quant")
-"""What the names of entries contain that may change a head's computation."""
+"""Parts of the names of entries that may change a head's computation."""
 
 
 @dataclass(frozen=True)

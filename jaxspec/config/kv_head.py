@@ -29,7 +29,7 @@ drop: the image is left out.
 """
 
 Feature = Literal["none", "last_hidden", "fused"]
-"""What a head reads besides a token's embedding.
+"""Input that a head reads next to a token's embedding.
 
 none: nothing, as in the paper.
 last_hidden: the final-normed hidden state that predicted the token (EAGLE's input): the target's

@@ -89,7 +89,7 @@ def raised(rows: Iterable[DataRow | InputError]) -> Iterator[DataRow]:
 def json_list(file: Path) -> Iterator[DataRow | InputError]:
     """Yield the rows of a `.json` file, which is a list of objects.
 
-    An element that is no row is an InputError, not raised. Raises InputError for a file that is no
+    Yields an InputError for each element that is no row. Raises InputError for a file that is no
     JSON list.
     """
     with reading(f"data {file}: not JSON", "mend the file"):

@@ -40,7 +40,7 @@ class Pending(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class Alternating(Collaboration[Pending]):
-    """Let every model propose in turn (CoS). `params` are those of `prefill_members`.
+    """Let every model propose in turn (CoS). `params` as for `prefill_members`.
 
     The models form a ring. In its turn a model reads all tokens that it has not read: the newest
     committed token and the pending ones. This one pass scores the other models' proposals and gives

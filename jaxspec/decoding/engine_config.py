@@ -71,7 +71,7 @@ class EngineConfig(Batching):
       gamma: Draft length: drafted tokens in each block, or on a tree's longest path.
       tree: Token tree instead of a chain: `2`, `2:32` (32 nodes), `chains:2` or `dynamic:4:24`.
       width: Tokens that each target pass reads, padding included: gamma + 1 or more. At one width,
-        and without a tree, answers are those of plain decoding in 16 bits too; caches do not grow.
+        and without a tree, answers equal plain decoding's in 16 bits too; caches do not grow.
         None: no padding.
       context: Policy past the draft's trained positions: `extrapolate`, `drop_view` or `error`.
       trace: Whether `Result.trace` records the origin of each token.

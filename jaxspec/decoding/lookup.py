@@ -28,12 +28,14 @@ In LLaVA-1.5-7B's recorded answers to MMSpec a token that the matches of 3, 2 an
 is right 81 % of the time (here 1 - 0.4 * 0.6 * 0.8 = 0.81), of 2 and 1 51 % (0.52), of 1 alone 23 %
 (0.2)."""
 UNKNOWN = -1
-"""Stands for padding and image slots, which match nothing."""
+"""Token id of padding and image slots, which match nothing."""
 
 
 class Text(struct.PyTreeNode):
-    """The text of each row, laid out as a key-value cache: one token a slot, of which the newest
-    may be a tree. Slots from `length` on have no meaning."""
+    """Hold the text of each row as a key-value cache does: one token a slot.
+
+    The newest tokens may be a tree. Slots from `length` on are undefined.
+    """
 
     tokens: Int[Array, "B S"]
     """The prompt, which ends at slot `start`, then new tokens."""
@@ -83,8 +85,9 @@ class Text(struct.PyTreeNode):
 
 
 def _ancestors(tree: TreeMask) -> Int[Array, "#B T suffix"]:
-    """Return each node, its parent and so on, as slots from the tree's root; -1 is the slot before
-    the root.
+    """Return each node, its parent and so on, as slots from the tree's root.
+
+    -1 is the slot before the root.
 
     A node that sees the nodes 0, 2 and 5, itself, gives 5, 2, 0.
     """

@@ -66,8 +66,9 @@ class TargetProgram(Program[TargetState[Drafting]]):
         cache: KVCache,
         tree: TreeMask | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Return the logits after each of T tokens, or nodes of a tree, and the cache with their
-        keys, at its length of before.
+        """Return the logits after each of T tokens, or nodes of a tree, and the cache.
+
+        The cache holds their keys, but keeps its length.
 
         The last bit of a product depends on the number of rows that are multiplied together. A
         plain step reads 1 token and a block of gamma = 3 reads 4, so their logits differ a little,

@@ -249,7 +249,7 @@ def keep_decoding(state: DecodeState, pause: Pause | None = None) -> Array:
 def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -> Array:
     """Return one step's keys, a function of the row's key, its position and the stream.
 
-    They do not depend on the batch, nor on the row's index in it.
+    They depend neither on the batch nor on the row's index in the batch.
     """
     fold = jax.vmap(jax.random.fold_in)
     return fold(fold(options.keys, count), jnp.full_like(count, stream))

@@ -22,7 +22,7 @@ NEVER = np.iinfo(np.int32).max
 
 
 class Context(struct.PyTreeNode):
-    """The keys and values that blocks read: S slots, of a KV head those of I images, then text."""
+    """Hold the keys and values that blocks read: S slots; a KV head's are I images, then text."""
 
     k: Float[Array, "B S K H"]
     v: Float[Array, "B S K H"]

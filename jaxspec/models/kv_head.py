@@ -162,7 +162,7 @@ class KVHead(nn.Module):
           states: The target's hidden states at the tokens.
           rotary: Positions of the tokens.
         """
-        # Slot p is of token p + 1; the last one reads an embedding of no meaning.
+        # Slot p is of token p + 1; the last one wraps around to token 0, which means nothing there.
         x = self.fuse(jnp.roll(embeds, -1, axis=1), self.combine(states))
         k, v = self.layers[0].keys_values(x, rotary)
         since = jnp.broadcast_to(1 + jnp.arange(x.shape[1]), x.shape[:2])
@@ -283,10 +283,10 @@ def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B text"]) -> Float[Ar
 
 
 def joined(head: Params, target: Params, words: tuple[int, ...] = ()) -> Params:
-    """Return the head's parameters as a `CausalLM`, with the target's embedding and output head
-    where it has none of its own.
+    """Return the head's parameters as a `CausalLM`, which borrows missing parts from the target.
 
-    With a draft vocabulary the output head has the columns of its words, which `head` may hold.
+    Embedding and output head may be missing. With a draft vocabulary the output head has the
+    columns of its words, which `head` may hold.
     """
     target = target.get("language_model", target)
     own = {
@@ -307,8 +307,8 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
     """Return initial parameters, float32.
 
     Layers are copies of the target's last ones, or of those whose keys they read, and the norm is
-    its norm; without a target all are random. The KV projector averages. Of an EAGLE-3 head, the
-    norm and the output head are the target's.
+    its norm; without a target all are random. The KV projector averages. An EAGLE-3 head copies the
+    target's norm and output head.
     """
     text = config.text_config
     if isinstance(text, EagleConfig):

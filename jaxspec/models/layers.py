@@ -129,7 +129,7 @@ class LayerNorm(nn.Module):
 def times(
     x: Float[Array, "... D"], matrix: Float[Array, "D out"], dtype: Any = None
 ) -> Float[Array, "... out"]:
-    """Return x times a matrix; `dtype` is that of the sums, by default x's."""
+    """Return x times a matrix; `dtype`: Dtype of the sums; None is x's."""
 
     def product(rows: Array) -> Array:
         return row_major(jnp.matmul(rows, matrix, preferred_element_type=dtype))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from PIL.Image import Image
 
 CAPTION_PREFIX = "image: "
-"""What TABED's view C writes in front of a caption."""
+"""Text that TABED's view C writes in front of a caption."""
 
 
 @dataclass(frozen=True)

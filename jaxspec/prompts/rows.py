@@ -148,7 +148,7 @@ class Showing:
 def prompt_row(showing: Showing, prompt: Prompt, captions: Sequence[str] = ()) -> PromptRow:
     """Return the prompt as a view shows it to a model.
 
-    captions: What view C shows, one for each image.
+    captions: Captions that view C shows, one for each image.
     Raises InputError for a prompt that has no tokens in this view.
     """
     view, encoder, count = showing.view, showing.encoder, len(prompt.images)
@@ -177,7 +177,7 @@ def stack_rows(
     """Return host arrays of each form of B prompts, right-padded.
 
     The first form is the target's. Either all of the draft's views have rotary positions or none:
-    they are one batch, and a text draft has none even where the target has.
+    they are one batch, and a text draft has none, even if the target has.
 
     Args:
       width: Slots of the first form, and of the others without `views`.

@@ -88,7 +88,7 @@ def render_follow_up(
 def bos_before(tokenizer: Any, text: str) -> list[int]:
     """Return the ids that precede a first turn: BOS, or none.
 
-    The template may write BOS itself, or neither template nor tokeniser puts one.
+    The template may write BOS itself, or neither it nor the tokeniser writes one.
     """
     bos = tokenizer.bos_token_id
     if bos is None:

@@ -60,7 +60,7 @@ class View:
         """Return the ids that replace one image in a view without images.
 
         Args:
-          caption: What view C shows.
+          caption: Caption that view C shows.
           slots: Number of the target's slots of the image, for view T-slots.
         """
         tokenizer = encoder.tokenizer

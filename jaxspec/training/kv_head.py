@@ -83,7 +83,7 @@ class HeadBatch(struct.PyTreeNode):
     conversations: ConversationBatch
     anchors: Int[Any, "B A"]
     """Assistant tokens that another one follows; -1 fills rows with fewer. When a block begins at
-    an anchor, the target has no key of it yet."""
+    an anchor, the target has not yet computed its key."""
     slots: HeadRows
     """Slots of the target's rows that the head reads."""
     reading: Reading | None = None

@@ -130,7 +130,7 @@ def _answers_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Return the loss without a teacher, which scores no slots but `batch.answers`.
 
-    Of a vocabulary of 49,152 tokens and a row of 400 the scores alone are 79 MB.
+    The scores of 400 tokens with a vocabulary of 49,152 take 79 MB.
     """
     assert batch.answers is not None
     slots = jnp.maximum(batch.answers, 0)

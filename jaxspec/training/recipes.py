@@ -93,7 +93,7 @@ class StagedRecipe:
     system: str = ""
     """System prompt before each conversation in Vicuna's form."""
     draft_vocabulary: int = 0
-    """Tokens that the draft scores, the most frequent of the answers; 0 keeps those of `start`."""
+    """Tokens that the draft scores, the most frequent of the answers; 0 keeps `start`'s."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.unlearned <= 1:

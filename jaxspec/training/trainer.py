@@ -58,10 +58,10 @@ def fit(
       loss_fn: (params, batch) -> (loss, metrics), traced; see `LossFn`.
       batches: an iterator over this process's rows, or a function of the step that makes a whole
         batch.
-      directory: receives `metrics.jsonl`, `train_config.json` and checkpoints.
-      places: shardings of the parameters on the mesh; None replicates them.
-      evaluate: its metrics are logged every `config.evaluate_every` steps and after the last.
-      inputs: what decides the result besides the configuration (data, models, loss), as JSON. A run
+      directory: Folder that receives `metrics.jsonl`, `train_config.json` and checkpoints.
+      places: Shardings of the parameters on the mesh; None replicates them.
+      evaluate: Function whose metrics are logged every `config.evaluate_every` steps and last.
+      inputs: Data, models and loss, as JSON, which decide the result with the configuration. A run
         goes on only with the inputs that it began with.
 
     Raises:
