@@ -44,8 +44,7 @@ COUNT = (1, LARGEST)
 RANGES = {"window": COUNT, "steps": COUNT, "tau": (0, LARGEST), "constant": (-LARGEST, LARGEST)}
 """Least and largest values of fields."""
 ALL = "all"  # text form of None
-Kept = TypeVar("Kept")
-"""State of a rule."""
+Kept = TypeVar("Kept")  # state of a rule
 
 
 def _mend(
