@@ -134,7 +134,7 @@ def read_params(
         kept = dtype if scale is None else None  # int8 is rounded from what the file holds
         pair = adapter.pairs.get(name) if adapter else None
         exact = kept if pair is None else jnp.dtype("float32")
-        params[key] = _read(tensors[name], slots[name], exact, places.get(key))
+        params[key] = read_tensor(tensors[name], slots[name], exact, places.get(key))
         if pair is not None:
             stored = FLOATS[tensors[name].dtype] if scale is None else exact
             params[key] = pair.added(params[key], kept or stored)
@@ -220,8 +220,8 @@ def _peak_memory() -> int:
     )
 
 
-def _read(
-    tensor: StoredTensor, slot: Slot, dtype: jnp.dtype | None, sharding: Any | None
+def read_tensor(
+    tensor: StoredTensor, slot: Slot, dtype: jnp.dtype | None, sharding: Any | None = None
 ) -> jax.Array:
     """Read this process's part of a tensor once, and give each device its part."""
     back = np.argsort(slot.order)

@@ -43,6 +43,7 @@ from jaxspec.checkpoints.directories import (
 )
 from jaxspec.checkpoints.eagle import Engine, eagle_config, eagle_tensors, in_own_names, with_words
 from jaxspec.checkpoints.fitting import refuse, slots_in, tensor_name, unfit
+from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.tensor_files import (
     StoredTensor,
@@ -141,8 +142,5 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
     if wrong:
         refuse(path, wrong)
     slots, tree = slots_in(abstract_head(config))
-    leaves = []
-    for name, slot in slots.items():
-        tensor = stored[name].read()
-        leaves.append(jnp.asarray(tensor.transpose(np.argsort(slot.order)), dtype or tensor.dtype))
+    leaves = [read_tensor(stored[name], slot, dtype) for name, slot in slots.items()]
     return config, jax.tree.unflatten(tree, leaves)

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.checkpoints.directories import INDEX, SINGLE, read_config, weight_files
 from jaxspec.checkpoints.fitting import Slot, hub_name, in_hub_layout, misfits, slots_in
+from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.tensor_files import list_file, read_index
 from jaxspec.config import ModelConfig
@@ -51,10 +51,7 @@ def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
     problems += misfits(config, slots, stored)
     if problems:
         raise InputError(f"{files[0].parent}: {problems[0]}")
-    leaves = []
-    for name, slot in slots.items():
-        values = stored[name].read().astype(dtype)
-        leaves.append(jax.device_put(values.transpose(np.argsort(slot.order))))
+    leaves = [read_tensor(stored[name], slot, dtype) for name, slot in slots.items()]
     return jax.tree.unflatten(tree, leaves)
 
 

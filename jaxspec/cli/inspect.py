@@ -23,7 +23,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import KVHeadConfig, text_config
-from jaxspec.errors import InputError, printable
+from jaxspec.errors import InputError, collected, printable
 from jaxspec.models import LanguageModel, family_of
 from jaxspec.runtime import human_bytes, setup_runtime
 
@@ -118,16 +118,12 @@ def inspect(path: Path) -> Inspection:
     found = survey(path)
     problems = list(found.problems)
     config, template = found.config, False
-    try:
-        if config is not None:
+    if config is not None:
+        with collected(problems):
             template = bool(load_tokenizer(path).chat_template)
-    except InputError as error:
-        problems.append(str(error))
-    try:
-        if config is not None and LanguageModel(config).has_vision:
-            load_image_processor(path, config)
-    except InputError as error:
-        problems.append(str(error))
+        with collected(problems):
+            if LanguageModel(config).has_vision:
+                load_image_processor(path, config)
     return Inspection(
         path=str(path),
         family=config and (family_of(config.model_type).title or config.model_type),
@@ -145,10 +141,9 @@ def inspect(path: Path) -> Inspection:
 def _inspect_head(path: Path) -> Inspection:
     config: KVHeadConfig | None = None
     tensors: dict[str, StoredTensor] = {}
-    try:
+    problems: list[str] = []
+    with collected(problems):
         config, tensors, problems = list_kv_head(path)
-    except InputError as error:
-        problems = [str(error)]
     kind = "EAGLE-3 head" if config and config.fused else "KV head"
     return Inspection(
         path=str(path),
