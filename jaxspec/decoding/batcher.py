@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxspec.cache import KVCache
+from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.assembly import Assembly
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, Batching, EngineConfig
@@ -23,12 +24,9 @@ from jaxspec.decoding.memory import Sizes
 from jaxspec.decoding.requests import (
     EncodedRequest,
     Request,
-    all_greedy,
     decoded_images,
     each,
     encode,
-    in_batches,
-    sampling_options,
 )
 from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts
 from jaxspec.decoding.steps import larger_cache, run_prefill
@@ -41,6 +39,7 @@ from jaxspec.prompts.views import parse_weights
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh, replicated
 
+LARGEST = 2**31 - 1  # the largest int32
 FIRST, FACTOR = 128, 4
 """Slots for new tokens in a first cache, and the growth factor of a full cache."""
 
@@ -171,7 +170,7 @@ class Batcher:
     ) -> Together:
         """Return the fields that all prefills of these requests share."""
         first = requests[: prompts or self.config.batch_size]
-        greedy = all_greedy(requests)
+        greedy = all(request.temperature == 0 for request in requests)
         return Together(self.largest(requests), self.held(first), greedy, prompts, past)
 
     def prefill(
@@ -271,3 +270,50 @@ def rows_per_insert(batch_size: int) -> int:
     Fewer rows waste less; more rows share one prefill.
     """
     return max(1, batch_size // 4)
+
+
+def in_batches(sizes: Sequence[Sizes], most: int) -> list[list[int]]:
+    """Return batches of at most `most` requests, as indices, the longest requests first.
+
+    A batch is padded to its largest sizes. So no size in it is over twice another one, and either
+    all its requests have images or none has.
+    """
+    batches: list[tuple[list[int], set[Sizes]]] = []
+    for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
+        for members, known in batches:
+            if len(members) < most and all(_near(sizes[i], other) for other in known):
+                members.append(i)
+                known.add(sizes[i])
+                break
+        else:
+            batches.append(([i], {sizes[i]}))
+    return [members for members, _ in batches]
+
+
+def _near(one: Sizes, other: Sizes) -> bool:
+    """Return whether no size is over twice the other; any size is over twice 0."""
+    return all(max(pair) <= 2 * min(pair) for pair in zip(one.flat, other.flat, strict=True))
+
+
+def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:
+    """Return the requests' options as numpy arrays, padded to `batch` rows that emit nothing.
+
+    config: Configuration with the ids of EOS.
+    """
+
+    def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
+        return np.asarray(values + [fill] * (batch - len(values)), dtype)
+
+    eos = text_config(config).eos_token_id
+    ids = (eos,) if isinstance(eos, int) else eos or ()
+    fields = {
+        "temperature": column([r.temperature for r in requests], np.float32, 0),
+        "top_k": column([min(r.top_k, LARGEST) for r in requests], np.int32, 0),
+        "top_p": column([r.top_p for r in requests], np.float32, 1),
+        "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
+        "eos": np.asarray(ids or (-1,), np.int32),
+        "key_data": column(
+            [(0, r.seed) for r in requests], np.uint32, (0, 0)
+        ),  # what `jax.random.key` makes of a seed
+    }
+    return Sampling(**fields)

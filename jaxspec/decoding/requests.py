@@ -1,4 +1,4 @@
-"""Define requests and results, and check, encode and batch requests on the host."""
+"""Define requests and results, and check and encode requests on the host."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any, TypeVar
 
-import numpy as np
 from PIL.Image import Image
 
-from jaxspec.config import ModelConfig, text_config
 from jaxspec.data.images import Picture
 from jaxspec.decoding.memory import Sizes
 from jaxspec.errors import InputError, check_counts
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import PromptRow
-from jaxspec.sampling import Sampling
 
 Made = TypeVar("Made")
 
 UNSIZED = Sizes(0, (), 0)
-LARGEST = 2**31 - 1  # the largest int32
 HOTTEST = 1e30
 """Highest temperature that float32 logits can be divided by without underflow."""
 
@@ -173,55 +169,3 @@ def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[
         each(lambda request: [picture.rgb() for picture in request.prompt.images], requests)
         + [[]] * spare
     )
-
-
-def in_batches(sizes: Sequence[Sizes], most: int) -> list[list[int]]:
-    """Return batches of at most `most` requests, as indices, the longest requests first.
-
-    A batch is padded to its largest sizes. So no size in it is over twice another one, and either
-    all its requests have images or none has.
-    """
-    batches: list[tuple[list[int], set[Sizes]]] = []
-    for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
-        for members, known in batches:
-            if len(members) < most and all(_near(sizes[i], other) for other in known):
-                members.append(i)
-                known.add(sizes[i])
-                break
-        else:
-            batches.append(([i], {sizes[i]}))
-    return [members for members, _ in batches]
-
-
-def _near(one: Sizes, other: Sizes) -> bool:
-    """Return whether no size is over twice the other; any size is over twice 0."""
-    return all(max(pair) <= 2 * min(pair) for pair in zip(one.flat, other.flat, strict=True))
-
-
-def all_greedy(requests: Sequence[Request]) -> bool:
-    """Return whether none of the requests samples."""
-    return all(request.temperature == 0 for request in requests)
-
-
-def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:
-    """Return the requests' options as numpy arrays, padded to `batch` rows that emit nothing.
-
-    config: Configuration with the ids of EOS.
-    """
-
-    def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
-        return np.asarray(values + [fill] * (batch - len(values)), dtype)
-
-    eos = text_config(config).eos_token_id
-    ids = (eos,) if isinstance(eos, int) else eos or ()
-    fields = {
-        "temperature": column([r.temperature for r in requests], np.float32, 0),
-        "top_k": column([min(r.top_k, LARGEST) for r in requests], np.int32, 0),
-        "top_p": column([r.top_p for r in requests], np.float32, 1),
-        "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
-        "eos": np.asarray(ids or (-1,), np.int32),
-        "key_data": column(
-            [(0, r.seed) for r in requests], np.uint32, (0, 0)
-        ),  # what `jax.random.key` makes of a seed
-    }
-    return Sampling(**fields)
