@@ -165,10 +165,10 @@ def main(
     """Pretrain tower and projector. A stopped run goes on.
 
     Args:
-      runs: checkpoints and metrics go here.
-      out: the model with this tower, a Hugging Face directory; by default RUNS/hf.
-      cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
-      debug: try the command out: two steps of as few samples as the mesh takes, into runs/debug.
+      runs: Folder of checkpoints and metrics.
+      out: The model with this tower, a Hugging Face directory; by default RUNS/hf.
+      cluster: Place of this process among several hosts: `auto`, or HOST:PORT,COUNT,INDEX.
+      debug: Try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
     train, runs, out = begin(train, runs, out, cluster, debug)
     language = LoadedModel.load(TARGET)

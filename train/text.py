@@ -45,11 +45,11 @@ def main(
     """Train one of the models of configs/train/gsm8k.py. A stopped run goes on.
 
     Args:
-      name: left, right, whole or amateur.
+      name: Model to train: left, right, whole or amateur.
       data: JSONL with question and answer.
-      runs: checkpoints and metrics go to RUNS/NAME, the finished model to RUNS/NAME/hf.
-      cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
-      debug: try the command out: two steps of as few samples as the mesh takes, into runs/debug.
+      runs: Folder of all models; RUNS/NAME gets checkpoints and metrics, RUNS/NAME/hf the model.
+      cluster: Place of this process among several hosts: `auto`, or HOST:PORT,COUNT,INDEX.
+      debug: Try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
     if name not in STAGES:
         raise InputError(

@@ -26,7 +26,7 @@ def train_tokenizer(
     """Return a tokeniser of so many tokens, the same on every machine.
 
     Args:
-      extra: special tokens besides Llama's.
+      extra: Special tokens besides Llama's.
     """
     special = (*SPECIAL, *extra)
     core = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))

@@ -181,7 +181,7 @@ def save(
     It is written next to `path` and renamed at the end.
 
     Args:
-      tokenizer, image_processor: transformers' objects, written too.
+      tokenizer, image_processor: Objects of transformers, written too.
       write_more: Function that writes more files into the directory, before it is renamed to
         `path`.
 

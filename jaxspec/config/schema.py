@@ -20,8 +20,8 @@ def check_fields(part: str, cls: type, raw: Mapping[str, Any]) -> None:
     """Raise InputError for the first entry without its field's type; null means the default.
 
     Args:
-      part: what errors call the entries, such as "text config".
-      cls: the dataclass that reads them.
+      part: Name of the entries in errors, such as "text config".
+      cls: Dataclass that reads them.
     """
     if not isinstance(raw, Mapping):
         raise InputError(f"{part}: {raw!r:.60} is not supported; give an object")

@@ -72,7 +72,7 @@ class ConversationBatch(struct.PyTreeNode):
         """Return blank rows of one image each for a draft that a target teaches, for `eval_shape`.
 
         Args:
-          shared: target and draft read the same image inputs.
+          shared: Whether target and draft read the same image inputs.
         """
         rows, read = (
             prompt_zeros(m, None, batch, length, m.has_vision, m.has_vision and m.mrope)

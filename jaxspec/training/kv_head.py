@@ -212,8 +212,8 @@ def train_kv_head(
     A stopped run goes on.
 
     Args:
-      directory: stage NAME keeps checkpoints and metrics in DIRECTORY/NAME.
-      data: paths or samples of the data sets that are not under `runs/data`.
+      directory: Folder of the stages' folders; stage NAME writes to DIRECTORY/NAME.
+      data: Paths or samples of the data sets that are not under `runs/data`.
 
     Raises InputError for targets and data that do not fit.
     """

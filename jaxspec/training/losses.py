@@ -105,7 +105,7 @@ def distillation_loss(
     verification keeps at temperature 1. Only tokens of both vocabularies count.
 
     Args:
-      k: compare the teacher's k most probable tokens and the rest; None compares all.
+      k: Number of the teacher's most probable tokens to compare, next to the rest; None: all.
     """
     words = min(logits.shape[-1], teacher.shape[-1])
     log_q = jax.nn.log_softmax(logits[:, :-1, :words].astype(jnp.float32))
@@ -136,18 +136,18 @@ def draft_loss(
     fewer logits exist at once.
 
     Args:
-      score: output head, `drafted` to logits.
-      score_teacher: the target's output head; None if it is the draft's too.
-      drafted: the draft's hidden states, and what else its output head reads, each [B, A, J, D].
-      teacher: the target's hidden states at the same tokens.
-      labels: following tokens; -1, a token that the draft does not score, ends a block.
-      mask: tokens that count, from the beginning of a block.
+      score: Output head, `drafted` to logits.
+      score_teacher: The target's output head; None if it is the draft's too.
+      drafted: The draft's hidden states, and what else its output head reads, each [B, A, J, D].
+      teacher: The target's hidden states at the same tokens.
+      labels: Following tokens; -1, a token that the draft does not score, ends a block.
+      mask: Tokens that count, from the beginning of a block.
       soft: KL(target || draft) in nats; else cross entropy of the labels.
 
     Metrics:
-      acceptance: probability that a sampled token is accepted, sum_v min(p, q).
-      accuracy: share of tokens whose most probable token is the target's.
-      tokens_per_pass: tokens per target pass of greedy, whole blocks from these anchors, with the
+      acceptance: Probability that a sampled token is accepted, sum_v min(p, q).
+      accuracy: Share of tokens whose most probable token is the target's.
+      tokens_per_pass: Tokens per target pass of greedy, whole blocks from these anchors, with the
         correction or bonus token.
     """
 
@@ -196,8 +196,8 @@ def count_blocks(
     is in no block. The last block may be short.
 
     Args:
-      agree: whether the draft, after the row up to t - 1, drafts token t.
-      mask: tokens of the answers.
+      agree: Whether the draft, after the row up to t - 1, drafts token t.
+      mask: Tokens of the answers.
     """
     # Tokens whose predecessor is in the same answer.
     drafted = mask & jnp.pad(mask, ((0, 0), (1, 0)))[:, :-1]

@@ -50,7 +50,7 @@ class MeasuredStep:
         """Run one step.
 
         Args:
-          waited: seconds spent waiting for the batch. They count if no step ran meanwhile.
+          waited: Seconds spent waiting for the batch. They count if no step ran meanwhile.
         """
         before: dict[str, Any] = self._metrics
         if before:
@@ -84,11 +84,11 @@ class MeasuredStep:
     def read(self, step: int) -> dict[str, float]:
         """Return the metrics of the last step, and the speeds since the previous reading.
 
-        step_ms: milliseconds of a step.
-        samples_per_second, tokens_per_second: tokens count padding too.
-        data_wait: share of the time in which the devices waited for a batch.
-        model_flops_per_second: see `model_flops`.
-        mfu: model FLOPs utilisation, the share of the devices' peak, where that is known.
+        step_ms: Milliseconds of a step.
+        samples_per_second, tokens_per_second: Rates; tokens count padding too.
+        data_wait: Share of the time in which the devices waited for a batch.
+        model_flops_per_second: Rate of `model_flops`.
+        mfu: Model FLOPs utilisation, the share of the devices' peak, where that is known.
 
         Raises Diverged where the loss or the gradient is not a number.
         """

@@ -73,9 +73,9 @@ def iterate(
     """Return an iterator over the batches of `steps` steps, which makes four of them ahead.
 
     Args:
-      workers: processes that make batches, for hosts of many cores; 0 uses two threads.
-      read: function of the step that makes the batches from these rows; None takes the rows.
-      limit: share of rows that may teach nothing.
+      workers: Processes that make batches, for hosts of many cores; 0 uses two threads.
+      read: Function of the step that makes the batches from these rows; None takes the rows.
+      limit: Share of rows that may teach nothing.
     """
     dataset = grain.MapDataset.range(steps).map(partial(_with_unlearned, rows, read or rows))
     made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))

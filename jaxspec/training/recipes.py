@@ -130,8 +130,8 @@ def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -
     With low-rank updates, the parameters hold these apart, as `merged` reads them.
 
     Args:
-      directory: stage NAME keeps checkpoints and metrics in DIRECTORY/NAME.
-      data: paths or samples of the data sets that are not under `runs/data`.
+      directory: Folder of the stages' folders; stage NAME writes to DIRECTORY/NAME.
+      data: Paths or samples of the data sets that are not under `runs/data`.
 
     Raises InputError for models and data that do not fit, and what `fit` raises.
     """
@@ -176,7 +176,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     """Return the model that the first stage trains, in float32 if it is fresh.
 
     Args:
-      target: may be without weights. A tower that the draft takes is then read from its files.
+      target: Target; without weights, a tower that the draft takes is read from its files.
     """
     key = jax.random.key(recipe.stages[0].train.seed)
 
@@ -311,8 +311,8 @@ def stage_data(
     """Return a stage's batches, and the inputs that decide them, for `fit`.
 
     Args:
-      sources: data sets by their names.
-      options: more fields of `ConversationBatches`.
+      sources: Data sets by their names.
+      options: More fields of `ConversationBatches`.
     """
     train = stage.train
     batches = ConversationBatches(

@@ -104,8 +104,8 @@ def regenerated(
     """Yield the source's samples with the new answers, without samples that have none.
 
     Args:
-      folder: holds all chunks.
-      keep_cut: keep the beginnings of answers that were too long.
+      folder: Folder of all chunks.
+      keep_cut: Keep the beginnings of answers that were too long.
 
     Raises InputError where the source holds other samples than were answered.
     """

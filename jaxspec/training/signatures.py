@@ -51,7 +51,7 @@ def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> 
     """Return a checkpoint's name, and a fingerprint of its configuration, tokeniser and weights.
 
     Args:
-      weights: files of weights that count. None counts all, and fetches them from the hub.
+      weights: Files of weights that count. None counts all, and fetches them from the hub.
     """
     found = hashlib.sha256()
     path = locate(name, wanted=None if weights is None else SMALL)
@@ -85,7 +85,7 @@ def claim(
     The number of steps may differ if the saved steps had the same learning rates.
 
     Args:
-      saved: the newest saved step, and the signature of the run that saved it.
+      saved: The newest saved step, and the signature of the run that saved it.
     """
     if saved is not None:
         done, old = saved[0], saved[1] or run

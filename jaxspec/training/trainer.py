@@ -54,9 +54,9 @@ def fit(
     """Train from `params`, or from the newest checkpoint, and return the parameters on the host.
 
     Args:
-      params: numpy or JAX arrays. Frozen ones are returned unchanged.
+      params: Arrays of numpy or JAX. Frozen ones are returned unchanged.
       loss_fn: (params, batch) -> (loss, metrics), traced; see `LossFn`.
-      batches: an iterator over this process's rows, or a function of the step that makes a whole
+      batches: Iterator over this process's rows, or a function of the step that makes a whole
         batch.
       directory: Folder that receives `metrics.jsonl`, `train_config.json` and checkpoints.
       places: Shardings of the parameters on the mesh; None replicates them.
