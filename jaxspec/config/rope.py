@@ -24,7 +24,7 @@ _ROPE_KEYS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Stretching of rotary frequencies past the trained context (`linear`, `llama3`, `yarn`)."""
+    """Stretch rotary frequencies past the trained context (`linear`, `llama3`, `yarn`)."""
 
     rope_type: str = "default"
     factor: float = 1.0

@@ -26,7 +26,7 @@ _VISION_DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """A CLIP or SigLIP tower. Defaults are the ViT-L/14-336 of LLaVAs without `vision_config`."""
+    """Describe a CLIP or SigLIP tower; by default the ViT-L/14-336 of a file that names none."""
 
     model_type: str = "clip_vision_model"
     hidden_size: int = 1024

@@ -47,8 +47,7 @@ class Block(NamedTuple):
 
 
 class AnchoredAttention(Attention):
-    """Attention of A blocks' next J tokens, each to the slots before its block's anchor, and to
-    its own block."""
+    """Attend from A blocks' next J tokens to the slots before each anchor, and to the own block."""
 
     def read(
         self,

@@ -23,7 +23,7 @@ Made = TypeVar("Made", covariant=True)
 
 
 class BatchIterator(Protocol[Made]):
-    """This process's rows of each batch, and a place in the stream, as Grain's iterators have it.
+    """Iterate over this process's rows of each batch, with a place in the stream, as Grain does.
 
     The place is JSON and the same in all processes (a count of batches, say), so a run may go on
     with another number of processes. All processes give arrays of the same shapes.
@@ -59,7 +59,7 @@ class StepBatches(Generic[Batch]):
 def as_iterator(
     batches: BatchIterator[Batch] | Callable[[int], Batch], mesh: Mesh
 ) -> BatchIterator[Batch]:
-    """Return an iterator as it is; of a function of the step, the iterator over it."""
+    """Return an iterator as it is, or the iterator over a function of the step."""
     if callable(batches):
         return StepBatches(batches, process_share(mesh))
     return batches

@@ -57,7 +57,7 @@ def check_batch(batch: int, mesh: Mesh | AbstractMesh) -> None:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Hyperparameters of one stage."""
+    """Set the hyperparameters of one stage."""
 
     steps: int
     """Optimiser steps."""

@@ -54,7 +54,7 @@ Loss = Literal["kl", "ce"]
 
 @dataclass(frozen=True)
 class Anchoring:
-    """Places of the blocks in dialogues, and their loss."""
+    """Set the places of blocks in dialogues, and their loss."""
 
     anchors: int
     """A: sampled blocks of a row. Memory grows with it."""
@@ -66,7 +66,7 @@ class Anchoring:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe(StagedRecipe):
-    """A head for any target but OPT."""
+    """Describe a head, for any target but OPT, and its training."""
 
     head: dict[str, Any]
     """Options of `KVHeadConfig.of_target`."""

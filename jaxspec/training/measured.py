@@ -23,9 +23,10 @@ from jaxspec.typing import Array
 
 
 class MeasuredStep:
-    """(state, batch) -> state. The state is donated, and one step is queued while another runs.
+    """Map (state, batch) to the next state, which takes the donated state's place.
 
-    The first step of each batch shape is compiled and not timed.
+    One step is queued while another runs. The first step of each batch shape is compiled and not
+    timed.
     """
 
     def __init__(

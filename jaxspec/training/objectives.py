@@ -35,7 +35,7 @@ TEACHER = "teacher"
 
 @dataclass(frozen=True)
 class Distillation:
-    """Logit distillation: how a draft learns a teacher's distributions."""
+    """Set how a draft learns a teacher's distributions (logit distillation)."""
 
     divergence: Divergence = "forward_kl"
     """forward_kl, reverse_kl or tvd."""

@@ -67,7 +67,7 @@ HELD_OUT = 8
 
 @dataclass(frozen=True)
 class Stage:
-    """One run of the trainer."""
+    """Describe one run of the trainer."""
 
     name: str
     train: TrainConfig
@@ -79,7 +79,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class StagedRecipe:
-    """The common part of a draft's and a KV head's recipe; presets are in `configs/train/`."""
+    """Hold the common part of a draft's and a KV head's recipe; presets are in `configs/train/`."""
 
     target: str
     """Directory or hub id of the model that the draft drafts for, and that teaches it."""
@@ -103,7 +103,7 @@ class StagedRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(StagedRecipe):
-    """A draft for a target."""
+    """Describe a draft for a target, and its training."""
 
     start: str | RotaryConfig | LlavaConfig
     """Directory or hub id of a model, or the configuration of a fresh one."""
