@@ -37,7 +37,7 @@ HEAD = HeadRecipe(
     head={"image_slots": 1},
     stages=(Stage("head", HEAD_STAGE, (("talk", 1.0),)),),
     anchoring=Anchoring(anchors=3),
-    buckets=(64, 96),
+    buckets=(96,),
     tile_buckets=(2,),
 )
 GATE = 12
