@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 from jaxspec.checkpoints.huggingface import load
 
 from tests import tiny
-from tests.conftest import ROOT
+from tests.multiprocess.pairs import run_pair
 
 CHILD = """
 import json, sys
@@ -46,25 +42,8 @@ print(json.dumps(answer | {"read": sum(counted), "held": found.report.nbytes}))
 
 def test_each_process_reads_its_half(tmp_path: Path) -> None:
     path = tiny.save(tmp_path / "model", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHILD, address, str(number), str(path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for number in range(2)
-    ]
-    answers = []
-    for child in children:
-        out, err = child.communicate(timeout=120)
-        assert child.returncode == 0, err
-        answers.append(json.loads(out.splitlines()[-1]))
+    said = run_pair(CHILD, lambda address, number: (address, number, path))
+    answers = [json.loads(out.splitlines()[-1]) for out, _ in said]
     whole = load(path)
     mlp = whole.params["language_model"]["model"]["layers_1"]["mlp"]
     for name, axis in (("gate_proj", 1), ("down_proj", 0)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +14,14 @@ from jaxspec.cluster import join_cluster
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig
 
+from tests.multiprocess.pairs import free_address
 from tests.tiny import training
 from tests.training import child
 from tests.training.child import Child
 
 
 def pair(model: str, directory: Path) -> list[Child]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+    address = free_address()
     return [Child(model, directory, f"{address},2,{index}") for index in range(2)]
 
 
