@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import reprlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -189,7 +190,7 @@ def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the device, versions and options of a measurement."""
     device = jax.devices()[0]
     return {
-        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "preset": preset,
         "options": _deciding(options),
         "device": f"{device.device_kind} ({device.platform})",

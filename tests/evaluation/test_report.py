@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,12 @@ def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[st
 def test_shipped_models_are_told_from_the_root_of_the_checkout() -> None:
     told = describe_run("mini", {"target": str(ASSETS / "mini" / "target"), "captioner": f"jax:{ASSETS / 'mini'}"})
     assert told["options"] == {"target": "jaxspec/assets/mini/target", "captioner": "jax:jaxspec/assets/mini"}
+
+
+def test_the_command_of_a_run_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["-m", "eval.block_efficiency", "smollm2", "--rows", "KV head", "--draft", ""]
+    monkeypatch.setattr(sys, "orig_argv", ["/bin/python3", *words])
+    assert shlex.split(describe_run("smollm2", {})["command"]) == ["python", *words]
 
 
 def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
