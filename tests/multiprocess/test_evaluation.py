@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ from PIL import Image
 from train import distill_data
 
 from tests import tiny
-from tests.conftest import ROOT
+from tests.multiprocess.pairs import run_pair
 from tests.tiny import Talk
 
 CHILD = """
@@ -105,25 +101,15 @@ def test_two_processes_give_the_table_of_one(
     block_efficiency.main([*asked["table"], "--out", str(tmp_path / "alone" / "table")])
     answers = asked["answers"] | {"prompt_buckets": (128,), "image_buckets": (2,)}
     distill_data.main(distill_data.Options(**answers, out=tmp_path / "alone"))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    children = []
-    for number in range(2):
+
+    def words(address: str, number: int) -> list[str]:
         out = tmp_path / str(number)
-        where = ["--out", str(out / "table"), "--cluster", f"{address},2,{number}"]
-        words = {"table": [*asked["table"], *where], "answers": asked["answers"], "out": str(out)}
-        children.append(
-            subprocess.Popen(
-                [sys.executable, "-c", CHILD, json.dumps(words)],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
-            )
-        )  # fmt: skip
-    said = [child.communicate(timeout=300) for child in children]
-    assert [child.returncode for child in children] == [0, 0], said
+        table = [*asked["table"], "--out", str(out / "table"), "--cluster", f"{address},2,{number}"]
+        return [json.dumps({"table": table, "answers": asked["answers"], "out": str(out)})]
+
+    (first, told), (second, quiet) = run_pair(CHILD, words)
     check(tmp_path / "0", tmp_path / "alone")
     assert not (tmp_path / "1").exists()  # the first writes
-    (first, told), (second, quiet) = said
     assert first.endswith("ZeroDivisionError integer division or modulo by zero\n")
     assert second.endswith("RuntimeError process 0: integer division or modulo by zero\n")
     assert "wrote" in told
