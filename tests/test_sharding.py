@@ -48,7 +48,7 @@ def default(model_type: str, **flags: Any) -> ModelConfig:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_parameter_matches_one_row(model_type):
-    """Of a family's default model, and of one with every bias that it knows."""
+    """This covers a family's default model, and one with every bias that it knows."""
     for biased in (False, True):
         flags = {"attention_bias": biased, "mlp_bias": biased, "multimodal_projector_bias": biased}
         flags |= {"enable_bias": biased, "word_embed_proj_dim": 512 if biased else None}

@@ -54,7 +54,7 @@ every_program = pytest.mark.parametrize(
 
 @every_program
 def test_a_greedy_program_leaves_no_choice_to_the_device(program: Autoregressive | Speculator):
-    """Of sampled rows it is whether any is filtered."""
+    """A greedy program has no branch, and a sampled one has one: whether any row is filtered."""
     for greedy in (True, False):
         assert (" conditional(" in compiled(program, greedy)[1].as_text()) == (not greedy)
 
