@@ -4,8 +4,9 @@ The frozen target runs in the same program, one pass over the dialogues. A KV he
 layer's keys and values (AASD's Target-Draft attention, section 3.3). An EAGLE-3 head reads hidden
 states of three layers, and then its own: EAGLE-3's training-time test, at A anchors of a row in
 the place of all its tokens. Both learn the target's distributions at the blocks' tokens.
-`keep_readings` keeps the target's passes in memory. Step s of a block at anchor a reads the same
-slots in training as in decoding once the tokens before are accepted.
+`keep_readings` keeps the target's passes in files, so that the target reads each row once, over all
+epochs and all heads that read the same of it. Step s of a block at anchor a reads the same slots in
+training as in decoding once the tokens before are accepted.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.sharding import Mesh
+from safetensors.flax import load_file, save_file
 
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.errors import InputError
+from jaxspec.files import whole
 from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.blocks import Reading, pick, read_blocks, read_whole
@@ -73,8 +76,8 @@ class HeadRecipe(StagedRecipe):
     anchoring: Anchoring
     start: str = ""
     """Directory of a head of the same kind to train on; empty starts a fresh one."""
-    keep_readings: bool = False
-    """Keep the target's passes in memory for later epochs, D + 2 K H numbers a token."""
+    keep_readings: str = ""
+    """Folder to keep the target's passes in, D + 2 K H numbers a token; empty keeps none."""
 
 
 class HeadBatch(struct.PyTreeNode):
@@ -117,11 +120,11 @@ class HeadBatches:
 
 @dataclass(frozen=True, eq=False)
 class KeptReadings:
-    """Return the target's reading of a batch, each row of which is made once."""
+    """Return the target's reading of a batch; each row is read once, and kept in a file."""
 
     read: Callable[[ConversationBatch], Reading]
-    kept: dict[bytes, Reading] = field(default_factory=dict)
-    """Readings [1, ...] on the host, unpadded, by the digest of a row's tokens and images."""
+    folder: Path
+    """Holds a row's reading [1, ...], unpadded, under the digest of its tokens and images."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, batch: ConversationBatch) -> Reading:
@@ -135,11 +138,15 @@ class KeptReadings:
         length, digest = int(row.rows.length[0]), hashlib.blake2b(digest_size=16)
         for leaf in (row.tokens[:, :length], *jax.tree.leaves(row.images)):
             digest.update(leaf.tobytes())
+        file = self.folder / f"{digest.hexdigest()}.safetensors"
         with self.lock:
-            if (name := digest.digest()) not in self.kept:
-                made = jax.device_get(self.read(row))
-                self.kept[name] = jax.tree.map(lambda leaf: leaf[..., :length, :].copy(), made)
-        return self.kept[name]
+            if not file.exists():
+                made = {
+                    name: leaf for name, leaf in vars(self.read(row)).items() if leaf is not None
+                }
+                with whole(file) as fresh:
+                    save_file({name: leaf[..., :length, :] for name, leaf in made.items()}, fresh)
+        return Reading(**{name: np.asarray(leaf) for name, leaf in load_file(file).items()})
 
 
 def _widened(leaf: np.ndarray, width: int) -> np.ndarray:
@@ -245,7 +252,11 @@ def train_kv_head(
         if jax.process_count() > 1:
             raise InputError("keep_readings: works in one process alone; leave it out")
         read = jax.jit(partial(read_target, target.model), static_argnums=2)
-        readings = KeptReadings(lambda batch: read(target.params, batch, config))
+        reads = config.target_states, config.key_layers, first.dtype
+        name = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()
+        readings = KeptReadings(
+            lambda batch: read(target.params, batch, config), Path(recipe.keep_readings, name[:16])
+        )
     loss_fn = make_loss(target.model, config, recipe.anchoring)
     for stage in recipe.stages:
         conversations, inputs = stage_data(recipe, stage, sources, target, target)

@@ -322,7 +322,8 @@ def test_a_stopped_training_of_an_eagle_head_goes_on_to_the_same_parameters(
 ) -> None:
     data = {"talk": taught / "talk"}
     stage = replace(child.HEAD_STAGE, steps=7, save_every=2, mesh=MeshConfig(data=1))
-    recipe = replace(child.HEAD, target=str(taught / "target"), head=FUSED, keep_readings=True)
+    kept = str(tmp_path / "readings")
+    recipe = replace(child.HEAD, target=str(taught / "target"), head=FUSED, keep_readings=kept)
     recipe = replace(recipe, stages=(replace(recipe.stages[0], train=stage),), draft_vocabulary=20)
     _, straight = train_kv_head(recipe, tmp_path / "straight", data)
     made = HeadBatches.__call__
