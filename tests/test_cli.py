@@ -192,24 +192,28 @@ def test_a_terminal_is_shown_the_answer_while_it_is_written(
     assert list(filter(None, written)) == [whole[:-1], "\n"]
 
 
-@pytest.mark.parametrize("drafter", ["kv_head", "draft"])
+@pytest.mark.parametrize(("model", "drafter"), [("eyes", "kv_head"), ("mini", "draft")])
 def test_the_demo_tells_what_drafting_was_worth(
-    drafter: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With tiny models in the place of the mini ones."""
-    (tmp_path / "mini").mkdir()
+    model: str, drafter: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """With tiny models in the place of the shipped ones, and with or without SmolLM2's wheel."""
+    contest = demo.CONTESTS[model]._replace(target=str(world / "target"), runs=1)
+    (tmp_path / contest.name).mkdir()
     for name, there in {"target": "target", "draft": "draft", "kv_head": "head"}.items():
-        (tmp_path / "mini" / name).symlink_to(world / there)
+        (tmp_path / contest.name / name).symlink_to(world / there)
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
-    contest = demo.CONTESTS["mini"]._replace(target=str(world / "target"), runs=1)
-    monkeypatch.setitem(demo.CONTESTS, "mini", contest)
+    monkeypatch.setattr(demo, "smollm2_file", lambda: tmp_path if model == "eyes" else None)
+    monkeypatch.setitem(demo.CONTESTS, model, contest)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLORTERM", "truecolor")
     main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
     out = capsys.readouterr().out
     assert out.count("\x1b[38;2;") > 100  # the page
     told = re.sub(r"\x1b\[[\d;]*m", "", out)
-    assert told.startswith(f"page      {world / 'rgb.png'}\nquestion  Hi\n\n▀▀")
+    page, toys = told.split("page      ")[1], told.split("page      ")[0]
+    assert page.startswith(f"{world / 'rgb.png'}\nquestion  Hi\n\n▀▀")
+    assert ("pip install" in toys) == (model == "mini")
     counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", told)
     assert counts is not None
     assert int(counts[1]) < int(counts[2])
@@ -223,7 +227,7 @@ def test_the_race_tells_the_median_of_its_prompts(
     (tmp_path / "smollm2").mkdir()
     (tmp_path / "smollm2" / "kv_head").symlink_to(world / "head")
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
-    contest = demo.Contest(str(world / "target"), 2, ("Hi", "Ho", "Ha"), 1)
+    contest = demo.Contest("smollm2", str(world / "target"), 2, ("Hi", "Ho", "Ha"), 1, page=False)
     monkeypatch.setitem(demo.CONTESTS, "smollm2", contest)
     race, picture = tmp_path / "race.json", tmp_path / "race.svg"
     main(["demo", "--model", "smollm2", "--out", str(race), "--svg", str(picture)])

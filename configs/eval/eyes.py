@@ -1,0 +1,31 @@
+"""`smollm2-eyes` on picturebook's synthetic sets: its shipped KV head, lookup, and the views of a draft.
+
+python -m eval.block_efficiency eyes
+python -m eval.block_efficiency eyes --draft runs/train/smollm2_eyes_draft/hf
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eval.lib.config import Variant
+from jaxspec.files import ASSETS
+
+from configs.eval.mini import config as mini
+
+config = replace(
+    mini,
+    target="smollm2-eyes",
+    draft="",
+    kv_head=str(ASSETS / "smollm2_eyes" / "kv_head"),
+    rows=(
+        *(row for row in mini.rows if row.name != "P"),
+        Variant("P36", ("P36",)),
+        Variant("lookup", ("lookup",)),
+        Variant("KV head, tree 2:7", ("kv",), tree="2:7"),
+    ),
+    gamma=4,
+    batch_size=1,
+    prompt_buckets=(128, 256, 448, 1024),
+    image_buckets=(0, 1, 2, 5),
+)
