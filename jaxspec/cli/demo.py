@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -22,7 +24,7 @@ from jaxspec import __version__
 from jaxspec.checkpoints.eyes import EYES
 from jaxspec.checkpoints.gguf_files import INSTALL, SMOLLM2, smollm2_file
 from jaxspec.cli.ask import Compiles, clear, progress
-from jaxspec.cli.race import draw
+from jaxspec.cli.race import PAGE, draw
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, first_line, printable
@@ -144,7 +146,8 @@ def run(args: Demo) -> None:
         ]
         clear()
         least = [min(result.decode_ms for result in runs) for runs in zip(*turns[1:])]
-        rows.append(_row(prompt, tokens, *turns[0], *least))
+        page = {"page": _png(images[0])} if images else {}
+        rows.append(page | _row(prompt, tokens, *turns[0], *least))
         console.print(_table(rows[-1]))
     middle = median(row["speedup"] for row in rows)
     if len(rows) > 1:
@@ -186,6 +189,14 @@ def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) ->
         return Engine(target.with_head(assets / "kv_head"), config=config)
     draft = LoadedModel.load(assets / "draft", share_tower_with=target)
     return Engine(target, draft, config)
+
+
+def _png(image: Image) -> str:
+    """Return a small copy of the image as base64 of a PNG file."""
+    small, file = image.copy(), BytesIO()
+    small.thumbnail((2 * PAGE, 2 * PAGE))
+    small.save(file, "PNG")
+    return b64encode(file.getvalue()).decode()
 
 
 def _drawn(image: Image) -> Text:

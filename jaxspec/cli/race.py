@@ -21,13 +21,15 @@ LINES, COLUMNS = 3, 57
 LINE, CHARACTER = 22, 9.64
 """Height of a line and width of a character, in pixels."""
 LANE = 43 + LINE * LINES
+PAGE = 72
+"""Side of the image that a question is about."""
 RACE, PERIOD = 8.0, 12.0
 """Seconds in which the slower lane writes, and after which the picture begins again."""
 STYLE = """
 text{font:16px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre;fill:#1f2328}
 .name{font:600 17px system-ui,sans-serif}.note{font:14px system-ui,sans-serif;fill:#59636e}
 .end{text-anchor:end}rect{fill:#9198a1}.drafted{fill:#1a7f37;font-weight:700}
-.page{fill:#fff;stroke:#d1d9e0}
+.page{fill:#fff;stroke:#d1d9e0}.pixels{image-rendering:pixelated}
 @media(prefers-color-scheme:dark){text{fill:#f0f6fc}.note{fill:#9198a1}.drafted{fill:#3fb950}
 .page{fill:#0d1117;stroke:#3d444d}}
 @media(prefers-reduced-motion:reduce){g{animation:none!important}}
@@ -55,10 +57,16 @@ def draw(race: dict[str, Any]) -> str:
     lanes = [("plain decoding", list(tokens), set[int]()), ("drafting", passes, green)]
     each = [ms / max(count, 1) / 1000 for ms, count in zip(row["decode_ms"], row["passes"])]
     longest = max(ends[-1] * seconds for (_, ends, _), seconds in zip(lanes, each)) or 1.0
-    shapes, y = [], EDGE + 8
-    for line in wrap(printable(row["prompt"]), 80)[:2]:
-        shapes.append(_text(EDGE, y, line, "note"))
+    shapes, y, left = [], EDGE + 8, EDGE
+    if page := row.get("page"):
+        place = f'x="{EDGE}" y="{EDGE - 6}" width="{PAGE}" height="{PAGE}"'
+        shapes.append(f'<image href="data:image/png;base64,{page}" {place} class="pixels"/>')
+        y, left = y + PAGE // 2 - 9, EDGE + PAGE + 14
+    for line in wrap(printable(row["prompt"]), 80 if left == EDGE else 66)[:2]:
+        shapes.append(_text(left, y, line, "note"))
         y += 19
+    if page:
+        y = EDGE + PAGE + 12
     for lane, seconds in zip(lanes, each):
         shapes += _lane(y + 18, parts, *lane, seconds, seconds * RACE / PERIOD / longest)
         y += 18 + LANE

@@ -12,7 +12,7 @@ from jaxspec.training.recipes import Stage
 from configs.train.recipes.smollm2_eyes import config as smollm2_eyes
 from configs.train.recipes.smollm2_kv import READINGS
 
-ANSWERS = (("eyes_pages_t0", 0.8), ("eyes_pairs_t0", 0.2))
+ANSWERS = (("eyes_pages_t0", 1.0),)
 TRAIN = TrainConfig(
     steps=1200, batch=8, learning_rate=1.5e-3, warmup=50, weight_decay=0.02, save_every=25, log_every=10
 )
