@@ -17,7 +17,6 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models import abstract_params
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.kv_head import Anchoring, HeadRecipe
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
 from jaxspec.training.step import make_optimizer, partition
@@ -126,12 +125,9 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "none is named; give one of dt_llama"),
-        (["mini_text", "--tune.stps", "1"], "did you mean '--tune.steps'"),
         (["llava15_68m"], "blip_laion_cc_sbu_558k: not in .*docs/recipes.md"),
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
         (["llava15_68m", "--data", "llava_v1_5_mix=x"], "no stage reads it; did you mean 'llava_v1_5_mix665k'"),
-        (["mini_text", "--unlearned", "2"], "unlearned: 2.0; give the share of rows"),
     ],
 )
 def test_errors_of_the_command(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -149,19 +145,6 @@ def test_data_that_is_named() -> None:
     assert places == {"/c": Path("/c"), "/d": Path("/d")}
     with pytest.raises(InputError, match="--data tlk: no stage reads it; did you mean 'talk'"):
         parse_data(("tlk=/nowhere",), (FIRST, SECOND))
-
-
-def test_options_of_a_head() -> None:
-    words = ["--head.pooling", "drop", "--anchoring.loss", "ce", "--kv-head.steps", "7", "--target", "there"]
-    made, _ = script.parse("kv_mini", load_preset(script.KIND, "kv_mini"), words)
-    assert isinstance(made, HeadRecipe)
-    assert made.head == {
-        "image_slots": 4, "slot_bias": True, "gamma": 5, "pooling": "drop", "reads_text": True, "feature": "none",
-        "target_layers": (), "layers": 1, "key_layers": (), "parallel": False, "markov": 0,
-    }  # fmt: skip
-    assert made.anchoring == Anchoring(anchors=32, loss="ce")
-    assert made.stages[0].train.steps == 7
-    assert made.target == "there"
 
 
 DRAFTS = [name for name in preset_names("train.recipes") if isinstance(load_preset("train.recipes", name), Recipe)]
