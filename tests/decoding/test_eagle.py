@@ -45,8 +45,7 @@ def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> LoadedModel:
     )
 
 
-@pytest.mark.parametrize("tree", [None, "2:5"])
-@pytest.mark.parametrize("family", OPTIONS)
+@pytest.mark.parametrize(("family", "tree"), [*((family, None) for family in OPTIONS), ("qwen2_5_vl", "2:5")])
 def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None, tmp_path: Any) -> None:
     """Rows have an image, and blocks follow others of which more or less was accepted."""
     words = tuple(range(3, 100)) if tree is None else ()
@@ -86,7 +85,7 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
     assert len({*emitted}) > 1, emitted
 
 
-@pytest.mark.parametrize("family", OPTIONS)
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
     """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of decoding."""
     plain = Engine(replace(headed(tmp_path / "plain", family), head=None), config=replace(ENGINE, views=()))

@@ -34,14 +34,11 @@ TARGET, PARAMS = tiny.lvlm(32, 2, seed=0)
 TEXT, IMAGE = TARGET.text, tiny.VOCABULARY - 1
 HEADS = {
     "linear": {"slot_bias": True},
-    "attention": {"pooling": "attention", "image_slots": 3},
     "attention over tiles": {"pooling": "attention", "image_slots": 3, "image_tokens": 2 * tiny.PATCHES},
     "hidden states, two layers": {"feature": "last_hidden", "layers": 2},
     "images alone": {"reads_text": False, "feature": "last_hidden"},
     "all, two layers": {"pooling": "none", "layers": 2},
-    "keys of two layers": {"slot_bias": True, "key_layers": (1, 0)},
     "keys of two layers, attention": {"pooling": "attention", "image_slots": 3, "key_layers": (0, 1)},
-    "one pass": {"slot_bias": True, "parallel": True},
     "one pass, hidden states": {"feature": "last_hidden", "parallel": True, "markov": 2, "layers": 2},
 }
 PAGES, BEFORE, NEW, J = (2, 0, 1), 6, 12, 3

@@ -80,7 +80,6 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
 @pytest.mark.parametrize(
     "options",
     [
-        {"feature": "last_hidden"},
         {"feature": "fused", "target_layers": (0, 1, 2)},
         {"feature": "last_hidden", "parallel": True, "markov": 2, "key_layers": (1, 0)},
     ],

@@ -56,7 +56,7 @@ def photo(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("photo")
 def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a template of their own: the one that is used here is written along, and so is BOS."""
-    target, draft, head, text = (tmp_path / name for name in ("target", "draft", "head", "text"))
+    target, draft, head = (tmp_path / name for name in ("target", "draft", "head"))
     main(["export", str(ASSETS / "mini" / "target"), str(target)])
     theirs, ours = answers(target, capsys)
     assert len(theirs) > 20
@@ -67,10 +67,6 @@ def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert alone != theirs
     main(["export", str(ASSETS / "mini" / "kv_head"), str(head)])
     assert answers(head, capsys, target=target) == ("", [theirs])
-    main(["export", str(ASSETS / "mini" / "target"), str(text), "--text-only"])
-    theirs, ours = answers(text, capsys)
-    assert theirs
-    assert ours == [theirs]
 
 
 @pytest.mark.usefixtures("photo")
