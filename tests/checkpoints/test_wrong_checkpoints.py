@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -123,16 +124,9 @@ def test_good_checkpoint(good):
     found = inspect(good)
     assert found.problems == []
     assert (found.family, found.model_type, found.image_tokens) == ("LLaVA-1.5", "llava", 4)
-    assert (found.context, found.vocabulary) == (tiny.PAIR_CONTEXT, tiny.CONFIG.text_config.vocab_size)
-    params = tiny.random_params(tiny.CONFIG)
-    assert sum(found.parameters.values()) == sum(leaf.size for leaf in _leaves(params))
-    assert found.parameters["vision_tower"] == sum(leaf.size for leaf in _leaves(params["vision_tower"]))
-    assert found.dtypes == {"F32": 4 * sum(found.parameters.values())}
-    assert len(found.files) == 5
-
-
-def _leaves(tree: Any) -> list[np.ndarray]:
-    return [tree] if isinstance(tree, np.ndarray) else [leaf for part in tree.values() for leaf in _leaves(part)]
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(tiny.random_params(tiny.CONFIG)))
+    assert sum(found.parameters.values()) == numbers
+    assert found.dtypes == {"F32": 4 * numbers}
 
 
 def test_inspection_tells_every_problem(good, tmp_path):
