@@ -49,9 +49,8 @@ def test_a_mesh_changes_no_token(pair, monkeypatch, weights):
 
 DATA_PARALLEL = {
     "refill": EngineConfig(
-        views=("M", "T"), gamma=3, batch_size=2, continuous_batching=True, weighting="mt-paper", trace=True
+        views=("M", "lookup"), gamma=3, batch_size=2, continuous_batching=True, weighting="mt-paper", trace=True
     ),
-    "lookup": EngineConfig(views=("M", "lookup"), gamma=3, batch_size=2, weighting="mt-paper"),
     "together": CollaborationConfig(gammas=(2, 1), batch_size=2, continuous_batching=True),
 }
 
