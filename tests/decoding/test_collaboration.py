@@ -131,8 +131,6 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
         ([0, 2], {"combination": "weighted:0.6,0.5"}, "sum to 1.1"),
         ([0, 2], {"combination": "wieghted"}, "did you mean 'weighted'"),
         ([0, 2], {"combination": "logits:nan,1"}, "is not finite"),
-        ([0, 2], {"gammas": (1,)}, "1 are 1 for 2 models"),
-        ([0, 2], {"default_proposer": 2}, "default_proposer: 2 of 2 models"),
         ([0, 2], {"views": ("M", "M")}, "cannot be shown M, it is a text model"),
         ([0, 2], {"views": ("C", "T")}, "captions are for drafts"),
         ([0, 1, 2], {"combination": "contrastive"}, "not 3 models; give 2"),
