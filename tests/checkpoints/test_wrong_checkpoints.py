@@ -15,7 +15,6 @@ import pytest
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
-from jaxspec.loading import with_stop_tokens
 from safetensors.numpy import load_file, save_file
 
 from tests import tiny
@@ -157,11 +156,3 @@ def test_weights_are_numbers(dtype, number, good, tmp_path):
     save_file(tensors, shard)
     with pytest.raises(InputError, match=f"{shard.name}: {name} holds NaN or infinity"):
         load(path)
-
-
-@pytest.mark.parametrize("stop", [[2, None]])
-def test_generation_settings(stop, good, tmp_path):
-    path = shutil.copytree(good, tmp_path / "model")
-    edit(path / "generation_config.json", lambda raw: raw.update(eos_token_id=stop))
-    with pytest.raises(InputError, match=r"generation_config\.json: eos_token_id .* is not supported"):
-        with_stop_tokens(tiny.CONFIG, path)

@@ -7,7 +7,6 @@ import zlib
 
 import numpy as np
 import pytest
-from jaxspec.errors import InputError
 from picturebook import (
     SYNTHETIC_SETS,
     Probe,
@@ -18,11 +17,9 @@ from picturebook import (
     tower_labels,
     train_sample,
 )
-from picturebook.__main__ import main as sheet_command
 from picturebook.lines import LINES, page_lines
 from picturebook.samples import COUNT_WORDS
 from picturebook.scenes import BACKGROUNDS, BAR_PLACES, COLOURS, KINDS, PLACES, SIGN, SIZES, WORDS, sample_chart
-from PIL import Image
 
 
 def digest(samples: list[Sample]) -> str:
@@ -108,25 +105,3 @@ def test_train_and_test_streams_differ() -> None:
     test = {page.tobytes() for name in SYNTHETIC_SETS for sample in test_set(name, 30) for page in sample.images}
     train = {page.tobytes() for i in range(600) for page in train_sample(0, i).images}
     assert not test & train
-
-
-def test_errors_name_the_nearest() -> None:
-    with pytest.raises(InputError, match="'describe'"):
-        test_set("descibe")
-    with pytest.raises(InputError, match="'album'"):
-        train_sample(0, 0, ("albums",))
-    with pytest.raises(InputError, match="kinds is empty"):
-        train_sample(0, 0, ())
-    with pytest.raises(InputError, match="use 1 or 2"):
-        test_set("describe", turns=3)
-
-
-def test_contact_sheet_is_written_whole_or_not_at_all(tmp_path) -> None:
-    path = tmp_path / "sheet.png"
-    sheet_command([str(path)])
-    with Image.open(path) as sheet:
-        assert sheet.width > 1000
-        assert sheet.height > 3000
-    with pytest.raises((InputError, SystemExit)):
-        sheet_command([str(path / "sheet.png")])
-    assert [entry.name for entry in tmp_path.iterdir()] == ["sheet.png"]

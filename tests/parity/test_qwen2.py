@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jaxspec.config import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from jaxspec.config import MistralConfig, Qwen2Config, Qwen3Config
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
@@ -60,16 +60,6 @@ def test_a_file_without_the_models_prefix(tmp_path):
     bare = huggingface.load(hf.write(tmp_path / "bare", model, tensors))
     whole = huggingface.load(hf.write(tmp_path / "whole", model))
     jax.tree.map(np.testing.assert_array_equal, bare.params, whole.params)
-
-
-def test_no_field_but_those_of_llama():
-    """Whose every field is changed in test_llama.py, through the same modules; the biases are fixed."""
-    assert {f.name for f in fields(LlamaConfig)} - {f.name for f in fields(Qwen2Config)} == {
-        "attention_bias",
-        "mlp_bias",
-    }
-    for kind in (Qwen2Config, Qwen3Config):
-        assert {f.name for f in fields(kind)} <= {f.name for f in fields(LlamaConfig)}
 
 
 def test_defaults_are_those_of_transformers():
