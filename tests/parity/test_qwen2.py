@@ -19,15 +19,12 @@ from tests.parity import decoders
 from tests.tiny import hf
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped, head_dim": {"head_dim": 12},
     "tied, theta, eps": {"tie_word_embeddings": True, "rope_theta": 5000.0, "rms_norm_eps": 0.01},
     "yarn as on Qwen2.5's cards": {"rope_scaling": {"type": "yarn", "factor": 4.0, "rope_theta": 100.0}},
     "yarn in full": {"rope_parameters": YARN | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False, "rope_theta": 90}},
     "yarn, magnitudes": {"rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 0.5, "rope_theta": 100.0}},
-    "a window that holds the context": WINDOW | {"sliding_window": 128},
-    "no layer with a window": WINDOW | {"max_window_layers": 2},
 }
 QWEN3: dict[str, dict[str, Any]] = {
     "Qwen3": {},
