@@ -89,19 +89,6 @@ def test_int8_halves_what_a_pass_reads() -> None:
     assert 0.50 < bytes_held(read_by_pass(eight)) / bytes_held(read_by_pass(sixteen)) < 0.52
 
 
-def test_the_command_tells_which_devices_hold_a_target(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A line for each quantity, which eighty columns hold, and a column for each number of devices."""
-    monkeypatch.setattr("jaxspec.cli.plan.ROOM", 3e-4)
-    main(["plan", str(pair[0]), "--draft", str(pair[1]), "--views", "m, T", "--chips", "v3", "h100"])
-    told = capsys.readouterr().out
-    assert max(map(len, told.splitlines()[1:])) <= 80
-    assert re.findall(r"^(v3|h100), (\d+) GiB +1(?: +2 +4 +8 +16)?$", told, re.M) == [("v3", "16"), ("h100", "80")]
-    assert re.findall(r"^fits +(.+)$", told, re.M)[1] == "yes"
-    assert len(re.findall(r"^(weights|caches|together), GiB +[\d.]+|^(speed-up at 2) +[\d.]+", told, re.M)) == 8
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -80,15 +80,3 @@ def test_points_of_a_sweep() -> None:
     assert llama.points("lambda:0.2") == [Point("lambda", 0.2, "weighted:0.8,0.2", run) for run in ((1, 1), (1, 5))]
     assert llama.points("mu:0.3")[1] == Point("mu", 0.3, "contrastive:mu=0.3", (1, 5))
     assert [point.gammas for point in llama.points("gamma:1,4")] == [(1, 1), (1, 4)]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--sweep lambada:0.1", "unknown dial 'lambada'; did you mean 'lambda'"),
-        ("--sweep lambda:0.1", "lambda needs two models, and 'Qwen 1.5B, three' has 3"),
-    ],
-)
-def test_wrong_words_are_one_line(words: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        parse(*words.split())
