@@ -70,7 +70,7 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
         asked = [Request(text, new, float(i == 1)) for i, (text, new) in enumerate(zip(texts, [20, 7, 24, 3, 15]))]
         found = engine.generate(asked)
         *_, streamed = engine.stream(asked[2])
-        drawn = engine.samples(asked[1], 2)
+        drawn = engine.samples(asked[1], 2) if name == "together" else ()
         runs.append([result.tokens for result in (*found, streamed, *drawn)])
     assert runs[0] == runs[1]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from jaxspec.config import MistralConfig, Qwen2Config, Qwen3Config
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
@@ -57,16 +55,3 @@ def test_a_file_without_the_models_prefix(tmp_path):
     bare = huggingface.load(hf.write(tmp_path / "bare", model, tensors))
     whole = huggingface.load(hf.write(tmp_path / "whole", model))
     jax.tree.map(np.testing.assert_array_equal, bare.params, whole.params)
-
-
-def test_defaults_are_those_of_transformers():
-    import transformers
-
-    for ours in (Qwen2Config.from_hf({}), Qwen3Config.from_hf({}), MistralConfig.from_hf({"sliding_window": None})):
-        theirs = getattr(transformers, type(ours).__name__)()
-        for name in {f.name for f in fields(ours)} - {"head_dim", "rope_theta", "rope_scaling", "draft_vocabulary"}:
-            assert getattr(ours, name) == getattr(theirs, name), name
-    assert Qwen2Config.from_hf({"num_key_value_heads": None}).num_key_value_heads == 32
-    assert Qwen3Config.from_hf({}).head_dim == transformers.Qwen3Config().head_dim
-    grouped = {"num_attention_heads": 16, "num_key_value_heads": None}
-    assert Qwen2Config.from_hf(grouped).num_key_value_heads == 16
