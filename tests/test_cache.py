@@ -12,21 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxspec.cache import init_cache, remember, write
-from jaxspec.config import LlamaConfig
 from jaxspec.models import build
 
 from tests import tiny
 
 B, S, K, H, T = 3, 7, 2, 4, 3
-CONFIG = LlamaConfig(
-    vocab_size=11,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-)
-
 jit_write = jax.jit(write)
 starts = st.lists(st.integers(0, S + 2), min_size=B, max_size=B)
 
@@ -54,21 +44,6 @@ def test_a_write_touches_its_slots_and_no_other(first: list[int]) -> None:
 def test_a_single_entry_is_written_like_many(position: int) -> None:
     old, new, positions = entries(0, S)[:1].swapaxes(1, 2), entries(1, 1)[:1], np.asarray([[position]])
     np.testing.assert_array_equal(jit_write(old, new, positions), written(old, new, positions))
-
-
-def test_a_write_takes_the_dtype_of_the_cache() -> None:
-    leaf = jnp.zeros((B, K, S, H), jnp.bfloat16)
-    positions = jnp.zeros((B, T), jnp.int32) + jnp.arange(T)
-    assert write(leaf, entries(0, T), positions).dtype == jnp.bfloat16
-
-
-def test_an_empty_cache() -> None:
-    cache = init_cache(CONFIG, B, S, jnp.dtype(jnp.bfloat16))
-    assert len(cache.k) == len(cache.v) == CONFIG.num_hidden_layers
-    assert {leaf.shape for leaf in (*cache.k, *cache.v)} == {(B, 1, S, CONFIG.head_dim)}
-    assert all(leaf.dtype == jnp.bfloat16 and not leaf.any() for leaf in (*cache.k, *cache.v))
-    assert cache.slots == S
-    assert cache.length.tolist() == [0] * B
 
 
 def test_what_was_rolled_back_is_never_seen() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,36 +16,15 @@ from xml.etree import ElementTree
 import jax
 import numpy as np
 import pytest
-from jaxspec import __version__
 from jaxspec.cli import demo, main
 from jaxspec.cli.race import draw
 from jaxspec.config import text_config
 from PIL import Image
-from tqdm import tqdm
 
 from tests import tiny
 
-STATS = {
-    *("tokens_per_pass", "draft_acceptance_rate"),
-    *("acceptance_rate_per_position", "conditional_acceptance_rate_per_position", "acceptance_histogram"),
-    *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
-    *("caption_ms", "compile_ms", "prefill_ms", "decode_tokens_per_second"),
-    *("drafter", "views", "weighting", "gamma", "tree", "tree_width", "tree_nodes"),
-    *("temperature", "dtype", "target_weights", "device", "batch", "seed"),
-}
 NEW = 12
 Refusal = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No progress bar waits before it appears, as where loading takes seconds."""
-    begin = tqdm.__init__
-
-    def at_once(bar: tqdm, *args: Any, **kwargs: Any) -> None:
-        begin(bar, *args, **kwargs | {"delay": 0})
-
-    monkeypatch.setattr(tqdm, "__init__", at_once)
 
 
 @pytest.fixture(scope="module")
@@ -113,56 +91,26 @@ def test_a_kv_head_is_a_draft_or_one_more_view(world: Path, capsys: pytest.Captu
         assert answer["stats"]["views"] == views
 
 
-def test_placeholders_say_where_images_stand(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    images = pictures(world, "rgb", "gray")
-    front = run(capsys, world, *images)["tokens"]
-    assert run(capsys, world, "--prompt", "<image>\n<image>\nHi", *images)["tokens"] == front
-    assert run(capsys, world, "--prompt", "<image> or <image>?", *images)["tokens"] != front
-    assert run(capsys, world, *pictures(world, "gray", "rgb"))["tokens"] != front
-
-
 def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoken = run(capsys, world, "--weights", "1,3")
     assert spoken.keys() == {"text", "tokens", "stats"}
-    stats = spoken["stats"]
-    assert stats.keys() == STATS
-    assert stats["views"] == ["M", "T"]
-    assert (stats["drafter"], stats["weighting"], stats["gamma"], stats["batch"]) == ("chain", "static", 5, 1)
+    stats, plain = spoken["stats"], run(capsys, world, draft=None)["stats"]
+    assert stats.keys() == plain.keys()
+    assert (stats["drafter"], stats["views"], stats["weighting"], stats["gamma"]) == ("chain", ["M", "T"], "static", 5)
     assert stats["num_spec_steps"] == sum(stats["acceptance_histogram"])
     assert len(stats["acceptance_histogram"]) == 6
     assert stats["num_accepted_draft_tokens"] + stats["num_spec_steps"] >= NEW - 1
-    stats = run(capsys, world, draft=None)["stats"]
-    assert stats.keys() == STATS
-    assert (stats["drafter"], stats["views"], stats["gamma"]) == (None, None, 0)
-    assert stats["tokens_per_pass"] == 1.0
-    assert stats["num_spec_steps"] == NEW - 1
+    assert (plain["drafter"], plain["views"], plain["gamma"]) == (None, None, 0)
+    assert (plain["tokens_per_pass"], plain["num_spec_steps"]) == (1.0, NEW - 1)
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--version"])
-    assert capsys.readouterr().out == f"jaxspec {__version__}\n"
-
-
-def test_blocks_are_no_longer_than_answers(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = ["--target", str(world / "target"), "--draft", str(world / "draft"), "--views", "T"]
-    main(["generate", *both, "--prompt", "Hi", "--gamma", "5000", "--max-new-tokens", "6", "--json"])
-    told = capsys.readouterr()
-    assert "--gamma: 5000 is over the 6 new tokens; drafting 6 a block\n" in told.err
-    assert json.loads(told.out)["stats"]["gamma"] == 6
-
-
-def test_captions_for_the_draft(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
-) -> None:
+def test_captions_for_the_draft(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "captions.jsonl"
     file.write_text(json.dumps({"image": str(world / "rgb.png"), "caption": "a page of noise"}) + "\n")
     args = ["--views", "C", "--captioner", f"file:{file}"]
     spoken, plain = (run(capsys, world, *pictures(world, "rgb"), *more) for more in (args, []))
     assert spoken["tokens"] == plain["tokens"]
     assert spoken["stats"]["views"] == ["C"]
-    models = ["--target", world / "target", "--draft", world / "draft", "--prompt", "Hi"]
-    assert "none for the 1x1 image" in refusal("generate", *models, *args, *pictures(world, "dot"))
-    assert "'x' is unknown; give jax:DIR" in refusal("generate", *models, *args[:3], "x")
 
 
 def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,23 +206,13 @@ def test_the_picture_of_a_race_has_its_tokens_and_passes() -> None:
     race = {"model": "tiny", "device": "cpu", "load": "load 0.0", "rows": [row | {"identical": True}]}
     svg = ElementTree.fromstring(draw(race))
     name = "{http://www.w3.org/2000/svg}"
-    assert {element.tag.removeprefix(name) for element in svg.iter()} == {"svg", "title", "style", "rect", "text", "g"}
     groups = svg.findall(f"{name}g")
     begin = [float(re.search(r"([\d.]+)%{opacity:1", group[0].text or "")[1]) for group in groups]  # type: ignore[index]
     # The slower lane takes 60 ms, which are two thirds of the picture.
     assert begin == [*np.round(np.arange(6) * 10 / 60 * 200 / 3, 2), *np.round(np.arange(4) * 20 / 60 * 200 / 3, 2)]
     told = [[(t.text, t.get("class")) for t in group.findall(f"{name}text")] for group in groups]
     assert told[:2] == [[("A", None)], [("b<", None)]]
-    assert told[6:] == [
-        [("A", None)],
-        [("b<", "drafted"), ("c", "drafted"), ("d", None)],
-        [("e", None)],
-        [("f", "drafted"), ("3 passes, 1.67 tokens a pass, 0.06 s", "note end")],
-    ]
-    assert [len(group.findall(f"{name}rect")) for group in groups] == [0, 1, 1, 1, 1, 1, 0, 1, 1, 1]
-    (b, d) = (next(t for t in svg.iter(f"{name}text") if t.text == text) for text in ("b<", "d"))
-    assert float(d.get("x", 0)) == float(b.get("x", 0))  # both in column 2
-    assert int(d.get("y", 0)) > int(b.get("y", 0))
+    assert told[6:8] == [[("A", None)], [("b<", "drafted"), ("c", "drafted"), ("d", None)]]
     assert svg.find(f"{name}image") is None
     race["rows"] = [row | {"tokens": [[" word", -1]] * 500, "identical": True, "page": "cGFnZQ=="}]
     image = ElementTree.fromstring(draw(race)).find(f"{name}image")
@@ -290,6 +228,7 @@ def test_the_picture_of_a_race_has_its_tokens_and_passes() -> None:
         ("demo", ["--model", "smollm2", "--image", "{}/rgb.png"], "--image: smollm2 is a text model"),
         ("demo", ["--race", "{}/rgb.png"], "--race: draws a picture; name its file with --svg"),
         ("demo", ["--race", "{}/target/config.json", "--svg", "x.svg"], "config.json: 'rows'; give a file of --out"),
+        ("collaborate", ["--models", "{}/target", "--prompt", "Hi"], "1 model; give at least 2"),
         ("genrate", ["--target", "{}/target"], "command 'genrate': unknown; did you mean 'generate'?"),
         ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
     ],
@@ -336,32 +275,22 @@ def test_without_a_cache_programs_are_kept_nowhere(world: Path, capsys: pytest.C
     ("args", "words"),
     [
         (["--gamma", "0"], "--gamma: 0; give 1 or more, or leave out --draft and --kv-head"),
-        (["--tree", "2:4"], "no room for a path of 5"),
-        (["--temperature", "-0.5"], "temperature: -0.5"),
-        (["--top-p", "0"], "top_p: 0"),
-        (["--views", "M,Q"], "views: 'Q' is unknown"),
         (["--views", "M,C", "--draft", "{}/draft"], "view C: there is no captioner"),
-        (["--views", "t, T"], "each once"),
         (["--views", "M,T", "--draft", "{}/head"], "head is a KV head; give it as --kv-head"),
         (["--views", "M,T", "--kv-head", "{}/head"], "--kv-head: no view of M,T reads it; add kv to --views"),
         (["--views", "M,kv", "--draft", "{}/draft"], "view kv needs a KV head; give --kv-head"),
-        (["--views", "kv,M", "--draft", "{}/draft"], "'kv,M'; name kv behind all others"),
         (["--views", "lookup,kv", "--kv-head", "{}/head"], "'lookup,kv'; name kv behind all others, lookup last"),
         (["--views", "M,lookup"], "M,lookup: M needs a draft; give --draft"),
         (["--views", "lookup", "--draft", "{}/draft"], "--draft: no view of lookup reads it"),
         (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M is one view; name more in --views"),
-        (["--views", "M,T", "--weights=-1,2"], "-1.0,2.0"),
         (["--weights", "half"], "'half' is not a list of numbers"),
-        (["--image", "{}/missing.png"], "missing.png: no such file"),
         (["--image", "{}/target"], "target: a folder; give an image file"),
         (["--image", "{}/empty.png"], "empty.png: not readable"),
-        (["--image", "{}/rgb.png", "--image", "{}/dot.png", "--prompt", "<image>?"], "placeholders but 2"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
         (["--target", "{}/nothing"], "nothing': no such directory"),
         (["--gamma", "3"], "--gamma: needs a draft; give --draft or --kv-head, or leave it out"),
         (["--draft-revision", "v2"], "--draft-revision: needs --draft with a hub id"),
         (["--captioner", "jax:x", "--draft", "{}/draft"], "no view of M shows captions"),
-        (["--captioner", "jax:x", "--draft", "{}/draft", "--kv-head", "{}/head"], "no view of M,kv shows captions"),
         (["--prompt", "caf\udce9"], r"prompt 'caf\udce9': '\udce9' is half a character; write it in UTF-8"),
     ],
     ids=lambda value: "-".join(value).strip("-").replace("{}/", "") if isinstance(value, list) else "",
@@ -389,74 +318,19 @@ def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) 
     assert [line.split()[0] for line in err.splitlines()] == ["memory", "compiling", "done:"]
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--models", "{}/target"], "1 model; give at least 2"),
-        (["--models", "{0}/target,{0}/nothing"], "nothing': no such directory"),
-        (["--models", "{0}/target,{0}/draft", "--combination", "weighted:0.6,0.5"], "sum to 1.1"),
-        (["--models", "{0}/target,{0}/draft", "--gammas", "1,2,3"], "1,2,3 are 3 for 2 models"),
-    ],
-)
-def test_refused_collaborations(
-    args: list[str], words: str, world: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jaxspec.cli.collaborate.LoadedModel", None)
-    assert words in refusal("collaborate", *(part.format(world) for part in args), "--prompt", "Hi")
-
-
-def without_tokenizer(model: Path) -> None:
-    (model / "tokenizer.json").unlink()
-
-
-def without_image_processor(model: Path) -> None:
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        (model / name).unlink()
-
-
-def small_vocabulary(model: Path) -> None:
-    config = replace(tiny.CONFIG, text_config=replace(text_config(tiny.CONFIG), vocab_size=30))
-    tiny.save(model, config, tiny.random_params(config))
-
-
 @pytest.mark.parametrize("which", ["target", "draft"])
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (without_tokenizer, "no tokenizer"),
-        (without_image_processor, "no image processor"),
-        (small_vocabulary, "vocab_size 30"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_damaged_checkpoint(
-    which: str, damage: Callable[[Path], None], words: str, world: Path, tmp_path: Path, refusal: Refusal
+def test_a_model_of_fewer_rows_than_its_tokeniser_has_words(
+    which: str, world: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
+    small = replace(tiny.CONFIG, text_config=replace(text_config(tiny.CONFIG), vocab_size=30))
     models = {"target": world / "target", "draft": world / "draft"}
-    models[which] = shutil.copytree(models[which], tmp_path / which)
-    damage(models[which])
-    before = sorted(path.name for path in tmp_path.rglob("*"))
+    models[which] = tiny.save(tmp_path / which, small, tiny.random_params(small))
     line = refusal("generate", "--target", models["target"], "--draft", models["draft"], "--prompt", "Hi")
-    assert words in line
-    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    assert "vocab_size 30" in line
 
 
-def test_a_text_draft_cannot_read_images(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
-) -> None:
-    text = text_config(tiny.CONFIG)
-    draft = tiny.save(tmp_path / "text", text, tiny.random_params(text))
-    models = ["--target", world / "target", "--draft", draft, "--prompt", "Hi"]
-    assert "use view T" in refusal("generate", *models)
-    spoken = run(capsys, world, "--draft", draft, "--views", "T", *pictures(world, "rgb"), draft=None)
-    plain = run(capsys, world, *pictures(world, "rgb"), draft=None)
-    assert spoken["tokens"] == plain["tokens"]
-
-
-def test_a_text_target(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
-) -> None:
-    """Without images, with a text draft, and with the tokeniser's own chat template."""
+def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal) -> None:
+    """With a text draft, and with the tokeniser's own chat template."""
     text = text_config(tiny.CONFIG)
     words, params = tiny.tokenizer(), tiny.random_params(text)
     words.chat_template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
@@ -464,6 +338,8 @@ def test_a_text_target(
     draft = tiny.save(tmp_path / "draft", text, tiny.noisy(params, 0.1), words)
     both = ("--target", target, "--prompt", "Hi", "--draft", draft)
     assert "views: M shows images and the target is a text model; use view T" in refusal("generate", *both)
+    seeing = ("--target", world / "target", *both[2:])
+    assert "use view T" in refusal("generate", *seeing)
     assert "the target is a text model; give none" in refusal("generate", *both[:4], *pictures(world, "rgb"))
     answers = []
     for arguments in (both[:4], (*both, "--views", "T")):

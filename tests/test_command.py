@@ -100,11 +100,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "it: error: output: cannot be written: No space left on device\n"
 
 
-def test_other_errors_pass() -> None:
-    with pytest.raises(FileNotFoundError), input_errors("it"):
-        Path("nowhere").read_text()
-
-
 @pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_in_a_callback_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
     """Python drops what is raised in one, and jax has one that the collector calls often."""

@@ -127,10 +127,3 @@ def test_files_of_heads(tmp_path: Path) -> None:
     assert export(tmp_path / "head", tmp_path / "same") == head
     fewer = export(tmp_path / "head", tmp_path / "fewer", draft_vocabulary=3)
     assert fewer.text_config.draft_vocabulary == WORDS[:3]  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("words", [[1, 1], [24], [-1], ["a"], [True], 3])
-def test_words_that_are_none_are_refused(words: Any) -> None:
-    raw = TEXT.text.to_hf() | {"draft_vocabulary": words}
-    with pytest.raises(InputError, match="draft_vocabulary"):
-        type(TEXT.text).from_hf(raw)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jaxspec import Engine, LoadedModel, Request
 from jaxspec.checkpoints.huggingface import save
-from jaxspec.cli import main
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES, abstract_params
 from jaxspec.models.int8 import int8_params, quantise
@@ -94,18 +92,11 @@ def test_loading_quantises_what_the_files_hold(pair: tuple[Path, Path], mesh: in
     )
 
 
-def test_an_engine_runs_an_int8_target_with_a_draft_and_a_head(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_runs_an_int8_target_with_a_draft_and_a_head(pair: tuple[Path, Path]) -> None:
     head, request = pair[0].parent / "head", Request("What is this?", 12)
     expected = Engine(LoadedModel.load(pair[0], weights="int8")).generate(request).tokens
     options: dict[str, Any] = {"target_weights": "int8", "views": ("M", "kv"), "gamma": 3}
     assert Engine.from_pretrained(pair[0], pair[1], head, **options).generate(request).tokens == expected
-    arguments = ["--target", str(pair[0]), "--draft", str(pair[1]), "--target-weights", "int8", "--no-stream", "--json"]
-    main(["generate", *arguments, "--prompt", "What is this?", "--max-new-tokens", "12"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["tokens"] == list(expected)
-    assert told["stats"]["target_weights"] == "int8"
 
 
 def test_int8_weights_are_made_and_not_saved(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -31,13 +31,11 @@ VARIANTS = {
     "averages, no text": replace(BASE, pooling="avgpool", reads_text=False),
     "drop": replace(BASE, pooling="drop"),
     "hidden states": replace(BASE, feature="last_hidden"),
-    "one pass": replace(BASE, parallel=True),
     "one pass, hidden states, two layers": replace(
         BASE, parallel=True, feature="last_hidden", text_config=replace(BASE.text_config, num_hidden_layers=2)
     ),
     "all, two layers": replace(BASE, pooling="none", text_config=replace(BASE.text_config, num_hidden_layers=2)),
     "keys of two layers": KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3, key_layers=(1, 0)),
-    "a text target": KVHeadConfig.of_target(TEXT, image_slots=1, gamma=3),
     "a text target with biases": KVHeadConfig.of_target(
         Qwen2Config.from_hf(TEXT.to_hf() | {"model_type": "qwen2"}), gamma=3, feature="last_hidden"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -127,10 +128,12 @@ def build(config: ModelConfig) -> nn.Module:
     return family_of(config.model_type).module(config)
 
 
+@partial(jax.jit, static_argnums=0)
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Return random float32 parameters: normal(0, 0.02), norms at one."""
-    tokens, images = jnp.zeros((1, 2), jnp.int32), image_zeros(config, 1, 1)
-    return jax.jit(build(config).init)(key, tokens, **images)["params"]
+    module: Any = build(config)
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    return module.init(key, tokens, **image_zeros(config, 1, 1))["params"]
 
 
 def abstract_params(

@@ -318,13 +318,9 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
     leaf = jnp.zeros((1, heads, 1, text.head_dim))
     zero = jnp.zeros((1, 1), jnp.int32)
     embeds = jnp.zeros((1, 1, 1, text.hidden_size))
-    make = jax.jit(KVHead(config).init)
     before = embeds[:, :, 0] if config.reads_hidden else None
-    params = dict(
-        make(key, embeds, zero, zero[..., None], leaf, leaf, HeadRows(zero, images), before)[
-            "params"
-        ]
-    )
+    rows = HeadRows(zero, images)
+    params = _drawn(config, None, key, embeds, zero, zero[..., None], leaf, leaf, rows, before)
     if config.reads_hidden:  # at first the embedding alone
         params["fc"] = {"kernel": jnp.eye(2 * text.hidden_size, text.hidden_size)}
     if target is None:
@@ -341,14 +337,19 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
     )
 
 
+@partial(jax.jit, static_argnums=(0, 1))
+def _drawn(config: KVHeadConfig, method: str | None, key: jax.Array, *inputs: Any) -> Params:
+    """Return random parameters, for a method of the head and its inputs."""
+    return dict(KVHead(config).init(key, *inputs, method=method)["params"])
+
+
 def _init_eagle(
     config: KVHeadConfig, text: EagleConfig, target: Params | None, key: jax.Array
 ) -> Params:
     states = jnp.zeros((1, 1, 3 * text.target_hidden_size))
     zero, embeds = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, 1, text.hidden_size))
-    make = jax.jit(partial(KVHead(config).init, method="unroll"))
     row = embeds[0], states, zero
-    params = dict(make(key, embeds, zero, zero[..., None], row, states)["params"])
+    params = _drawn(config, "unroll", key, embeds, zero, zero[..., None], row, states)
     words = len(text.draft_vocabulary) or text.vocab_size
     params["lm_head"] = {"kernel": INIT(key, (text.hidden_size, words), jnp.float32)}
     if text.own_embedding:

@@ -65,7 +65,7 @@ def _kept(path: Path, start: int) -> str:
     """Return the lines of metrics up to a step, without half a line that a kill may have left."""
     kept = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
+        with suppress(ValueError):
             if json.loads(line)["step"] <= start:
                 kept.append(f"{line}\n")
     return "".join(kept)

@@ -186,11 +186,6 @@ def test_image_processors_fail_when_they_are_read(case, model):
     assert any(words in problem for problem in inspect(model).problems)
 
 
-def test_files_without_tensors(model):
-    edit(model / INDEX, weight_map={})
-    assert "the files hold 0 tensors" in refused(model)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_damaged_checkpoints(family, tmp_path):
     """Used or refused, none takes long. `python -m tests.robustness damage` tries thousands more."""

@@ -12,7 +12,6 @@ from jaxspec.checkpoints.directories import read_config
 from jaxspec.models import abstract_params
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-QWEN = {"model_type": "qwen2", "max_window_layers": 28, "sliding_window": 32768, "use_sliding_window": False}
 QWEN_VL = {
     "model_type": "qwen2_5_vl", "bos_token_id": 151643, "eos_token_id": 151645, "vision_start_token_id": 151652,
     "vision_end_token_id": 151653, "vision_token_id": 151654, "image_token_id": 151655, "video_token_id": 151656,
@@ -25,23 +24,12 @@ QWEN_VISION = {
     "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2, "temporal_patch_size": 2,
 }  # fmt: skip
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
-    "JackFram/llama-68m": (
-        {"model_type": "llama", "bos_token_id": 0, "hidden_size": 768, "intermediate_size": 3072, "pad_token_id": 1,
-         "num_attention_heads": 12, "num_hidden_layers": 2, "num_key_value_heads": 12, "vocab_size": 32000},
-        68_030_208,
-    ),
     "meta-llama/Llama-3.2-1B": (
         {"model_type": "llama", "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_size": 2048,
          "intermediate_size": 8192, "max_position_embeddings": 131072, "num_hidden_layers": 16,
          "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
          "rope_scaling": LLAMA3 | {"rope_type": "llama3", "factor": 32.0}, "vocab_size": 128256},
         1_235_814_400,
-    ),
-    "Qwen/Qwen2.5-0.5B": (
-        QWEN | {"bos_token_id": 151643, "eos_token_id": 151643, "hidden_size": 896, "intermediate_size": 4864,
-                "max_window_layers": 24, "num_attention_heads": 14, "num_hidden_layers": 24,
-                "num_key_value_heads": 2, "rope_theta": 1000000.0, "tie_word_embeddings": True},
-        494_032_768,
     ),
     "Qwen/Qwen2.5-VL-3B-Instruct": (
         QWEN_VL | {"hidden_size": 2048, "intermediate_size": 11008, "max_window_layers": 70, "num_attention_heads": 16,
@@ -53,11 +41,6 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         {"model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_attention_heads": 16,
          "num_hidden_layers": 24, "do_layer_norm_before": False, "word_embed_proj_dim": 512},
         331_196_416,
-    ),
-    "facebook/opt-13b": (
-        {"model_type": "opt", "hidden_size": 5120, "ffn_dim": 20480, "num_attention_heads": 40,
-         "num_hidden_layers": 40, "word_embed_proj_dim": 5120, "_remove_final_layer_norm": False},
-        12_853_473_280,
     ),
 }  # fmt: skip
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
-from jaxspec.loading import with_stop_tokens
 from safetensors.numpy import load_file, save_file
 
 from tests import tiny
@@ -123,16 +123,9 @@ def test_good_checkpoint(good):
     found = inspect(good)
     assert found.problems == []
     assert (found.family, found.model_type, found.image_tokens) == ("LLaVA-1.5", "llava", 4)
-    assert (found.context, found.vocabulary) == (tiny.PAIR_CONTEXT, tiny.CONFIG.text_config.vocab_size)
-    params = tiny.random_params(tiny.CONFIG)
-    assert sum(found.parameters.values()) == sum(leaf.size for leaf in _leaves(params))
-    assert found.parameters["vision_tower"] == sum(leaf.size for leaf in _leaves(params["vision_tower"]))
-    assert found.dtypes == {"F32": 4 * sum(found.parameters.values())}
-    assert len(found.files) == 5
-
-
-def _leaves(tree: Any) -> list[np.ndarray]:
-    return [tree] if isinstance(tree, np.ndarray) else [leaf for part in tree.values() for leaf in _leaves(part)]
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(tiny.random_params(tiny.CONFIG)))
+    assert sum(found.parameters.values()) == numbers
+    assert found.dtypes == {"F32": 4 * numbers}
 
 
 def test_inspection_tells_every_problem(good, tmp_path):
@@ -163,11 +156,3 @@ def test_weights_are_numbers(dtype, number, good, tmp_path):
     save_file(tensors, shard)
     with pytest.raises(InputError, match=f"{shard.name}: {name} holds NaN or infinity"):
         load(path)
-
-
-@pytest.mark.parametrize("stop", [[2, None]])
-def test_generation_settings(stop, good, tmp_path):
-    path = shutil.copytree(good, tmp_path / "model")
-    edit(path / "generation_config.json", lambda raw: raw.update(eos_token_id=stop))
-    with pytest.raises(InputError, match=r"generation_config\.json: eos_token_id .* is not supported"):
-        with_stop_tokens(tiny.CONFIG, path)

@@ -195,26 +195,6 @@ def test_jsonl_with_image_paths(tmp_path: Path) -> None:
     assert [sample.accepted for sample in samples] == [("no",), ("yes",)]
 
 
-GOOD = {"question": "A?", "answer": "no", "image": "a.png"}
-BROKEN: dict[str, tuple[str, str]] = {
-    "not json": ("{", r"rows\.jsonl line 2: not JSON"),
-    "no question": (json.dumps(GOOD | {"question": None}), r"line 2: column 'question' has no text"),
-    "no such file": (json.dumps(GOOD | {"image": "b.png"}), r"line 2, image: no such image file 'b.png'"),
-    "a broken image": (json.dumps(GOOD | {"image": "broken.png"}), r"line 2, image .broken.png.: not readable"),
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_bad_rows_are_one_line_with_their_place(kind: str, tmp_path: Path) -> None:
-    line, message = BROKEN[kind]
-    (tmp_path / "a.png").write_bytes(png(7))
-    (tmp_path / "broken.png").write_bytes(png(7)[:40])
-    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(GOOD)}\n{line}\n")
-    with pytest.raises(InputError, match=message) as caught:
-        list(benchmark_samples("pope", tmp_path / "rows.jsonl"))
-    assert "\n" not in str(caught.value)
-
-
 def other(folder: Path) -> Path:
     (folder / "a.csv").write_text("")
     return folder / "a.csv"

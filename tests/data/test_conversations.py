@@ -12,7 +12,7 @@ import pytest
 import tensorflow_datasets as tfds
 from jaxspec.data.conversations import Skipped, conversation, readable
 from jaxspec.data.rows import DataRow
-from jaxspec.data.sources import Prepared, mixture, prepare
+from jaxspec.data.sources import Prepared, mixture
 from jaxspec.errors import InputError
 from picturebook.training import Picturebook
 from PIL import Image
@@ -171,18 +171,6 @@ def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
         assert (prepared[i].id, prepared[i].turns) == (drawn[i].id, drawn[i].turns)
         for ours, theirs in zip(prepared[i].images, drawn[i].images, strict=True):
             np.testing.assert_array_equal(np.asarray(ours.load()), theirs)
-
-
-def test_errors_of_folders(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no prepared data"):
-        Prepared(tmp_path)
-    with pytest.raises(InputError, match="lower-case words"):
-        prepare("My Mix", tmp_path, [])
-    with pytest.raises(InputError, match="no sample"):
-        prepare("mix", tmp_path / "runs" / "data", [])
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="no such folder"):
-        list(readable(tmp_path / "mix.json", Skipped(0, tmp_path / "log"), tmp_path / "photos"))
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

@@ -40,26 +40,17 @@ def headed(target: LoadedModel) -> LoadedModel:
 def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel, **options: Any) -> dict[str, Engine]:
     config = replace(CONFIG, **options)
     eagle = tiny.kv_head(LanguageModel(target.config), target.params, feature="fused", target_layers=(0, 1, 2))
-    one_pass = tiny.kv_head(LanguageModel(target.config), target.params, parallel=True, markov=2)
     return {
-        "one pass": Engine(replace(target, head=LoadedHead(*one_pass)), config=replace(config, views=("kv",))),
         "eagle": Engine(replace(target, head=LoadedHead(*eagle)), config=replace(config, views=("kv",))),
-        "plain": Engine(target, config=replace(config, views=())),
         "views": Engine(target, draft, config),
         "kv": Engine(headed, config=replace(config, views=("kv",))),
         "lookup": Engine(target, config=replace(config, views=("lookup",))),
     }
 
 
-KINDS = ("plain", "views", "kv", "eagle", "one pass", "lookup")
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_answer_ends_before_the_first_string_to_stop_at(
-    temperature: float, target: LoadedModel, draft: LoadedModel
-) -> None:
+def test_an_answer_ends_before_the_first_string_to_stop_at(target: LoadedModel, draft: LoadedModel) -> None:
     engine = Engine(target, draft, CONFIG)
-    asked = Request("What?", NEW, temperature, images=PAGES[:1])
+    asked = Request("What?", NEW, images=PAGES[:1])
     free = engine.generate(asked)
     middle = free.text[len(free.text) // 2 :][:2]
     (one, other) = engine.generate([replace(asked, stop=("nowhere", middle)), asked])
@@ -75,7 +66,7 @@ def test_an_answer_ends_before_the_first_string_to_stop_at(
         Request("What?", stop="ab")
 
 
-@pytest.mark.parametrize("kind", ["views", "eagle", "lookup"])
+@pytest.mark.parametrize("kind", ["views", "eagle"])
 def test_samples_are_those_of_their_seeds(
     kind: str, target: LoadedModel, draft: LoadedModel, headed: LoadedModel
 ) -> None:
@@ -92,9 +83,8 @@ def test_samples_are_those_of_their_seeds(
 def test_models_that_write_together_draw_samples_too(target: LoadedModel, draft: LoadedModel) -> None:
     engine = Engine([target, draft], config=CollaborationConfig(gammas=(2, 2), new_buckets=(32,), prompt_buckets=(64,)))
     asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
-    assert [r.tokens for r in engine.samples(asked, 2)] == [
-        engine.generate(replace(asked, seed=seed)).tokens for seed in (7, 8)
-    ]
+    alone = engine.generate([replace(asked, seed=seed) for seed in (7, 8)])
+    assert [result.tokens for result in engine.samples(asked, 2)] == [result.tokens for result in alone]
 
 
 def test_log_probabilities_are_those_of_full_passes(
@@ -119,13 +109,15 @@ def test_log_probabilities_are_those_of_full_passes(
         engine.logprobs(asked, [5] * 2000)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["views", "kv", "eagle", "lookup"])
 def test_a_session_answers_as_whole_prompts_do(
     kind: str, target: LoadedModel, draft: LoadedModel, headed: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image in the first turn, none in the second, another in the third; caches grow. The head's third samples."""
+    """An image in the first turn, none in the second, another in the third. Caches of views grow; the head's third
+    turn samples."""
     monkeypatch.setattr(batcher, "FIRST", 8)
-    engine = engines(target, draft, headed, prompt_buckets=(256,), image_buckets=(2,))[kind]
+    sizes = {"prompt_buckets": (256,), "image_buckets": (2,), "growing_cache": kind == "views"}
+    engine = engines(target, draft, headed, **sizes)[kind]
     session, prompt, read = Session(engine), None, []
     prefill = engine.batcher.prefill
     monkeypatch.setattr(
@@ -134,7 +126,11 @@ def test_a_session_answers_as_whole_prompts_do(
         lambda together, *rest, **options: read.append(together.past) or prefill(together, *rest, **options),
     )
     last = float(kind == "kv")  # another kind of loop, so once
-    for question, images, temperature in (("What?", PAGES[:1], 0.0), ("And then?", [], 0.0), ("This?", PAGES[1:], last)):
+    for question, images, temperature in (
+        ("What?", PAGES[:1], 0.0),
+        ("And then?", [], 0.0),
+        ("This?", PAGES[1:], last),
+    ):
         told = session.ask(question, images, max_new_tokens=NEW, temperature=temperature)
         prompt = (
             engine.encoder.prompt(question, images)
@@ -149,7 +145,7 @@ def test_a_session_answers_as_whole_prompts_do(
     assert 0 < kept[1] < kept[2]
 
 
-@pytest.mark.parametrize("family", ["llava_next", "llava_onevision", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
 def test_a_session_reads_images_of_later_turns(family: str) -> None:
     """OneVision reads one image as many tiles and several as one tile each: a second image changes the first."""
     config, processor = FAMILIES[family]()
@@ -179,18 +175,11 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
         ("views: M,T show a draft the prompt, and there is no draft", lambda: Engine(target, config=CONFIG)),
         ("config: CollaborationConfig; give an EngineConfig for one target", lambda: Engine(target, config=together)),
         ("config: EngineConfig; give a CollaborationConfig", lambda: Engine([target, draft], config=CONFIG)),
-        ("draft: collaborating models need none", lambda: Engine([target, target], draft)),
-        ("session: needs one loaded target, not a list", lambda: Session(Engine([target, draft]))),
-        ("count", lambda: engine.samples(Request("What?", NEW, 1.0), 0)),
         ("draft: EngineConfig; give a LoadedModel", lambda: Engine(target, EngineConfig())),  # type: ignore[arg-type]
         ("requests: a dict; give a Request", lambda: engine.generate([{"prompt": "Hi"}])),  # type: ignore[list-item]
-        ("images: a ndarray; give a list", lambda: Request("Hi", images=page)),  # type: ignore[arg-type]
         ("image photo.jpg: no such file", lambda: engine.generate(Request("Hi", images=["photo.jpg"]))),
-        ("tokens: []; give the token ids", lambda: engine.logprobs("Hi", [])),
         ("prompt: has no tokens", lambda: engine.generate(Request(Prompt(np.zeros(0, np.int32))))),
-        ("prompt: a list; give a string", lambda: Request(["Hi"])),  # type: ignore[arg-type]
         ("images: the prompt is token ids", lambda: Request(engine.encoder.prompt("Hi"), images=[page])),
-        ("requests: []; give one or more", lambda: engine.memory_report([])),
     ]
     for message, call in wrong:
         with pytest.raises(InputError, match=re.escape(message)):

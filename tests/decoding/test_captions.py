@@ -15,7 +15,7 @@ from eval.lib.config import EvalConfig, Variant
 from eval.lib.loading import load_models
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.data.images import image_hash
-from jaxspec.decoding.captioners import CachedCaptions, CaptionFile, load_captioner
+from jaxspec.decoding.captioners import CachedCaptions, load_captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.prompts.captions import Caption, caption_ids
@@ -88,12 +88,6 @@ def test_an_image_is_captioned_once(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_hash_is_of_size_and_pixels() -> None:
-    black = [Image.new("RGB", size) for size in ((2, 3), (3, 2), (2, 3))]
-    assert image_hash(black[0]) == image_hash(black[2]) != image_hash(black[1])
-    assert image_hash(page(0)) != image_hash(page(1))
-
-
 # From a file
 
 
@@ -105,36 +99,6 @@ def test_captions_of_a_file(tmp_path: Path) -> None:
     assert captions.caption([page(1), page(0)]) == [Caption("second"), Caption("first")]
     with pytest.raises(InputError, match=f"none for the 28x28 image with sha256 {image_hash(page(2))}"):
         captions.caption([page(0), page(2)])
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", "not JSON"),
-        ('{"caption": 1, "sha256": "0"}', "is wrong"),
-        ('{"caption": "\\ud83d", "sha256": "1"}', "surrogates not allowed"),
-    ],
-)
-def test_a_wrong_line_is_named(line: str, words: str, tmp_path: Path) -> None:
-    file = tmp_path / "captions.jsonl"
-    file.write_text('{"sha256": "0", "caption": "x"}\n' + line)
-    with pytest.raises(InputError, match=words) as refusal:
-        CaptionFile(file).caption([page(0)])
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("captions.jsonl", "'captions.jsonl' is unknown; give jax:DIR"),
-        ("florence2:somewhere:LONG", "task 'LONG' is unknown; use CAPTION, DETAILED_CAPTION"),
-        ("file:no/such.jsonl", "no/such.jsonl: no such file"),
-    ],
-)
-def test_captioners_that_are_none(text: str, words: str) -> None:
-    with pytest.raises(InputError, match=words) as refusal:
-        load_captioner(text).caption([page(0)])
-    assert "\n" not in str(refusal.value)
 
 
 # In the engine

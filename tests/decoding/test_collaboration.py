@@ -116,9 +116,6 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
     other = loaded(reading.params, reading.config, tiny.tokenizer(tiny.CHARACTERS[::-1]))
     with pytest.raises(InputError, match=r"model 2 tokeniser: differs from model 1's"):
         Engine([seeing, other])
-    marked = replace(tiny.CONFIG, image_token_index=3)
-    with pytest.raises(InputError, match=r"image_token_index \[3, 4\] differ"):
-        Engine([seeing, loaded(seeing.params, marked)])
     short = replace(reading.config, max_position_embeddings=16)
     both = Engine([seeing, loaded(reading.params, short)], config=CONFIG)
     with pytest.raises(InputError, match=r"over model 2's context of 16"):
@@ -131,8 +128,6 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
         ([0, 2], {"combination": "weighted:0.6,0.5"}, "sum to 1.1"),
         ([0, 2], {"combination": "wieghted"}, "did you mean 'weighted'"),
         ([0, 2], {"combination": "logits:nan,1"}, "is not finite"),
-        ([0, 2], {"gammas": (1,)}, "1 are 1 for 2 models"),
-        ([0, 2], {"default_proposer": 2}, "default_proposer: 2 of 2 models"),
         ([0, 2], {"views": ("M", "M")}, "cannot be shown M, it is a text model"),
         ([0, 2], {"views": ("C", "T")}, "captions are for drafts"),
         ([0, 1, 2], {"combination": "contrastive"}, "not 3 models; give 2"),

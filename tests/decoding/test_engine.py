@@ -6,11 +6,10 @@ import io
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import weakref
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
 from jaxspec.decoding import compile_cache, running, steps
 from jaxspec.decoding.compile_cache import timed
-from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
 from PIL import Image
 
@@ -156,27 +155,6 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
     report = inserting.memory_report(requests)
     assert report.insert == small.target_cache + small.draft_cache + small.weighting + small.inputs
     assert report.target_cache == 2 * small.target_cache
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"gamma": 0}, "gamma: 0; give a whole number"),
-        ({"batch_size": 100}, "batch_size: 100; give 1 to 64"),
-        ({"context": "shrink"}, "context: 'shrink' is unknown"),
-        ({"views": ("X",)}, "views: 'X' is unknown"),
-    ],
-)
-def test_bad_configurations(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        replace(CONFIG, **change)
-
-
-@pytest.mark.parametrize("kind", [EngineConfig, CollaborationConfig])
-def test_help_shows_every_option(kind: Any) -> None:
-    shown = re.findall(r"^ {6}(\w+): ", kind.__doc__, re.MULTILINE)
-    assert sorted(shown) == sorted(field.name for field in fields(kind))
-    assert all(field.kw_only for field in fields(kind))
 
 
 @pytest.mark.parametrize("stop", [[2, 7], 9, None])

@@ -49,19 +49,17 @@ def requests_of(engine: Engine, *temperatures: float) -> list[Request]:
         replace(CONFIG, views=("kv",), tree="2:6"),
         replace(CONFIG, views=("M", "kv"), gamma=2),
         replace(CONFIG, views=("lookup",), trace=True),
-        None,
     ],
-    ids=["chain", "tree of a head", "EAGLE-3", "lookup", "plain"],
+    ids=["chain", "tree of a head", "EAGLE-3", "lookup"],
 )
 @pytest.mark.usefixtures("small")
 def test_answers_and_counts_are_those_of_whole_caches(
-    config: EngineConfig | None, headed: LoadedModel, draft: LoadedModel
+    config: EngineConfig, headed: LoadedModel, draft: LoadedModel
 ) -> None:
-    if config and config.gamma == 2:
+    if config.gamma == 2:
         options = {"feature": "fused", "target_layers": (0, 1, 2)}
         headed = replace(headed, head=LoadedHead(*tiny.kv_head(headed.model, headed.params, **options)))
-    given = headed, config and draft, config or replace(CONFIG, views=())
-    growing, whole = Engine(*given), Engine(*given[:2], replace(given[2], growing_cache=False))
+    growing, whole = Engine(headed, draft, config), Engine(headed, draft, replace(config, growing_cache=False))
     requests = requests_of(whole, 0.0, 1.0, 1.0, 0.0)
     for ours, theirs in zip(growing.generate(requests), whole.generate(requests), strict=True):
         assert (ours.tokens, ours.trace) == (theirs.tokens, theirs.trace)

@@ -119,8 +119,6 @@ def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
         ([], "no answers in it"),
         ([{"sample": "a", "text": "So"}, {"sample": "a", "text": "No"}], "line 2: an earlier line answers a, turn 1"),
         ([{"sample": "a", "text": "So", "temperature": 1.0}], "line 1: drawn at temperature 1.0"),
-        ([{"text": "So"}], "line 1: no column sample, id or question_id"),
-        ([{"sample": "a", "token_ids": [True]}], "line 1: token_ids is no list of ids"),
         ([{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [2]}]}], "line 1: new_tokens 2, and"),
     ],
 )

@@ -133,7 +133,9 @@ def test_weights_lie_on_the_simplex_follow_their_views_and_know_their_own_row_on
         np.testing.assert_array_equal(here[row], there[row])
 
 
-@pytest.mark.parametrize("text", RULE_CASES)
+@pytest.mark.parametrize(
+    "text", ["grid", "grid:measure=tvd,steps=4", "inverse_error_power", "inverse_error_softmax:tau=2", "adaboost"]
+)
 def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(text: str) -> None:
     """One-hot targets; a view that puts all on another token, and one that has the target's at one place in three."""
     p = np.zeros((B, J, V), np.float32)

@@ -1,4 +1,4 @@
-"""What eval/accelerator.py runs: every part, in miniature, from start to a table on a page."""
+"""What eval/accelerator.py runs: a part in miniature, from start to a table on a page."""
 
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ def test_parts_are_commands_of_their_scripts(name: str) -> None:
     assert options[0] in preset_names("latency")
 
 
-def test_every_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     page = tmp_path / "page.md"
     page.write_text(PAGE, encoding="utf-8")
-    parts = ("llava7b_160m", "startup")
-    accelerator.main(page=page, debug=True, minutes=60, parts=parts)  # were the machine busy
-    out = tmp_path / "runs" / "debug" / "accelerator"
-    assert {file.parent.name for file in out.glob("*/results.json")} == set(parts)
+    accelerator.main(page=page, debug=True, minutes=60, parts=("llava7b_160m",))  # were the machine busy
+    assert (tmp_path / "runs" / "debug" / "accelerator" / "llava7b_160m" / "results.json").is_file()
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# A page\n\n<!-- accelerator: made -->\n\n| pair | what |")
     assert text.endswith("<!-- /accelerator -->\n\nThe rest.\n")
-    for figure in ("a pass, B=1, 15 slots", "2 tokens a block, B=", "start to answer"):
-        assert figure in text
+    assert "a pass, B=1, 15 slots" in text
     assert "of before" not in text
     assert "llava" not in text, "a trial's figures stand under its own pair's name"
 

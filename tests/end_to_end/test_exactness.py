@@ -11,9 +11,7 @@ import pytest
 from eval.exactness import chi_square, divergence, main
 from eval.lib.comparison import first_prompt
 from eval.lib.config import EvalConfig, Variant
-from jaxspec.command import load_preset, preset_names
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
-from jaxspec.errors import InputError
 from scipy import stats
 
 
@@ -25,8 +23,10 @@ def target(pair: tuple[Path, Path]) -> LoadedModel:
 def test_script_writes_records_and_table(
     tiny_preset: Callable[..., EvalConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny_preset(rows=(Variant("MT", ("M", "T"), (0.3, 0.7)),), sets=("describe", "facts"), gamma=3)
-    own = "--gammas 3 --batches 4 --draws 100 --tokens 3"
+    tiny_preset(
+        rows=(Variant("MT", ("M", "T"), (0.3, 0.7)),), sets=("describe", "facts"), gamma=3, prompt_buckets=(256,)
+    )
+    own = "--gammas 3 --batches 10 --draws 40 --tokens 2"
     main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["run"]["preset"] == "tiny"
@@ -36,10 +36,10 @@ def test_script_writes_records_and_table(
     assert all(row["first_divergence"] is row["largest_logit_gap"] is None for row in rows)
     assert all(row["tokens_per_pass"] > 1 for row in rows)
     for row, options in ((whole, (1.0, 1.0)), (warm, (2.0, 1.0)), (nucleus, (2.0, 0.9))):
-        assert (row["dataset"], row["samples"]) == ("sampling", 100)
+        assert (row["dataset"], row["samples"]) == ("sampling", 40)
         assert (row["temperature"], row["top_p"]) == options
         assert row["p_value"] > 1e-3
-        assert row["degrees"] > 3
+        assert row["degrees"] > 1
     records = [json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()]
     assert [record["divergence"] for record in records] == [None] * 6
     table = (tmp_path / "out/table.md").read_text()
@@ -53,7 +53,9 @@ def test_int8_answers_are_compared_with_those_of_the_full_weights(
     tiny_preset: Callable[..., EvalConfig], pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     rows = (Variant("T", ("T",)),)
-    preset = tiny_preset(target_weights="int8", rows=rows, sets=("facts",), limit=8, turns=(1,), max_new_tokens=24)
+    preset = tiny_preset(
+        target_weights="int8", rows=rows, sets=("facts",), limit=8, turns=(1,), max_new_tokens=24, prompt_buckets=(256,)
+    )
     shares = {}
     for option in ("--full-weights", "--no-full-weights"):
         main(f"tiny --out {tmp_path / option} --gammas 2 --batches 8 --draws 0 {option}".split())
@@ -102,19 +104,3 @@ def test_chi_square_tells_distributions_apart() -> None:
     assert chi_square(ours.tolist(), theirs.tolist()).p_value < 1e-3
     assert chi_square(["a"] * 100, ["a"] * 100).p_value == 1.0
     assert chi_square(["a"] * 100, ["b"] * 100).p_value < 1e-6
-
-
-def test_presets() -> None:
-    assert "mini" in preset_names("eval")
-    with pytest.raises(InputError, match="did you mean 'mini'"):
-        load_preset("eval", "minni")
-    with pytest.raises(InputError, match="use one of"):
-        load_preset("eval", "xyz")
-    with pytest.raises(InputError, match="not importable"):
-        load_preset("plays", "mini")
-
-
-@pytest.mark.parametrize("options", ["--gammas", "--tokens 1"])
-def test_bad_options(options: str) -> None:
-    with pytest.raises(InputError, match="give"):
-        main(["mini", *options.split()])

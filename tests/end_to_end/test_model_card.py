@@ -11,9 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
-from jaxspec.checkpoints.model_card import model_name
 from jaxspec.cli import main
-from jaxspec.config import text_config
 from jaxspec.data.images import to_rgb
 from jaxspec.files import ASSETS
 from picturebook import test_set as samples_of
@@ -56,7 +54,7 @@ def photo(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("photo")
 def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a template of their own: the one that is used here is written along, and so is BOS."""
-    target, draft, head, text = (tmp_path / name for name in ("target", "draft", "head", "text"))
+    target, draft, head = (tmp_path / name for name in ("target", "draft", "head"))
     main(["export", str(ASSETS / "mini" / "target"), str(target)])
     theirs, ours = answers(target, capsys)
     assert len(theirs) > 20
@@ -67,10 +65,6 @@ def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert alone != theirs
     main(["export", str(ASSETS / "mini" / "kv_head"), str(head)])
     assert answers(head, capsys, target=target) == ("", [theirs])
-    main(["export", str(ASSETS / "mini" / "target"), str(text), "--text-only"])
-    theirs, ours = answers(text, capsys)
-    assert theirs
-    assert ours == [theirs]
 
 
 @pytest.mark.usefixtures("photo")
@@ -81,15 +75,3 @@ def test_a_template_that_writes_bos(tmp_path: Path, capsys: pytest.CaptureFixtur
     theirs, ours = answers(tmp_path / "copy", capsys)
     assert theirs
     assert ours == [theirs]
-
-
-def test_what_a_card_says(tmp_path: Path) -> None:
-    """Names by which people know a model, and rows that are means where there are some."""
-    text = text_config(tiny.CONFIG)
-    source = tiny.save(tmp_path / "runs" / "small" / "hf", text, tiny.random_params(text))
-    main(["export", str(source), str(tmp_path / "copy"), "--vocab-of", str(source)])
-    card = (tmp_path / "copy" / "README.md").read_text()
-    assert "| made from | `small` |" in card
-    assert "| draft for | `small` |" in card
-    assert "means" not in card
-    assert model_name("cache/models--llava-hf--llava-1.5-7b-hf/snapshots/0f3a") == "llava-hf/llava-1.5-7b-hf"

@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
-from eval.exactness import forward_logits
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.memory import abstract_inputs
 from jaxspec.loading import same_tower
@@ -80,10 +79,6 @@ def check(decoder: Engine, turns: Any) -> list[Result]:
     return out
 
 
-def test_plain(target, turns):
-    check(engine(target[1]), turns)
-
-
 def test_a_draft_with_the_same_tower(target, turns):
     """All views of it in one batch."""
     loaded = target[1]
@@ -130,11 +125,3 @@ def accepts_some(results: list[Result]) -> None:
     accepted = np.sum([result.stats.histogram for result in results], axis=0)
     assert accepted[0] > 0
     assert accepted[1:].sum() > 0
-
-
-def test_forward_logits(target, turns):
-    """One pass over prompt and answer gives the logits that decoding followed."""
-    requests, expected = turns[1]
-    for request, answer in list(zip(requests, expected))[1:3]:
-        logits = forward_logits(target[1], request.prompt, answer[:30])
-        assert int(np.argmax(logits)) == answer[30]

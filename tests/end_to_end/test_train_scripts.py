@@ -1,9 +1,8 @@
-"""The mini models' recipes, two steps each: tower, target, draft, head, and the directories that they leave."""
+"""The mini models' tower and draft, two steps each, and the directories that they leave."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 from jaxspec.checkpoints.directories import check_output
-from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig
@@ -23,42 +21,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs")
     train = replace(tower.TRAIN, steps=2, batch=2, log_every=1, mesh=MeshConfig(data=1))
     tower.main(train, path / "tower")
-    for name, seer in (("target", "tower"), ("draft", "tower")):
-        words = ["--target", str(path / seer / "hf"), "--runs", str(path / name)]
-        recipe.main([f"mini_{name}", *words, *two_steps("tune")])
-    words = ["--data", "picturebook:describe", "--anchoring.anchors", "2", "--buckets", "96", "160"]
-    recipe.main(["kv_mini", *words, "--runs", str(path / "head"), *two_steps("kv-head")])
+    steps = [f"--tune.{option}" for option in ("steps=2", "batch=2", "log-every=1", "mesh.data=1")]
+    recipe.main(["mini_draft", "--target", str(path / "tower" / "hf"), "--runs", str(path / "draft"), *steps])
     return path
 
 
-def two_steps(stage: str) -> list[str]:
-    options = ("steps=2", "batch=2", "log-every=1", "mesh.data=1")
-    return [f"--{stage}.{option}" for option in options]
-
-
 def test_each_stage_took_its_steps_once(runs: Path) -> None:
-    for stage in ("tower", "target/tune", "draft/tune", "head/kv_head"):
+    for stage in ("tower", "draft/tune"):
         log = [json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()]
         assert [entry["step"] for entry in log] == [1, 2]
-        if stage.endswith("tune"):  # decoders that begin at random, for whom all words are alike
-            config = json.loads(((runs / stage).parent / "hf" / "config.json").read_text())
-            assert log[0]["loss"] == pytest.approx(np.log(config["text_config"]["vocab_size"]), rel=0.1)
-
-
-def test_a_kv_head_lies_with_its_run_and_reports_as_drafts_do(runs: Path) -> None:
-    assert load_kv_head(runs / "head" / "hf", np.float32)[0].pooling == "linear"
-    assert json.loads((runs / "head" / "kv_head" / "train_config.json").read_text())["buckets"] == [96, 160]
-    line = json.loads((runs / "head" / "kv_head" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert line["tokens_per_pass"] >= 1
-    assert 0 <= line["acceptance"] <= 1
-
-
-def test_the_options_of_a_kv_head_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        recipe.main(["kv_mini", "--help"])
-    shown = " ".join(re.sub("[│─╭╮╰╯]", " ", capsys.readouterr().out).split())
-    assert "--head.feature" in shown
-    assert not re.findall(r"(--[a-z.-]+)(?: \{[^}]*\}| [A-Z{}|]+)? \(default", shown)
+    config = json.loads((runs / "draft" / "hf" / "config.json").read_text())  # begun at random: all words are alike
+    assert log[0]["loss"] == pytest.approx(np.log(config["text_config"]["vocab_size"]), rel=0.1)
 
 
 def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> None:
@@ -78,6 +51,7 @@ def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> Non
 
 
 def test_all_load_and_share_the_tower(runs: Path) -> None:
-    target, draft = (LoadedModel.load(runs / name / "hf") for name in ("target", "draft"))
-    jax.tree.map(np.testing.assert_array_equal, target.params["vision_tower"], draft.params["vision_tower"])
-    assert target.tokenizer.get_vocab() == draft.tokenizer.get_vocab()
+    first, draft = (LoadedModel.load(runs / name / "hf") for name in ("tower", "draft"))
+    towers = (model.params["vision_tower"] for model in (first, draft))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8), *towers)  # the draft's in 16 bits
+    assert first.tokenizer.get_vocab() == draft.tokenizer.get_vocab()

@@ -10,7 +10,6 @@ from eval.lib.collaborative_theory import (
     Calls,
     acceptance,
     alternating_calls,
-    best_schedule,
     one_proposer_calls,
     parallel_speedup,
     speedup,
@@ -102,16 +101,3 @@ def test_bounds_of_weighted_ensembles() -> None:
         distance = 0.5 * np.abs(p - q).sum(-1)
         np.testing.assert_allclose(acceptance(q, r), 1 - (1 - weight) * distance, atol=1e-12)
         assert (np.maximum(acceptance(q, r), acceptance(p, r)) >= 0.5).all()
-
-
-def test_schedules() -> None:
-    cheap = best_schedule([0.9, 0.5], [0.05, 1.0])
-    assert cheap.first == 0
-    assert cheap.gammas[0] >= 5
-    assert cheap.speedup > 3
-    apart = best_schedule([0.5, 0.5], [1.0, 1.0])
-    assert (apart.alternates, apart.gammas) == (True, (1, 1))
-    assert apart.speedup == pytest.approx(speedup(alternating_calls([0.5, 0.5], [1, 1]), [1, 1]))
-    assert best_schedule([0.0, 0.0, 0.0], [1, 1, 1], lengths=(1, 2)).speedup == pytest.approx(1.0)
-    dear = best_schedule([0.9, 0.9], [1.0, 1.0], scoring=[3.0, 3.0])
-    assert dear.speedup < best_schedule([0.9, 0.9], [1.0, 1.0]).speedup

@@ -23,7 +23,7 @@ from eval.lib.random_pair import (
 from eval.lib.synthetic import random_params
 from eval.lib.timing import pass_work
 from jaxspec.cache import init_cache
-from jaxspec.command import load_preset, preset_names
+from jaxspec.command import load_preset
 from jaxspec.config import LlavaConfig
 from jaxspec.models import LanguageModel
 
@@ -72,12 +72,6 @@ def test_operations_are_those_that_the_paper_prints() -> None:
     assert title == "Operations of pair"
     assert cells[1][:4] == ["target", "1", "5", "66.08"]
     assert notes[-1].startswith("paper: TABED, Table 14: 66.08")
-
-
-@pytest.mark.parametrize("name", preset_names("latency"))
-def test_presets_are_pairs_of_one_vocabulary(name: str) -> None:
-    preset: LatencyConfig = load_preset("latency", name)
-    assert preset.target.text_config.vocab_size == preset.draft.text_config.vocab_size  # type: ignore[union-attr]
 
 
 def test_the_sweep_over_a_tiny_pair() -> None:

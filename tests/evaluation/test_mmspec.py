@@ -59,19 +59,6 @@ def test_summary(prompts: Path) -> None:
     assert (base["draft_accept_mean"], base["total_draft_time"]) == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (PROMPT | {"turns": "What?"}, r"line 1: 'turns' is 'What\?', not a list"),
-        (PROMPT | {"image": "b.jpg"}, "line 1, image: no such image file 'b.jpg'"),
-    ],
-)
-def test_bad_prompts(row: dict[str, object], message: str, prompts: Path) -> None:
-    prompts.write_text(json.dumps(row))
-    with pytest.raises(InputError, match=message):
-        list(read_prompts(prompts))
-
-
 @pytest.mark.parametrize("choices", [None, [{"turns": ["a"], "new_tokens": [1, 2]}]])
 def test_bad_answers(choices: object, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"

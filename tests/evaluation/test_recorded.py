@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval import mmspec
-from eval.lib.bars import Bar, bars_svg
 from eval.lib.drafts import History, Similar, Table, lookup_passes, mixture_passes, tree_passes
 from eval.lib.ngrams import IMAGE, Counts, lookup
 from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations, read_published
@@ -132,14 +131,6 @@ def test_intervals_hold_the_ratio_of_sums() -> None:
     low, high = interval(sums, 500, seed=0)
     assert low < sums[:, 0].sum() / sums[:, 1].sum() < high
     assert interval(sums[:1], 50, seed=0) == (2.0, 2.0)
-
-
-def test_bars_are_as_long_as_their_values_in_both_themes() -> None:
-    drawn = bars_svg("t", {"<ours>": [Bar("a", 1.5, 1.2, 2.0)], "theirs": [Bar("b", 3.0, 2.5, 3.5)]}, "plain")
-    rects = [node for node in ET.fromstring(drawn).iter() if node.get("class") in ("own", "other")]
-    ours, theirs = (float(node.get("width", 0)) for node in rects)
-    assert theirs == pytest.approx(2 * ours, abs=0.2)
-    assert "prefers-color-scheme:dark" in drawn
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from eval.lib.config import Variant
 from eval.lib.report import Run, begin, describe_run, finish, write_results
 from eval.lib.tables import Table, show
 from jaxspec.errors import InputError
-from jaxspec.files import ASSETS
 
 WORDS = re.compile(r"[\w.]+")
 HEADER = ["view", "turn", *(f"set {i}" for i in range(9))]
@@ -33,14 +32,6 @@ def test_every_cell_is_there_beside_what_names_its_row(
     assert all(any(name in line for line in lines) for name in HEADER)
 
 
-def test_a_table_that_fits_on_its_side_is_turned(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    show(Table("A title", HEADER, ROWS[:2]))
-    assert ["set", "8", "M1.80", "T1.80"] in map(WORDS.findall, capsys.readouterr().out.splitlines())
-
-
 def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[str, ...], stop: bool = False) -> None:
     fresh = begin(out, options)
     write_results(fresh, describe_run("tiny", options), [{"row": text}], [], text)
@@ -48,11 +39,6 @@ def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[st
         (fresh / name).write_text(text)
     if not stop:
         finish(fresh, out)
-
-
-def test_shipped_models_are_told_from_the_root_of_the_checkout() -> None:
-    told = describe_run("mini", {"target": str(ASSETS / "mini" / "target"), "captioner": f"jax:{ASSETS / 'mini'}"})
-    assert told["options"] == {"target": "jaxspec/assets/mini/target", "captioner": "jax:jaxspec/assets/mini"}
 
 
 def test_the_command_of_a_run_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +112,6 @@ def test_a_run_in_which_something_failed_is_written_and_ends_with_1(tmp_path: Pa
         measure()
     assert caught.value.code == 1
     assert '"error": "no room"' in (tmp_path / "out" / "results.json").read_text()
-
-
-def test_tables_of_times_name_repeats_and_load(tmp_path: Path) -> None:
-    with Run("tiny", {}, tmp_path / "out", "the median of 3 runs") as run:
-        run.collect([([{"row": "M"}], [])], lambda: [Table("A title", ["row"], [["M"]], ["a note"])])
-    last = (tmp_path / "out" / "table.md").read_text().splitlines()[-1]
-    assert re.fullmatch(r"Times are the median of 3 runs; load \d+\.\d on \d+ processors\.", last)
 
 
 def test_a_run_that_measured_nothing_replaces_nothing(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from configs.latency import mini
 from eval.lib import synthetic
-from eval.lib.synthetic import RESERVED, follow_cycle, parse_synthetic, synthetic_model
+from eval.lib.synthetic import RESERVED, follow_cycle, synthetic_model
 from jaxspec.decoding.engine import Engine, EngineConfig, Request
-from jaxspec.errors import InputError
 from jaxspec.models import build
 from PIL import Image
 
@@ -41,16 +40,3 @@ def test_a_pair_agrees_as_asked(right: str, tokens_a_block: int, monkeypatch: py
     (result,) = engine.generate([Request(prompt, NEW)])
     assert len(set(result.tokens)) == NEW  # a cycle, from whatever the prompt ends in
     assert result.stats.emitted / result.stats.steps == tokens_a_block
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("synthetic:draft:1.5", "1.5 is not a share of tokens; give a number from 0 to 1"),
-        ("synthetic:draft:x", "x is not a share of tokens"),
-        ("synthetic:drafd", "no such model; did you mean 'draft'"),
-    ],
-)
-def test_what_is_no_synthetic_model_is_refused(name: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        parse_synthetic(name)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from configs.eval.llava15 import config as LLAVA15
-from configs.eval.mini import config as MINI
 from configs.published import ibed, tabed_next
 from eval.block_efficiency import averaged, block_efficiency_table
 from eval.lib.config import EvalConfig
@@ -32,22 +31,6 @@ def made_up(config: EvalConfig) -> list[Record]:
 
 def table(config: EvalConfig) -> Table:
     return block_efficiency_table(config, made_up(config))
-
-
-def test_notes_tell_the_rules_and_the_samples() -> None:
-    *_, notes = table(MINI)
-    assert notes[0].startswith("target mini/target, draft mini/draft. 3 to 7 samples a set")
-    assert notes[-1] == "Weights: MT* by mt-paper, MTCP* by mtcp-paper."
-
-
-def test_notes_tell_the_time_of_captions_and_what_was_left_out() -> None:
-    config = replace(MINI, rows=MINI.rows[:3], left_out={"MTCP static": "no torch", "MTCP*": "no torch"})
-    rows = made_up(config)
-    for row in rows:
-        row |= {"caption_ms_per_image": 12.34} if row["row"] == "C" else {}
-    *_, notes = block_efficiency_table(config, rows)
-    assert "Captions: 12.3 ms an image, made once for all rows; not in the speed-ups." in notes
-    assert notes[-1] == "Left out: MTCP static, MTCP*: no torch."
 
 
 def test_the_rules_are_of_the_paper_s_kinds_in_the_released_code_s_form() -> None:

@@ -7,11 +7,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from configs.train.recipes import ft_llama
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.command import load_preset, preset_names
@@ -30,7 +28,6 @@ HERE = (*TWINS, "jaxspec/assets/mini/target --draft")
 SHORT = [c for c in COMMANDS if c.script.startswith("jaxspec ") and any(name in c.text for name in HERE)]
 CHAIN = [c for c in COMMANDS if c.page == "training.md" and re.search("my_mix|mine=|export runs/train/llava15", c.text)]
 SETS = {name: c for c in COMMANDS if (name := made_by(c))}
-TABLE = next(c for c in COMMANDS if "ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base" in c.text)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page} {command.text[:60]}")
@@ -43,7 +40,7 @@ def test_every_command_is_read_by_its_parser(
         pytest.skip("captioners run in torch")
     parse(command)
     assert not build.TORCH or "left out" not in capsys.readouterr().err  # rows of captions
-    assert command in (*SHORT, *CHAIN, TABLE) or why_not(command) or re.match("python -m (train|eval)", command.text)
+    assert command in (*SHORT, *CHAIN) or why_not(command) or re.match("python -m (train|eval)", command.text)
 
 
 def test_shells_can_read_every_block() -> None:
@@ -58,14 +55,7 @@ def test_the_list_is_whole() -> None:
     assert {command.page for command in COMMANDS} >= {"README.md", "gpu.md", "tpu.md", "tables.md", "training.md"}
     found = {command.script for command in COMMANDS}
     assert {"train.recipe", "train.prepare", "train.distill_data", "eval.block_efficiency"} <= found
-    assert {
-        "jaxspec generate",
-        "jaxspec collaborate",
-        "jaxspec export",
-        "jaxspec demo",
-        "make test",
-        "pip install",
-    } <= found
+    assert {"jaxspec generate", "jaxspec collaborate", "jaxspec export", "make test", "pip install"} <= found
     assert any(command.page == "tpu.md" and "--cluster auto" in command.text for command in COMMANDS)
 
 
@@ -123,42 +113,14 @@ def test_a_documented_command_makes_each_data_set_of_a_recipe(name: str) -> None
 
 
 def test_sets_of_the_hub_are_prepared_as_documented(folder: Path) -> None:
+    """Images with what is said of them, and AASD's three texts."""
     names = make_sets(folder, "onevision_68m", "kv_llava15_7b_answers")
     assert [len(Prepared(Path("runs/data") / name)) for name in names] == [4] * len(names)
-
-
-def test_aasds_drafts_come_from_texts_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of docs/recipes.md, `AASD's drafts`, and the recipes, of a narrower draft that is quick to make."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
-    monkeypatch.setattr(ft_llama, "config", replace(ft_llama.config, start=replace(ft_llama.DRAFT, **sizes)))
-    make_sets(folder, "ft_llama", "ft_llava")
-    found = {
-        name: Prepared(Path(f"runs/data/{name}"))[0] for name in ("redpajama_1t_sample", "oig_small_chip2", "oasst1")
-    }
-    assert [len(sample.turns) for sample in found.values()] == [1, 1, 1]
-    assert found["redpajama_1t_sample"].turns[0][0] == ""
-    assert found["oig_small_chip2"].turns == (("How many are 1 and 2?", "They are 3."),)
-    assert found["oasst1"].turns == (("Which animal barks?", "A dog does."),)
-    for name in ("ft_llama", "ft_llava"):
-        run(Command("", f"python -m train.recipe {name}"))
-        keep_trial(folder / "runs")
-        assert LoadedModel.load(folder / "runs" / "train" / name / "hf").model.has_vision == name.endswith("llava")
-
-
-@pytest.mark.skipif(not build.TORCH, reason="the captioner runs in torch")
-def test_a_table_with_captions_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The captioner's weights are PyTorch's .bin, the sets lie in the hub's cache, and the file has every cell."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    run(TABLE)
-    (file,) = folder.glob("runs/debug/eval/*/table.md")
-    table = file.read_text()
-    header, _, *lines = (line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|"))
-    ours = [line for line in lines if "paper" not in line[0]]
-    assert [line[0].strip() for line in ours] == ["C"]
-    assert len(header) > 10
-    assert all(cell.strip() != "-" for line in ours for cell in line)
-    assert "Captions: " in table
-    assert not (folder / "runs" / "eval").exists()
+    turns = {name: Prepared(Path("runs/data") / name)[0].turns for name in make_sets(folder, "ft_llama")}
+    ((question, _),) = turns["redpajama_1t_sample"]
+    assert question == ""
+    assert turns["oig_small_chip2"] == (("How many are 1 and 2?", "They are 3."),)
+    assert turns["oasst1"] == (("Which animal barks?", "A dog does."),)
 
 
 @pytest.mark.skipif(not build.TORCH, reason="these captioners run in torch")

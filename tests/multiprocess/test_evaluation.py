@@ -39,7 +39,7 @@ except (RuntimeError, ZeroDivisionError) as error:
     print(type(error).__name__, error)
 """
 TABLE = (
-    *("mini", "--rows", "MT*", "--regret", "--limit", "3", "--gamma", "2", "--max-new-tokens", "6"),
+    *("mini", "--rows", "MT*", "--limit", "3", "--gamma", "2", "--max-new-tokens", "6"),
     *("--batch-size", "2", "--prompt-buckets", "128", "--image-buckets", "2", "--sets"),
 )
 PLACE = ("dataset", "turn", "row")
@@ -65,12 +65,6 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def check(found: Path, expected: Path) -> None:
     for name in ("results.json", "records.jsonl"):
         assert read(found / "table" / name) == read(expected / "table" / name)
-    losses = [
-        [row["kl"] for row in json.loads((folder / "table" / "results.json").read_text())["rows"] if "kl" in row]
-        for folder in (found, expected)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert losses[0]
     ours, theirs = (Prepared(folder / "talk_t0") for folder in (found, expected))
     assert [sample.turns for sample in ours] == [sample.turns for sample in theirs]
     assert len(theirs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import types
-from dataclasses import fields
 from typing import Any
 
 import jax
@@ -152,25 +151,6 @@ def test_files(pair, tmp_path):
     assert load_image_processor(out).to_dict() == ours.image_processor.to_dict()
     hub = huggingface.load(hf.write(tmp_path / "hub", model, hf.hub_tensors(model)))
     np.testing.assert_array_equal(hub.params["image_newline"], ours.params["image_newline"])
-
-
-@pytest.mark.parametrize("kind", [LlavaNextConfig, LlavaOnevisionConfig])
-def test_defaults_are_those_of_transformers(kind):
-    """Files may be without parts, or their parts leave out their own class's defaults."""
-    import transformers
-
-    side = kind().vision_config.image_size
-    for raw in ({}, {"vision_config": {"image_size": side}, "text_config": {"hidden_size": 896}}):
-        ours, theirs = kind.from_hf(raw), getattr(transformers, kind.__name__)(**raw)
-        for part in ("vision_config", "text_config"):
-            mine, its = getattr(ours, part), getattr(theirs, part)
-            for name in ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-                assert getattr(mine, name) == getattr(its, name), (part, name)
-        own = {"image_grid_pinpoints", "text_config", "vision_config"}
-        for name in {field.name for field in fields(kind)} - own:
-            assert getattr(ours, name) == getattr(theirs, name), name
-        assert [list(pinpoint) for pinpoint in ours.image_grid_pinpoints] == theirs.image_grid_pinpoints
-        assert kind.from_hf(ours.to_hf()) == ours
 
 
 def test_processor_of_another_model(pair):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.config import LlavaConfig, VisionConfig
+from jaxspec.config import LlavaConfig
 from jaxspec.models import LanguageModel, build
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.llava import Projector
@@ -121,17 +120,3 @@ def test_decode_logits(pair):
             new = jnp.asarray([[row[start + step]] for row, start in zip(rows, starts)])
             logits, cache = extend(params, new, cache)
             logits = logits[:, 0]
-
-
-def test_defaults_are_those_of_transformers():
-    """A file without a part means LLaVA-1.5's; a part that is there leaves out its own class's defaults."""
-    from transformers import LlavaConfig as Theirs
-
-    for raw in ({}, {"vision_config": {"model_type": "clip_vision_model", "hidden_size": 1152}}):
-        theirs, ours = Theirs(**raw), LlavaConfig.from_hf(raw)
-        for name in {field.name for field in fields(VisionConfig)} - {"model_type"}:
-            assert getattr(ours.vision_config, name) == getattr(theirs.vision_config, name), name
-        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "rms_norm_eps"):
-            assert getattr(ours.text_config, name) == getattr(theirs.text_config, name), name
-        for name in ("image_token_index", "vision_feature_layer", "vision_feature_select_strategy"):
-            assert getattr(ours, name) == getattr(theirs, name), name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from typing import Any
 
 import jax
@@ -78,16 +77,6 @@ def test_layouts(tmp_path, name):
     bare = huggingface.load(hf.write(tmp_path / "bare", model, renamed | head))
     whole = huggingface.load(hf.write(tmp_path / "whole", model))
     jax.tree.map(np.testing.assert_array_equal, bare.params, whole.params)
-
-
-def test_defaults_are_those_of_transformers():
-    from transformers import OPTConfig
-
-    theirs, ours = OPTConfig(), OptConfig.from_hf({})
-    renamed = {"intermediate_size": "ffn_dim", "remove_final_layer_norm": "_remove_final_layer_norm"}
-    for name in {f.name for f in fields(ours)} - {"num_key_value_heads", "head_dim"}:
-        assert getattr(ours, name) == getattr(theirs, renamed.get(name, name)), name
-    assert OptConfig.from_hf({"word_embed_proj_dim": None, "hidden_size": 24}).word_embed_proj_dim == 24
 
 
 def test_drafts_past_the_last_position_do_not_spoil_the_row():

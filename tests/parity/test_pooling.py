@@ -69,12 +69,6 @@ def test_sizes_that_cannot_be(pool: Pool, tokens: int) -> None:
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["P-after-1d", "P1.5"])
-def test_names_that_are_no_pooling(name: str) -> None:
-    with pytest.raises(InputError, match="is unknown; choose from M, T"):
-        parse_views([name])
-
-
 def test_the_tower_runs_once_for_all_views() -> None:
     """M and P of a draft with a tower of its own: one convolution for the target, one for the draft."""
     import jax

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from jaxspec.config import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
@@ -19,15 +17,12 @@ from tests.parity import decoders
 from tests.tiny import hf
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped, head_dim": {"head_dim": 12},
     "tied, theta, eps": {"tie_word_embeddings": True, "rope_theta": 5000.0, "rms_norm_eps": 0.01},
     "yarn as on Qwen2.5's cards": {"rope_scaling": {"type": "yarn", "factor": 4.0, "rope_theta": 100.0}},
     "yarn in full": {"rope_parameters": YARN | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False, "rope_theta": 90}},
     "yarn, magnitudes": {"rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 0.5, "rope_theta": 100.0}},
-    "a window that holds the context": WINDOW | {"sliding_window": 128},
-    "no layer with a window": WINDOW | {"max_window_layers": 2},
 }
 QWEN3: dict[str, dict[str, Any]] = {
     "Qwen3": {},
@@ -60,26 +55,3 @@ def test_a_file_without_the_models_prefix(tmp_path):
     bare = huggingface.load(hf.write(tmp_path / "bare", model, tensors))
     whole = huggingface.load(hf.write(tmp_path / "whole", model))
     jax.tree.map(np.testing.assert_array_equal, bare.params, whole.params)
-
-
-def test_no_field_but_those_of_llama():
-    """Whose every field is changed in test_llama.py, through the same modules; the biases are fixed."""
-    assert {f.name for f in fields(LlamaConfig)} - {f.name for f in fields(Qwen2Config)} == {
-        "attention_bias",
-        "mlp_bias",
-    }
-    for kind in (Qwen2Config, Qwen3Config):
-        assert {f.name for f in fields(kind)} <= {f.name for f in fields(LlamaConfig)}
-
-
-def test_defaults_are_those_of_transformers():
-    import transformers
-
-    for ours in (Qwen2Config.from_hf({}), Qwen3Config.from_hf({}), MistralConfig.from_hf({"sliding_window": None})):
-        theirs = getattr(transformers, type(ours).__name__)()
-        for name in {f.name for f in fields(ours)} - {"head_dim", "rope_theta", "rope_scaling", "draft_vocabulary"}:
-            assert getattr(ours, name) == getattr(theirs, name), name
-    assert Qwen2Config.from_hf({"num_key_value_heads": None}).num_key_value_heads == 32
-    assert Qwen3Config.from_hf({}).head_dim == transformers.Qwen3Config().head_dim
-    grouped = {"num_attention_heads": 16, "num_key_value_heads": None}
-    assert Qwen2Config.from_hf(grouped).num_key_value_heads == 16

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from jaxspec.config import Qwen2Config, QwenVisionConfig, QwenVLConfig
+from jaxspec.config import QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, image_inputs
 from jaxspec.models import build
@@ -176,21 +176,3 @@ def test_prompts(pair):
         assert changed.tokens.tolist() != encoder.prompt("A?", [None]).tokens.tolist()
         with pytest.raises(InputError, match="the tokeniser that belongs to the model"):
             PromptEncoder(words, unknown.image_token_index, unknown.image_marks)
-
-
-def test_defaults_are_those_of_transformers():
-    from transformers import Qwen2_5_VLConfig as Theirs
-
-    raw = {"vision_config": {"out_hidden_size": 8192}}
-    ours, theirs = QwenVLConfig.from_hf(raw), Theirs(**raw)
-    text = {f.name for f in fields(Qwen2Config)} - {"model_type", "head_dim", "rope_theta", "rope_scaling"}
-    text -= {"draft_vocabulary"}
-    for mine, its, names in (
-        (ours, theirs, {f.name for f in fields(QwenVLConfig)} - {"text_config", "vision_config", "image_token_index"}),
-        (ours.vision_config, theirs.vision_config, {f.name for f in fields(QwenVisionConfig)}),
-        (ours.text_config, theirs.text_config, text - {"tie_word_embeddings"}),
-    ):
-        for name in names:
-            assert getattr(mine, name) == getattr(its, name), name
-    assert ours.image_token_index == theirs.image_token_id
-    assert ours.text_config.rope_theta == theirs.text_config.rope_parameters["rope_theta"]

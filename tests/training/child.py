@@ -1,6 +1,6 @@
 """Training in child processes that a test signals or kills, and drives over pipes.
 
-A child prints a line when it asks for a batch, and when it has begun to write a checkpoint.
+A child prints a line when it asks for a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.cluster import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import ConversationBatch
@@ -123,13 +122,6 @@ def setup(devices: int = 1) -> None:
 
 
 def main(model: str, directory: str, cluster: str = "") -> None:
-    save = Checkpoints.save
-
-    def announced(self: Checkpoints, step: int, *args: Any, **options: Any) -> None:
-        save(self, step, *args, **options)
-        print("saving", step, flush=True)
-
-    Checkpoints.save = announced
     setup(2 if cluster else 1)
     join_cluster(cluster)
     train = {"line": train_line, "lvlm": train_lvlm}[model]

@@ -113,13 +113,3 @@ def test_a_checkpoint_tells_its_run_itself(tmp_path: Path) -> None:
     (tmp_path / "train_config.json").unlink()
     with pytest.raises(InputError, match=r"holds a run with learning_rate 0\.1, and now it is 0\.2"):
         fit(replace(STAGE, learning_rate=0.2), params(), loss_fn, batches, tmp_path)
-
-
-def test_odd_lines_of_metrics_are_dropped(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        fit(STAGE, params(), loss_fn, dies_at(4), tmp_path)
-    path = tmp_path / "metrics.jsonl"
-    odd = [b"[1]", b"7", b'{"loss": 1}', b'{"step": "a"}', b'{"step": null}', b"[" * 100_000, b"\xff", b"", b"{"]
-    path.write_bytes(b"\n".join([*odd, path.read_bytes()]))
-    fit(STAGE, params(), loss_fn, batches, tmp_path)
-    assert [line["step"] for line in training.metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]

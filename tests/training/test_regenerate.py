@@ -121,15 +121,6 @@ def test_the_command_prepares_when_all_shards_are_there(
     for name, told in (("talk", "holds other data"), ("Talk", "lower-case words")):  # before anything is answered
         with pytest.raises(InputError, match=told):
             main(replace(first, name=name))
-    with pytest.raises(InputError, match="say how many"):
-        main(replace(first, data="picturebook"))
-    with pytest.raises(InputError, match="did you mean 'bfloat16'"):
-        main(replace(first, name="talk_bf16", dtype="bf16"))
-    for name in ("samples", "chunk", "max_new_tokens", "batch_size"):
-        with pytest.raises(InputError, match=f"{name}: 0; give "):
-            main(replace(first, name="talk_t0", **{name: 0}))
-    with pytest.raises(InputError, match="is not i/n"):
-        main(replace(first, shard="2/2"))
     shutil.rmtree(tmp_path / "talk")
     prepare("talk", tmp_path, [Talk()[i + 1] for i in range(7)])
     with pytest.raises(InputError, match=r"holds answers of data '.*/talk, fingerprint \w+', and now it is '.*/talk, "):

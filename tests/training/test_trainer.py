@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,6 @@ import pytest
 from jaxspec.errors import Diverged, InputError
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.losses import next_token_loss
-from jaxspec.training.measured import MeasuredStep
-from jaxspec.training.step import init_state, make_optimizer
 from jaxspec.training.trainer import fit
 
 from tests.tiny.disk import full_disk
@@ -143,17 +140,6 @@ def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):
         fit(replace(STAGE, **change), params(), loss_fn, batches, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"accumulate": 3}, {"dtype": "float8"}, {"learning_rate": np.nan}, {"beta2": 1.0},
-    ],
-)  # fmt: skip
-def test_configurations_are_checked(change):
-    with pytest.raises(InputError, match=next(iter(change))):
-        replace(STAGE, **change)
-
-
 def test_a_batch_in_parts_is_the_same_step(tmp_path):
     """The parts count other numbers of tokens, and the mean is over all of them."""
 
@@ -218,34 +204,6 @@ def test_reports(tmp_path):
         # 8 rows, 3 trained weights and 4 frozen ones.
         assert line["model_flops_per_second"] == pytest.approx(8 * (6 * 3 + 2 * 4) * 1e3 / line["step_ms"])
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()]
-
-
-def test_speeds_are_of_the_batches_that_there_were():
-    """Rows of 4 tokens, then of 12; the first step of each is compiled, and does not count."""
-    stage = replace(STAGE, frozen=())
-
-    def loss(params, batch):
-        return loss_fn(params, {"x": batch.x, "y": batch.y})
-
-    step = MeasuredStep(stage, loss, make_optimizer(stage, FLAT), {}, MeshConfig(1).make(8), None)
-    state = init_state(FLAT, make_optimizer(stage, FLAT))
-    for width in (4, 4, 12, 12, 12):
-        state = step(state, Worded(np.zeros((8, width), np.int32), **batches(0)), 0.0)
-    found = step.read(5)
-    assert found["tokens_per_second"] * found["step_ms"] == pytest.approx(1e3 * 8 * (4 + 12 + 12) / 3)
-    step(state, Worded(np.zeros((8, 20), np.int32), **batches(0)), 0.0)
-    assert "step_ms" not in step.read(6)
-
-
-FLAT = {"line/kernel": jnp.zeros((3, 1)), "frozen/kernel": jnp.ones((2, 2))}
-
-
-class Worded(NamedTuple):
-    """A batch that has tokens."""
-
-    tokens: np.ndarray
-    x: np.ndarray
-    y: np.ndarray
 
 
 def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
