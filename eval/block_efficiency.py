@@ -238,12 +238,11 @@ def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]
     """Return the page's questions and images, keyed by the fields `ASKED` of their records."""
     return {
         tuple((place | {"sample": sample.id}).get(field) for field in ASKED): (
-            sample.turns[turn - 1][0],
+            sample.turns[place["turn"] - 1][0],
             sample.images,
         )
-        for place, part in config.parts()
-        for turn in part.turns
-        for sample in islice(part.samples(place["dataset"], turns=turn), SHOWN)
+        for place in config.parts()
+        for sample in islice(config.samples(**place), SHOWN)
     }
 
 

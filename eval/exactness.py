@@ -26,7 +26,7 @@ from jax.scipy.special import gammaincc
 from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import each_turn, engine_fields, first_prompt
+from eval.lib.comparison import engine_fields, first_prompt, prompts_of
 from eval.lib.config import EvalConfig
 from eval.lib.loading import load_models
 from eval.lib.replay import engine_of
@@ -210,19 +210,19 @@ def measure_identity(
         if (row.name, gamma, batch) not in done
     ]
     asked: list[tuple[Record, list[Prompt], list[Request], dict[int, list[tuple[int, ...]]]]] = []
-    work = len(config.sets) * len(config.turns) * (1 + len(variants))
+    parts = list(replace(config, each_follow_up=False).parts()) if variants else []
+    work = len(parts) * (1 + len(variants))
     with tqdm(total=work, unit="run", desc="identity", delay=1) as bar:
-        for dataset in config.sets if variants else ():
-            bar.set_postfix_str(f"plain {dataset}", refresh=False)
-            for turn, prompts in each_turn(config, plain, dataset):
-                requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
-                place = {"dataset": dataset, "turn": turn, "temperature": 0.0}
-                answers = {
-                    batch: [result.tokens for result in engine.generate(requests)]
-                    for batch, engine in references.items()
-                }
-                asked.append((place, prompts, requests, answers))
-                bar.update()
+        for place in parts:
+            bar.set_postfix_str(f"plain {place['dataset']}", refresh=False)
+            prompts = prompts_of(config, plain, place)
+            requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
+            answers = {
+                batch: [result.tokens for result in engine.generate(requests)]
+                for batch, engine in references.items()
+            }
+            asked.append((place | {"temperature": 0.0}, prompts, requests, answers))
+            bar.update()
         for row, gamma, batch in variants:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
             engine = engine_of(

@@ -67,19 +67,15 @@ def compare(
     before = [row for row in before if row["gamma"] == config.gamma]
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
     done = [row.items() for row in before]
-    left = [
-        (place, part)
-        for place, part in config.parts()
-        if not any(place.items() <= row for row in done)
-    ]
+    left = [place for place in config.parts() if not any(place.items() <= row for row in done)]
     work = len(left) * (1 + len(engines)) * config.repeats
     with tqdm(
         total=work, unit="run", desc="block efficiency", delay=1, disable=process()[0] > 0
     ) as bar:
-        for place, part in left:
+        for place in left:
             bar.set_postfix_str(place["dataset"], refresh=False)
-            for _, prompts in each_turn(part, plain, place["dataset"]):
-                yield _group(config, plain, engines, place, prompts, passes, bar)
+            prompts = prompts_of(config, plain, place)
+            yield _group(config, plain, engines, place, prompts, passes, bar)
 
 
 def _group(
@@ -171,25 +167,20 @@ class _Guarded:
         return self.attempt(self.engine.generate, requests) or []
 
 
-def each_turn(
-    config: EvalConfig, plain: Engine, dataset: str
-) -> Iterator[tuple[int, list[Prompt]]]:
-    """Yield the prompts of each turn; the second follows the target's own answer to the first."""
-    encoder = plain.encoder
-    turns = config.turns_of(dataset)
-    if 1 in turns:
-        yield 1, [first_prompt(encoder, sample) for sample in config.samples(dataset)]
-    if 2 in turns:
-        samples = config.samples(dataset, turns=2)
-        first = [first_prompt(encoder, sample) for sample in samples]
-        answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
-        yield (
-            2,
-            [
-                next_prompt(encoder, p, a, s.turns[1][0], s)
-                for p, a, s in zip(first, answers, samples)
-            ],
-        )
+def prompts_of(config: EvalConfig, plain: Engine, place: Record) -> list[Prompt]:
+    """Return the prompts of one of `config.parts`.
+
+    Second turns follow the target's own answers to the first.
+    """
+    encoder, samples = plain.encoder, config.samples(**place)
+    first = [first_prompt(encoder, sample) for sample in samples]
+    if place["turn"] == 1:
+        return first
+    answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
+    return [
+        next_prompt(encoder, prompt, answer, sample.turns[1][0], sample)
+        for prompt, answer, sample in zip(first, answers, samples, strict=True)
+    ]
 
 
 def first_prompt(encoder: PromptEncoder, sample: Sample, chat_template: bool = True) -> Prompt:
