@@ -28,7 +28,7 @@ from tqdm import tqdm
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import engine_fields, first_prompt, prompts_of
 from eval.lib.config import EvalConfig
-from eval.lib.loading import load_models
+from eval.lib.loading import Loaded, load_models
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
 from eval.lib.simulation import whole_row
@@ -39,7 +39,6 @@ from jaxspec.decoding.metrics import acceptance_metrics
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
-from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.typing import Array, Params
 
@@ -85,10 +84,10 @@ def main(args: Sequence[str] | None = None) -> None:
         if options.full_weights:
             full = load_models(replace(config, target_weights=None), views=())[0]
         run.restore(GROUP)
-        parts = measure_identity(config, *models, options.gammas, options.batches, run.rows, full)
+        parts = measure_identity(config, models, options.gammas, options.batches, run.rows, full)
         if options.draws:
             how = options.draws, options.tokens, max(options.batches)
-            drawn = measure_sampling(config, *models, *how, before=run.rows)
+            drawn = measure_sampling(config, models, *how, before=run.rows)
             parts = chain(parts, (([row], []) for row in drawn))
         run.collect(parts, lambda: tables(config, run.rows, options.full_weights))
 
@@ -178,9 +177,7 @@ class Divergence:
 
 def measure_identity(
     config: EvalConfig,
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    captioner: Captioner | None,
+    models: Loaded,
     gammas: Sequence[int],
     batches: Sequence[int],
     before: Sequence[Record] = (),
@@ -196,6 +193,7 @@ def measure_identity(
     done = {
         (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING
     }
+    target = models.target
     reference = full or target
     references = {
         batch: engine_of(reference, None, replace(config.plain(), batch_size=batch))
@@ -225,9 +223,7 @@ def measure_identity(
             bar.update()
         for row, gamma, batch in variants:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
-            engine = engine_of(
-                target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner
-            )
+            engine = models.engine(replace(config.engine(row), gamma=gamma, batch_size=batch))
             rows: list[Record] = []
             records: list[Record] = []
             for place, prompts, requests, answers in asked:
@@ -263,9 +259,7 @@ def measure_identity(
 
 def measure_sampling(
     config: EvalConfig,
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    captioner: Captioner | None,
+    models: Loaded,
     draws: int,
     tokens: int,
     batch: int,
@@ -284,7 +278,7 @@ def measure_sampling(
         if row["dataset"] == SAMPLING
     }
     engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
-    plain = engine_of(target, None, replace(config.plain(), batch_size=batch))
+    plain = engine_of(models.target, None, replace(config.plain(), batch_size=batch))
     prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
     bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
 
@@ -296,7 +290,7 @@ def measure_sampling(
 
     references: dict[tuple[float, float], list[tuple[int, ...]]] = {}
     for name, settings in engines.items():
-        engine = engine_of(target, draft, settings, captioner)
+        engine = models.engine(settings)
         for option in options:
             if (name, *option) in done:
                 continue

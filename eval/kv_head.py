@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import GROUP, Group, compare, row_engines
+from eval.lib.comparison import GROUP, Group, compare
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.report import Run
@@ -61,7 +61,8 @@ def main(args: Sequence[str] | None = None) -> None:
     timed = f"the median of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         shown = [name for row in config.rows for name in row.views]
-        target, draft, captioner = load_models(config, views=[*shown, "kv"])
+        models = load_models(config, views=[*shown, "kv"])
+        target = models.target
         assert target.head is not None
         heads = ablations(target.head)
         for name, path in map(named, options.heads):
@@ -80,7 +81,7 @@ def main(args: Sequence[str] | None = None) -> None:
         def parts() -> Iterator[Group]:
             for gamma in options.gammas:
                 part = replace(config, gamma=gamma)
-                engines = row_engines(part, target, draft, captioner)
+                engines = models.engines(part)
                 for name, (other, row) in drafts.items():
                     engines[name] = Engine(target, other, part.engine(row))
                 for name, head in heads.items():

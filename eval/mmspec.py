@@ -31,7 +31,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eval.lib.command_line import names_preset_of, parse_command
-from eval.lib.comparison import first_prompt, next_prompt, row_engines
+from eval.lib.comparison import first_prompt, next_prompt
 from eval.lib.config import EvalConfig
 from eval.lib.loading import load_models
 from eval.lib.mmspec_files import BASELINE, SHOWN, Turn, answer_row, summary_csv, summary_rows
@@ -77,11 +77,10 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     config = replace(config, sets=(MMSPEC,), turns=(1,))
     with Run(preset, vars(config) | vars(options), options.out) as run:
-        target, draft, captioner = load_models(config)
+        models = load_models(config)
         samples = config.samples(MMSPEC)
-        engines = {BASELINE: engine_of(target, None, config.plain())} | row_engines(
-            config, target, draft, captioner
-        )
+        plain = engine_of(models.target, None, config.plain())
+        engines = {BASELINE: plain} | models.engines(config)
         run.restore(("method",))
         answers: dict[str, list[tuple[Sample, list[Turn]]]] = {}
         known = {sample.id: sample for sample in samples}

@@ -15,16 +15,15 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.lib.config import EvalConfig
-from eval.lib.replay import RecordedTarget, engine_of
+from eval.lib.replay import RecordedTarget
 from eval.lib.tables import Record
 from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, first_line
-from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
 
@@ -42,18 +41,6 @@ class Group(NamedTuple):
     """One record for each answer."""
     failed: list[Record]
     """Engines that failed, each with its `error`, instead of rows."""
-
-
-def row_engines(
-    config: EvalConfig,
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    captioner: Captioner | None = None,
-) -> dict[str, Engine]:
-    """Return the engines of the config's rows, by name."""
-    return {
-        row.name: engine_of(target, draft, config.engine(row), captioner) for row in config.rows
-    }
 
 
 def compare(

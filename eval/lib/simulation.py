@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from eval.lib.comparison import GROUP, prompts_of
 from eval.lib.config import EvalConfig, Variant
+from eval.lib.loading import Loaded
 from eval.lib.replay import RecordedTarget
 from eval.lib.tables import Record
 from jaxspec.cluster import map_over_processes
@@ -39,7 +40,6 @@ from jaxspec.models.head_slots import HeadRows, head_rows
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import corrected, joined
 from jaxspec.models.vocabulary import fill_vocabulary
-from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import Showing, prompt_row, stack_rows, which_image
 from jaxspec.prompts.views import VIEWS, parse_views, prompt_views
@@ -73,14 +73,12 @@ class Recording(struct.PyTreeNode):
         return (place > 0) & (place < self.length[:, None])
 
 
-def measure_regret(
-    config: EvalConfig, target: LoadedModel, draft: LoadedModel | None, captioner: Captioner | None
-) -> tuple[list[Record], list[Record]]:
+def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], list[Record]]:
     """Measure losses, regrets and tokens a pass of the rows that mix views, at temperature 0.
 
     Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer.
     """
-    if isinstance(target, RecordedTarget):
+    if isinstance(models.target, RecordedTarget):
         raise InputError(f"regret: {config.target} has no probabilities; give a model as --target")
     mixing = [
         row
@@ -91,7 +89,7 @@ def measure_regret(
     ]
     if not mixing:
         raise InputError("regret: no row mixes views in a chain; choose another preset or --rows")
-    plain = Engine(target, None, config.plain())
+    plain = Engine(models.target, None, config.plain())
     rows: list[Record] = []
     records: list[Record] = []
     parts = list(config.parts())
@@ -102,7 +100,7 @@ def measure_regret(
             answers = [result.tokens for result in plain.generate(requests)]
             for views in dict.fromkeys(row.views for row in mixing):
                 some = [row for row in mixing if row.views == views]
-                engine = Engine(target, draft, config.engine(Variant("views", views)), captioner)
+                engine = models.engine(config.engine(Variant("views", views)))
                 found = map_over_processes(
                     partial(_replayed, config, engine, some),
                     list(zip(requests, answers, strict=True)),

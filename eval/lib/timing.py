@@ -7,7 +7,7 @@ for a copy of the cache. A decode loop pays neither, so each pass is timed in a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -214,7 +214,7 @@ def predicted_speedup(
 
 
 def time_members(
-    engine: Engine, request: Request, widths: Sequence[int], repeats: int = 10
+    engine: Engine, request: Request, widths: Collection[int], repeats: int = 10
 ) -> dict[int, list[float]]:
     """Time a pass of each model over so many tokens after the prompt, in milliseconds."""
     state = engine.prefill([request])
@@ -222,13 +222,9 @@ def time_members(
         Passes(form.model.model.extend, form.model.params, cache, len(cache.length))
         for form, cache in zip(engine.assembly.forms, state.target, strict=True)
     ]
-    calls = {
-        f"{width} {m}": model.over(width)
-        for width in set(widths)
-        for m, model in enumerate(members)
-    }
+    calls = {f"{width} {m}": one.over(width) for width in widths for m, one in enumerate(members)}
     found = time_loops(calls, repeats)
-    return {width: [found[f"{width} {m}"] for m in range(len(members))] for width in set(widths)}
+    return {width: [found[f"{width} {m}"] for m in range(len(members))] for width in widths}
 
 
 @dataclass(frozen=True)
