@@ -32,7 +32,7 @@ from eval.lib.loading import Loaded, load_models
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
 from eval.lib.simulation import whole_row
-from eval.lib.tables import Record, Table
+from eval.lib.tables import Record, Table, digits, number
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.metrics import acceptance_metrics
@@ -102,15 +102,8 @@ def tables(config: EvalConfig, rows: Sequence[Record], full: bool = False) -> li
 
 def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = False) -> Table:
     """Return a line per row of views, gamma and batch, pooled over sets and turns."""
-    header = [
-        "views",
-        "gamma",
-        "batch",
-        "answers",
-        "identical",
-        "first divergence",
-        "largest logit gap",
-    ]
+    header = ["views", "gamma", "batch", "answers", "identical"]
+    header += ["first divergence", "largest logit gap"]
     cells = []
     for key in dict.fromkeys((row["row"], row["gamma"], row["batch"]) for row in rows):
         found = [row for row in rows if (row["row"], row["gamma"], row["batch"]) == key]
@@ -118,12 +111,8 @@ def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = Fals
         rate = np.average([row["token_identity_rate"] for row in found], weights=answers)
         first = [row["first_divergence"] for row in found if row["first_divergence"] is not None]
         gaps = [row["largest_logit_gap"] for row in found if row["largest_logit_gap"] is not None]
-        found_apart = [
-            f"{100 * rate:.2f} %",
-            str(min(first)) if first else "-",
-            f"{max(gaps):.2g}" if gaps else "-",
-        ]
-        cells.append([*map(str, key), str(sum(answers)), *found_apart])
+        least, widest = number(min(first, default=None), 0), digits(max(gaps, default=None), 2)
+        cells.append([*map(str, key), str(sum(answers)), f"{100 * rate:.2f} %", least, widest])
     weights = f" ({config.target_weights} target)" if config.target_weights else ""
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import GROUP, Group, compare
@@ -23,16 +24,7 @@ from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.report import Run
 from eval.lib.sets import remarks
 from eval.lib.simulation import predict_heads
-from eval.lib.tables import (
-    Label,
-    Record,
-    Table,
-    failures,
-    mean,
-    mean_over,
-    number,
-    pivot,
-)
+from eval.lib.tables import Label, Record, Table, failures, mean, mean_over, number, pivot
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
@@ -190,20 +182,16 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
 
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
     """Return the head and its ablations, by name."""
-    heads = {"KV head": own}
+    heads = {"KV head": own.config}
+    blind: dict[str, Any] = {"pooling": "drop", "slot_bias": False}
     if own.config.pools:
-        heads["- image KV"] = LoadedHead(
-            replace(own.config, pooling="drop", slot_bias=False), own.params
-        )
-        heads["- projector"] = LoadedHead(
-            replace(own.config, pooling="none", slot_bias=False), own.params
-        )
+        heads["- image KV"] = replace(own.config, **blind)
+        heads["- projector"] = replace(own.config, pooling="none", slot_bias=False)
     if own.config.reads_text:
-        heads["- text KV"] = LoadedHead(replace(own.config, reads_text=False), own.params)
+        heads["- text KV"] = replace(own.config, reads_text=False)
     if own.config.pools and own.config.reads_text:
-        nothing = replace(own.config, pooling="drop", slot_bias=False, reads_text=False)
-        heads["- target's KV"] = LoadedHead(nothing, own.params)
-    return heads
+        heads["- target's KV"] = replace(own.config, reads_text=False, **blind)
+    return {name: replace(own, config=config) for name, config in heads.items()}
 
 
 def separate_draft(
