@@ -104,7 +104,7 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     """Return the share of right answers to the test split's attribute questions, by kind."""
     samples = probe_set(per_kind)
     right: dict[str, list[bool]] = defaultdict(list)
-    batch = engine.config.batch_size
+    batch = engine.batcher.config.batch_size
     with tqdm(total=len(samples), desc="attributes", unit="question", delay=1) as bar:
         for start in range(0, len(samples), batch):
             some = samples[start : start + batch]

@@ -212,7 +212,8 @@ def measure_identity(
             bar.update()
         for row, gamma, batch in variants:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
-            engine = models.engine(replace(config.engine(row), gamma=gamma, batch_size=batch))
+            settings = replace(config.engine(row), gamma=gamma, batch_size=batch)
+            engine = models.engine(settings)
             rows: list[Record] = []
             records: list[Record] = []
             for place, prompts, requests, answers in asked:
@@ -224,7 +225,7 @@ def measure_identity(
                 ]
                 parted = [found for found in apart if found]
                 gaps = [found.logit_gap for found in parted if found.logit_gap is not None]
-                where = engine_fields(row.name, engine.config, config) | place
+                where = engine_fields(row.name, settings, config) | place
                 rows.append(
                     where
                     | {

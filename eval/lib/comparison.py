@@ -83,10 +83,10 @@ def _group(
     guarded = [_Guarded(engine) for engine in engines.values()]
     (reference, *answers), rates = interleaved([plain, *guarded], requests, config.repeats, bar)
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
-        engine = guard.engine
-        place = (
-            where | engine_fields(name, engine.config, config) | {"temperature": config.temperature}
-        )
+        engine, settings = guard.engine, guard.engine.config
+        assert isinstance(settings, EngineConfig)
+        place = where | engine_fields(name, settings, config)
+        place["temperature"] = config.temperature
         recorded = isinstance(engine.assembly.lead, RecordedTarget)
         if config.times and name not in passes and not recorded:
             found = guard.attempt(time_passes, engine, requests[: config.batch_size])
@@ -101,11 +101,11 @@ def _group(
             "samples": len(results),
             "token_identity_rate": None if config.temperature else float(np.mean(same)),
         }
-        if "C" in engine.config.views:
+        if "C" in (settings.views or ()):
             images = sum(len(prompt.images) for prompt in prompts)
             row["caption_ms_per_image"] = sum(r.caption_ms for r in results) / max(images, 1)
         if name in passes:
-            row |= _times(engine.config, row["tokens_per_pass"], results, passes[name])
+            row |= _times(settings, row["tokens_per_pass"], results, passes[name])
             row |= {
                 "decode_tokens_per_second": float(np.median(rates.loop[i])),
                 "plain_tokens_per_second": float(np.median(rates.loop[0])),

@@ -34,7 +34,7 @@ from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.decoding.engine import Engine
-from jaxspec.decoding.engine_config import Method
+from jaxspec.decoding.engine_config import CollaborationConfig, Method
 from jaxspec.decoding.metrics import collaboration_metrics
 from jaxspec.decoding.requests import Request, Result, encode
 from jaxspec.errors import InputError
@@ -305,6 +305,7 @@ class _Measurement:
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that describe the run."""
         given, pairing = engine.config, self.pairing
+        assert isinstance(given, CollaborationConfig)
         return {
             "dataset": self.dataset,
             "turn": 1,
@@ -349,6 +350,7 @@ class _Law(NamedTuple):
 def _law(engine: Engine, alphas: Sequence[float]) -> _Law:
     """Return the theory of the engine's method at these mean acceptance rates."""
     config, models = engine.config, len(alphas)
+    assert isinstance(config, CollaborationConfig)
     _, gammas = config.checked(models)
     first = config.default_proposer
     if config.method == "standard":

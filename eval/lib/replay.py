@@ -190,11 +190,11 @@ class RecordedEngine(Engine):
 
     def __post_init__(self) -> None:
         # Answers belong to the rows of one batch, and caches hold nothing.
-        self.config = replace(
-            self.config or EngineConfig(), continuous_batching=False, growing_cache=False
-        )
+        given = self.config or EngineConfig()
+        self.config = replace(given, continuous_batching=False, growing_cache=False)
         super().__post_init__()
-        self.batcher = RecordedBatcher(self.batcher.assembly, self.config, self.batcher.captioner)
+        assert isinstance(self.config, EngineConfig)
+        self.batcher = RecordedBatcher(self.assembly, self.config, self.batcher.captioner)
         if self.assembly.program.drafts and not parse_weighting(self.config.weighting).hard_labels:
             raise InputError(
                 f"weighting {self.config.weighting}: learns from probabilities, and recorded "
