@@ -291,4 +291,5 @@ def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -
             f"{row.place}: new_tokens {count!r}, and the draft's tokeniser makes {len(tokens)} of "
             "the text, or one more with EOS; use the target's tokeniser, or give token_ids"
         )
-    return tuple(tokens if len(tokens) == count else [*tokens, draft.tokenizer.eos_token_id])
+    end = draft.tokenizer.eos_token_id
+    return tuple(tokens if end is None or len(tokens) == count else [*tokens, end])
