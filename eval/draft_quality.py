@@ -152,9 +152,8 @@ def measure_quality(
     does when it drafts.
     """
     rouge_scorer()  # fails here, before anything is decoded, if the package is missing
-    context = (
-        text_config(next(iter(models.values()))[0].config).max_position_embeddings if models else 0
-    )
+    first, _ = next(iter(models.values()))
+    context = text_config(first.config).max_position_embeddings
     asked: list[tuple[str, Engine, bool]] = []
     for name, (model, view) in models.items():
         wide = _with_context(model, context)

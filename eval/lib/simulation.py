@@ -106,11 +106,9 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
                     list(zip(requests, answers, strict=True)),
                 )
                 for row, sums in zip(some, zip(*found, strict=True), strict=True):
+                    rule = str(parse_weighting(row.weighting))
                     place = where | {"row": row.name, "views": list(views)}
-                    place |= {
-                        "weighting": str(parse_weighting(row.weighting)),
-                        "gamma": config.gamma,
-                    }
+                    place |= {"weighting": rule, "gamma": config.gamma}
                     pooled = {name: sum((one[name] for one in sums), 0.0) for name in sums[0]}
                     rows.append(place | {"samples": len(prompts)} | _per_token(pooled))
                     records += [

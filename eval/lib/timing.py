@@ -249,24 +249,20 @@ def measure_roofline(dtype: jnp.dtype, megabytes: int, side: int, repeats: int =
     width = 1024
     depth = megabytes * 2**20 // (width * dtype.itemsize)
     matrix, square = jnp.ones((depth, width), dtype) / depth, jnp.ones((side, side), dtype) / side
-    # What each probe does again and again: to x, with another array.
-    steps = {
-        "copy": lambda x, _: x + 1,
-        "read": lambda x, y: x + (x @ y).max(),
-        "matmul": lambda x, y: x @ y,
+    # What each probe does again and again, to which array, and with which other one.
+    probes = {
+        "copy": (lambda x, _: x + 1, jnp.ones((depth, width), dtype), square[0]),
+        "read": (lambda x, y: x + (x @ y).max(), jnp.ones((1, depth), dtype), matrix),
+        "matmul": (lambda x, y: x @ y, square + 0, square),
     }
-    state = {
-        "copy": jnp.ones((depth, width), dtype),
-        "read": jnp.ones((1, depth), dtype),
-        "matmul": square + 0,
-    }
-    others = {"copy": square[0], "read": matrix, "matmul": square}
+    state = {name: begin for name, (_, begin, _) in probes.items()}
 
     def call(name: str, times: int) -> Array:
-        state[name] = _run_probe(steps[name], state[name], others[name], times)
+        step, _, other = probes[name]
+        state[name] = _run_probe(step, state[name], other, times)
         return state[name]
 
-    ms = time_loops({name: partial(call, name) for name in steps}, repeats, "roofline")
+    ms = time_loops({name: partial(call, name) for name in probes}, repeats, "roofline")
     size = depth * width * dtype.itemsize
     return Roofline(
         2 * size / ms["copy"] / 1e6, size / ms["read"] / 1e6, 2 * side**3 / ms["matmul"] / 1e9
