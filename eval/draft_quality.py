@@ -148,8 +148,7 @@ def measure_quality(
       before: Rows of a stopped run, which are not measured again.
 
     All models have the first one's context length: a draft reads beyond its trained positions, as
-    it
-    does when it drafts.
+    it does when it drafts.
     """
     rouge_scorer()  # fails here, before anything is decoded, if the package is missing
     first, _ = next(iter(models.values()))

@@ -68,8 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Answers MMSpec's conversations with and without the draft.
 
     Every turn follows the method's own answers to earlier turns, as in MMSpec; greedy answers are
-    the
-    target's, whichever draft is used.
+    the target's, whichever draft is used.
     """
     if names_preset_of(RecordedConfig, args):
         replay_recorded(args)

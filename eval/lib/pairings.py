@@ -67,8 +67,7 @@ def measure(
     """Yield rows and records of each pairing and set that `before` lacks.
 
     If a pairing fails on a set, the others are still measured. Only one pairing's models are in
-    memory
-    at a time.
+    memory at a time.
     """
     loaded: dict[str, LoadedModel] = {}
     mesh = config.mesh(1)
@@ -278,8 +277,7 @@ class _Measurement:
         """Return the requests, and each program's answers and speeds.
 
         Judged programs answer all requests, the others only the timed ones. Speeds are tokens a
-        second of
-        the loop and of whole calls, in the fastest run.
+        second of the loop and of whole calls, in the fastest run.
         """
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing

@@ -229,8 +229,7 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
     """Time a block by views and weighting, interleaved, in milliseconds.
 
     `share` is the time that the rule adds to a block of the same views with static weights, as a
-    share
-    of that block; `state_bytes` is the size of its state for each row.
+    share of that block; `state_bytes` is the size of its state for each row.
     """
     options = greedy(batch, pair.config.new)
     calls, found = {}, []

@@ -118,8 +118,7 @@ class Run:
         measured again.
 
         Raises InputError for results of another device, whose speeds do not belong in one table,
-        and for
-        files that cannot be read.
+        and for files that cannot be read.
         """
         self.rows = on_first(lambda: self._restored(group))
 
@@ -204,8 +203,7 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
     """Make the folder that a run writes into until `finish`.
 
     Raises InputError if `out` cannot be written, or holds results of other options (a trial's
-    results
-    are replaced).
+    results are replaced).
     """
     out = Path(os.path.abspath(out))
     fresh = out.with_name(f"{out.name}.unfinished")

@@ -37,8 +37,7 @@ def time_loops(
     """Return the least milliseconds of each call; calls are interleaved, to share the machine.
 
     Other processes can only add time, so the least is the best estimate; on an idle machine it is
-    close
-    to the median.
+    close to the median.
 
     Args:
       name: Name of the progress bar, whose first round compiles; None shows no bar.
