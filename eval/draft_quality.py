@@ -75,18 +75,11 @@ def main(args: Sequence[str] | None = None) -> None:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
             run.restore(("model",))
             done = {row["model"] for row in run.rows}
-            parts = (
-                (
-                    [
-                        {"model": name}
-                        | attribute_accuracy(answering(*model, how), options.attributes)
-                    ],
-                    [],
-                )
-                for name, model in models.items()
-                if name not in done
-            )
-            run.collect(parts, lambda: [attributes_table(options.attributes, run.rows)])
+            for name, model in models.items():
+                if name not in done:
+                    found = attribute_accuracy(answering(*model, how), options.attributes)
+                    run.add([{"model": name} | found], [])
+                run.write(attributes_table(options.attributes, run.rows))
         else:
             run.restore(GROUP)
             parts = measure_quality(config, models, options.text_only, run.rows)

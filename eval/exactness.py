@@ -129,19 +129,11 @@ def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = Fals
 def sampling_table(rows: Sequence[Record]) -> Table:
     """Return a line per row of views and sampling options."""
     header = ["views", "gamma", "temp.", "top-p", "draws", "cells", "chi-square", "p-value"]
-    cells = [
-        [
-            *(
-                row["row"],
-                str(row["gamma"]),
-                f"{row['temperature']:g}",
-                f"{row['top_p']:g}",
-                str(row["samples"]),
-            ),
-            *(str(row["degrees"] + 1), f"{row['statistic']:.1f}", f"{row['p_value']:.3f}"),
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        options = [f"{row['temperature']:g}", f"{row['top_p']:g}", str(row["samples"])]
+        test = [str(row["degrees"] + 1), f"{row['statistic']:.1f}", f"{row['p_value']:.3f}"]
+        cells.append([row["row"], str(row["gamma"]), *options, *test])
     notes = [
         f"Beginnings of {rows[0]['tokens']} tokens, drawn with the draft and by plain decoding "
         "with other seeds; p-value of the two-sample chi-square test that both are distributed "
@@ -288,12 +280,8 @@ def measure_sampling(
                 references[option] = drawn(plain, *option, seed=draws)
             place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
             test = chi_square(drawn(engine, *option, seed=0), references[option])
-            yield (
-                engine_fields(name, settings, config)
-                | place
-                | {"samples": draws, "tokens": tokens}
-                | vars(test)
-            )
+            place |= {"samples": draws, "tokens": tokens}
+            yield engine_fields(name, settings, config) | place | vars(test)
     bar.close()
 
 

@@ -170,14 +170,9 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
             "One pass of training's attention over the answers gives the heads' tau within "
             f"{most:.1f} %."
         )
-    return pivot(
-        "Drafts of one target: AASD's Table 1",
-        ("set", "draft"),
-        lines,
-        columns,
-        printed,
-        [*notes, *failures(failed)],
-    )
+    notes += failures(failed)
+    labels = "set", "draft"
+    return pivot("Drafts of one target: AASD's Table 1", labels, lines, columns, printed, notes)
 
 
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:

@@ -97,11 +97,7 @@ def main(args: Sequence[str] | None = None) -> None:
                     part = converse(config, engine, samples[start : start + PART])
                     done += part
                     run.records += [
-                        {
-                            "method": method,
-                            "sample": sample.id,
-                            "turns": [vars(turn) for turn in turns],
-                        }
+                        {"method": method, "sample": sample.id, "turns": list(map(vars, turns))}
                         for sample, turns in part
                     ]
                     name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
@@ -148,26 +144,20 @@ def converse(
             if depth == 0:
                 asked[i] = first_prompt(engine.encoder, samples[i])
             else:
-                asked[i] = next_prompt(
-                    engine.encoder, asked[i], said[i], samples[i].turns[depth][0], samples[i]
-                )
-        results = engine.generate(
-            [
-                Request(asked[i], config.max_new_tokens, config.temperature, seed=config.seed + i)
-                for i in open_
-            ]
-        )
-        said = dict(zip(open_, results, strict=True))
+                asked[i] = next_prompt(engine.encoder, asked[i], said[i], samples[i])
+        requests = [
+            Request(asked[i], config.max_new_tokens, config.temperature, seed=config.seed + i)
+            for i in open_
+        ]
+        said = dict(zip(open_, engine.generate(requests), strict=True))
         for i, result in said.items():
             answered[i][1].append(_turn(result, engine))
     return answered
 
 
 def _turn(result: Result, engine: Engine) -> Turn:
-    drafts, timed = (
-        engine.assembly.program.drafts,
-        not isinstance(engine.assembly.lead, RecordedTarget),
-    )
+    drafts = engine.assembly.program.drafts
+    timed = not isinstance(engine.assembly.lead, RecordedTarget)
     return Turn(
         text=result.text,
         tokens=result.tokens,

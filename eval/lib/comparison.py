@@ -165,7 +165,7 @@ def prompts_of(config: EvalConfig, plain: Engine, place: Record) -> list[Prompt]
         return first
     answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
     return [
-        next_prompt(encoder, prompt, answer, sample.turns[1][0], sample)
+        next_prompt(encoder, prompt, answer, sample)
         for prompt, answer, sample in zip(first, answers, samples, strict=True)
     ]
 
@@ -177,14 +177,11 @@ def first_prompt(encoder: PromptEncoder, sample: Sample, chat_template: bool = T
     return replace(write(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id)
 
 
-def next_prompt(
-    encoder: PromptEncoder, before: Prompt, answer: Result, asked: str, sample: Sample
-) -> Prompt:
+def next_prompt(encoder: PromptEncoder, before: Prompt, answer: Result, sample: Sample) -> Prompt:
     """Return the next turn after an answer, with the images that earlier turns have not shown."""
-    shown = len(before.images)
-    return encoder.follow_up(
-        before, answer.tokens, asked, sample.images[shown : shown + asked.count(PLACEHOLDER)]
-    )
+    asked, shown = sample.turns[before.turn][0], len(before.images)
+    images = sample.images[shown : shown + asked.count(PLACEHOLDER)]
+    return encoder.follow_up(before, answer.tokens, asked, images)
 
 
 def _times(

@@ -165,9 +165,6 @@ def load_models(config: EvalConfig, views: Sequence[str] | None = None) -> Loade
 
 def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
     """Raise InputError for missing models, heads, captions and data, before anything is loaded."""
-    shown = [view for row in config.rows for view in prompt_views(parse_views(row.views))]
-    if not config.draft and shown:
-        raise InputError("draft: missing, and some rows need one; give --draft DIR")
     for place in filter(None, (config.target, config.draft)):
         if place.startswith(REPLAY):
             next(local_rows(Path(place.removeprefix(REPLAY))), None)

@@ -127,7 +127,7 @@ class Rates(NamedTuple):
 
 
 def interleaved(
-    programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: tqdm | None = None
+    programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: tqdm
 ) -> tuple[list[list[Result]], Rates]:
     """Run engines on the same requests by turns, so that other load slows all of them equally.
 
@@ -148,8 +148,7 @@ def interleaved(
             rates.loop[i, run] = sum(r.stats.emitted for r in done) / max(decode, 1e-12)
             rates.call[i, run] = sum(len(r.tokens) for r in done) / max(prefill + decode, 1e-12)
             answers.append(done)
-            if bar is not None:
-                bar.update()
+            bar.update()
     return answers, rates
 
 
@@ -176,16 +175,9 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     program = engine.assembly.program
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
-    target = Passes(
-        program.target.extend, engine.assembly.params["target"], state.target, len(state.count)
-    )
-    draft = Passes(
-        program.drafter.extend,
-        engine.assembly.params,
-        state.drafter,
-        len(state.count),
-        place_drafter,
-    )
+    params, rows = engine.assembly.params, len(state.count)
+    target = Passes(program.target.extend, params["target"], state.target, rows)
+    draft = Passes(program.drafter.extend, params, state.drafter, rows, place_drafter)
     calls = {
         "draft_ms": draft.over(-(-program.drafter.reads // program.drafter.gamma)),
         "target_ms": target.over(1),
