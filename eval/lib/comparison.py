@@ -159,13 +159,13 @@ def prompts_of(config: EvalConfig, plain: Engine, place: Record) -> list[Prompt]
 
     Second turns follow the target's own answers to the first.
     """
-    encoder, samples = plain.encoder, config.samples(**place)
-    first = [first_prompt(encoder, sample) for sample in samples]
+    samples = config.samples(**place)
+    first = [first_prompt(plain.encoder, sample) for sample in samples]
     if place["turn"] == 1:
         return first
     answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
     return [
-        next_prompt(encoder, prompt, answer, sample)
+        next_prompt(plain.encoder, prompt, answer, sample)
         for prompt, answer, sample in zip(first, answers, samples, strict=True)
     ]
 
