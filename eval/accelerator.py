@@ -22,53 +22,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.lib.tables import Record, Table, markdown, percent, put_between, show
+from eval.lib.tables import Record, Table, digits, markdown, percent, put_between, show
 from jaxspec.command import run_script
 from jaxspec.decoding.plan import CHIPS
 from jaxspec.errors import InputError, nearest
 from jaxspec.files import trial_of, write_text
 
-PARTS: dict[str, tuple[str, ...]] = {
-    "llava7b_68m": (
-        "eval.latency",
-        "llava7b_68m",
-        "--parts",
-        "passes",
-        "forced",
-        "--views",
-        "2",
-        "4",
-    ),
-    "llava7b_160m": ("eval.latency", "llava7b_160m", "--parts", "passes", "forced", "--views", "1"),
-    "startup": ("eval.latency", "mini", "--parts", "startup"),
-    "llava7b_images": ("eval.latency", "llava7b_68m", "--parts", "images"),
-    "llava13b_68m": ("eval.latency", "llava13b_68m", "--parts", "passes", "forced", "--views", "1"),
-    "llava13b_160m": ("eval.latency", "llava13b_160m", "--parts", "passes"),
-    "throughput": (
-        "eval.latency",
-        "llava7b_68m",
-        "--parts",
-        "forced",
-        "--batches",
-        "4",
-        "16",
-        "--views",
-        "1",
-    ),
+PARTS = {
+    "llava7b_68m": "eval.latency llava7b_68m --parts passes forced --views 2 4",
+    "llava7b_160m": "eval.latency llava7b_160m --parts passes forced --views 1",
+    "startup": "eval.latency mini --parts startup",
+    "llava7b_images": "eval.latency llava7b_68m --parts images",
+    "llava13b_68m": "eval.latency llava13b_68m --parts passes forced --views 1",
+    "llava13b_160m": "eval.latency llava13b_160m --parts passes",
+    "throughput": "eval.latency llava7b_68m --parts forced --batches 4 16 --views 1",
 }
 """The most important part comes first."""
-ESTIMATED = (
-    "--programs",
-    "plain",
-    "chain",
-    "--batches",
-    "1",
-    "4",
-    "--prompt",
-    "1024",
-    "--new",
-    "128",
-)
+ESTIMATED = "--programs plain chain --batches 1 4 --prompt 1024 --new 128"
 SLOTS = 1024
 
 
@@ -95,15 +65,10 @@ def main(
     end = time.monotonic() + 60 * minutes
     failed = []
     for name in parts:
-        script, preset, *options = PARTS[name]
-        command = [
-            script,
-            *(["tiny", *options, "--debug"] if debug else [preset, *options]),
-            "--out",
-            str(out / name),
-        ]
+        script, preset, *options = PARTS[name].split()
+        words = ["tiny", *options, "--debug"] if debug else [preset, *options]
         begun = time.monotonic()
-        code = run_module(command, end - begun)
+        code = run_module([script, *words, "--out", str(out / name)], end - begun)
         if code != 0:
             failed.append(name)
         print(f"{name}: {code}, {time.monotonic() - begun:.0f} s", file=sys.stderr)
@@ -131,49 +96,34 @@ def run_module(command: list[str], seconds: float, **environment: str) -> int | 
         return "out of time"
 
 
-def results(out: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield part, preset and results of the parts that are done."""
+def results(out: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield preset and results of the parts that are done."""
     for name in PARTS:
         file = out / name / "results.json"
         if file.exists():
             found = json.loads(file.read_text(encoding="utf-8"))
-            yield name, found["run"]["preset"], found  # of a trial: tiny
+            yield found["run"]["preset"], found  # of a trial: tiny
 
 
 def estimate(out: Path) -> list[str]:
     """Compile each preset for the measured TPU; return the presets that failed."""
+    devices = {preset: found["run"]["device"] for preset, found in results(out)}
     failed = []
-    for _, preset, found in results(out):
-        device = found["run"]["device"]
-        kind = next(
-            (name for name, chip in CHIPS.items() if chip.kind in device and name.startswith("v")),
-            None,
-        )
-        folder = out / "estimated" / preset
-        if (
-            kind is not None
-            and preset != "mini"
-            and not (folder / "results.json").exists()
-            and preset not in failed
-        ):
-            words = [
-                "eval.compiled",
-                preset,
-                "--chips",
-                f"{kind}:1x1",
-                *ESTIMATED,
-                "--out",
-                str(folder),
-            ]
-            if run_module(words, 1200, JAX_PLATFORMS="cpu") != 0:
-                failed.append(preset)
+    for preset, device in devices.items():
+        tpus = (name for name, chip in CHIPS.items() if name[0] == "v" and chip.kind in device)
+        kind, folder = next(tpus, None), out / "estimated" / preset
+        if preset == "mini" or kind is None or (folder / "results.json").exists():
+            continue
+        words = ["eval.compiled", preset, "--chips", f"{kind}:1x1", *ESTIMATED.split()]
+        if run_module([*words, "--out", str(folder)], 1200, JAX_PLATFORMS="cpu") != 0:
+            failed.append(preset)
     return failed
 
 
 def summary(out: Path) -> Table:
     """Return a line per figure, next to the compiler's estimate if there is one."""
     cells, devices = [], []
-    for _, preset, found in results(out):
+    for preset, found in results(out):
         devices.append(found["run"]["device"])
         file = out / "estimated" / preset / "results.json"
         rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
@@ -191,8 +141,7 @@ def figures(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
     """Return a row's label, its figure, and the compiler's estimate."""
 
     def expected(program: str, same: bool) -> str:
-        found = least.get((program, row["batch"])) if same else None
-        return "-" if found is None else f"{found:.3g}"
+        return digits(least.get((program, row["batch"])) if same else None)
 
     if row["kind"] == "passes":
         what = f"a pass, B={row['batch']}, {row['slots']} slots"
@@ -205,9 +154,7 @@ def figures(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
         return [what, speed, expected("chain", row["views"] == 2)]
     if row["kind"] == "images":
         fields = ("target_tower_ms", "target_prefill_ms")
-        times = " + ".join(
-            "-" if row.get(field) is None else f"{row[field]:.3g}" for field in fields
-        )
+        times = " + ".join(digits(row.get(field)) for field in fields)
         return [f"tower and prefill, {row['images']} images", f"{times} ms", "-"]
     return [row["what"], f"{row['seconds']:.3g} s", "-"]
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import GROUP, compare, row_engines
+from eval.lib.comparison import GROUP, compare
 from eval.lib.config import EvalConfig
 from eval.lib.figures import draw_all
 from eval.lib.loading import by_reason, load_models
@@ -67,22 +67,21 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
-        target, draft, captioner = load_models(config)
-        plain = engine_of(target, None, config.plain())
-        engines = row_engines(config, target, draft, captioner)
+        models = load_models(config)
+        plain = engine_of(models.target, None, config.plain())
         run.restore(GROUP)
         # --regret measures its rows again.
         run.rows, run.records = (
             [r for r in found if "batch" in r] for found in (run.rows, run.records)
         )
-        parts = compare(config, plain, engines, run.rows)
+        parts = compare(config, plain, models.engines(config), run.rows)
         run.collect(parts, lambda: [block_efficiency_table(config, run.rows, run.failed)])
         figures = draw_all(config, run.rows, run.records, run.folder)
         page = run.folder / "report.html"
         write_html(page, run.about, run.tables[0], figures, run.records, _asked(config))
         if options.regret:
             table = block_efficiency_table(config, run.rows, run.failed)
-            rows, records = measure_regret(config, target, draft, captioner)
+            rows, records = measure_regret(config, models)
             run.add(rows, records)
             run.write(table, *regret_tables(config, rows))
 
@@ -238,12 +237,11 @@ def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]
     """Return the page's questions and images, keyed by the fields `ASKED` of their records."""
     return {
         tuple((place | {"sample": sample.id}).get(field) for field in ASKED): (
-            sample.turns[turn - 1][0],
+            sample.turns[place["turn"] - 1][0],
             sample.images,
         )
-        for place, part in config.parts()
-        for turn in part.turns
-        for sample in islice(part.samples(place["dataset"], turns=turn), SHOWN)
+        for place in config.parts()
+        for sample in islice(config.samples(**place), SHOWN)
     }
 
 

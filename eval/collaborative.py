@@ -165,10 +165,7 @@ def sweep_table(sweep: Sequence[Record]) -> Table:
         f"least by the exact law: {calls['speedup_predicted']:.2f} ({_point(calls)}).",
     ]
     lines = [
-        (
-            (row["pairing"], row["dataset"], row["combination"], ",".join(map(str, row["gammas"]))),
-            [row],
-        )
+        ((row["pairing"], row["dataset"], row["combination"], _lengths(row)), [row])
         for row in sweep
     ]
     labels = "models", "set", "combination", "gammas"
@@ -176,7 +173,11 @@ def sweep_table(sweep: Sequence[Record]) -> Table:
 
 
 def _point(row: Record) -> str:
-    return f"{row['pairing']}, {row['combination']}, gammas {','.join(map(str, row['gammas']))}"
+    return f"{row['pairing']}, {row['combination']}, gammas {_lengths(row)}"
+
+
+def _lengths(row: Record) -> str:
+    return ",".join(map(str, row["gammas"]))
 
 
 def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
@@ -212,7 +213,7 @@ def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
 
 def _gammas(row: Record) -> str:
     if row["method"] == "alternating":
-        return ",".join(map(str, row["gammas"]))
+        return _lengths(row)
     return "-" if row["method"] == "standard" else str(row["gammas"][row["default_proposer"]])
 
 

@@ -27,7 +27,7 @@ from dataclasses import replace
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ from jaxspec.decoding.plan import (
     usual_head,
 )
 from jaxspec.decoding.steps import run_decode, run_prefill
-from jaxspec.errors import InputError, nearest
+from jaxspec.errors import InputError, nearest, needing
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
@@ -130,10 +130,18 @@ def main(
                 for name, width in tqdm(variants, f"{chip}, batch {batch}", unit="program"):
                     row = {"chips": chip, "devices": len(devices), "batch": batch}
                     row |= {"program": name, "width": width}
-                    run.rows.append(
-                        row | compiled(config, name, devices, batch, prompt, new, tiles, width)
-                    )
-                    run.write(compiled_table(title, prompt, new, tiles, run.rows))
+                    shape = Shape(batch, prompt, new, tiles)
+                    run.rows.append(row | compiled(config, name, devices, shape, width))
+                    run.write(compiled_table(title, shape, run.rows))
+
+
+class Shape(NamedTuple):
+    """The sizes of a program, with names as in `main`."""
+
+    batch: int
+    prompt: int
+    new: int
+    tiles: int
 
 
 def own_width(config: LatencyConfig, name: Name, width: int) -> int | None:
@@ -190,51 +198,41 @@ def eagle_head(target: ModelConfig) -> KVHeadConfig:
     return replace(head, text_config=replace(head.text_config, draft_vocabulary=words))
 
 
-def assembled(config: LatencyConfig, name: Name, width: int | None = None) -> tuple[Any, Params]:
+def assembled(config: LatencyConfig, name: Name, width: int | None) -> tuple[Any, Params]:
     """Return the named program, and its parameters as shapes.
 
     width: Tokens of a target pass with padding; trees and longer blocks are left as they are.
     """
-    heads = (*HEADS, "eagle3")
-    alone = {"plain": (), "prompt": (), "lookup": ("lookup",), **dict.fromkeys(heads, ("kv",))}
-    views = alone.get(name, ("M", "T"))
-    head = None
+    alone: dict[str, tuple[str, ...]] = {"plain": (), "prompt": (), "lookup": ("lookup",)}
+    views, head = alone.get(name, ("M", "T")), None
     if name in HEADS:
-        head = usual_head(config.target, gamma=config.gamma, **HEADS[name])
+        views, head = ("kv",), usual_head(config.target, gamma=config.gamma, **HEADS[name])
     elif name == "eagle3":
-        head = eagle_head(config.target)
-    tree = "2" if name == "tree" else None
-    dtype = jnp.dtype(config.dtype)
+        views, head = ("kv",), eagle_head(config.target)
+    padded = width and name != "tree" and (name == "plain" or width > config.gamma)
     return abstract_program(
         config.target,
         config.draft,
         views,
         config.gamma,
-        dtype,
-        tree,
+        jnp.dtype(config.dtype),
+        "2" if name == "tree" else None,
         head,
         config.target_weights,
-        width if width and name != "tree" and (name == "plain" or width > config.gamma) else None,
+        width if padded else None,
     )
 
 
 def compiled(
-    config: LatencyConfig,
-    name: Name,
-    devices: list[Any],
-    batch: int,
-    prompt: int,
-    new: int,
-    tiles: int = 1,
-    width: int | None = None,
+    config: LatencyConfig, name: Name, devices: list[Any], shape: Shape, width: int | None
 ) -> Record:
     """Return the compiler's figures for one program; only `peak` if it does not fit."""
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
     if name == "train":
-        lowered, caches, read, least = training_step(config, devices, batch, prompt)
-        least /= CHIPS[kind].tflops * 1e9
+        lowered, read, flops = training_step(config, devices, shape)
+        caches, least = 0, flops / (CHIPS[kind].tflops * 1e9)
     else:
-        lowered, caches, read = decoding(config, name, devices, batch, prompt, new, tiles, width)
+        lowered, caches, read = decoding(config, name, devices, shape, width)
         least = reading_ms(kind, read / GIB)
     begun = time.process_time()
     try:
@@ -273,62 +271,46 @@ def compiled(
 
 
 def decoding(
-    config: LatencyConfig,
-    name: Name,
-    devices: list[Any],
-    batch: int,
-    prompt: int,
-    new: int,
-    tiles: int,
-    width: int | None,
+    config: LatencyConfig, name: Name, devices: list[Any], shape: Shape, width: int | None
 ) -> tuple[Any, int, int]:
     """Return a lowered decoding program, and the bytes of its caches and of its weights."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
     program, params = assembled(config, name, width)
-    params = (
-        split_over(program, params, mesh)
-        if mesh
-        else at_place(params, SingleDeviceSharding(devices[0]))
-    )
     whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
-    inputs, options = at_place(
-        abstract_inputs(program, batch, sizes_of(program, prompt, tiles, new)), whole
-    )
+    params = split_over(program, params, mesh) if mesh else at_place(params, whole)
+    sizes = sizes_of(program, shape.prompt, shape.tiles, shape.new)
+    inputs, options = at_place(abstract_inputs(program, shape.batch, sizes), whole)
     options = options.replace(greedy=True)
     read = bytes_held([read_by_pass(part) for part in params.values()])
     with on_mesh(mesh):
         if name in WHOLE:
-            return run_prefill.lower(program, params, inputs, options, new), 0, read
-        state = abstract_state(program, params, inputs, options, new)
-        lowered = run_decode.lower(
-            program, params, state if mesh else at_place(state, whole), options
-        )
+            return run_prefill.lower(program, params, inputs, options, shape.new), 0, read
+        state = abstract_state(program, params, inputs, options, shape.new)
+        placed = state if mesh else at_place(state, whole)
+        lowered = run_decode.lower(program, params, placed, options)
         return lowered, bytes_held((state.target, state.drafter)), read
 
 
 def training_step(
-    config: LatencyConfig, devices: list[Any], batch: int, length: int
-) -> tuple[Any, int, int, float]:
-    """Return the lowered step of logit distillation, 0, the bytes of its weights, and its FLOPs."""
-    try:  # of the `train` extra, which decoding does without
+    config: LatencyConfig, devices: list[Any], shape: Shape
+) -> tuple[Any, int, float]:
+    """Return the lowered step of logit distillation, the bytes of its weights, and its FLOPs."""
+    with needing("programs: train", "train"):
         from jaxspec.training.plan import abstract_step, mesh_for
-    except ImportError as error:
-        raise InputError(
-            f"programs: train: {error.name} is not installed; pip install -e '.[train]'"
-        ) from error
+    batch = shape.batch
     mesh = make_mesh(**mesh_for(len(devices), batch).shape, devices=devices)
-    step = abstract_step(config.target, config.draft, mesh, batch, length, config.dtype)
+    step = abstract_step(config.target, config.draft, mesh, batch, shape.prompt, config.dtype)
     places = jax.tree.map(lambda leaf: leaf.sharding, step.state)
     with on_mesh(mesh):
         compiled_step = jax.jit(step.step, donate_argnums=0, out_shardings=(places, None))
         lowered = compiled_step.lower(step.state, step.frozen, step.batch)
-    return lowered, 0, bytes_held((step.state.params, step.frozen)), step.flops / len(devices)
+    return lowered, bytes_held((step.state.params, step.frozen)), step.flops / len(devices)
 
 
 def computing_ms(kind: str, cycles: float) -> float | None:
     """Return a number of cycles as milliseconds; None for a chip whose clock is unknown."""
     clock = CYCLES.get(kind)
-    return clock and cycles / clock / 1e6
+    return None if clock is None else cycles / clock / 1e6
 
 
 def reading_ms(kind: str, gib: float) -> float:
@@ -336,7 +318,7 @@ def reading_ms(kind: str, gib: float) -> float:
     return gib * GIB / CHIPS[kind].gbps / 1e6
 
 
-def compiled_table(title: str, prompt: int, new: int, tiles: int, rows: list[Record]) -> Table:
+def compiled_table(title: str, shape: Shape, rows: list[Record]) -> Table:
     """Return a line per program."""
 
     def kind(row: Record) -> str:
@@ -373,7 +355,8 @@ def compiled_table(title: str, prompt: int, new: int, tiles: int, rows: list[Rec
         for row in rows
     ]
     notes = [
-        f"Estimated by the compiler: nothing was run. {prompt} + {new} slots, {tiles} image tiles. "
+        f"Estimated by the compiler: nothing was run. {shape.prompt} + {shape.new} "
+        f"slots, {shape.tiles} image tiles. "
         "Memory is one chip's. copied: arrays written again around the loop, and in one block. "
         f"messages: {', '.join(COLLECTIVES)} of one block, and at most so many MiB that they make. "
         "kernels: what a block gives the device one by one.",

@@ -75,18 +75,11 @@ def main(args: Sequence[str] | None = None) -> None:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
             run.restore(("model",))
             done = {row["model"] for row in run.rows}
-            parts = (
-                (
-                    [
-                        {"model": name}
-                        | attribute_accuracy(answering(*model, how), options.attributes)
-                    ],
-                    [],
-                )
-                for name, model in models.items()
-                if name not in done
-            )
-            run.collect(parts, lambda: [attributes_table(options.attributes, run.rows)])
+            for name, model in models.items():
+                if name not in done:
+                    found = attribute_accuracy(answering(*model, how), options.attributes)
+                    run.add([{"model": name} | found], [])
+                run.write(attributes_table(options.attributes, run.rows))
         else:
             run.restore(GROUP)
             parts = measure_quality(config, models, options.text_only, run.rows)
@@ -104,7 +97,7 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     """Return the share of right answers to the test split's attribute questions, by kind."""
     samples = probe_set(per_kind)
     right: dict[str, list[bool]] = defaultdict(list)
-    batch = engine.config.batch_size
+    batch = engine.batcher.config.batch_size
     with tqdm(total=len(samples), desc="attributes", unit="question", delay=1) as bar:
         for start in range(0, len(samples), batch):
             some = samples[start : start + batch]
@@ -148,13 +141,11 @@ def measure_quality(
       before: Rows of a stopped run, which are not measured again.
 
     All models have the first one's context length: a draft reads beyond its trained positions, as
-    it
-    does when it drafts.
+    it does when it drafts.
     """
     rouge_scorer()  # fails here, before anything is decoded, if the package is missing
-    context = (
-        text_config(next(iter(models.values()))[0].config).max_position_embeddings if models else 0
-    )
+    first, _ = next(iter(models.values()))
+    context = text_config(first.config).max_position_embeddings
     asked: list[tuple[str, Engine, bool]] = []
     for name, (model, view) in models.items():
         wide = _with_context(model, context)

@@ -26,20 +26,19 @@ from jax.scipy.special import gammaincc
 from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import each_turn, engine_fields, first_prompt
+from eval.lib.comparison import engine_fields, first_prompt, prompts_of
 from eval.lib.config import EvalConfig
-from eval.lib.loading import load_models
+from eval.lib.loading import Loaded, load_models
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
 from eval.lib.simulation import whole_row
-from eval.lib.tables import Record, Table
+from eval.lib.tables import Record, Table, digits, number
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.metrics import acceptance_metrics
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
-from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.typing import Array, Params
 
@@ -85,10 +84,10 @@ def main(args: Sequence[str] | None = None) -> None:
         if options.full_weights:
             full = load_models(replace(config, target_weights=None), views=())[0]
         run.restore(GROUP)
-        parts = measure_identity(config, *models, options.gammas, options.batches, run.rows, full)
+        parts = measure_identity(config, models, options.gammas, options.batches, run.rows, full)
         if options.draws:
             how = options.draws, options.tokens, max(options.batches)
-            drawn = measure_sampling(config, *models, *how, before=run.rows)
+            drawn = measure_sampling(config, models, *how, before=run.rows)
             parts = chain(parts, (([row], []) for row in drawn))
         run.collect(parts, lambda: tables(config, run.rows, options.full_weights))
 
@@ -103,15 +102,8 @@ def tables(config: EvalConfig, rows: Sequence[Record], full: bool = False) -> li
 
 def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = False) -> Table:
     """Return a line per row of views, gamma and batch, pooled over sets and turns."""
-    header = [
-        "views",
-        "gamma",
-        "batch",
-        "answers",
-        "identical",
-        "first divergence",
-        "largest logit gap",
-    ]
+    header = ["views", "gamma", "batch", "answers", "identical"]
+    header += ["first divergence", "largest logit gap"]
     cells = []
     for key in dict.fromkeys((row["row"], row["gamma"], row["batch"]) for row in rows):
         found = [row for row in rows if (row["row"], row["gamma"], row["batch"]) == key]
@@ -119,12 +111,8 @@ def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = Fals
         rate = np.average([row["token_identity_rate"] for row in found], weights=answers)
         first = [row["first_divergence"] for row in found if row["first_divergence"] is not None]
         gaps = [row["largest_logit_gap"] for row in found if row["largest_logit_gap"] is not None]
-        found_apart = [
-            f"{100 * rate:.2f} %",
-            str(min(first)) if first else "-",
-            f"{max(gaps):.2g}" if gaps else "-",
-        ]
-        cells.append([*map(str, key), str(sum(answers)), *found_apart])
+        least, widest = number(min(first, default=None), 0), digits(max(gaps, default=None), 2)
+        cells.append([*map(str, key), str(sum(answers)), f"{100 * rate:.2f} %", least, widest])
     weights = f" ({config.target_weights} target)" if config.target_weights else ""
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "
@@ -141,19 +129,11 @@ def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = Fals
 def sampling_table(rows: Sequence[Record]) -> Table:
     """Return a line per row of views and sampling options."""
     header = ["views", "gamma", "temp.", "top-p", "draws", "cells", "chi-square", "p-value"]
-    cells = [
-        [
-            *(
-                row["row"],
-                str(row["gamma"]),
-                f"{row['temperature']:g}",
-                f"{row['top_p']:g}",
-                str(row["samples"]),
-            ),
-            *(str(row["degrees"] + 1), f"{row['statistic']:.1f}", f"{row['p_value']:.3f}"),
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        options = [f"{row['temperature']:g}", f"{row['top_p']:g}", str(row["samples"])]
+        test = [str(row["degrees"] + 1), f"{row['statistic']:.1f}", f"{row['p_value']:.3f}"]
+        cells.append([row["row"], str(row["gamma"]), *options, *test])
     notes = [
         f"Beginnings of {rows[0]['tokens']} tokens, drawn with the draft and by plain decoding "
         "with other seeds; p-value of the two-sample chi-square test that both are distributed "
@@ -178,9 +158,7 @@ class Divergence:
 
 def measure_identity(
     config: EvalConfig,
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    captioner: Captioner | None,
+    models: Loaded,
     gammas: Sequence[int],
     batches: Sequence[int],
     before: Sequence[Record] = (),
@@ -196,6 +174,7 @@ def measure_identity(
     done = {
         (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING
     }
+    target = models.target
     reference = full or target
     references = {
         batch: engine_of(reference, None, replace(config.plain(), batch_size=batch))
@@ -210,24 +189,23 @@ def measure_identity(
         if (row.name, gamma, batch) not in done
     ]
     asked: list[tuple[Record, list[Prompt], list[Request], dict[int, list[tuple[int, ...]]]]] = []
-    work = len(config.sets) * len(config.turns) * (1 + len(variants))
+    parts = list(replace(config, each_follow_up=False).parts()) if variants else []
+    work = len(parts) * (1 + len(variants))
     with tqdm(total=work, unit="run", desc="identity", delay=1) as bar:
-        for dataset in config.sets if variants else ():
-            bar.set_postfix_str(f"plain {dataset}", refresh=False)
-            for turn, prompts in each_turn(config, plain, dataset):
-                requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
-                place = {"dataset": dataset, "turn": turn, "temperature": 0.0}
-                answers = {
-                    batch: [result.tokens for result in engine.generate(requests)]
-                    for batch, engine in references.items()
-                }
-                asked.append((place, prompts, requests, answers))
-                bar.update()
+        for place in parts:
+            bar.set_postfix_str(f"plain {place['dataset']}", refresh=False)
+            prompts = prompts_of(config, plain, place)
+            requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
+            answers = {
+                batch: [result.tokens for result in engine.generate(requests)]
+                for batch, engine in references.items()
+            }
+            asked.append((place | {"temperature": 0.0}, prompts, requests, answers))
+            bar.update()
         for row, gamma, batch in variants:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
-            engine = engine_of(
-                target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner
-            )
+            settings = replace(config.engine(row), gamma=gamma, batch_size=batch)
+            engine = models.engine(settings)
             rows: list[Record] = []
             records: list[Record] = []
             for place, prompts, requests, answers in asked:
@@ -239,7 +217,7 @@ def measure_identity(
                 ]
                 parted = [found for found in apart if found]
                 gaps = [found.logit_gap for found in parted if found.logit_gap is not None]
-                where = engine_fields(row.name, engine.config, config) | place
+                where = engine_fields(row.name, settings, config) | place
                 rows.append(
                     where
                     | {
@@ -263,9 +241,7 @@ def measure_identity(
 
 def measure_sampling(
     config: EvalConfig,
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    captioner: Captioner | None,
+    models: Loaded,
     draws: int,
     tokens: int,
     batch: int,
@@ -284,7 +260,7 @@ def measure_sampling(
         if row["dataset"] == SAMPLING
     }
     engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
-    plain = engine_of(target, None, replace(config.plain(), batch_size=batch))
+    plain = engine_of(models.target, None, replace(config.plain(), batch_size=batch))
     prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
     bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
 
@@ -296,7 +272,7 @@ def measure_sampling(
 
     references: dict[tuple[float, float], list[tuple[int, ...]]] = {}
     for name, settings in engines.items():
-        engine = engine_of(target, draft, settings, captioner)
+        engine = models.engine(settings)
         for option in options:
             if (name, *option) in done:
                 continue
@@ -304,12 +280,8 @@ def measure_sampling(
                 references[option] = drawn(plain, *option, seed=draws)
             place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
             test = chi_square(drawn(engine, *option, seed=0), references[option])
-            yield (
-                engine_fields(name, settings, config)
-                | place
-                | {"samples": draws, "tokens": tokens}
-                | vars(test)
-            )
+            place |= {"samples": draws, "tokens": tokens}
+            yield engine_fields(name, settings, config) | place | vars(test)
     bar.close()
 
 

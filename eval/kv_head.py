@@ -15,24 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import GROUP, Group, compare, row_engines
+from eval.lib.comparison import GROUP, Group, compare
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.report import Run
 from eval.lib.sets import remarks
 from eval.lib.simulation import predict_heads
-from eval.lib.tables import (
-    Label,
-    Record,
-    Table,
-    failures,
-    mean,
-    mean_over,
-    number,
-    pivot,
-)
+from eval.lib.tables import Label, Record, Table, failures, mean, mean_over, number, pivot
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
@@ -61,7 +53,8 @@ def main(args: Sequence[str] | None = None) -> None:
     timed = f"the median of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         shown = [name for row in config.rows for name in row.views]
-        target, draft, captioner = load_models(config, views=[*shown, "kv"])
+        models = load_models(config, views=[*shown, "kv"])
+        target = models.target
         assert target.head is not None
         heads = ablations(target.head)
         for name, path in map(named, options.heads):
@@ -80,7 +73,7 @@ def main(args: Sequence[str] | None = None) -> None:
         def parts() -> Iterator[Group]:
             for gamma in options.gammas:
                 part = replace(config, gamma=gamma)
-                engines = row_engines(part, target, draft, captioner)
+                engines = models.engines(part)
                 for name, (other, row) in drafts.items():
                     engines[name] = Engine(target, other, part.engine(row))
                 for name, head in heads.items():
@@ -177,32 +170,23 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
             "One pass of training's attention over the answers gives the heads' tau within "
             f"{most:.1f} %."
         )
-    return pivot(
-        "Drafts of one target: AASD's Table 1",
-        ("set", "draft"),
-        lines,
-        columns,
-        printed,
-        [*notes, *failures(failed)],
-    )
+    notes += failures(failed)
+    labels = "set", "draft"
+    return pivot("Drafts of one target: AASD's Table 1", labels, lines, columns, printed, notes)
 
 
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
     """Return the head and its ablations, by name."""
-    heads = {"KV head": own}
+    heads = {"KV head": own.config}
+    blind: dict[str, Any] = {"pooling": "drop", "slot_bias": False}
     if own.config.pools:
-        heads["- image KV"] = LoadedHead(
-            replace(own.config, pooling="drop", slot_bias=False), own.params
-        )
-        heads["- projector"] = LoadedHead(
-            replace(own.config, pooling="none", slot_bias=False), own.params
-        )
+        heads["- image KV"] = replace(own.config, **blind)
+        heads["- projector"] = replace(own.config, pooling="none", slot_bias=False)
     if own.config.reads_text:
-        heads["- text KV"] = LoadedHead(replace(own.config, reads_text=False), own.params)
+        heads["- text KV"] = replace(own.config, reads_text=False)
     if own.config.pools and own.config.reads_text:
-        nothing = replace(own.config, pooling="drop", slot_bias=False, reads_text=False)
-        heads["- target's KV"] = LoadedHead(nothing, own.params)
-    return heads
+        heads["- target's KV"] = replace(own.config, reads_text=False, **blind)
+    return {name: replace(own, config=config) for name, config in heads.items()}
 
 
 def separate_draft(

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -85,50 +86,33 @@ def main(
         setup_runtime()
         run.restore(("part",))
         done = {row["part"] for row in run.rows}
-        for name, measure in measures(
-            config, parts, batches, views, captioners, rules, starts, calls
-        ).items():
+        models = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")
+        pair = Pair(config)
+        found: dict[str, dict[str, Callable[[], Sequence[Record]]]] = {
+            "passes": {"passes": partial(measure_passes, pair)},
+            "images": {"images": partial(measure_images, pair)},
+            "captions": {
+                f"captions, {text}": partial(measure_captions, text, config.images, config.repeats)
+                for text in captioners
+            },
+            "forced": {
+                f"forced, B={b}, R={r}": partial(measure_forced, pair, b, r)
+                for b in batches
+                for r in views
+            },
+            "mixtures": {
+                f"mixtures, B={b}": partial(measure_mixtures, pair, rules, b) for b in batches
+            },
+            "flops": {"flops": partial(count_flops, config)},
+            "startup": {"host": partial(measure_host, *models, calls)},
+        }
+        # Starts come first, before this process takes the device's memory.
+        first = {"starts": partial(measure_starts, *models, starts)} if "startup" in parts else {}
+        chosen = (found[part] for part in found if part in parts)
+        for name, measure in chain(first.items(), *(part.items() for part in chosen)):
             if name not in done:
                 run.add([{"part": name} | row for row in measure()], [])
             run.write(*latency_tables(preset, run.rows, config.papers))
-
-
-def measures(
-    config: LatencyConfig,
-    parts: Sequence[Part],
-    batches: Sequence[int],
-    views: Sequence[int],
-    captioners: Sequence[str],
-    rules: Sequence[str],
-    starts: int,
-    calls: int,
-) -> dict[str, Callable[[], Sequence[Record]]]:
-    """Return the measurements by name, in order; the rows of one are saved together."""
-    models = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")
-    pair = Pair(config)
-    found: dict[str, dict[str, Callable[[], Sequence[Record]]]] = {
-        "passes": {"passes": partial(measure_passes, pair)},
-        "images": {"images": partial(measure_images, pair)},
-        "captions": {
-            f"captions, {text}": partial(measure_captions, text, config.images, config.repeats)
-            for text in captioners
-        },
-        "forced": {
-            f"forced, B={b}, R={r}": partial(measure_forced, pair, b, r)
-            for b in batches
-            for r in views
-        },
-        "mixtures": {
-            f"mixtures, B={b}": partial(measure_mixtures, pair, rules, b) for b in batches
-        },
-        "flops": {"flops": partial(count_flops, config)},
-        "startup": {"host": partial(measure_host, *models, calls)},
-    }
-    # Before this process takes the device's memory.
-    first = {"starts": partial(measure_starts, *models, starts)} if "startup" in parts else {}
-    return first | {
-        name: measure for part in found if part in parts for name, measure in found[part].items()
-    }
 
 
 if __name__ == "__main__":

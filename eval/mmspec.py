@@ -31,7 +31,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eval.lib.command_line import names_preset_of, parse_command
-from eval.lib.comparison import first_prompt, next_prompt, row_engines
+from eval.lib.comparison import first_prompt, next_prompt
 from eval.lib.config import EvalConfig
 from eval.lib.loading import load_models
 from eval.lib.mmspec_files import BASELINE, SHOWN, Turn, answer_row, summary_csv, summary_rows
@@ -68,8 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Answers MMSpec's conversations with and without the draft.
 
     Every turn follows the method's own answers to earlier turns, as in MMSpec; greedy answers are
-    the
-    target's, whichever draft is used.
+    the target's, whichever draft is used.
     """
     if names_preset_of(RecordedConfig, args):
         replay_recorded(args)
@@ -77,11 +76,10 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     config = replace(config, sets=(MMSPEC,), turns=(1,))
     with Run(preset, vars(config) | vars(options), options.out) as run:
-        target, draft, captioner = load_models(config)
+        models = load_models(config)
         samples = config.samples(MMSPEC)
-        engines = {BASELINE: engine_of(target, None, config.plain())} | row_engines(
-            config, target, draft, captioner
-        )
+        plain = engine_of(models.target, None, config.plain())
+        engines = {BASELINE: plain} | models.engines(config)
         run.restore(("method",))
         answers: dict[str, list[tuple[Sample, list[Turn]]]] = {}
         known = {sample.id: sample for sample in samples}
@@ -99,11 +97,7 @@ def main(args: Sequence[str] | None = None) -> None:
                     part = converse(config, engine, samples[start : start + PART])
                     done += part
                     run.records += [
-                        {
-                            "method": method,
-                            "sample": sample.id,
-                            "turns": [vars(turn) for turn in turns],
-                        }
+                        {"method": method, "sample": sample.id, "turns": list(map(vars, turns))}
                         for sample, turns in part
                     ]
                     name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
@@ -150,26 +144,20 @@ def converse(
             if depth == 0:
                 asked[i] = first_prompt(engine.encoder, samples[i])
             else:
-                asked[i] = next_prompt(
-                    engine.encoder, asked[i], said[i], samples[i].turns[depth][0], samples[i]
-                )
-        results = engine.generate(
-            [
-                Request(asked[i], config.max_new_tokens, config.temperature, seed=config.seed + i)
-                for i in open_
-            ]
-        )
-        said = dict(zip(open_, results, strict=True))
+                asked[i] = next_prompt(engine.encoder, asked[i], said[i], samples[i])
+        requests = [
+            Request(asked[i], config.max_new_tokens, config.temperature, seed=config.seed + i)
+            for i in open_
+        ]
+        said = dict(zip(open_, engine.generate(requests), strict=True))
         for i, result in said.items():
             answered[i][1].append(_turn(result, engine))
     return answered
 
 
 def _turn(result: Result, engine: Engine) -> Turn:
-    drafts, timed = (
-        engine.assembly.program.drafts,
-        not isinstance(engine.assembly.lead, RecordedTarget),
-    )
+    drafts = engine.assembly.program.drafts
+    timed = not isinstance(engine.assembly.lead, RecordedTarget)
     return Turn(
         text=result.text,
         tokens=result.tokens,

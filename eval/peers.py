@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,7 +31,7 @@ import tyro
 from tqdm import tqdm
 
 from eval.lib.comparison import first_prompt
-from eval.lib.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, Timed, measure, ours, theirs
+from eval.lib.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, measure, ours, theirs
 from eval.lib.report import Run, results_folder
 from eval.lib.sets import evaluation_set
 from eval.lib.synthetic import synthetic_model
@@ -165,16 +164,14 @@ def notes(
 def summaries(rows: Sequence[Record]) -> list[Record]:
     """Return a row for each method that ran on all prompts."""
     prompts = {row["prompt"] for row in rows}
-    found: dict[str, list[Timed]] = {}
+    found: dict[str, list[Record]] = {}
     for row in rows:
-        timed: dict[str, Any] = {field.name: row[field.name] for field in fields(Timed)}
-        timed["tokens"] = tuple(row["tokens"])
-        found.setdefault(row["method"], []).append(Timed(**timed))
+        found.setdefault(row["method"], []).append(row)
     whole = {name: answers for name, answers in found.items() if len(answers) == len(prompts)}
     return [summary(name, answers, whole.get(PLAIN)) for name, answers in whole.items()]
 
 
-def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+def cells(rows: Sequence[Record]) -> list[list[str]]:
     """Return the table's lines; a ratio is `-` if the method that it compares with failed."""
     lines = []
     for row in rows:
@@ -224,18 +221,25 @@ def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
     return prompts
 
 
-def summary(name: str, runs: list[Timed], reference: list[Timed] | None) -> dict[str, Any]:
+def summary(name: str, runs: list[Record], reference: list[Record] | None) -> Record:
     """Return rates over all prompts; identity is None without a reference."""
-    count = sum(len(run.tokens) for run in runs)
-    same = None if reference is None else [a.tokens == b.tokens for a, b in zip(runs, reference)]
+
+    def total(field: str) -> float:
+        return sum(run[field] for run in runs)
+
+    answers = [list(run["tokens"]) for run in runs]
+    count, same = sum(map(len, answers)), None
+    if reference is not None:
+        pairs = zip(answers, reference, strict=True)
+        same = float(np.mean([answer == list(other["tokens"]) for answer, other in pairs]))
     return {
         "method": name,
         "tokens": count,
-        "tokens_per_second": count / sum(run.seconds for run in runs),
-        "decode_tokens_per_second": (count - len(runs)) / sum(run.decode_seconds for run in runs),
-        "cpu_ms_per_token": 1e3 * sum(run.cpu_seconds for run in runs) / count,
-        "tokens_per_target_call": count / sum(run.target_calls for run in runs),
-        "token_identity_rate": None if same is None else float(np.mean(same)),
+        "tokens_per_second": count / total("seconds"),
+        "decode_tokens_per_second": (count - len(runs)) / total("decode_seconds"),
+        "cpu_ms_per_token": 1e3 * total("cpu_seconds") / count,
+        "tokens_per_target_call": count / total("target_calls"),
+        "token_identity_rate": same,
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from jaxspec.config import (
     text_config,
 )
 from jaxspec.config.schema import WHOLE, check_fields
+from jaxspec.data.images import Picture
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
@@ -43,6 +44,9 @@ from jaxspec.prompts.views import View
 from jaxspec.runtime import setup_runtime
 from jaxspec.sharding import mesh_of, put, shardings, small_sharding
 from jaxspec.typing import Params
+
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor, PreTrainedTokenizerBase
 
 SPARE_TOKENS = 64
 """Number of added and padding tokens that only one of target and draft may have."""
@@ -63,8 +67,8 @@ class LoadedModel:
 
     config: ModelConfig
     params: Params
-    tokenizer: Any
-    image_processor: Any
+    tokenizer: PreTrainedTokenizerBase
+    image_processor: BaseImageProcessor | None
     """None for text models."""
     report: huggingface.LoadReport | None = None
     """Report of the reading; None for models that were not read from files."""
@@ -240,7 +244,7 @@ def image_inputs(
     return out
 
 
-def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:
+def image_tiles(model: LoadedModel | None, prompt: Prompt[Picture], buckets: Sequence[int]) -> int:
     """Return the bucket for the tiles of a prompt's images in a model; 0 without a model."""
     if model is None:
         return 0
@@ -265,7 +269,8 @@ def same_images(target: LoadedModel, draft: LoadedModel) -> bool:
         return False
     if type(target.images) is not type(draft.images):
         return False
-    return target.image_processor.to_dict() == draft.image_processor.to_dict()
+    ours, theirs = target.image_processor, draft.image_processor
+    return ours is not None and theirs is not None and ours.to_dict() == theirs.to_dict()
 
 
 def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
@@ -297,7 +302,12 @@ def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
         )
 
 
-def check_words(tokenizer: Any, other: Any, name: str = "draft", whose: str = "the target") -> None:
+def check_words(
+    tokenizer: PreTrainedTokenizerBase,
+    other: PreTrainedTokenizerBase,
+    name: str = "draft",
+    whose: str = "the target",
+) -> None:
     """Refuse another tokeniser whose ids mean other words than the first one's.
 
     One id may mean different added tokens, such as padding, which no model writes.

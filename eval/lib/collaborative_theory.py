@@ -52,8 +52,7 @@ def alternating_calls(alphas: Sequence[float], gammas: Sequence[int], first: int
     """Return the calls of `Alternating`, exactly: the stationary law of its turns.
 
     Between two rejections the turns go round the ring of M models. The first M - 1 turns only fill
-    the
-    ring; each later turn scores and verifies the run of the model after it, and continues with
+    the ring; each later turn scores and verifies the run of the model after it, and continues with
     probability alpha^gamma. Passes and tokens between rejections are therefore geometric sums over
     rounds, and by renewal their ratio is the long-run ratio.
 
@@ -100,8 +99,7 @@ def parallel_speedup(costs: Sequence[float]) -> float:
     """Return the largest possible gain of standard decoding from one device per model.
 
     jaxspec does not build this: one compiled program runs the same code on all its devices, so
-    other
-    models would need programs of their own, and every token a round trip to the host.
+    other models would need programs of their own, and every token a round trip to the host.
     """
     return sum(costs) / max(costs)
 

@@ -15,16 +15,15 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.lib.config import EvalConfig
-from eval.lib.replay import RecordedTarget, engine_of
+from eval.lib.replay import RecordedTarget
 from eval.lib.tables import Record
 from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, first_line
-from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
 
@@ -44,18 +43,6 @@ class Group(NamedTuple):
     """Engines that failed, each with its `error`, instead of rows."""
 
 
-def row_engines(
-    config: EvalConfig,
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    captioner: Captioner | None = None,
-) -> dict[str, Engine]:
-    """Return the engines of the config's rows, by name."""
-    return {
-        row.name: engine_of(target, draft, config.engine(row), captioner) for row in config.rows
-    }
-
-
 def compare(
     config: EvalConfig, plain: Engine, engines: Mapping[str, Engine], before: Sequence[Record] = ()
 ) -> Iterator[Group]:
@@ -67,19 +54,15 @@ def compare(
     before = [row for row in before if row["gamma"] == config.gamma]
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
     done = [row.items() for row in before]
-    left = [
-        (place, part)
-        for place, part in config.parts()
-        if not any(place.items() <= row for row in done)
-    ]
+    left = [place for place in config.parts() if not any(place.items() <= row for row in done)]
     work = len(left) * (1 + len(engines)) * config.repeats
     with tqdm(
         total=work, unit="run", desc="block efficiency", delay=1, disable=process()[0] > 0
     ) as bar:
-        for place, part in left:
+        for place in left:
             bar.set_postfix_str(place["dataset"], refresh=False)
-            for _, prompts in each_turn(part, plain, place["dataset"]):
-                yield _group(config, plain, engines, place, prompts, passes, bar)
+            prompts = prompts_of(config, plain, place)
+            yield _group(config, plain, engines, place, prompts, passes, bar)
 
 
 def _group(
@@ -100,10 +83,10 @@ def _group(
     guarded = [_Guarded(engine) for engine in engines.values()]
     (reference, *answers), rates = interleaved([plain, *guarded], requests, config.repeats, bar)
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
-        engine = guard.engine
-        place = (
-            where | engine_fields(name, engine.config, config) | {"temperature": config.temperature}
-        )
+        engine, settings = guard.engine, guard.engine.config
+        assert isinstance(settings, EngineConfig)
+        place = where | engine_fields(name, settings, config)
+        place["temperature"] = config.temperature
         recorded = isinstance(engine.assembly.lead, RecordedTarget)
         if config.times and name not in passes and not recorded:
             found = guard.attempt(time_passes, engine, requests[: config.batch_size])
@@ -118,11 +101,11 @@ def _group(
             "samples": len(results),
             "token_identity_rate": None if config.temperature else float(np.mean(same)),
         }
-        if "C" in engine.config.views:
+        if "C" in (settings.views or ()):
             images = sum(len(prompt.images) for prompt in prompts)
             row["caption_ms_per_image"] = sum(r.caption_ms for r in results) / max(images, 1)
         if name in passes:
-            row |= _times(engine.config, row["tokens_per_pass"], results, passes[name])
+            row |= _times(settings, row["tokens_per_pass"], results, passes[name])
             row |= {
                 "decode_tokens_per_second": float(np.median(rates.loop[i])),
                 "plain_tokens_per_second": float(np.median(rates.loop[0])),
@@ -171,25 +154,20 @@ class _Guarded:
         return self.attempt(self.engine.generate, requests) or []
 
 
-def each_turn(
-    config: EvalConfig, plain: Engine, dataset: str
-) -> Iterator[tuple[int, list[Prompt]]]:
-    """Yield the prompts of each turn; the second follows the target's own answer to the first."""
-    encoder = plain.encoder
-    turns = config.turns_of(dataset)
-    if 1 in turns:
-        yield 1, [first_prompt(encoder, sample) for sample in config.samples(dataset)]
-    if 2 in turns:
-        samples = config.samples(dataset, turns=2)
-        first = [first_prompt(encoder, sample) for sample in samples]
-        answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
-        yield (
-            2,
-            [
-                next_prompt(encoder, p, a, s.turns[1][0], s)
-                for p, a, s in zip(first, answers, samples)
-            ],
-        )
+def prompts_of(config: EvalConfig, plain: Engine, place: Record) -> list[Prompt]:
+    """Return the prompts of one of `config.parts`.
+
+    Second turns follow the target's own answers to the first.
+    """
+    samples = config.samples(**place)
+    first = [first_prompt(plain.encoder, sample) for sample in samples]
+    if place["turn"] == 1:
+        return first
+    answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
+    return [
+        next_prompt(plain.encoder, prompt, answer, sample)
+        for prompt, answer, sample in zip(first, answers, samples, strict=True)
+    ]
 
 
 def first_prompt(encoder: PromptEncoder, sample: Sample, chat_template: bool = True) -> Prompt:
@@ -199,14 +177,11 @@ def first_prompt(encoder: PromptEncoder, sample: Sample, chat_template: bool = T
     return replace(write(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id)
 
 
-def next_prompt(
-    encoder: PromptEncoder, before: Prompt, answer: Result, asked: str, sample: Sample
-) -> Prompt:
+def next_prompt(encoder: PromptEncoder, before: Prompt, answer: Result, sample: Sample) -> Prompt:
     """Return the next turn after an answer, with the images that earlier turns have not shown."""
-    shown = len(before.images)
-    return encoder.follow_up(
-        before, answer.tokens, asked, sample.images[shown : shown + asked.count(PLACEHOLDER)]
-    )
+    asked, shown = sample.turns[before.turn][0], len(before.images)
+    images = sample.images[shown : shown + asked.count(PLACEHOLDER)]
+    return encoder.follow_up(before, answer.tokens, asked, images)
 
 
 def _times(

@@ -170,27 +170,33 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         """Return the decoding of the target alone."""
         return self.engine(replace(self.rows[0], views=(), weights=None))
 
-    def samples(self, name: str, turns: int = 1) -> Sequence[Sample]:
-        """Return the first `limit` samples of a set, with one turn or two."""
-        return evaluation_set(
-            name, self.limit, turns, self.follow_ups, self.places, images=self.images
-        )
+    def samples(
+        self, dataset: str, turn: int = 1, follow_up: str | None = None
+    ) -> Sequence[Sample]:
+        """Return the first `limit` samples of a set, with turns up to this one.
+
+        follow_up: Kind of all second turns; None lets the kinds of `follow_ups` take turns.
+        """
+        kinds = self.follow_ups if follow_up is None else (follow_up,)
+        return evaluation_set(dataset, self.limit, turn, kinds, self.places, images=self.images)
 
     def turns_of(self, name: str) -> tuple[int, ...]:
         """Return the turns of a set that are asked."""
         return tuple(turn for turn in self.turns if turn == 1 or name not in self.one_turn)
 
-    def parts(self) -> Iterator[tuple[dict[str, Any], EvalConfig]]:
-        """Yield the place in records and the configuration of each part measured together."""
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of `samples` for each part of the sets that is measured together.
+
+        They are also fields of the part's records.
+        """
         for name in self.sets:
             brings_turns = name == MMSPEC or name not in SETS
             for turn in self.turns_of(name):
-                place, part = {"dataset": name, "turn": turn}, replace(self, turns=(turn,))
+                place = {"dataset": name, "turn": turn}
                 if turn == 1 or not self.each_follow_up or brings_turns:
-                    yield place, part
-                    continue
-                for kind in self.follow_ups:
-                    yield place | {"follow_up": kind}, replace(part, follow_ups=(kind,))
+                    yield place
+                else:
+                    yield from (place | {"follow_up": kind} for kind in self.follow_ups)
 
     def __post_init__(self) -> None:
         self.check()

@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Protocol
 
 import numpy as np
 
@@ -22,24 +21,25 @@ STEPS = 10
 """Steps of the grid of weights that a learned mixture ranks."""
 
 
-class Source(Protocol):
+class Source:
     """A view of the next token, while one answer is replayed."""
+
+    counts: Counts
 
     def start(self, conversation: Conversation, turn: int) -> None:
         """Begin the answer of a turn, numbered from 0."""
-        ...
+        raise NotImplementedError
 
     def read(self, tokens: Sequence[int], start: int) -> None:
         """Learn from the tokens from `start` on, which the target has verified."""
-        ...
 
     def after(self, tokens: Sequence[int]) -> Distribution:
         """Return the distribution of the token after the prompt and part of the answer."""
-        ...
+        return self.counts.after(tokens)
 
 
 @dataclass
-class History:
+class History(Source):
     """N-grams of the prompt and of the answer so far."""
 
     order: int
@@ -51,12 +51,9 @@ class History:
     def read(self, tokens: Sequence[int], start: int) -> None:
         self.counts.add(tokens, start)
 
-    def after(self, tokens: Sequence[int]) -> Distribution:
-        return self.counts.after(tokens)
-
 
 @dataclass
-class Table:
+class Table(Source):
     """N-grams of the answers in the other folds, each with the end of its prompt as context."""
 
     conversations: Sequence[Conversation]
@@ -71,12 +68,6 @@ class Table:
                 for one in other.turns if other.fold != fold else ():
                     _add_answer(self.tables[fold], one)
         self.counts = self.tables[fold]
-
-    def read(self, tokens: Sequence[int], start: int) -> None:
-        """Learn nothing: the table is fixed."""
-
-    def after(self, tokens: Sequence[int]) -> Distribution:
-        return self.counts.after(tokens)
 
 
 @dataclass

@@ -119,14 +119,9 @@ def stage_times(rows: Sequence[Record]) -> Any:
     for y, name in enumerate(names):
         first = next(row for row in timed if row["row"] == name)
         drafting = first["gamma"] * first["draft_ms"]
-        axis.barh(y, drafting, color=COLOURS[0], label="draft" if y == 0 else None)
-        axis.barh(
-            y,
-            first["verify_ms"],
-            left=drafting,
-            color=COLOURS[2],
-            label="verify" if y == 0 else None,
-        )
+        labels = ("draft", "verify") if y == 0 else (None, None)
+        axis.barh(y, drafting, color=COLOURS[0], label=labels[0])
+        axis.barh(y, first["verify_ms"], left=drafting, color=COLOURS[2], label=labels[1])
     axis.axvline(timed[0]["target_ms"], color="black", linestyle=":", label="one plain target pass")
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()

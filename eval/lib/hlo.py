@@ -22,16 +22,8 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, 
 _OPERATION = re.compile(
     r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<kind>[\w\-]+)\("
 )
-_KERNELS = (
-    "fusion",
-    "custom-call",
-    "copy",
-    "transpose",
-    "sort",
-    "dot",
-    "convolution",
-    *COLLECTIVES,
-)
+_KERNELS = ("fusion", "custom-call", "copy", "transpose", "sort", "dot", "convolution")
+_KERNELS += COLLECTIVES
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.replay import PREFIX as REPLAY
-from eval.lib.replay import RecordedTarget
+from eval.lib.replay import RecordedTarget, engine_of
 from eval.lib.sets import MMSPEC
 from eval.lib.synthetic import PREFIX as SYNTHETIC
 from eval.lib.synthetic import parse_synthetic, synthetic_model
@@ -23,6 +24,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
 from jaxspec.data.rows import local_rows
 from jaxspec.decoding.captioners import captioner_lack, check_captioner, load_captioner
+from jaxspec.decoding.engine import Engine, EngineConfig
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
@@ -78,6 +80,22 @@ def _lacks_for(row: Variant) -> str | None:
     return None
 
 
+class Loaded(NamedTuple):
+    """The models of an evaluation."""
+
+    target: LoadedModel
+    draft: LoadedModel | None
+    captioner: Captioner | None
+
+    def engine(self, config: EngineConfig) -> Engine:
+        """Return an engine that drafts."""
+        return engine_of(self.target, self.draft, config, self.captioner)
+
+    def engines(self, config: EvalConfig) -> dict[str, Engine]:
+        """Return the engines of the config's rows, by name."""
+        return {row.name: self.engine(config.engine(row)) for row in config.rows}
+
+
 def load_model(
     name: str,
     dtype: str,
@@ -106,9 +124,7 @@ def load_model(
     )
 
 
-def load_models(
-    config: EvalConfig, views: Sequence[str] | None = None
-) -> tuple[LoadedModel, LoadedModel | None, Captioner | None]:
+def load_models(config: EvalConfig, views: Sequence[str] | None = None) -> Loaded:
     """Load the target, and the draft and captioner that the rows need, in the preset's dtype.
 
     Equal vision towers are held once. A target `replay:FILE` is a file of recorded answers. `views`
@@ -142,19 +158,13 @@ def load_models(
     if process()[0] == 0:
         print(f"target {config.target}\ndraft  {config.draft or head}", file=sys.stderr)
     if captioner is None:
-        return target, draft, None
-    return (
-        target,
-        draft,
-        load_captioner(captioner, jnp.dtype(config.dtype), share_tower_with=target),
-    )
+        return Loaded(target, draft, None)
+    writer = load_captioner(captioner, jnp.dtype(config.dtype), share_tower_with=target)
+    return Loaded(target, draft, writer)
 
 
 def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
     """Raise InputError for missing models, heads, captions and data, before anything is loaded."""
-    shown = [view for row in config.rows for view in prompt_views(parse_views(row.views))]
-    if not config.draft and shown:
-        raise InputError("draft: missing, and some rows need one; give --draft DIR")
     for place in filter(None, (config.target, config.draft)):
         if place.startswith(REPLAY):
             next(local_rows(Path(place.removeprefix(REPLAY))), None)

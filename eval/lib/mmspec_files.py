@@ -12,12 +12,7 @@ from jaxspec.data.samples import Sample
 
 BASELINE = "baseline"
 SHOWN = (
-    "method",
-    "group",
-    "n_turns",
-    "total_new_tokens",
-    "MAT",
-    "draft_accept_mean",
+    *("method", "group", "n_turns", "total_new_tokens", "MAT", "draft_accept_mean"),
     "speedup_paired",
 )
 SUMMARY = (

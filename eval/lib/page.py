@@ -77,27 +77,18 @@ def _samples(
         key = tuple(record.get(field) for field in ASKED)
         if key not in out:
             text, images = questions.get(key, ("", ()))
-            pictures = [_picture(image) for image in images]
-            out[key] = {
-                "dataset": key[0],
-                "sample": key[1],
-                "turn": key[2],
-                "question": text,
-                "images": pictures,
-            }
+            out[key] = dict(zip(("dataset", "sample", "turn"), key))
+            out[key] |= {"question": text, "images": [_picture(image) for image in images]}
             out[key]["rows"] = []
-        agree = trace["agree"]
+        views = record["views"]
+        fields = (trace[name] for name in ("pieces", "place", "agree", "weights"))
         tokens = [
-            (
-                piece,
-                token_class(place, agree[i]),
-                _tip(record["views"], place, agree[i], trace["weights"][i]),
-            )
-            for i, (piece, place) in enumerate(zip(trace["pieces"], trace["place"]))
+            (piece, token_class(place, agree), _tip(views, place, agree, weights))
+            for piece, place, agree, weights in zip(*fields, strict=True)
         ]
         length = record["tokens_per_pass"]
         out[key]["rows"].append(
-            {"name": record["row"], "views": record["views"], "tokens": tokens, "length": length}
+            {"name": record["row"], "views": views, "tokens": tokens, "length": length}
         )
     return list(out.values())
 

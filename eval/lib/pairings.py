@@ -9,9 +9,9 @@ separately: two methods answer all requests once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -34,7 +34,7 @@ from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.decoding.engine import Engine
-from jaxspec.decoding.engine_config import Method
+from jaxspec.decoding.engine_config import CollaborationConfig, Method
 from jaxspec.decoding.metrics import collaboration_metrics
 from jaxspec.decoding.requests import Request, Result, encode
 from jaxspec.errors import InputError
@@ -67,8 +67,7 @@ def measure(
     """Yield rows and records of each pairing and set that `before` lacks.
 
     If a pairing fails on a set, the others are still measured. Only one pairing's models are in
-    memory
-    at a time.
+    memory at a time.
     """
     loaded: dict[str, LoadedModel] = {}
     mesh = config.mesh(1)
@@ -195,16 +194,12 @@ class _Measurement:
             "alpha"
         ]
         alphas = [alpha or 0.0 for alpha in pooled]
-        widths = {name: _scoring_widths(program) for name, program in programs.items()}
-        times = time_members(
-            programs["CoS"], requests[0], [1, *(w for pair in widths.values() for w in pair)]
-        )
-        best = best_schedule(alphas, times[1], lengths=range(1, 7))
+        laws = {name: _law(program, alphas) for name, program in programs.items()}
+        pass_ms, scoring_ms = _pass_times(programs["CoS"], requests[0], laws)
+        best = best_schedule(alphas, pass_ms, lengths=range(1, 7))
         rows, records = [], []
         for name, program in programs.items():
             place = self.place(name, program)
-            calls = _predicted_calls(program, alphas)
-            scoring = [times[width][m] for m, width in enumerate(widths[name])]
             same = [a.tokens == b.tokens for a, b in zip(answers[name], answers["standard"])]
             here = [
                 place
@@ -220,14 +215,13 @@ class _Measurement:
                 | likely
                 | {
                     "samples": len(answers[name]),
-                    "pass_ms": times[1],
-                    "scoring_pass_ms": scoring,
-                    "calls_per_token_predicted": calls.total.tolist(),
-                    "speedup_predicted": speedup(calls, times[1]),
-                    "speedup_predicted_with_verify": speedup(calls, times[1], scoring),
-                    "speedup_parallel_at_most": parallel_speedup(times[1]),
+                    "pass_ms": pass_ms,
+                    "scoring_pass_ms": scoring_ms[name],
+                    "calls_per_token_predicted": laws[name].calls.total.tolist(),
+                    "speedup_parallel_at_most": parallel_speedup(pass_ms),
                     "best_schedule": vars(best),
-                    **_speeds(rates[name], rates["standard"]),
+                    **_predicted(laws[name], pass_ms, scoring_ms[name]),
+                    **_measured(rates[name], rates["standard"]),
                     "quality": mean(here, "quality"),
                     "token_identity_rate": float(np.mean(same))
                     if self.pairing.temperature == 0
@@ -249,11 +243,9 @@ class _Measurement:
             judged = list(here)[-1]
             requests, answers, rates = self.answers(programs, samples, [judged])
             combination = parse_combination(text, len(self.models))
-            widths = {gammas: _scoring_widths(programs[gammas]) for gammas in here}
-            times = time_members(
-                programs[judged], requests[0], [1, *(w for pair in widths.values() for w in pair)]
-            )
             alphas = references.alphas(combination, self.pairing.temperature)
+            laws = {gammas: _law(programs[gammas], alphas) for gammas in here}
+            pass_ms, scoring_ms = _pass_times(programs[judged], requests[0], laws)
             scores = [
                 {"quality": self.judge(s, a.text)}
                 for s, a in zip(samples, answers[judged], strict=True)
@@ -264,8 +256,6 @@ class _Measurement:
                 "quality": mean(scores, "quality"),
             }
             for gammas, point in here.items():
-                calls = alternating_calls(alphas, gammas, self.pairing.default_proposer)
-                scoring = [times[width][m] for m, width in enumerate(widths[gammas])]
                 rows.append(
                     self.place(SWEEP, programs[gammas])
                     | collaboration_metrics([a.stats for a in answers[gammas]])
@@ -275,9 +265,8 @@ class _Measurement:
                         "value": point.value,
                         "combination": text,
                         "samples": len(answers[gammas]),
-                        "speedup_predicted": speedup(calls, times[1]),
-                        "speedup_predicted_with_verify": speedup(calls, times[1], scoring),
-                        **_speeds(rates[gammas], rates["standard"]),
+                        **_predicted(laws[gammas], pass_ms, scoring_ms[gammas]),
+                        **_measured(rates[gammas], rates["standard"]),
                     }
                 )
         return rows
@@ -288,8 +277,7 @@ class _Measurement:
         """Return the requests, and each program's answers and speeds.
 
         Judged programs answer all requests, the others only the timed ones. Speeds are tokens a
-        second of
-        the loop and of whole calls, in the fastest run.
+        second of the loop and of whole calls, in the fastest run.
         """
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing
@@ -315,6 +303,7 @@ class _Measurement:
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that describe the run."""
         given, pairing = engine.config, self.pairing
+        assert isinstance(given, CollaborationConfig)
         return {
             "dataset": self.dataset,
             "turn": 1,
@@ -337,7 +326,7 @@ class _Measurement:
         }
 
 
-def _speeds(rates: Sequence[float], standard: Sequence[float]) -> Record:
+def _measured(rates: Sequence[float], standard: Sequence[float]) -> Record:
     """Return the speeds of loop and call, and both over those of standard decoding."""
     loop, call = rates
     return {
@@ -348,29 +337,44 @@ def _speeds(rates: Sequence[float], standard: Sequence[float]) -> Record:
     }
 
 
-def _scoring_widths(engine: Engine) -> list[int]:
-    """Return the number of tokens that each model reads in a scoring pass."""
-    _, gammas = engine.config.checked(len(engine.assembly.forms))
-    method = engine.config.method
-    if method == "alternating":
-        return [sum(gammas) - gamma + 1 for gamma in gammas]
-    run = (
-        1
-        if method == "standard"
-        else gammas[engine.config.default_proposer] + (method == "speculative")
-    )
-    return [run] * len(gammas)
+class _Law(NamedTuple):
+    """The theory of one program."""
+
+    calls: Calls
+    widths: list[int]
+    """Tokens that each model reads in a scoring pass."""
 
 
-def _predicted_calls(engine: Engine, alphas: Sequence[float]) -> Calls:
-    """Return the theory's calls at these mean acceptance rates."""
+def _law(engine: Engine, alphas: Sequence[float]) -> _Law:
+    """Return the theory of the engine's method at these mean acceptance rates."""
     config, models = engine.config, len(alphas)
+    assert isinstance(config, CollaborationConfig)
     _, gammas = config.checked(models)
+    first = config.default_proposer
     if config.method == "standard":
-        return Calls(np.ones(models), np.zeros(models))
+        return _Law(Calls(np.ones(models), np.zeros(models)), [1] * models)
     if config.method == "alternating":
-        return alternating_calls(alphas, gammas, config.default_proposer)
-    gamma, bonus = gammas[config.default_proposer], config.method == "speculative"
-    return one_proposer_calls(
-        alphas[config.default_proposer], gamma, models, config.default_proposer, bonus
-    )
+        widths = [sum(gammas) - gamma + 1 for gamma in gammas]
+        return _Law(alternating_calls(alphas, gammas, first), widths)
+    bonus = config.method == "speculative"
+    calls = one_proposer_calls(alphas[first], gammas[first], models, first, bonus)
+    return _Law(calls, [gammas[first] + bonus] * models)
+
+
+def _pass_times(
+    engine: Engine, request: Request, laws: Mapping[Any, _Law]
+) -> tuple[list[float], dict[Any, list[float]]]:
+    """Return the milliseconds of each model's pass over one token, and of its scoring passes."""
+    times = time_members(engine, request, {1, *(w for law in laws.values() for w in law.widths)})
+    scoring = {
+        name: [times[width][m] for m, width in enumerate(law.widths)] for name, law in laws.items()
+    }
+    return times[1], scoring
+
+
+def _predicted(law: _Law, pass_ms: Sequence[float], scoring_ms: Sequence[float]) -> Record:
+    """Return the speed-ups of the law, with the times of passes over one token and with all."""
+    return {
+        "speedup_predicted": speedup(law.calls, pass_ms),
+        "speedup_predicted_with_verify": speedup(law.calls, pass_ms, scoring_ms),
+    }

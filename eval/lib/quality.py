@@ -10,7 +10,7 @@ from typing import Any
 from eval.lib.programs import passes
 from jaxspec.data.benchmarks import BENCHMARKS
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError
+from jaxspec.errors import needing
 
 SHORT = {
     name for known in BENCHMARKS.values() if known.short for name in (known.name, known.synthetic)
@@ -116,16 +116,12 @@ def rouge_l(references: Sequence[str], answer: str) -> float:
 @cache
 def rouge_scorer() -> Any:
     """Return rouge-score's own; InputError where that is not installed."""
-    try:
+    with needing("quality: ROUGE", "quality"):
         from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise InputError(
-            "quality: rouge-score is not installed; pip install -e '.[quality]'"
-        ) from error
     return RougeScorer(["rougeL"], use_stemmer=True)
 
 
-def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -> float | None:
+def meteor(references: Sequence[str], answer: str) -> float | None:
     """Return nltk's METEOR, the best over the references; None without WordNet's files.
 
     nltk looks synonyms up by stem, so that those whose stem is no word count as different words.
@@ -133,16 +129,12 @@ def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -
     from nltk.corpus import wordnet
     from nltk.translate.meteor_score import meteor_score
 
-    if lexicon is None:
-        try:
-            wordnet.ensure_loaded()
-        except LookupError:
-            return None
-        lexicon = wordnet
+    try:
+        wordnet.ensure_loaded()
+    except LookupError:
+        return None
     return float(
-        meteor_score(
-            [_words(text).split() for text in references], _words(answer).split(), wordnet=lexicon
-        )
+        meteor_score([_words(text).split() for text in references], _words(answer).split())
     )
 
 

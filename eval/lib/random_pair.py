@@ -77,15 +77,15 @@ class Pair:
 
     @cached_property
     def target(self) -> LoadedModel:
-        return LoadedModel(
-            self.config.target, random_params(self.config.target, self.dtype), None, None
-        )
+        return self._random(self.config.target, 0)
 
     @cached_property
     def draft(self) -> LoadedModel:
-        return LoadedModel(
-            self.config.draft, random_params(self.config.draft, self.dtype, 1), None, None
-        )
+        return self._random(self.config.draft, 1)
+
+    def _random(self, config: ModelConfig, seed: int) -> LoadedModel:
+        params = random_params(config, self.dtype, seed)
+        return LoadedModel(config, params, None, None)  # pyright: ignore[reportArgumentType]
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -229,8 +229,7 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
     """Time a block by views and weighting, interleaved, in milliseconds.
 
     `share` is the time that the rule adds to a block of the same views with static weights, as a
-    share
-    of that block; `state_bytes` is the size of its state for each row.
+    share of that block; `state_bytes` is the size of its state for each row.
     """
     options = greedy(batch, pair.config.new)
     calls, found = {}, []
@@ -242,22 +241,13 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
             )
             calls[f"{views} {rule}"] = blocks(program, pair.params, state, options)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
-            found.append(
-                {
-                    "kind": "mixtures",
-                    "batch": batch,
-                    "views": views,
-                    "rule": rule,
-                    "state_bytes": size,
-                }
-            )
+            row = {"kind": "mixtures", "batch": batch, "views": views, "rule": rule}
+            found.append(row | {"state_bytes": size})
     ms = time_loops(calls, pair.config.repeats, f"mixtures, B = {batch}")
     for row in found:
-        block, plain, one = (
-            ms[key]
-            for key in (f"{row['views']} {row['rule']}", f"{row['views']} static", "1 static")
-        )
-        row |= {"block_ms": block, "share": block / plain - 1, "times_one_view": block / one}
+        block = ms[f"{row['views']} {row['rule']}"]
+        row |= {"block_ms": block, "share": block / ms[f"{row['views']} static"] - 1}
+        row |= {"times_one_view": block / ms["1 static"]}
     return found
 
 

@@ -75,22 +75,13 @@ def _published(
     name: str, by_sample: Mapping[str, Published], conversations: Sequence[Conversation]
 ) -> Counts:
     """Return the recorded counts of a method, on the turns that the replay uses."""
-    used = [
-        (one.id, counts)
-        for one in conversations
-        for i, turn in enumerate(one.turns)
-        if turn.exact
-        for counts in [_turn_of(by_sample[one.id], i)]
-    ]
-    found: dict[str, list[tuple[int, int]]] = {one.id: [] for one in conversations}
-    for sample, (new, passes, _) in used:
-        found[sample].append((new, passes))
-    same = float(np.mean([identical for _, (_, _, identical) in used]))
-    return Counts(NAMES.get(name, name), "recorded tree", found, same)
-
-
-def _turn_of(counts: Published, turn: int) -> tuple[int, int, bool]:
-    return counts.new_tokens[turn], counts.passes[turn], counts.identical[turn]
+    counts, same = {}, []
+    for one in conversations:
+        theirs = by_sample[one.id]
+        used = [i for i, turn in enumerate(one.turns) if turn.exact]
+        counts[one.id] = [(theirs.new_tokens[i], theirs.passes[i]) for i in used]
+        same += [theirs.identical[i] for i in used]
+    return Counts(NAMES.get(name, name), "recorded tree", counts, float(np.mean(same)))
 
 
 def rows_of(
@@ -143,15 +134,11 @@ def recorded_table(
     cells = []
     for name in dict.fromkeys(row["method"] for row in rows):
         by_topic = {row["topic"]: row for row in rows if row["method"] == name}
-        whole = by_topic[ALL]
-        same = whole["token_identity_rate"]
-        cells.append(
-            [name, whole["drafts"]]
-            + [number(by_topic[topic]["tokens_per_pass"]) for topic in topics[:1]]
-            + [f"{whole['low']:.2f} to {whole['high']:.2f}"]
-            + [number(by_topic[topic]["tokens_per_pass"]) for topic in topics[1:]]
-            + ["100%" if same is None else percent(same)]
-        )
+        whole, same = by_topic[ALL], by_topic[ALL]["token_identity_rate"]
+        first, *others = (number(by_topic[topic]["tokens_per_pass"]) for topic in topics)
+        interval = f"{whole['low']:.2f} to {whole['high']:.2f}"
+        identical = "100%" if same is None else percent(same)
+        cells.append([name, whole["drafts"], first, interval, *others, identical])
     turns = [turn for one in conversations for turn in one.turns]
     left_out = sum(not turn.exact for turn in turns)
     notes = [

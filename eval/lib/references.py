@@ -83,31 +83,18 @@ def _read(
 ) -> tuple[np.ndarray, np.ndarray]:
     encoder = engine.encoder
     prompts = [first_prompt(encoder, sample, chat_template) for sample in samples]
-    answers = [
-        np.asarray(
-            [*encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False), encoder.eos][
-                :most
-            ],
-            np.int32,
-        )
-        for s in samples
-    ]
+    given = [encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False) for s in samples]
+    answers = [np.asarray([*tokens, encoder.eos][:most], np.int32) for tokens in given]
     state = engine.prefill([Request(prompt, most) for prompt in prompts])
     padding = [np.zeros(0, np.int32)] * (state.count.shape[0] - len(answers))
     # The last token of the prompt is read again, for what follows it.
-    fed, length = pad_rows(
-        [np.asarray([p.tokens[-1], *a[:-1]]) for p, a in zip(prompts, answers, strict=True)]
-        + padding,
-        most,
-    )
+    fed = [np.asarray([p.tokens[-1], *a[:-1]]) for p, a in zip(prompts, answers, strict=True)]
+    tokens, length = pad_rows([*fed, *padding], most)
     real = np.arange(most) < length[:, None]
     targets, _ = pad_rows([*answers, *padding], most)
-    members = zip(
-        engine.assembly.program.members, engine.assembly.params["models"], state.target, strict=True
-    )
-    logits = [
-        np.asarray(_score(member, params, fed, cache))[real] for member, params, cache in members
-    ]
+    program, params = engine.assembly.program, engine.assembly.params["models"]
+    members = zip(program.members, params, state.target, strict=True)
+    logits = [np.asarray(_score(one, own, tokens, cache))[real] for one, own, cache in members]
     return np.stack(logits), targets[real]
 
 

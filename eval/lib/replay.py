@@ -190,11 +190,11 @@ class RecordedEngine(Engine):
 
     def __post_init__(self) -> None:
         # Answers belong to the rows of one batch, and caches hold nothing.
-        self.config = replace(
-            self.config or EngineConfig(), continuous_batching=False, growing_cache=False
-        )
+        given = self.config or EngineConfig()
+        self.config = replace(given, continuous_batching=False, growing_cache=False)
         super().__post_init__()
-        self.batcher = RecordedBatcher(self.batcher.assembly, self.config, self.batcher.captioner)
+        assert isinstance(self.config, EngineConfig)
+        self.batcher = RecordedBatcher(self.assembly, self.config, self.batcher.captioner)
         if self.assembly.program.drafts and not parse_weighting(self.config.weighting).hard_labels:
             raise InputError(
                 f"weighting {self.config.weighting}: learns from probabilities, and recorded "
@@ -291,4 +291,5 @@ def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -
             f"{row.place}: new_tokens {count!r}, and the draft's tokeniser makes {len(tokens)} of "
             "the text, or one more with EOS; use the target's tokeniser, or give token_ids"
         )
-    return tuple(tokens if len(tokens) == count else [*tokens, draft.tokenizer.eos_token_id])
+    end = draft.tokenizer.eos_token_id
+    return tuple(tokens if end is None or len(tokens) == count else [*tokens, end])

@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass
 from fnmatch import fnmatch
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 
+import jaxspec
+from eval.lib.figures import TITLES
 from eval.lib.tables import Record, Table, failures, markdown, show
 from jaxspec.cluster import on_first, process
 from jaxspec.errors import InputError, reading
@@ -41,21 +43,11 @@ from jaxspec.files import (
     writing,
 )
 
-PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
-FIGURES = (
-    "block_efficiency acceptance_by_position stage_times weight_trajectory overlap "
-    "accepted_over_time sweep"
-)
+PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
 FILES = (
-    *[
-        "results.json",
-        "records.jsonl",
-        "table.md",
-        "report.html",
-        "summary.csv",
-        "*-temperature-*.jsonl",
-    ],
-    *(f"{name}.png" for name in FIGURES.split()),
+    *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv"),
+    "*-temperature-*.jsonl",
+    *(f"{name}.png" for name in (*TITLES, "sweep")),
 )
 """Files of a run, which the next run with the same options replaces."""
 
@@ -126,8 +118,7 @@ class Run:
         measured again.
 
         Raises InputError for results of another device, whose speeds do not belong in one table,
-        and for
-        files that cannot be read.
+        and for files that cannot be read.
         """
         self.rows = on_first(lambda: self._restored(group))
 
@@ -197,7 +188,7 @@ def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {"jaxspec": jaxspec.__version__} | {name: version(name) for name in PACKAGES},
         "git": _git(),
     }
 
@@ -212,8 +203,7 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
     """Make the folder that a run writes into until `finish`.
 
     Raises InputError if `out` cannot be written, or holds results of other options (a trial's
-    results
-    are replaced).
+    results are replaced).
     """
     out = Path(os.path.abspath(out))
     fresh = out.with_name(f"{out.name}.unfinished")
@@ -311,13 +301,6 @@ def _processor() -> str:
         ", ".join(f"{word}{known[name]}" for name, word in names.items() if name in known)
         or platform.machine()
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _git() -> str | None:

@@ -14,8 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
-from jaxspec.data.rows import local_rows
-from jaxspec.data.samples import Sample, own_sample, own_samples
+from jaxspec.data.samples import Sample, own_samples
 from jaxspec.errors import InputError, nearest
 from picturebook import FOLLOW_UPS, SYNTHETIC_SETS, test_set
 
@@ -74,11 +73,9 @@ def evaluation_set(
     check_names((name,), tuple(data))
     if name in SYNTHETIC_SETS:
         return test_set(name, limit, turns, kinds)
+    if name == MMSPEC and name not in data:
+        raise InputError(f"set {MMSPEC}: no data; give its prompt file with --data {MMSPEC}=PATH")
     if name == MMSPEC:
-        if name not in data:
-            raise InputError(
-                f"set {MMSPEC}: no data; give its prompt file with --data {MMSPEC}=PATH"
-            )
         return _with_turns(read_prompts(data[name]), name, turns, limit)
     if name not in BENCHMARKS:
         return _with_turns(own_samples(name, data[name], images), name, turns, limit)
@@ -97,10 +94,8 @@ def evaluation_set(
 
 
 def read_prompts(path: Path) -> Iterator[Sample]:
-    """Yield the conversations of an MMSpec file: {id, image, turns, category, topic}."""
-    for row in local_rows(path):
-        labels = tuple((name, str(row.values.get(name, ""))) for name in ("topic", "category"))
-        yield replace(own_sample("mmspec", row), labels=labels)
+    """Return the conversations of an MMSpec file: {id, image, turns, category, topic}."""
+    return own_samples(MMSPEC, path, labels=("topic", "category"))
 
 
 def remarks(names: Sequence[str]) -> list[str]:

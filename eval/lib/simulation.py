@@ -19,8 +19,9 @@ import numpy as np
 from flax import struct
 from tqdm import tqdm
 
-from eval.lib.comparison import GROUP, each_turn
+from eval.lib.comparison import GROUP, prompts_of
 from eval.lib.config import EvalConfig, Variant
+from eval.lib.loading import Loaded
 from eval.lib.replay import RecordedTarget
 from eval.lib.tables import Record
 from jaxspec.cluster import map_over_processes
@@ -39,7 +40,6 @@ from jaxspec.models.head_slots import HeadRows, head_rows
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import corrected, joined
 from jaxspec.models.vocabulary import fill_vocabulary
-from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import Showing, prompt_row, stack_rows, which_image
 from jaxspec.prompts.views import VIEWS, parse_views, prompt_views
@@ -73,14 +73,12 @@ class Recording(struct.PyTreeNode):
         return (place > 0) & (place < self.length[:, None])
 
 
-def measure_regret(
-    config: EvalConfig, target: LoadedModel, draft: LoadedModel | None, captioner: Captioner | None
-) -> tuple[list[Record], list[Record]]:
+def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], list[Record]]:
     """Measure losses, regrets and tokens a pass of the rows that mix views, at temperature 0.
 
     Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer.
     """
-    if isinstance(target, RecordedTarget):
+    if isinstance(models.target, RecordedTarget):
         raise InputError(f"regret: {config.target} has no probabilities; give a model as --target")
     mixing = [
         row
@@ -91,37 +89,33 @@ def measure_regret(
     ]
     if not mixing:
         raise InputError("regret: no row mixes views in a chain; choose another preset or --rows")
-    plain = Engine(target, None, config.plain())
+    plain = Engine(models.target, None, config.plain())
     rows: list[Record] = []
     records: list[Record] = []
     parts = list(config.parts())
     with tqdm(total=len(parts), unit="set", desc="regret", delay=1) as bar:
-        for where, part in parts:
-            for _, prompts in each_turn(part, plain, where["dataset"]):
-                requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
-                answers = [result.tokens for result in plain.generate(requests)]
-                for views in dict.fromkeys(row.views for row in mixing):
-                    some = [row for row in mixing if row.views == views]
-                    engine = Engine(
-                        target, draft, config.engine(Variant("views", views)), captioner
-                    )
-                    found = map_over_processes(
-                        partial(_replayed, config, engine, some),
-                        list(zip(requests, answers, strict=True)),
-                    )
-                    for row, sums in zip(some, zip(*found, strict=True), strict=True):
-                        place = where | {"row": row.name, "views": list(views)}
-                        place |= {
-                            "weighting": str(parse_weighting(row.weighting)),
-                            "gamma": config.gamma,
-                        }
-                        pooled = {name: sum((one[name] for one in sums), 0.0) for name in sums[0]}
-                        rows.append(place | {"samples": len(prompts)} | _per_token(pooled))
-                        records += [
-                            place | {"sample": prompt.sample} | _per_token(one)
-                            for prompt, one in zip(prompts, sums, strict=True)
-                        ]
-                bar.update()
+        for where in parts:
+            prompts = prompts_of(config, plain, where)
+            requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
+            answers = [result.tokens for result in plain.generate(requests)]
+            for views in dict.fromkeys(row.views for row in mixing):
+                some = [row for row in mixing if row.views == views]
+                engine = models.engine(config.engine(Variant("views", views)))
+                found = map_over_processes(
+                    partial(_replayed, config, engine, some),
+                    list(zip(requests, answers, strict=True)),
+                )
+                for row, sums in zip(some, zip(*found, strict=True), strict=True):
+                    rule = str(parse_weighting(row.weighting))
+                    place = where | {"row": row.name, "views": list(views)}
+                    place |= {"weighting": rule, "gamma": config.gamma}
+                    pooled = {name: sum((one[name] for one in sums), 0.0) for name in sums[0]}
+                    rows.append(place | {"samples": len(prompts)} | _per_token(pooled))
+                    records += [
+                        place | {"sample": prompt.sample} | _per_token(one)
+                        for prompt, one in zip(prompts, sums, strict=True)
+                    ]
+            bar.update()
     return rows, records
 
 
@@ -261,31 +255,28 @@ def predict_heads(
     found = {}
     parts = list(config.parts())
     with tqdm(total=len(parts) * (1 + len(heads)), unit="run", desc="predicting", delay=1) as bar:
-        for place, part in parts:
-            for _, prompts in each_turn(part, plain, place["dataset"]):
-                answers = plain.generate(
-                    [Request(prompt, config.max_new_tokens) for prompt in prompts]
+        for place in parts:
+            prompts = prompts_of(config, plain, place)
+            answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in prompts])
+            bar.update()
+            answered = [
+                (prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)
+            ]
+            for name, head in heads.items():
+                head.config.check_gamma(max(gammas))
+                agrees = map_over_processes(
+                    lambda some, head=head: [
+                        head_agreement(plain.assembly.lead, head, *one, max(gammas)) for one in some
+                    ],
+                    answered,
                 )
+                for gamma in gammas:
+                    steps, emitted = np.sum(
+                        [count_blocks(steps, gamma) for steps in agrees], axis=0
+                    ).tolist()
+                    where = place | {"gamma": gamma}
+                    found[*map(where.get, GROUP), name] = emitted / steps if steps else None
                 bar.update()
-                answered = [
-                    (prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)
-                ]
-                for name, head in heads.items():
-                    head.config.check_gamma(max(gammas))
-                    agrees = map_over_processes(
-                        lambda some, head=head: [
-                            head_agreement(plain.assembly.lead, head, *one, max(gammas))
-                            for one in some
-                        ],
-                        answered,
-                    )
-                    for gamma in gammas:
-                        steps, emitted = np.sum(
-                            [count_blocks(steps, gamma) for steps in agrees], axis=0
-                        ).tolist()
-                        where = place | {"gamma": gamma}
-                        found[*map(where.get, GROUP), name] = emitted / steps if steps else None
-                    bar.update()
     return found
 
 

@@ -54,6 +54,7 @@ def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
     config: LlavaConfig = preset.draft if role == "draft" else preset.target
     mini = LoadedModel.load(ASSETS / "mini" / "target")
     assert isinstance(mini.config, LlavaConfig)
+    assert mini.image_processor is not None
     config = replace(config, image_token_index=mini.config.image_token_index)
     side = config.vision_config.image_size
     size = {"size": {"shortest_edge": side}, "crop_size": side}

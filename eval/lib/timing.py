@@ -7,7 +7,7 @@ for a copy of the cache. A decode loop pays neither, so each pass is timed in a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,8 +37,7 @@ def time_loops(
     """Return the least milliseconds of each call; calls are interleaved, to share the machine.
 
     Other processes can only add time, so the least is the best estimate; on an idle machine it is
-    close
-    to the median.
+    close to the median.
 
     Args:
       name: Name of the progress bar, whose first round compiles; None shows no bar.
@@ -128,7 +127,7 @@ class Rates(NamedTuple):
 
 
 def interleaved(
-    programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: tqdm | None = None
+    programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: tqdm
 ) -> tuple[list[list[Result]], Rates]:
     """Run engines on the same requests by turns, so that other load slows all of them equally.
 
@@ -149,8 +148,7 @@ def interleaved(
             rates.loop[i, run] = sum(r.stats.emitted for r in done) / max(decode, 1e-12)
             rates.call[i, run] = sum(len(r.tokens) for r in done) / max(prefill + decode, 1e-12)
             answers.append(done)
-            if bar is not None:
-                bar.update()
+            bar.update()
     return answers, rates
 
 
@@ -177,16 +175,9 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     program = engine.assembly.program
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
-    target = Passes(
-        program.target.extend, engine.assembly.params["target"], state.target, len(state.count)
-    )
-    draft = Passes(
-        program.drafter.extend,
-        engine.assembly.params,
-        state.drafter,
-        len(state.count),
-        place_drafter,
-    )
+    params, rows = engine.assembly.params, len(state.count)
+    target = Passes(program.target.extend, params["target"], state.target, rows)
+    draft = Passes(program.drafter.extend, params, state.drafter, rows, place_drafter)
     calls = {
         "draft_ms": draft.over(-(-program.drafter.reads // program.drafter.gamma)),
         "target_ms": target.over(1),
@@ -214,7 +205,7 @@ def predicted_speedup(
 
 
 def time_members(
-    engine: Engine, request: Request, widths: Sequence[int], repeats: int = 10
+    engine: Engine, request: Request, widths: Collection[int], repeats: int = 10
 ) -> dict[int, list[float]]:
     """Time a pass of each model over so many tokens after the prompt, in milliseconds."""
     state = engine.prefill([request])
@@ -222,13 +213,9 @@ def time_members(
         Passes(form.model.model.extend, form.model.params, cache, len(cache.length))
         for form, cache in zip(engine.assembly.forms, state.target, strict=True)
     ]
-    calls = {
-        f"{width} {m}": model.over(width)
-        for width in set(widths)
-        for m, model in enumerate(members)
-    }
+    calls = {f"{width} {m}": one.over(width) for width in widths for m, one in enumerate(members)}
     found = time_loops(calls, repeats)
-    return {width: [found[f"{width} {m}"] for m in range(len(members))] for width in set(widths)}
+    return {width: [found[f"{width} {m}"] for m in range(len(members))] for width in widths}
 
 
 @dataclass(frozen=True)
@@ -253,24 +240,20 @@ def measure_roofline(dtype: jnp.dtype, megabytes: int, side: int, repeats: int =
     width = 1024
     depth = megabytes * 2**20 // (width * dtype.itemsize)
     matrix, square = jnp.ones((depth, width), dtype) / depth, jnp.ones((side, side), dtype) / side
-    # What each probe does again and again: to x, with another array.
-    steps = {
-        "copy": lambda x, _: x + 1,
-        "read": lambda x, y: x + (x @ y).max(),
-        "matmul": lambda x, y: x @ y,
+    # What each probe does again and again, to which array, and with which other one.
+    probes = {
+        "copy": (lambda x, _: x + 1, jnp.ones((depth, width), dtype), square[0]),
+        "read": (lambda x, y: x + (x @ y).max(), jnp.ones((1, depth), dtype), matrix),
+        "matmul": (lambda x, y: x @ y, square + 0, square),
     }
-    state = {
-        "copy": jnp.ones((depth, width), dtype),
-        "read": jnp.ones((1, depth), dtype),
-        "matmul": square + 0,
-    }
-    others = {"copy": square[0], "read": matrix, "matmul": square}
+    state = {name: begin for name, (_, begin, _) in probes.items()}
 
     def call(name: str, times: int) -> Array:
-        state[name] = _run_probe(steps[name], state[name], others[name], times)
+        step, _, other = probes[name]
+        state[name] = _run_probe(step, state[name], other, times)
         return state[name]
 
-    ms = time_loops({name: partial(call, name) for name in steps}, repeats, "roofline")
+    ms = time_loops({name: partial(call, name) for name in probes}, repeats, "roofline")
     size = depth * width * dtype.itemsize
     return Roofline(
         2 * size / ms["copy"] / 1e6, size / ms["read"] / 1e6, 2 * side**3 / ms["matmul"] / 1e9

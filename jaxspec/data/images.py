@@ -7,7 +7,6 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -63,13 +62,13 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
 class Picture:
     """Hold an image of known size, whose pixels are decoded when a batch reads them."""
 
-    source: Any
+    source: Pixels
     height: int
     width: int
 
     @classmethod
-    def of(cls, image: Any) -> Picture:
-        """Return the picture of anything that `to_rgb` takes, checked without decoding."""
+    def of(cls, image: ImageSource) -> Picture:
+        """Return the picture of an image, checked without decoding."""
         if isinstance(image, Picture):
             return image
         if isinstance(image, str | Path):
@@ -86,6 +85,12 @@ class Picture:
         return to_rgb(self.source)
 
 
+Pixels = StoredImage | Image.Image | np.ndarray
+"""What `to_rgb` takes: arrays are uint8 [Y, X, 3]."""
+ImageSource = Pixels | Picture | str | Path
+"""What a request takes: pixels, or a file's name."""
+
+
 def image_hash(image: Image.Image) -> str:
     """Return SHA-256 (hex) of "WIDTHxHEIGHT:" and an RGB image's bytes, row by row."""
     return hashlib.sha256(f"{image.width}x{image.height}:".encode() + image.tobytes()).hexdigest()
@@ -97,7 +102,7 @@ MOST_PIXELS = 89_478_485
 """Above these, 89 million, Pillow warns of decompression bombs."""
 
 
-def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
+def to_rgb(image: Pixels, name: str = "given in memory") -> Image.Image:
     """Return a PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image.
 
     Raises InputError for other arrays, empty images, pixels without a known range, over 89 million

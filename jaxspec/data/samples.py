@@ -48,11 +48,14 @@ class Sample:
     """Further columns of the sample, such as MMSpec's topic and category."""
 
 
-def own_samples(name: str, path: Path, images: Path | None = None) -> Iterator[Sample]:
+def own_samples(
+    name: str, path: Path, images: Path | None = None, labels: tuple[str, ...] = ()
+) -> Iterator[Sample]:
     """Yield the conversations of a file, as the set `name`.
 
     Args:
       images: Folder of the images; None means the file's folder, or `images/` in it.
+      labels: Further columns to keep, as text; a row without one has an empty label.
 
     Raises InputError, naming file and line, for a row in another form.
     """
@@ -62,7 +65,8 @@ def own_samples(name: str, path: Path, images: Path | None = None) -> Iterator[S
         )
     known: dict[str, str] = {}
     for row in local_rows(path):
-        sample = own_sample(name, row if images is None else replace(row, folder=images))
+        row = row if images is None else replace(row, folder=images)
+        sample = own_sample(name, row, labels)
         if (first := known.setdefault(sample.id, row.place)) != row.place:
             raise InputError(
                 f"{row.place}: id {sample.id!r} is at {first} already; give each its own"
@@ -70,8 +74,8 @@ def own_samples(name: str, path: Path, images: Path | None = None) -> Iterator[S
         yield sample
 
 
-def own_sample(name: str, row: DataRow) -> Sample:
-    """Return the conversation that a row holds."""
+def own_sample(name: str, row: DataRow, labels: tuple[str, ...] = ()) -> Sample:
+    """Return the conversation that a row holds; `labels` are further columns to keep."""
     values, turns = row.values, row.values.get("turns")
     identity, one, many = (values.get(column) for column in ("id", "image", "images"))
     with located(row.place):
@@ -93,7 +97,9 @@ def own_sample(name: str, row: DataRow) -> Sample:
                 f"'reference' is {right!r:.60}; give a text, or a list of {len(turns)}, one a turn"
             )
         asked = place_in_turns(turns, len(images))
-    return Sample(str(identity), name, tuple(images), tuple(zip(asked, answers, strict=True)))
+    kept = tuple((column, str(values.get(column, ""))) for column in labels)
+    dialogue = tuple(zip(asked, answers, strict=True))
+    return Sample(str(identity), name, tuple(images), dialogue, labels=kept)
 
 
 def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:

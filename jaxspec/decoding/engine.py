@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from jax.sharding import Mesh
@@ -34,6 +34,8 @@ from jaxspec.prompts.views import needs_captioner, parse_views
 
 __all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Request", "Result"]
 
+Config = TypeVar("Config", EngineConfig, CollaborationConfig)
+
 
 @dataclass
 class Engine:
@@ -56,37 +58,32 @@ class Engine:
 
     target: LoadedModel | Sequence[LoadedModel]
     draft: LoadedModel | None = None
-    config: Any = None
+    config: EngineConfig | CollaborationConfig | None = None
     captioner: Captioner | None = None
 
     def __post_init__(self) -> None:
-        alone = isinstance(self.target, LoadedModel)
-        models = [self.target] if alone else self.target
+        models = [self.target] if isinstance(self.target, LoadedModel) else self.target
         if not isinstance(models, Sequence) or not all(isinstance(m, LoadedModel) for m in models):
             raise InputError(f"target: {self.target!r:.60}; give what LoadedModel.load returns")
         if not isinstance(self.draft, LoadedModel | None):
             kind = type(self.draft).__name__
             raise InputError(f"draft: {kind}; give a LoadedModel, and options as config=...")
-        if self.config is not None and not isinstance(
-            self.config, EngineConfig if alone else CollaborationConfig
-        ):
-            kind = "an EngineConfig for one target" if alone else "a CollaborationConfig for a list"
-            raise InputError(f"config: {type(self.config).__name__}; give {kind}")
         captioner = None
         if isinstance(self.target, LoadedModel):
-            config = self.config or EngineConfig()
+            config = _checked(self.config, EngineConfig, "an EngineConfig for one target")
             views = chosen_views(self.target, self.draft, config.views)
-            self.config = replace(config, views=views)
-            assembly = speculation(self.target, self.draft, self.config)
+            config = replace(config, views=views)
+            assembly = speculation(self.target, self.draft, config)
             if views and needs_captioner(parse_views(views), self.captioner):
                 captioner = self.captioner
         else:
+            kind = "a CollaborationConfig for a list"
+            config = _checked(self.config, CollaborationConfig, kind)
             if self.draft is not None:
                 raise InputError("draft: collaborating models need none; leave it out")
-            self.config = self.config or CollaborationConfig()
-            assembly = collaboration(self.target, self.config)
-        self.assembly = assembly
-        self.batcher = Batcher(assembly, self.config, captioner)
+            assembly = collaboration(self.target, config)
+        self.config, self.assembly = config, assembly
+        self.batcher = Batcher(assembly, config, captioner)
         self.encoder = self.batcher.encoder
 
     @classmethod
@@ -130,12 +127,12 @@ class Engine:
             return self.generate([requests])[0]
         return (
             map_over_processes(self._generate, requests)
-            if self.config.data_parallel_processes
+            if self.batcher.config.data_parallel_processes
             else self._generate(requests)
         )
 
     def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
-        results = self._unreadable(requests) if self.config.keep_going else {}
+        results = self._unreadable(requests) if self.batcher.config.keep_going else {}
         kept = [i for i in range(len(requests)) if i not in results]
         read = self.batcher.read([requests[i] for i in kept])
         for chosen in self.batcher.batches(read):
@@ -230,7 +227,7 @@ class Engine:
 
     def warmup(self, requests: Sequence[Request | str]) -> None:
         """Compile all programs that these requests need, with a progress bar on terminals."""
-        batcher, most = self.batcher, self.config.batch_size
+        batcher, most = self.batcher, self.batcher.config.batch_size
         read = batcher.read(requests)
         kinds: dict[Any, list[EncodedRequest]] = {}
         for chosen in batcher.batches(read):
@@ -257,13 +254,20 @@ class Engine:
 
     def memory_report(self, requests: Sequence[Request | str]) -> MemoryReport:
         """Return the bytes that the largest batch of these requests will take on a device."""
-        batcher, most = self.batcher, self.config.batch_size
+        batcher, most = self.batcher, self.batcher.config.batch_size
         read = batcher.read(requests)
         sizes = batcher.largest(read)
         batch = bucket(min(len(read), most), BATCH_BUCKETS, "batch")
-        waits = self.config.continuous_batching and len(read) > most
+        waits = batcher.config.continuous_batching and len(read) > most
         fresh = bucket(rows_per_insert(most), BATCH_BUCKETS, "batch") if waits else 0
         smaller = max(batcher.rooms(sizes)[:-1], default=0)
         return plan_memory(
             self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller
         )
+
+
+def _checked(config: object, kind: type[Config], what: str) -> Config:
+    """Return the config, by default the kind's own; raise InputError for another kind."""
+    if config is not None and not isinstance(config, kind):
+        raise InputError(f"config: {type(config).__name__}; give {what}")
+    return config or kind()

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from PIL.Image import Image
 
-from jaxspec.data.images import Picture
+from jaxspec.data.images import ImageSource, Picture
+from jaxspec.decoding.collaboration import CollaborationStats
 from jaxspec.decoding.memory import Sizes
+from jaxspec.decoding.state import DecodeStats
 from jaxspec.errors import InputError, check_counts
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import PromptRow
 
 Made = TypeVar("Made")
+Stats = TypeVar("Stats", bound=DecodeStats | CollaborationStats | None)
 
 UNSIZED = Sizes(0, (), 0)
 HOTTEST = 1e30
@@ -39,14 +42,14 @@ class Request:
         an `<image>` in the question, or precedes its text.
     """
 
-    prompt: Prompt | str
+    prompt: Prompt[ImageSource] | str
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
     stop: Sequence[str] = ()
-    images: Sequence[Any] = ()
+    images: Sequence[ImageSource] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, Prompt | str):
@@ -75,13 +78,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Generic[Stats]):
     """Hold the answer to one request, with counts and times.
 
     Attributes:
       text: Answer, without the stop string.
       tokens: New tokens, up to EOS or to the token that completes a stop string.
-      stats: Counts of the request: `DecodeStats`, or `CollaborationStats` of several models.
+      stats: Counts of the request: `DecodeStats`, or `CollaborationStats` of several models; None
+        with an `error`.
       prefill_ms: Prefill time of all requests that ran together, without compilation.
       decode_ms: Loop time of all requests that ran together, without compilation.
       batch: Number of requests that ran together, inserted ones included.
@@ -95,7 +99,7 @@ class Result:
 
     text: str
     tokens: tuple[int, ...]
-    stats: Any
+    stats: Stats
     prefill_ms: float
     decode_ms: float
     batch: int
@@ -109,7 +113,7 @@ class Result:
 class EncodedRequest(Request):
     """Extend a request by its token ids, images of known size, rows and bucket."""
 
-    prompt: Prompt
+    prompt: Prompt[Picture]
     name: str = ""
     """Name in error messages, if there are several."""
     rows: tuple[PromptRow, ...] = ()

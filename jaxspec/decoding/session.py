@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.cache import KVCache
+from jaxspec.data.images import ImageSource
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.requests import Request, Result
 from jaxspec.decoding.running import RunningBatch
@@ -39,7 +40,7 @@ class Session:
         self._cached: PromptRow | None = None
         """Row of tokens and image slots that the cache holds."""
 
-    def ask(self, question: str, images: Sequence[Any] = (), **options: Any) -> Result:
+    def ask(self, question: str, images: Sequence[ImageSource] = (), **options: Any) -> Result:
         """Answer the next question; `options` are fields of `Request`."""
         encoder = self.engine.encoder
         if not isinstance(question, str):

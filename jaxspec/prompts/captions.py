@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from PIL.Image import Image
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CAPTION_PREFIX = "image: "
 """Text that TABED's view C writes in front of a caption."""
@@ -29,7 +32,7 @@ class Captioner(Protocol):
         ...
 
 
-def caption_ids(tokenizer: Any, caption: str) -> list[int]:
+def caption_ids(tokenizer: PreTrainedTokenizerBase, caption: str) -> list[int]:
     """Return the ids that replace an image in view C: "image: " and the caption, without BOS.
 
     For Llama's tokeniser the first three are TABED's literal [1967, 29901, 29871]. `<image>` and

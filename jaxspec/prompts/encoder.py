@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Self
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -23,15 +23,20 @@ from jaxspec.errors import InputError
 from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, check_text, place_images
 from jaxspec.prompts.templates import bos_before, render_follow_up, render_turns, vicuna_turn
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Source = TypeVar("Source", covariant=True)
+"""An image of a prompt, such as `data.images.Pixels`. The encoder only counts images."""
+
 
 @dataclass(frozen=True)
-class Prompt:
+class Prompt(Generic[Source]):
     """Hold token ids with one placeholder id per image, and the images in their order."""
 
     tokens: np.ndarray
     """int32 [L]."""
-    images: tuple[Any, ...] = ()
-    """PIL images, stored images or uint8 arrays [Y, X, 3]."""
+    images: tuple[Source, ...] = ()
     sample: str = ""
     """Id of the benchmark sample, by which a recorded answer is found."""
     turn: int = 1
@@ -41,7 +46,7 @@ class Prompt:
 class PromptEncoder:
     """Translate text to prompts, and answers to text, with one tokeniser."""
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     image_token: int | None = None
     """Id of the image placeholder in the target's vocabulary; None for a text model."""
     marks: tuple[int, int] | None = None
@@ -61,7 +66,7 @@ class PromptEncoder:
             )
 
     @classmethod
-    def of(cls, config: ModelConfig, tokenizer: Any) -> Self:
+    def of(cls, config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the encoder of prompts for a model of this configuration."""
         if not isinstance(config, LvlmConfig):
             return cls(tokenizer)
@@ -79,21 +84,25 @@ class PromptEncoder:
             return PLACEHOLDER
         return "".join(map(str, self.tokenizer.convert_ids_to_tokens(self._image_ids)))
 
-    def prompt(self, question: str, images: Sequence[Any] = ()) -> Prompt:
+    def prompt(self, question: str, images: Sequence[Source] = ()) -> Prompt[Source]:
         """Return the first turn. Images without a placeholder in the question precede it."""
         text = self.opening(question, len(images))
         ids = [*bos_before(self.tokenizer, text), *self.ids(text)]
         return Prompt(np.asarray(ids, np.int32), tuple(images))
 
-    def completion(self, text: str, images: Sequence[Any] = ()) -> Prompt:
+    def completion(self, text: str, images: Sequence[Source] = ()) -> Prompt[Source]:
         """Return the bare text, after BOS if there is one: for models without a chat template."""
         ids = self.ids(self._placed(text, len(images)))
         bos = self.tokenizer.bos_token_id
         return Prompt(np.asarray(ids if bos is None else [bos, *ids], np.int32), tuple(images))
 
     def follow_up(
-        self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()
-    ) -> Prompt:
+        self,
+        prompt: Prompt[Source],
+        answer: Sequence[int],
+        question: str,
+        images: Sequence[Source] = (),
+    ) -> Prompt[Source]:
         """Return the next turn: the prompt, the answer's own ids, and another question."""
         # A model may write a placeholder, which shows no image of the prompt.
         answer = [token for token in answer if token != self.image_token]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxspec.errors import InputError, first_line
 from jaxspec.prompts.placeholders import PLACEHOLDER
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _ANSWER = "<<the answer>>"
 """An answer that a template is given, to find the text that it writes next."""
@@ -19,7 +22,11 @@ def vicuna_turn(question: str) -> str:
 
 
 def render_turns(
-    tokenizer: Any, said: Sequence[str], placed: str, images: int, image_text: str
+    tokenizer: PreTrainedTokenizerBase,
+    said: Sequence[str],
+    placed: str,
+    images: int,
+    image_text: str,
 ) -> str:
     """Return the text that the tokeniser's chat template makes of some turns.
 
@@ -64,7 +71,7 @@ def render_turns(
 
 
 def render_follow_up(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     answer: Sequence[int],
     question: str,
     placed: str,
@@ -85,7 +92,7 @@ def render_follow_up(
     return text
 
 
-def bos_before(tokenizer: Any, text: str) -> list[int]:
+def bos_before(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the ids that precede a first turn: BOS, or none.
 
     The template may write BOS itself, or neither it nor the tokeniser writes one.

@@ -17,7 +17,7 @@ PAGE = "# A page\n\n<!-- accelerator: made -->\nof before\n<!-- /accelerator -->
 
 @pytest.mark.parametrize("name", accelerator.PARTS)
 def test_parts_are_commands_of_their_scripts(name: str) -> None:
-    script, *options = accelerator.PARTS[name]
+    script, *options = accelerator.PARTS[name].split()
     assert script == "eval.latency"
     tyro.extras.get_parser(latency.main).parse_args([*options, "--out", "runs"])  # exits where an option is unknown
     assert options[0] in preset_names("latency")
@@ -60,6 +60,6 @@ def test_estimates_stand_beside_what_was_measured(tmp_path: Path) -> None:
 
 def test_parts_that_fail_are_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "other"):
-        monkeypatch.setitem(accelerator.PARTS, name, (f"eval.no_{name}", "mini"))
+        monkeypatch.setitem(accelerator.PARTS, name, f"eval.no_{name} mini")
     with pytest.raises(SystemExit, match="not done: one, other"):
         accelerator.main(tmp_path, parts=("one", "other"))

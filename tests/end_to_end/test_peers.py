@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eval import peers
+from eval.lib.peer_methods import Timed
 from jaxspec.prompts.encoder import Prompt
 
 from tests import tiny
@@ -38,10 +39,10 @@ def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_method_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    def works(prompt: Prompt) -> peers.Timed:
-        return peers.Timed((1, 2, 3), 2.0, 1.0, 4.0, 3)
+    def works(prompt: Prompt) -> Timed:
+        return Timed((1, 2, 3), 2.0, 1.0, 4.0, 3)
 
-    def fails(prompt: Prompt) -> peers.Timed:
+    def fails(prompt: Prompt) -> Timed:
         raise RuntimeError
 
     methods = {peers.PLAIN: fails, peers.EAGER: works, peers.ASSISTED: fails}

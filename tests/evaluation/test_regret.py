@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from configs.eval.mini import config as mini
-from eval.lib.comparison import each_turn
+from eval.lib.comparison import prompts_of
 from eval.lib.config import Variant
 from eval.lib.simulation import best_fixed, record, replay
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
@@ -22,7 +22,7 @@ def test_a_replay_makes_the_blocks_of_decoding(text: str, models: tuple[LoadedMo
     target, draft = models
     plain = Engine(target, None, CONFIG.plain())
     engine = Engine(target, draft, CONFIG.engine(Variant("MT", ("M", "T"), weighting=text)))
-    _, prompts = next(each_turn(CONFIG, plain, "describe"))
+    prompts = prompts_of(CONFIG, plain, {"dataset": "describe", "turn": 1})
     requests = [Request(prompt, CONFIG.max_new_tokens) for prompt in prompts]
     results = engine.generate(requests)
     recording = record(engine, requests, [result.tokens for result in results])

@@ -168,7 +168,7 @@ def test_means_are_over_the_sets_of_their_group() -> None:
 
 def test_second_turns_are_the_mean_over_what_follows() -> None:
     config = replace(LLAVA15, rows=LLAVA15.rows[:2], sets=("pope", "docvqa", "vist"), published=())
-    asked = [(place["dataset"], place["turn"], place.get("follow_up")) for place, _ in config.parts()]
+    asked = [(place["dataset"], place["turn"], place.get("follow_up")) for place in config.parts()]
     kinds = ("question", "caption", "summary", "story")
     seconds = [(name, 2, kind) for name in ("pope", "docvqa") for kind in kinds]
     assert sorted(asked, key=str) == sorted([*seconds, *((name, 1, None) for name in config.sets)], key=str)
