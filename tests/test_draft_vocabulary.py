@@ -129,7 +129,7 @@ def test_files_of_heads(tmp_path: Path) -> None:
     assert fewer.text_config.draft_vocabulary == WORDS[:3]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("words", [[1, 1], [24], [-1], ["a"], [True], 3])
+@pytest.mark.parametrize("words", [["a"], [True], 3])
 def test_words_that_are_none_are_refused(words: Any) -> None:
     raw = TEXT.text.to_hf() | {"draft_vocabulary": words}
     with pytest.raises(InputError, match="draft_vocabulary"):

@@ -82,10 +82,6 @@ class _Leaf:
         kind = self.tensor.tensor_type
         with reading(f"{self.place}: {kind.name} cannot be dequantised", "take another file"):
             numbers = import_module("gguf").dequantize(self.tensor.data, kind)
-        if not np.isfinite(numbers).all():
-            raise InputError(
-                f"{self.place}: holds NaN or infinity; fetch it again, or another model"
-            )
         if self.heads:
             pairs = numbers.reshape(self.heads, -1, 2, *numbers.shape[1:])
             numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)

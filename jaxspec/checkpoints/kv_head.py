@@ -45,11 +45,7 @@ from jaxspec.checkpoints.eagle import Engine, eagle_config, eagle_tensors, in_ow
 from jaxspec.checkpoints.fitting import refuse, slots_in, tensor_name, unfit
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.tensor_files import (
-    StoredTensor,
-    list_directory,
-    write_tensors,
-)
+from jaxspec.checkpoints.tensor_files import StoredTensor, list_directory, write_tensors
 from jaxspec.config import KVHeadConfig
 from jaxspec.config.eagle import is_eagle
 from jaxspec.errors import InputError

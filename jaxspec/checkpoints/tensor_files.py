@@ -138,24 +138,15 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
     if found.name in (BIN, BIN_INDEX) and (lack := without_torch()):
         problems.append(f"{found}: {lack}")
         return []
-    index: dict[str, str] = {}
     files = [found]
     if found.suffix == ".json":
+        files = []
         with collected(problems):
-            index = read_index(found)
-        files = [path / name for name in sorted(set(index.values()))]
+            files = [path / name for name in sorted(set(read_index(found).values()))]
     tensors: list[StoredTensor] = []
-    readable = set()
     for file in files:
         with collected(problems):
             tensors += list_file(file)
-            readable.add(file.name)
-    held = {(tensor.name, tensor.file.name) for tensor in tensors}
-    problems += [
-        f"{path / shard}: lacks {name}, which the index says it holds; fetch both again"
-        for name, shard in sorted(index.items())
-        if shard in readable and (name, shard) not in held
-    ]
     return tensors
 
 

@@ -10,7 +10,6 @@ import pickle
 import re
 import sys
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,6 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
                 f"{file}: not as torch writes files since 1.6; fetch it again, "
                 f"or {_saved_again(file)}"
             )
-    with zipfile.ZipFile(file) as archive:
-        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
-            raise ValueError("its parts are packed, which torch does not do")
     torch = _imported_torch()
     try:
         with warnings.catch_warnings(action="ignore"):  # about damage, which is reported below

@@ -89,12 +89,7 @@ class EagleConfig(LlamaConfig):
         entries["target_layers"] = outer.get("eagle_aux_hidden_state_layer_ids")
         config = super().from_hf(entries)
         config = replace(config, target_layers=tuple(sorted(config.target_layers)))
-        size = outer.get("draft_vocab_size") or config.vocab_size
-        if not isinstance(size, int) or not 0 < size <= config.vocab_size:
-            raise InputError(
-                f"EAGLE-3 head: draft_vocab_size {size!r:.60} is not supported; give 1 to "
-                f"vocab_size {config.vocab_size}"
-            )
+        size = min(outer.get("draft_vocab_size") or config.vocab_size, config.vocab_size)
         words = () if size == config.vocab_size else tuple(range(size))
         return replace(config, draft_vocabulary=words)
 

@@ -7,18 +7,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from jaxspec.config.schema import check_choice, known_fields
-from jaxspec.config.text import (
-    LlamaConfig,
-    Qwen2Config,
-    Qwen3Config,
-    RotaryConfig,
-    decoder_config,
-)
-from jaxspec.config.vision import (
-    Qwen3VisionConfig,
-    QwenVisionConfig,
-    VisionConfig,
-)
+from jaxspec.config.text import LlamaConfig, Qwen2Config, Qwen3Config, RotaryConfig, decoder_config
+from jaxspec.config.vision import Qwen3VisionConfig, QwenVisionConfig, VisionConfig
 from jaxspec.errors import InputError
 
 MOST_TILES = 100
@@ -118,13 +108,8 @@ class LlavaConfig(_Lvlm):
     @property
     def tower(self) -> Any:
         """Return all that an image's features depend on besides the weights."""
-        pinpoints = getattr(self, "image_grid_pinpoints", None)
-        return (
-            self.vision_config,
-            self.vision_feature_layer,
-            self.vision_feature_select_strategy,
-            pinpoints,
-        )
+        chosen = self.vision_feature_layer, self.vision_feature_select_strategy
+        return self.vision_config, *chosen, getattr(self, "image_grid_pinpoints", None)
 
     @property
     def image_tokens(self) -> int:
@@ -260,19 +245,6 @@ class QwenVLConfig(_Lvlm):
     vision_end_token_id: int = 151653
 
     architecture = "Qwen2_5_VLForConditionalGeneration"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.text_config.rope_scaling.mrope_section:
-            raise InputError(
-                f"{self.model_type} config: rope_scaling has no mrope_section; fix config.json"
-            )
-        if self.vision_config.out_hidden_size != self.text_config.hidden_size:
-            raise InputError(
-                f"{self.model_type} config: the tower's out_hidden_size "
-                f"{self.vision_config.out_hidden_size} is not the decoder's "
-                f"hidden_size {self.text_config.hidden_size}; fix config.json"
-            )
 
     @property
     def image_marks(self) -> tuple[int, int]:

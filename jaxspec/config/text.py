@@ -90,24 +90,6 @@ class RotaryConfig(TextConfig):
         object.__setattr__(
             self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads
         )
-        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
-            raise InputError(
-                f"text config: num_key_value_heads {self.num_key_value_heads} must divide "
-                f"num_attention_heads {self.num_attention_heads}, and head_dim {self.head_dim} "
-                "must be even; fix config.json"
-            )
-        words = self.draft_vocabulary
-        if len(set(words)) < len(words) or any(not 0 <= word < self.vocab_size for word in words):
-            raise InputError(
-                "text config: draft_vocabulary must be different token ids below vocab_size "
-                f"{self.vocab_size}; fix config.json"
-            )
-        sections = self.rope_scaling.mrope_section
-        if sections and (len(sections) != 3 or sum(sections) != self.head_dim // 2):
-            raise InputError(
-                f"text config: mrope_section {list(sections)} must be 3 numbers that add up to "
-                f"half of head_dim {self.head_dim}; fix config.json"
-            )
         check_choice("text config", self, "hidden_act", "silu")
 
     qk_norm: ClassVar[bool] = False
@@ -134,14 +116,11 @@ class RotaryConfig(TextConfig):
         """Return the family's dictionary, with the rotary keys of transformers 4 and 5."""
         scaling, out = self.rope_scaling.to_hf(), super().to_hf()
         words = out.pop("draft_vocabulary")
-        return (
-            out
-            | ({"draft_vocabulary": list(words)} if words else {})
-            | {
-                "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
-                "rope_parameters": {"rope_theta": self.rope_theta} | scaling,
-            }
-        )
+        out |= {"draft_vocabulary": list(words)} if words else {}
+        return out | {
+            "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
+            "rope_parameters": {"rope_theta": self.rope_theta} | scaling,
+        }
 
 
 @dataclass(frozen=True)
@@ -288,14 +267,8 @@ class OptConfig(TextConfig):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        flat = {
-            key: value
-            for key, value in raw.items()
-            if key not in ("num_key_value_heads", "head_dim")
-        }
-        return super().from_hf(
-            flat | {ours: raw[theirs] for ours, theirs in cls._RENAMED.items() if theirs in raw}
-        )
+        own = {ours: raw[theirs] for ours, theirs in cls._RENAMED.items() if theirs in raw}
+        return super().from_hf(raw | own | {"num_key_value_heads": None, "head_dim": None})
 
     def to_hf(self) -> dict[str, Any]:
         out = super().to_hf()

@@ -164,15 +164,6 @@ class Qwen3VisionConfig(QwenTowerConfig):
 
     activation = "gelu_pytorch_tanh"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        indexes = self.deepstack_visual_indexes
-        if list(indexes) != sorted({*indexes} & {*range(self.depth)}):
-            raise InputError(
-                f"vision config: deepstack_visual_indexes {list(indexes)} must be layers of "
-                f"{self.depth}, in order; fix config.json"
-            )
-
     @property
     def position_side(self) -> int:
         """Return the number of positions along one side of the square."""

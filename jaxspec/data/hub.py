@@ -38,11 +38,7 @@ def on_disk(path: Path) -> Path:
 
 
 def hub_rows(
-    repository: str,
-    config: str,
-    split: str,
-    columns: re.Pattern[str],
-    only: tuple[str, str] | None,
+    repository: str, config: str, split: str, columns: re.Pattern[str], only: tuple[str, str] | None
 ) -> Iterator[DataRow]:
     """Yield rows of a public data set, from the hub's own parquet copy of it.
 

@@ -21,13 +21,7 @@ from jaxspec.decoding.assembly import Assembly
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, Batching, EngineConfig
 from jaxspec.decoding.memory import Sizes
-from jaxspec.decoding.requests import (
-    EncodedRequest,
-    Request,
-    decoded_images,
-    each,
-    encode,
-)
+from jaxspec.decoding.requests import EncodedRequest, Request, decoded_images, each, encode
 from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts
 from jaxspec.decoding.steps import larger_cache, run_prefill
 from jaxspec.errors import InputError

@@ -64,12 +64,7 @@ def render_turns(
 
 
 def render_follow_up(
-    tokenizer: Any,
-    answer: Sequence[int],
-    question: str,
-    placed: str,
-    images: int,
-    image_text: str,
+    tokenizer: Any, answer: Sequence[int], question: str, placed: str, images: int, image_text: str
 ) -> str:
     """Return the template's text from the end of an answer to the beginning of the next one.
 

@@ -64,11 +64,7 @@ class CountedBatches(Generic[Batch]):
 
 
 def iterate(
-    rows: ConversationBatches,
-    steps: int,
-    workers: int = 0,
-    read: Any = None,
-    limit: float = 1.0,
+    rows: ConversationBatches, steps: int, workers: int = 0, read: Any = None, limit: float = 1.0
 ) -> CountedBatches[Any]:
     """Return an iterator over the batches of `steps` steps, which makes four of them ahead.
 

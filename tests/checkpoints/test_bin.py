@@ -209,7 +209,7 @@ def damaged(vicuna: Path, case: str) -> str:
     if case == "lost tensor":
         name = min(tensors)
         torch.save({key: tensor for key, tensor in tensors.items() if key != name}, file)
-        return f"{FIRST}: lacks {name}, which the index says it holds"
+        return f"{name} is missing"
     if case == "transposed":
         torch.save({name: tensor.t() if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}, file)
         return "is not in row-major order; in its folder: python -c"

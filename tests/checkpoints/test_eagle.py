@@ -148,7 +148,6 @@ def test_what_this_library_lacks_is_named(tmp_path: Path) -> None:
         ({"logit_scale": 0.5}, "'logit_scale'"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "'use_aux_hidden_state false'"),
         ({"num_hidden_layers": 2}, "num_hidden_layers 2 is not supported"),
-        ({"draft_vocab_size": 7}, r"d2t is \[8\], config.json says draft_vocab_size 7"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, "reads 2 layers"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8|quantization_config"),
     ):
