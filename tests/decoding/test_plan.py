@@ -106,7 +106,6 @@ def test_the_command_tells_which_devices_hold_a_target(
     ("options", "words"),
     [
         (["--chips", "h1000"], "--chips: unknown chip 'h1000'; did you mean 'h100'?"),
-        (["--prompt", str(10**12)], f"--prompt: {10**12}; give 1 to 32768"),
         (["--train", "8"], "--train: 8 samples teach a draft; give --draft"),
         (["--train", "8", "--draft", "{}", "--kv-head", "new"], "8 samples teach a draft; give --draft, no --kv-head"),
         (["--train", "8", "--draft", "{}", "--target-weights", "int8"], "--target-weights: training reads no int8"),
