@@ -154,9 +154,7 @@ def lacking_files(files: Iterable[Path]) -> str:
 def _files(path: Path) -> list[Path]:
     if os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         if not path.name.endswith(SUFFIXES):
-            raise InputError(
-                f"data {path}: not a {' or '.join(SUFFIXES)} file; convert it to one of these"
-            )
+            raise InputError(f"data {path}: not a {' or '.join(SUFFIXES)} file; convert it")
         return [path]
     if not os.path.isdir(path):
         raise InputError(f"data {path}: no such file or folder; check the path")
@@ -164,13 +162,9 @@ def _files(path: Path) -> list[Path]:
     kinds = {file.suffix == ".parquet" for file in files}
     if len(kinds) != 1:
         found = "both .parquet and .jsonl files" if kinds else "neither .parquet nor .jsonl files"
-        raise InputError(
-            f"data {path}: the folder holds {found}; name one file, or leave one kind in it"
-        )
+        raise InputError(f"data {path}: the folder holds {found}; name one file of it")
     if lacking := lacking_files(files):
-        raise InputError(
-            f"data {path}: the folder holds {lacking}; fetch the others, or name one file"
-        )
+        raise InputError(f"data {path}: the folder holds {lacking}; fetch the others")
     return files
 
 

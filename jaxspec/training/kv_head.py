@@ -274,25 +274,17 @@ def _started(
     its draft vocabulary.
     """
     found, head = load_kv_head(path, jnp.float32)
+    kept = found.text_config.draft_vocabulary
+    if words not in ((), kept) and (found.fused or found.markov):
+        raise InputError(f"start {path}: has its own draft vocabulary; give --draft-vocabulary 0")
     if found.fused and wanted.fused:
-        own = found.for_target(target).text_config
-        if words and words != own.draft_vocabulary:
-            raise InputError(f"start {path}: has a draft vocabulary; give --draft-vocabulary 0")
-        return replace(wanted, text_config=own), head
-    text = replace(wanted.text_config, draft_vocabulary=words or found.text_config.draft_vocabulary)
-    config = replace(wanted, text_config=text)
-    theirs = replace(
-        found, text_config=replace(found.text_config, draft_vocabulary=text.draft_vocabulary)
+        return replace(wanted, text_config=found.for_target(target).text_config), head
+    config, theirs = (
+        replace(one, text_config=replace(one.text_config, draft_vocabulary=words or kept))
+        for one in (wanted, found)
     )
-    if found.markov and text.draft_vocabulary != found.text_config.draft_vocabulary:
-        raise InputError(
-            f"start {path}: its correction is for other tokens; give --draft-vocabulary 0"
-        )
     free = ("target_name",) if config.parallel else ("gamma", "target_name")
     for name in (each.name for each in fields(config) if each.name not in free):
         if (own := getattr(config, name)) != (there := getattr(theirs, name)):
-            raise InputError(
-                f"start {path}: its {name} is {there!r:.60}, and the recipe's {own!r:.60}; "
-                "give that"
-            )
+            raise InputError(f"start {path}: its {name} is {there!r:.60}, the recipe's {own!r:.60}")
     return config, head

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models import build
 from jaxspec.prompts.views import parse_views
@@ -90,9 +89,3 @@ def test_simulation_pools_batches_and_ignores_the_teacher() -> None:
     alone = simulated(MODEL.model, [made])(TEACHER)
     assert evaluate(TEACHER | {"teacher": {}}) == alone
     assert 1 <= alone["simulated_tokens_per_pass"] <= 6
-
-
-@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"top_k": 0}])
-def test_distillation_options(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="distillation"):
-        replace(Distillation(), **wrong)

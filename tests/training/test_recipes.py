@@ -131,7 +131,6 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
         (["llava15_68m"], "blip_laion_cc_sbu_558k: not in .*docs/recipes.md"),
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
         (["llava15_68m", "--data", "llava_v1_5_mix=x"], "no stage reads it; did you mean 'llava_v1_5_mix665k'"),
-        (["mini_text", "--unlearned", "2"], "unlearned: 2.0; give the share of rows"),
     ],
 )
 def test_errors_of_the_command(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
