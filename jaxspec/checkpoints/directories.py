@@ -61,16 +61,12 @@ def check_files(path: Path) -> None:
             continue
         there = Path(os.path.realpath(file))
         if not any(there.is_relative_to(home) for home in homes):
-            raise InputError(
-                f"{file}: a link that leads out of the directory; put the file itself there"
-            )
+            raise InputError(f"{file}: a link out of the directory; put the file itself there")
         found = there.stat() if there.exists() else None
         if found and not stat.S_ISREG(found.st_mode):
             raise InputError(f"{file}: no regular file; remove it")
         if found and file.suffix not in _WEIGHTS and found.st_size > _LARGEST:
-            raise InputError(
-                f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read; fetch it again"
-            )
+            raise InputError(f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read")
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -217,9 +213,7 @@ def check_destination(path: str | Path, overwrite: bool, source: Path | None = N
     if not (path / "config.json").is_file():
         raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
     if not overwrite:
-        raise InputError(
-            f"{path}: holds a checkpoint; give another path, or --overwrite (overwrite=True)"
-        )
+        raise InputError(f"{path}: holds a checkpoint; give another path, or --overwrite")
 
 
 def check_output(out: Path, *runs: Path) -> None:
@@ -230,6 +224,4 @@ def check_output(out: Path, *runs: Path) -> None:
     """
     check_destination(out, overwrite=True)
     if (out / "config.json").exists() and not any(run.exists() for run in runs):
-        raise InputError(
-            f"--out {out}: holds a model that another run made; give another path, or remove it"
-        )
+        raise InputError(f"--out {out}: holds another run's model; give another path, or remove it")

@@ -53,10 +53,7 @@ def with_words(config: KVHeadConfig, stored: Mapping[str, StoredTensor]) -> KVHe
         text = replace(text, own_embedding=True)
     if "d2t" not in stored:
         if text.draft_vocabulary:
-            raise InputError(
-                f"EAGLE-3 head: draft_vocab_size {len(text.draft_vocabulary)} of "
-                f"{text.vocab_size} tokens, and the files lack d2t; fetch them again"
-            )
+            raise InputError("EAGLE-3 head: the files lack d2t, the draft vocabulary; fetch it")
         return replace(config, text_config=text)
     offsets = stored["d2t"].read()
     words = np.arange(len(offsets)) + offsets

@@ -131,9 +131,7 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
     """
     path = locate(path)
     if not is_kv_head(path):
-        raise InputError(
-            f"KV head {str(path)!r}: the directory of another model; give a head's directory"
-        )
+        raise InputError(f"{path}: the directory of another model; give a head's directory")
     config, stored, wrong = list_kv_head(path)
     if wrong:
         refuse(path, wrong)

@@ -87,10 +87,7 @@ def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
     for start in range(0, bits.size, _CHUNK):
         part = bits[start : start + _CHUNK]
         if part.max() >= below or part.view(f"i{part.itemsize}").max() >= above:
-            raise InputError(
-                f"{tensor.file}: {tensor.name} holds NaN or infinity; "
-                "fetch it again, or another model"
-            )
+            raise InputError(f"{tensor.file}: {tensor.name} holds NaN or infinity; fetch it")
 
 
 def list_file(file: Path) -> list[StoredTensor]:

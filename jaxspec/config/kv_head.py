@@ -146,10 +146,7 @@ class KVHeadConfig:
     def check_gamma(self, gamma: int) -> None:
         """Raise InputError for a draft length that the head cannot draft."""
         if self.parallel and gamma > self.gamma:
-            raise InputError(
-                f"gamma: {gamma}, and one pass of the KV head drafts {self.gamma} tokens; give at "
-                "most that"
-            )
+            raise InputError(f"gamma: {gamma}, and one pass drafts {self.gamma}; give at most that")
 
     def for_target(self, target: Any) -> Self:
         """Return the configuration with the layers of this target that it reads.
@@ -162,8 +159,7 @@ class KVHeadConfig:
         if self.target_hash and found != self.target_hash:
             raise InputError(
                 f"KV head: made for a target of configuration {self.target_hash}{named}, and this "
-                f"{target.model_type} ({text.num_hidden_layers} layers of {text.hidden_size}) is "
-                f"{found}; use the head's own target"
+                f"{target.model_type} is {found}; use the head's own target"
             )
         own = self.text_config
         if not isinstance(own, EagleConfig):
@@ -176,19 +172,15 @@ class KVHeadConfig:
         if not rotary or sizes != wanted or max(layers) > text.num_hidden_layers:
             raise InputError(
                 f"EAGLE-3 head: made for a target{named} of width {wanted[0]} and {wanted[1]} "
-                f"tokens, of which it reads layers {list(layers)}, and this {target.model_type} "
-                f"has {text.num_hidden_layers} layers of {sizes[0]} and {sizes[1]} tokens; "
-                "use the head's own target"
+                f"tokens, with layers {list(layers)}, and not for this {target.model_type}"
             )
         return replace(self, text_config=replace(own, target_layers=layers))
 
     def check_key_layers(self, target: TextConfig) -> None:
         """Raise InputError for layers that the target does not have."""
-        if not all(0 <= layer < target.num_hidden_layers for layer in self.key_layers):
-            raise InputError(
-                f"KV head: key_layers {list(self.key_layers)} of a target of "
-                f"{target.num_hidden_layers} layers; give 0 to {target.num_hidden_layers - 1}"
-            )
+        layers, depth = list(self.key_layers), target.num_hidden_layers
+        if not all(0 <= layer < depth for layer in layers):
+            raise InputError(f"KV head: key_layers {layers}; give layers 0 to {depth - 1}")
 
     @classmethod
     def of_target(
@@ -211,8 +203,7 @@ class KVHeadConfig:
         text: TextConfig = getattr(target, "text_config", target)
         if not isinstance(text, RotaryConfig):
             raise InputError(
-                f"KV head: a target of type {text.model_type!r} has no rotary keys to read; "
-                "give another"
+                f"KV head: a {text.model_type} has no rotary keys; give another target"
             )
         if options.get("feature") == "fused":
             own = eagle_decoder(text, layers, target_layers)
@@ -273,10 +264,7 @@ def usual_layers(depth: int) -> tuple[int, ...]:
     """Return the layers that EAGLE-3 heads read of a target by default."""
     layers = (2, depth // 2, depth - 3)
     if sorted(set(layers)) != list(layers):
-        raise InputError(
-            f"EAGLE-3 head: layers {list(layers)} of a target of {depth} layers; "
-            "give target_layers, three in ascending order"
-        )
+        raise InputError(f"EAGLE-3 head: layers {layers} of {depth}; give target_layers, in order")
     return layers
 
 

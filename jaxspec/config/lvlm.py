@@ -92,12 +92,10 @@ class LlavaConfig(_Lvlm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        part, layers = f"{self.model_type} config", self.vision_config.num_hidden_layers
-        if self.vision_feature_layer not in range(-layers - 1, layers + 1):
-            raise InputError(
-                f"{part}: a tower of {layers} layers has no vision_feature_layer "
-                f"{self.vision_feature_layer}; fix config.json"
-            )
+        part, layer = f"{self.model_type} config", self.vision_feature_layer
+        layers = self.vision_config.num_hidden_layers
+        if layer not in range(-layers - 1, layers + 1):
+            raise InputError(f"{part}: vision_feature_layer {layer} of a tower of {layers} layers")
         check_choice(part, self, "vision_feature_select_strategy", "default", "full")
         check_choice(part, self, "projector_hidden_act", "gelu")
 
@@ -164,10 +162,8 @@ class LlavaNextConfig(LlavaConfig):
             )
         if self.image_tokens != self.vision_config.side**2:
             raise InputError(
-                f"{part}: vision_feature_select_strategy "
-                f"{self.vision_feature_select_strategy!r} leaves "
-                f"{self.image_tokens} features of {self.vision_config.side**2} patches; "
-                "use 'default' with CLIP towers and 'full' with SigLIP's"
+                f"{part}: vision_feature_select_strategy {self.vision_feature_select_strategy!r} "
+                "is not supported; use 'default' with CLIP towers and 'full' with SigLIP's"
             )
 
     def without_tiles(self) -> LlavaConfig:
@@ -212,10 +208,8 @@ class LlavaOnevisionConfig(LlavaNextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"anyres_max_[1-9]\d{0,2}", self.vision_aspect_ratio):
-            raise InputError(
-                f"llava_onevision config: vision_aspect_ratio {self.vision_aspect_ratio!r} is not "
-                "supported; use 'anyres_max_9' or another number"
-            )
+            given = self.vision_aspect_ratio
+            raise InputError(f"vision_aspect_ratio {given!r} is not supported; use 'anyres_max_9'")
 
     @property
     def most_tiles(self) -> int:

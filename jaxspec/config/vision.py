@@ -110,9 +110,7 @@ class QwenTowerConfig:
         known = known_fields(cls, raw)
         theta = (raw.get("rope_parameters") or {}).get("rope_theta", 10000.0)
         if theta != 10000.0:
-            raise InputError(
-                f"vision config: rope_theta {theta} is not supported; Qwen's towers have 10000"
-            )
+            raise InputError(f"vision config: rope_theta {theta} is not supported; give 10000")
         return cls(**known)
 
 

@@ -10,12 +10,11 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +35,6 @@ TASKS = ("CAPTION", "DETAILED_CAPTION", "MORE_DETAILED_CAPTION")
 """Florence-2's tasks; the model reads them in angle brackets."""
 FORMS = "jax:DIR[:QUESTION], florence2:ID[:DETAILED_CAPTION], blip:ID or file:CAPTIONS.jsonl"
 MODEL_TYPES = {"florence2": ("florence2",), "blip": ("blip", "blip-2")}
-LEGACY = "microsoft/florence-2"
-"""Prefix, in lower case, of Florence-2's ids whose files run code of their own."""
 BATCH = 16
 """Most images captioned together."""
 
@@ -162,10 +159,7 @@ class CaptionFile:
     def _entry(self, row: DataRow) -> tuple[str, str]:
         text, key, name = (row.values.get(column) for column in ("caption", "sha256", "image"))
         if not isinstance(text, str) or not isinstance(key or name, str):
-            raise InputError(
-                f"captions {row.place}: {row.values!r:.60} is wrong; "
-                "give an object with 'caption' and 'image' or 'sha256'"
-            )
+            raise InputError(f"captions {row.place}: is wrong; give caption, and image or sha256")
         return key or image_hash(load_image((row.folder or Path()) / str(name))), text
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
@@ -175,8 +169,7 @@ class CaptionFile:
             if key not in self.captions:
                 size = f"{image.width}x{image.height}"
                 raise InputError(
-                    f"captions {self.path}: none for the {size} image with sha256 {key}; add a "
-                    f"line for it"
+                    f"captions {self.path}: none for the {size} image with sha256 {key}; add it"
                 )
         return [Caption(self.captions[key]) for key in keys]
 
@@ -226,58 +219,31 @@ class TransformersCaptioner:
     max_new_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        if self.source.lower().startswith(LEGACY):
-            self._refuse_legacy()
         if find_spec("torch") is None:
-            raise InputError(
-                f"captioner {self.kind}: runs in torch, which is not installed; "
-                "install the `captioner` extra or use jax:DIR"
-            )
+            raise InputError(f"captioner {self.kind}: needs torch; pip install -e '.[captioner]'")
+
+    @cached_property
+    def _path(self) -> Path:
+        """Return the local directory of its configuration; the hub's are named by their commit."""
+        return locate(self.source, wanted=("config.json",))
 
     @property
     def identity(self) -> str:
-        from transformers.utils.hub import cached_file
-
-        path = Path(self.source)
-        if path.is_dir():
-            name = _fingerprint(path)
-        else:
-            with self._reading():
-                commit = Path(str(cached_file(self.source, "config.json"))).parent.name
-                name = f"{self.source} {commit}"
+        name = f"{self.source} {self._path.name}"
+        if Path(self.source).is_dir():
+            name = _fingerprint(self._path)
         return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
 
     def check(self) -> None:
         """Raise InputError if the configuration is missing or another model's; read no weights."""
-        import transformers
-
-        directories.check_files(Path(self.source))
-        with self._reading():
-            config, _ = transformers.PretrainedConfig.get_config_dict(self.source)
-            if not config:
-                raise FileNotFoundError("no config.json")
+        config = directories.read_raw_config(self._path)
         if (found := config.get("model_type")) not in MODEL_TYPES[self.kind]:
-            raise InputError(
-                f"captioner {self.kind}: {self.source} is a {found!r}, not a "
-                f"{' or '.join(MODEL_TYPES[self.kind])}; choose from {FORMS}"
-            )
+            raise InputError(f"captioner {self.kind}: {self.source} is a {found!r}; give {FORMS}")
         if self.kind == "florence2" and "auto_map" in config:
-            self._refuse_legacy()
-
-    def _refuse_legacy(self) -> NoReturn:
-        raise InputError(
-            f"captioner {self.kind}: {self.source} is in Florence-2's legacy form, which runs code "
-            f"of its own; use florence2:florence-community/{Path(self.source).name}"
-        )
-
-    def _reading(self) -> AbstractContextManager[None]:
-        local = Path(self.source).is_dir()
-        mend = (
-            "save it again with save_pretrained"
-            if local
-            else "check the id and the network, or give a directory"
-        )
-        return reading(f"captioner {self.kind}: transformers cannot read {self.source}", mend)
+            raise InputError(
+                f"captioner {self.kind}: {self.source} is in Florence-2's legacy form, which runs "
+                f"code of its own; use florence2:florence-community/{Path(self.source).name}"
+            )
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
@@ -285,7 +251,7 @@ class TransformersCaptioner:
         import transformers
 
         self.check()
-        with self._reading():
+        with reading(f"captioner {self.kind}: transformers cannot read {self.source}"):
             processor = transformers.AutoProcessor.from_pretrained(
                 self.source, trust_remote_code=False, backend="pil"
             )

@@ -109,7 +109,7 @@ def test_other_directories_are_no_heads(tmp_path: Path) -> None:
         load_kv_head(tmp_path / "nowhere")
     with pytest.raises(InputError, match="the directory of another model; give a head's directory"):
         load_kv_head(tmp_path)
-    with pytest.raises(InputError, match="pooling 'linaer' is not supported; supported: 'linear'"):
+    with pytest.raises(InputError, match="pooling 'linaer' is not supported; give one of"):
         KVHeadConfig.of_target(TARGET.config, pooling="linaer")
     with pytest.raises(InputError, match="0 slots for the 4 tokens"):
         KVHeadConfig.of_target(TARGET.config)

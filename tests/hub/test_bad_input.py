@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_id(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'mjbooo/lvlm86m': no such directory, and not to be had from the hub" in refused(
+    assert "'mjbooo/lvlm86m': no such directory, and cannot be fetched from the hub" in refused(
         capsys, "--draft", "mjbooo/lvlm86m", "--sets", "pope"
     )
 
