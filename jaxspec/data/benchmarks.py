@@ -215,11 +215,8 @@ def few_shot_samples(
     for number, row in enumerate(_rows(known, known.split, path)):
         group = shown.get(str(row.values.get(shots.by)), [])
         if len(group) < shots.count:
-            kind = f" of {shots.by} {row.values.get(shots.by)!r}" if shots.by else ""
             place = examples or f"{known.hub}, split {shots.split}"
-            raise InputError(
-                f"shots: {len(group)} rows{kind} in {place}; {name} takes {shots.count}"
-            )
+            raise InputError(f"shots: {len(group)} rows in {place}; {name} takes {shots.count}")
         sample = _sample(known, number, row)
         question, answer = sample.turns[0]
         yield replace(sample, turns=((f"{''.join(group)}Question: {question}\nAnswer:", answer),))

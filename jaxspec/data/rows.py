@@ -138,17 +138,12 @@ def lacking_files(files: Iterable[Path]) -> str:
 
     `train-00000-of-00002.parquet` alone gives "1 of the 2 files train-*-of-00002.parquet".
     """
-    sets = Counter(
-        (file.parent, *found.groups())
-        for file in files
-        if (found := _NUMBERED.fullmatch(file.name))
-    )
-    incomplete = (
-        f"{n} of the {int(of)} files {name}-*-of-{of}{end}"
-        for (_, name, of, end), n in sets.items()
-        if n != int(of)
-    )
-    return next(incomplete, "")
+    named = [(file.parent, _NUMBERED.fullmatch(file.name)) for file in files]
+    sets = Counter((folder, *found.groups()) for folder, found in named if found)
+    for (_, name, of, end), count in sets.items():
+        if count != int(of):
+            return f"{count} of the {int(of)} files {name}-*-of-{of}{end}"
+    return ""
 
 
 def _files(path: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,15 +95,6 @@ def load_captioner(
     return CachedCaptions(model, directory or cache_directory() / "captions")
 
 
-class ModelCaptioner(Captioner, Protocol):
-    """Caption with a model, whose captions are worth keeping."""
-
-    @property
-    def identity(self) -> str:
-        """Return a text that names the weights, the prompt and the decoding options."""
-        ...
-
-
 @dataclass(frozen=True)
 class CachedCaptions:
     """Keep a captioner's captions on disk, in one small JSON file for each image.
@@ -111,21 +102,20 @@ class CachedCaptions:
     The file keeps the time of captioning, so a caption from disk reports the same `ms`.
     """
 
-    captioner: ModelCaptioner
+    captioner: Any
+    """Captioner whose `identity` names its weights, prompt and decoding options."""
     directory: Path
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
         """Return captions from disk, and ask the captioner once for each missing one."""
         files = [self._file(image) for image in images]
-        known = {file: _read(file) for file in set(files)}
-        missing = {
-            file: image for file, image in zip(files, images, strict=True) if known[file] is None
-        }
+        known: dict[Path, Any] = {file: _read(file) for file in set(files)}
+        missing = {file: image for file, image in zip(files, images) if known[file] is None}
         made = self.captioner.caption(list(missing.values())) if missing else []
         for file, caption in zip(missing, made, strict=True):
             write_text(file, json.dumps({"caption": caption.text, "ms": caption.ms}) + "\n")
             known[file] = caption
-        return [caption for file in files if (caption := known[file]) is not None]
+        return [known[file] for file in files]
 
     def _file(self, image: Image) -> Path:
         key = hashlib.sha256(f"{self.captioner.identity}\n{image_hash(image)}".encode()).hexdigest()

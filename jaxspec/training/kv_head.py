@@ -255,12 +255,10 @@ def train_kv_head(
         batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed, readings)
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         params = {"head": head, "target": target.params}
-        with closing(
-            iterate(conversations, train.steps, read=batches, limit=recipe.unlearned)
-        ) as made:
-            head = fit(
-                train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs
-            )["head"]
+        out = directory / stage.name
+        made = iterate(conversations, train.steps, batches, recipe.unlearned)
+        with closing(made):
+            head = fit(train, params, loss_fn, made, out, places=places, inputs=inputs)["head"]
     return config, head
 
 

@@ -268,9 +268,8 @@ def _train(
     evaluate = None
     if recipe.held_out:
         samples = mixture([(sources[recipe.held_out], 1.0)], 0)
-        held_out = replace(
-            batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1)
-        )
+        alone = replace(batches, teacher=None, process=(0, 1))
+        held_out = replace(alone, samples=samples, batch=8, plain=False)
         shown = [held_out(step) for step in range(HELD_OUT)]
         evaluate = simulated(draft.model, shown, view, lora=recipe.lora)
     loss_fn = tuning_loss(
@@ -280,11 +279,9 @@ def _train(
         distillation=recipe.distillation,
         lora=recipe.lora,
     )
+    more: dict[str, Any] = {"places": places, "evaluate": evaluate, "inputs": inputs}
     with closing(iterate(batches, train.steps, limit=recipe.unlearned)) as made:
-        trained = fit(
-            train, params, loss_fn, made, directory, places=places, evaluate=evaluate, inputs=inputs
-        )
-    return without_teacher(trained)
+        return without_teacher(fit(train, params, loss_fn, made, directory, **more))
 
 
 def stage_data(
