@@ -209,7 +209,7 @@ def save_adapter(
     dtype: Any = jnp.bfloat16,
     image_processor: Any | None = None,
 ) -> None:
-    """Write the directory whole: in a folder next to `path`, and renamed.
+    """Write the adapter to a new directory, which is renamed to `path` at the end.
 
     It holds the model's config.json too, and all parts of an LVLM but its decoder.
     """

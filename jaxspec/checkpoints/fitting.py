@@ -131,7 +131,7 @@ def refuse(path: Path, problems: Sequence[str]) -> NoReturn:
 def unfit(
     config: Any, slots: Callable[[], Mapping[str, Slot]], stored: dict[str, StoredTensor]
 ) -> list[str]:
-    """Return how the tensors contradict config.json, as `misfits`.
+    """Return how the tensors contradict config.json; see `misfits`.
 
     Args:
       slots: Builds the slots, after the depth was checked: tracing a layer takes time.

@@ -84,7 +84,7 @@ def save_kv_head(
     engine: Engine = "vllm",
     architectures: list[str] | None = None,
 ) -> None:
-    """Write the directory whole: in a folder next to `path`, and renamed.
+    """Write the head to a new directory, which is renamed to `path` at the end.
 
     Args:
       dtype: Dtype of the tensors; None keeps each one's.

@@ -178,7 +178,7 @@ def forget(directory: str) -> None:
 
 
 def _check(found: Any) -> None:
-    """Raise ValueError where what was read is not what was written."""
+    """Raise ValueError unless the checksums of what was written match."""
     data = dict(found["data"])
     if "sum" in data and data.pop("sum") != _sum_of_json(data):
         raise ValueError("its place in the data is not what was saved")

@@ -261,7 +261,7 @@ class KVHeadConfig:
 
 
 def usual_layers(depth: int) -> tuple[int, ...]:
-    """Return the layers that EAGLE-3 heads read of a target by default."""
+    """Return the layers of a target that EAGLE-3 heads read by default."""
     layers = (2, depth // 2, depth - 3)
     if sorted(set(layers)) != list(layers):
         raise InputError(f"EAGLE-3 head: layers {layers} of {depth}; give target_layers, in order")
@@ -271,7 +271,7 @@ def usual_layers(depth: int) -> tuple[int, ...]:
 def eagle_decoder(
     target: RotaryConfig, layers: int = 1, target_layers: tuple[int, ...] = ()
 ) -> EagleConfig:
-    """Return the decoder of a new EAGLE-3 head: of its target's sizes, without biases."""
+    """Return the decoder of a new EAGLE-3 head: its target's sizes, without biases."""
     names = (
         *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
         *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),

@@ -144,7 +144,7 @@ def build_program(
     tree = None if config.tree is None else parse_tree(config.tree, config.gamma)
     scored = min((len(model.text.draft_vocabulary) or size for model in readers), default=size)
     if tree is not None and tree.width > scored:
-        raise InputError(f"tree: {config.tree!r} branches over the {scored} tokens")
+        raise InputError(f"tree: {config.tree!r} has more branches than there are tokens, {scored}")
     shown = prompt_views(views) if draft is not None else ()
     reader = draft or target
     if head is not None:

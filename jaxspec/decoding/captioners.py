@@ -54,7 +54,7 @@ def runs_torch(text: str) -> bool:
 
 
 def captioner_lack(text: str) -> str | None:
-    """Return the reason why the captioner cannot run here, with the mend, or None if it can.
+    """Return why the captioner cannot run here and how to mend that, or None if it can.
 
     Raises InputError if `text` names no captioner.
     """

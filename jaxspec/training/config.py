@@ -104,7 +104,7 @@ class TrainConfig:
         counts = ("steps", "batch", "accumulate", "save_every", "keep", "log_every")
         check_counts(**{name: getattr(self, name) for name in counts})
         if self.batch % self.accumulate:
-            raise InputError(f"accumulate: {self.accumulate} parts of a batch of {self.batch}")
+            raise InputError(f"accumulate: {self.accumulate} does not divide batch {self.batch}")
 
     def shortened(self) -> TrainConfig:
         """Return a trial's options: two steps, of as few samples as mesh and accumulation take.

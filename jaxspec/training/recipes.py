@@ -191,8 +191,8 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     if not _takes_tower(recipe, start.config):
         return start
     if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
-        kinds = f"{start.config.model_type} with the tower of a {target.config.model_type}"
-        raise InputError(f"start {recipe.start}: a {kinds}; give a Llama-like decoder and a LLaVA")
+        own, theirs = start.config.model_type, target.config.model_type
+        raise InputError(f"start {recipe.start}: a {own} cannot get the tower of a {theirs}")
     words = text_config(target.config).vocab_size
     text = replace(start.config, vocab_size=words)
     config: ModelConfig = replace(target.config, text_config=text)

@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):
 
 
 def test_parts_divide_a_batch():
-    with pytest.raises(InputError, match="accumulate: 3 parts"):
+    with pytest.raises(InputError, match="accumulate: 3 does not divide"):
         replace(STAGE, accumulate=3)
 
 
