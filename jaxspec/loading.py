@@ -170,9 +170,8 @@ class LoadedModel:
         Equal means the same values in the other's dtype, on the same devices. Otherwise return the
         model itself. Sharing frees the second copy of the tower.
         """
-        if not isinstance(self.config, LvlmConfig) or not isinstance(other.config, LvlmConfig):
-            return self
-        if self.mesh != other.mesh:
+        both = isinstance(self.config, LvlmConfig) and isinstance(other.config, LvlmConfig)
+        if not both or self.mesh != other.mesh:
             return self
         own, rest = split_tower(self.config, self.params)
         theirs = split_tower(other.config, other.params)[0]
@@ -281,9 +280,7 @@ def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
     ids = model.tokenizer.get_vocab().values()
     beyond = sum(i >= size for i in ids)
     if beyond > spare or max(ids, default=0) > WHOLE:
-        raise InputError(
-            f"{name} tokeniser: {beyond} ids are over vocab_size {size}; use the model's own"
-        )
+        raise InputError(f"{name} tokeniser: {beyond} ids are over vocab_size {size}; use its own")
 
 
 def check_words(tokenizer: Any, other: Any, name: str = "draft", whose: str = "the target") -> None:

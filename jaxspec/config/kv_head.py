@@ -202,9 +202,7 @@ class KVHeadConfig:
         """
         text: TextConfig = getattr(target, "text_config", target)
         if not isinstance(text, RotaryConfig):
-            raise InputError(
-                f"KV head: a {text.model_type} has no rotary keys; give another target"
-            )
+            raise InputError(f"KV head: a {text.model_type} has no rotary keys; give another")
         if options.get("feature") == "fused":
             own = eagle_decoder(text, layers, target_layers)
             names = {"feature", "gamma", "target_name", "key_layers", "parallel", "markov"}

@@ -138,11 +138,7 @@ class LlavaNextConfig(LlavaConfig):
 
     model_type: str = "llava_next"
     image_grid_pinpoints: tuple[tuple[int, int], ...] = (
-        (336, 672),
-        (672, 336),
-        (672, 672),
-        (1008, 336),
-        (336, 1008),
+        *((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)),
     )
     """Heights and widths of the grids, in whole tiles."""
 
