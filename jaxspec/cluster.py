@@ -35,16 +35,11 @@ def join_cluster(place: str) -> None:
         try:
             jax.distributed.initialize()
         except ValueError as error:
-            raise InputError(
-                "cluster: auto finds no TPU, SLURM or Open MPI job; give HOST:PORT,COUNT,INDEX"
-            ) from error
+            raise InputError("cluster: auto finds no job; give HOST:PORT,COUNT,INDEX") from error
         return
     found = re.fullmatch(r"(\S+:\d+),(\d+),(\d+)", place)
     if found is None or int(found[3]) >= int(found[2]):
-        raise InputError(
-            f"cluster: {place!r}; give auto, or HOST:PORT,COUNT,INDEX "
-            "with INDEX from 0 to COUNT - 1"
-        )
+        raise InputError(f"cluster: {place!r}; give auto, or HOST:PORT,COUNT,INDEX (from 0)")
     jax.distributed.initialize(found[1], int(found[2]), int(found[3]))
 
 

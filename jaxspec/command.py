@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 
 from jaxspec.errors import InputError, nearest, printable
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EAGAIN)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def script_name() -> str:
@@ -71,12 +71,10 @@ def input_errors(program: str) -> Iterator[None]:
     """
     if signal.getsignal(signal.SIGINT) in _expected:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    before, sys.unraisablehook = sys.unraisablehook, _interrupt_again
     try:
         try:
             yield
         finally:
-            sys.unraisablehook = before
             print(end="", flush=True)  # a failing write raises here, not at exit
     except InputError as error:
         _end(f"{program}: error: {printable(' '.join(str(error).split()))}", 2)
@@ -92,16 +90,6 @@ def input_errors(program: str) -> Iterator[None]:
             raise
         where = printable(str(error.filename or "output"))
         _end(f"{program}: error: {where}: cannot be written: {error.strerror}", 2)
-
-
-def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Send Ctrl-C again if Python dropped it in a callback, such as jax's garbage collection."""
-    if dropped.exc_type is KeyboardInterrupt:
-        threading.Timer(
-            0.01, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]
-        ).start()
-    else:
-        sys.__unraisablehook__(dropped)
 
 
 def silence_unread() -> bool:
@@ -160,7 +148,5 @@ def preset_names(kind: str) -> list[str]:
     package = f"configs.{kind}"
     spec = find_spec(package) if find_spec("configs") else None
     if spec is None or spec.submodule_search_locations is None:
-        raise InputError(
-            f"presets: {package} is not importable; run from a checkout of the project"
-        )
+        raise InputError(f"presets: {package} is not importable; run in a checkout of the project")
     return sorted(module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))

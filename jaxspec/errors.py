@@ -31,7 +31,7 @@ def check_counts(**counts: object) -> None:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return the mend for an unknown name: the most similar known name, or all known names."""
+    """Return advice for an unknown name: the most similar known name, or all known names."""
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known) or 'none'}"
 

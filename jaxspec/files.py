@@ -100,11 +100,7 @@ def signals_raise() -> Iterator[None]:
     def end(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    plain = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is signal.SIG_DFL
-    ]
+    plain = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
     for number in plain:
         signal.signal(number, end)
     try:
@@ -177,8 +173,6 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
 
 def check_directory(path: Path) -> None:
     """Raise InputError if no directory can be written here; restore one that a kill moved aside."""
-    if str(path) != str(path).encode(errors="replace").decode():
-        raise InputError(f"{path}: is not UTF-8, so tokenisers cannot open it; give another name")
     with writing(path):
         if path.is_symlink():
             raise InputError(f"{path}: is a symbolic link; give the directory that it leads to")
@@ -190,9 +184,7 @@ def check_directory(path: Path) -> None:
         if os.path.ismount(path):
             raise InputError(f"{path}: is a mount point; give a directory in it")
         if path.resolve() in (here := Path.cwd().resolve(), *here.parents):
-            raise InputError(
-                f"{path}: holds the working directory; give another, or start from elsewhere"
-            )
+            raise InputError(f"{path}: holds the working directory; give another path")
         if not path.exists() and path.with_name(f".{path.name}.old").exists():
             with sole(_lock_of(path)):
                 _restore(path)
@@ -229,9 +221,7 @@ def sole(path: Path) -> Iterator[None]:
             lock.acquire()
         except Timeout:
             holder = path.read_text(errors="replace").strip() or "another process"
-            raise InputError(
-                f"{path}: held by {holder}; wait until that ends, or give another place"
-            ) from None
+            raise InputError(f"{path}: held by {holder}; wait, or give another place") from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise

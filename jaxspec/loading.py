@@ -107,9 +107,7 @@ class LoadedModel:
         setup_runtime()
         path = locate(path_or_id, revision)
         if is_kv_head(path):
-            raise InputError(
-                f"{path}: a KV head, not a model; load its target and call with_head({str(path)!r})"
-            )
+            raise InputError(f"{path}: a KV head, not a model; give it to with_head of its target")
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")
@@ -163,11 +161,7 @@ class LoadedModel:
         if self.images is None or self.config.model_type == "llava":
             return self
         if self.config.model_type != "llava_next" or not isinstance(self.config, LlavaNextConfig):
-            raise InputError(
-                f"tiles: only a llava_next model can be read without tiles, and this is "
-                f"{self.config.model_type!r}; "
-                "leave the option out"
-            )
+            raise InputError(f"tiles: a {self.config.model_type!r} cannot be read without tiles")
         params = {name: leaf for name, leaf in self.params.items() if name != "image_newline"}
         processor = single_tile_processor(self.image_processor)
         return replace(
@@ -180,9 +174,8 @@ class LoadedModel:
         Equal means the same values in the other's dtype, on the same devices. Otherwise return the
         model itself. Sharing frees the second copy of the tower.
         """
-        if not isinstance(self.config, LvlmConfig) or not isinstance(other.config, LvlmConfig):
-            return self
-        if self.mesh != other.mesh:
+        both = isinstance(self.config, LvlmConfig) and isinstance(other.config, LvlmConfig)
+        if not both or self.mesh != other.mesh:
             return self
         own, rest = split_tower(self.config, self.params)
         theirs = split_tower(other.config, other.params)[0]
@@ -248,12 +241,8 @@ def image_tiles(model: LoadedModel | None, prompt: Prompt[Picture], buckets: Seq
     """Return the bucket for the tiles of a prompt's images in a model; 0 without a model."""
     if model is None:
         return 0
-    reader = model.images
-    count = (
-        sum(reader.tiles((x.height, x.width), len(prompt.images)) for x in prompt.images)
-        if reader
-        else 0
-    )
+    reader, images = model.images, prompt.images
+    count = sum(reader.tiles((x.height, x.width), len(images)) for x in images if reader)
     return bucket(count, buckets, "image tiles of one prompt")
 
 
@@ -296,10 +285,7 @@ def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
     ids = model.tokenizer.get_vocab().values()
     beyond = sum(i >= size for i in ids)
     if beyond > spare or max(ids, default=0) > WHOLE:
-        raise InputError(
-            f"{name} vocabulary: {beyond} tokens of the tokeniser have ids over config.json's "
-            f"vocab_size {size}; use the tokeniser that belongs to the model"
-        )
+        raise InputError(f"{name} tokeniser: {beyond} ids are over vocab_size {size}; use its own")
 
 
 def check_words(
@@ -330,12 +316,9 @@ def check_words(
         first = f"{missing} tokens are in one only"
         if different:
             i, word = different[0]
-            moved = ours.get(word, i) != i
-            first = (
-                f"{word!r} is {i} against {ours[word]}"
-                if moved
-                else f"{i} is {word!r} against {words[i]!r}"
-            )
+            first = f"{word!r} is {i} against {ours.get(word)}"
+            if ours.get(word, i) == i:
+                first = f"{i} is {word!r} against {words[i]!r}"
         raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
 
 
@@ -344,10 +327,8 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
     check_words(target.tokenizer, draft.tokenizer)
     check_vocabulary("draft", draft, SPARE_TOKENS)
     shown = [view.name for view in views if view.shows_placeholder]
-    token, words = (
-        getattr(target.config, "image_token_index", 0),
-        text_config(draft.config).vocab_size,
-    )
+    token = getattr(target.config, "image_token_index", 0)
+    words = text_config(draft.config).vocab_size
     if shown and token >= words:
         raise InputError(
             f"views: {','.join(shown)} shows token {token}, and the draft has {words} tokens; "
@@ -356,10 +337,7 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
     if isinstance(draft.config, LvlmConfig) and isinstance(target.config, LvlmConfig):
         here, there = draft.config.image_token_index, target.config.image_token_index
         if here != there:
-            raise InputError(
-                f"draft: image_token_index {here}, and the target's is {there}; "
-                "use a draft made for this target"
-            )
+            raise InputError(f"draft: image_token_index {here}, and the target's is {there}")
         return
     blind = [view.name for view in views if view.reads_images]
     if blind:

@@ -7,7 +7,6 @@ the model's own. Names are those of transformers' modules, as its versions 4 and
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, tensor
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
 from jaxspec.config import ModelConfig
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 from jaxspec.models import family_of
 from jaxspec.models.lora import LORA, Lora
 from jaxspec.typing import Array, Params
@@ -99,8 +98,7 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
     for entry, values in _UNSUPPORTED.items():
         if entry in raw and raw[entry] not in values:
             raise InputError(
-                f"adapter {path}: {entry} {raw[entry]!r} is not supported; merge it with PEFT "
-                "(merge_and_unload), and give the merged model"
+                f"adapter {path}: {entry} {raw[entry]!r} is not supported; merge it with PEFT"
             )
     return _fitted(path, raw, slots_of(config)[0], family_of(config.model_type).layouts)
 
@@ -126,37 +124,34 @@ def _fitted(
         else:
             whole[hub_name(module, layouts)] = tensor
     pairs: dict[str, Pair] = {}
+    wanted: list[tuple[StoredTensor, tuple[int, ...]]] = []
     for name, both in factors.items():
         if name not in slots or slots[name].order != (1, 0):
             problems.append(f"the model has no matrix {name}")
         elif len(both) < 2:
             problems.append(f"{next(iter(both.values())).name} comes alone, without its other half")
         else:
-            rank, scale = _rank_and_scale(path, raw, modules[name])
+            with reading(f"{path / CONFIG}: no rank and alpha of {modules[name]}", "write it anew"):
+                rank, scale = _rank_and_scale(raw, modules[name])
             rows, columns = slots[name].shape
-            for tensor, wanted in ((both["A"], (rank, rows)), (both["B"], (columns, rank))):
-                if tensor.shape != wanted:
-                    problems.append(
-                        f"{tensor.name} is {list(tensor.shape)}, and {CONFIG} and the model "
-                        f"ask for {list(wanted)}"
-                    )
+            wanted += [(both["A"], (rank, rows)), (both["B"], (columns, rank))]
             pairs[name] = Pair(both["A"], both["B"], scale)
     for name, tensor in whole.items():
-        if name not in slots:
+        if name in slots:
+            wanted.append((tensor, slots[name].file_shape))
+        else:
             problems.append(f"the model has no tensor {name}")
-        elif tensor.shape != slots[name].file_shape:
-            problems.append(
-                f"{tensor.name} is {list(tensor.shape)}, and the model's is "
-                f"{list(slots[name].file_shape)}"
-            )
-    if not problems and not pairs and not whole:
-        problems.append("holds no tensors")
+    problems += [
+        f"{tensor.name} is {list(tensor.shape)}, and {CONFIG} and the model ask for {list(shape)}"
+        for tensor, shape in wanted
+        if tensor.shape != shape
+    ]
     if problems:
         refuse(path, problems)
     return Adapter(pairs, whole)
 
 
-def _rank_and_scale(path: Path, raw: Mapping[str, Any], module: str) -> tuple[int, float]:
+def _rank_and_scale(raw: Mapping[str, Any], module: str) -> tuple[int, float]:
     """Return a module's rank and scale; entries of the patterns count before the common ones."""
 
     def own(patterns: str, common: str) -> Any:
@@ -166,9 +161,6 @@ def _rank_and_scale(path: Path, raw: Mapping[str, Any], module: str) -> tuple[in
         return raw.get(common)
 
     rank, alpha = own("rank_pattern", "r"), own("alpha_pattern", "lora_alpha")
-    for name, value, least in (("r", rank, 1), ("lora_alpha", alpha, -math.inf)):
-        if not isinstance(value, (int, float)) or not least <= value < math.inf:
-            raise InputError(f"adapter {path}: {name} {value!r} of {module}; write it again")
     return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
 
 
@@ -217,7 +209,7 @@ def save_adapter(
     dtype: Any = jnp.bfloat16,
     image_processor: Any | None = None,
 ) -> None:
-    """Write the directory whole: in a folder next to `path`, and renamed.
+    """Write the adapter to a new directory, which is renamed to `path` at the end.
 
     It holds the model's config.json too, and all parts of an LVLM but its decoder.
     """

@@ -47,7 +47,7 @@ _LARGEST = 256 << 20
 
 
 def check_files(path: Path) -> None:
-    """Raise InputError for a file to read that is a pipe, a device, huge, or outside the directory.
+    """Raise InputError for a file that is a pipe, a device, huge, or outside of the directory.
 
     Links may lead within the directory, and to the blobs of a hub cache. The error for any other
     link is the same whether or not its target exists.
@@ -61,16 +61,12 @@ def check_files(path: Path) -> None:
             continue
         there = Path(os.path.realpath(file))
         if not any(there.is_relative_to(home) for home in homes):
-            raise InputError(
-                f"{file}: a link that leads out of the directory; put the file itself there"
-            )
+            raise InputError(f"{file}: a link out of the directory; put the file itself there")
         found = there.stat() if there.exists() else None
         if found and not stat.S_ISREG(found.st_mode):
             raise InputError(f"{file}: no regular file; remove it")
         if found and file.suffix not in _WEIGHTS and found.st_size > _LARGEST:
-            raise InputError(
-                f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read; fetch it again"
-            )
+            raise InputError(f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read")
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -79,7 +75,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def without_torch() -> str:
-    """Return why .bin weights cannot be read here, and the mend; "" where they can.
+    """Return why .bin weights cannot be read here, and how to mend that; "" if they can be read.
 
     It does not import torch.
     """
@@ -97,7 +93,7 @@ def without_torch() -> str:
 
 
 def other_weights(path: Path) -> str:
-    """Return the files that replace weights in a directory, and the mend; "" if none is known."""
+    """Return what a directory holds in place of weights, and how to mend that; "" if unknown."""
     others = re.compile(r"adapter_config\.json|pytorch_model-.+|.+\.(gguf|bin|pth|msgpack)")
     found = sorted(file.name for file in path.iterdir() if others.fullmatch(file.name))
     if not found or (path / BIN).is_file() or (path / BIN_INDEX).is_file():
@@ -156,7 +152,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
 
 
 def quantised(path: Path, raw: dict[str, Any]) -> list[str]:
-    """Return one problem if the model or a part of it is quantised, else an empty list."""
+    """Return a list with one problem if a part of the model is quantised, else an empty list."""
     parts = [raw, *(part for part in raw.values() if isinstance(part, dict))]
     keys = ("quantization_config", "compression_config")
     found = [part[key] for part in parts for key in keys if part.get(key)]
@@ -217,9 +213,7 @@ def check_destination(path: str | Path, overwrite: bool, source: Path | None = N
     if not (path / "config.json").is_file():
         raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
     if not overwrite:
-        raise InputError(
-            f"{path}: holds a checkpoint; give another path, or --overwrite (overwrite=True)"
-        )
+        raise InputError(f"{path}: holds a checkpoint; give another path, or --overwrite")
 
 
 def check_output(out: Path, *runs: Path) -> None:
@@ -230,6 +224,4 @@ def check_output(out: Path, *runs: Path) -> None:
     """
     check_destination(out, overwrite=True)
     if (out / "config.json").exists() and not any(run.exists() for run in runs):
-        raise InputError(
-            f"--out {out}: holds a model that another run made; give another path, or remove it"
-        )
+        raise InputError(f"--out {out}: holds another run's model; give another path, or remove it")

@@ -53,20 +53,10 @@ def with_words(config: KVHeadConfig, stored: Mapping[str, StoredTensor]) -> KVHe
         text = replace(text, own_embedding=True)
     if "d2t" not in stored:
         if text.draft_vocabulary:
-            raise InputError(
-                f"EAGLE-3 head: draft_vocab_size {len(text.draft_vocabulary)} of "
-                f"{text.vocab_size} tokens, and the files lack d2t; fetch them again"
-            )
+            raise InputError("EAGLE-3 head: the files lack d2t, the draft vocabulary; fetch it")
         return replace(config, text_config=text)
-    tensor = stored["d2t"]
-    if tensor.shape != (len(text.draft_vocabulary) or text.vocab_size,):
-        raise InputError(
-            f"EAGLE-3 head: d2t is {list(tensor.shape)}, config.json says draft_vocab_size "
-            f"{len(text.draft_vocabulary) or text.vocab_size}; fetch both again"
-        )
-    words = np.arange(len(tensor.read())) + tensor.read()
-    if words.min() < 0:
-        raise InputError("EAGLE-3 head: d2t names tokens below 0; fetch it again")
+    offsets = stored["d2t"].read()
+    words = np.arange(len(offsets)) + offsets
     whole = np.array_equal(words, np.arange(text.vocab_size))
     text = replace(text, draft_vocabulary=() if whole else tuple(words.tolist()))
     return replace(config, text_config=text)
@@ -119,10 +109,7 @@ def eagle_config(
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [method | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
-            "verifier": {
-                "name_or_path": config.target_name,
-                "architectures": architectures or [],
-            },
+            "verifier": {"name_or_path": config.target_name, "architectures": architectures or []},
         },
     }
 

@@ -9,24 +9,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
 from jaxspec.checkpoints.eagle import Engine
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.model_card import (
-    Exported,
-    model_name,
-    write_head_card,
-    write_model_card,
-)
+from jaxspec.checkpoints.model_card import Exported, model_name, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.checkpoints.served_draft import check_served
-from jaxspec.config import KVHeadConfig, ModelConfig, text_config
+from jaxspec.config import KVHeadConfig, ModelConfig, TextConfig, text_config
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, text_params
+from jaxspec.models import text_params
 from jaxspec.models.vocabulary import narrowed, widened
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.portable import chat_templates
@@ -85,22 +79,29 @@ def export(
             raise InputError(f"{path}: a KV head, which takes no adapter; leave it out")
         return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
     found = load(path, adapter=adapter)
-    model = Exported(path, found.config, found.params)
-    raw = read_raw_config(path)
+    config, params, raw = found.config, found.params, read_raw_config(path)
     if text_only:
-        model, raw = _text_model(model, raw)
+        config, params, raw = _text_model(path, config, params, raw)
     if engine is not None:
-        check_served(path, model.config, engine, target is not None and draft_vocabulary is None)
-    words = text_config(model.config).draft_vocabulary
+        check_served(path, config, engine, target is not None and draft_vocabulary is None)
+    words = text_config(config).draft_vocabulary
     kept = _first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
-    model = _with(model, *widened(model.config, model.params))
+    size = text_config(config).vocab_size
+    config, params = widened(config, params)
     if target is not None:
-        model = _for_target(model, target)
+        config, params = pad_vocabulary(config, params, target.vocab_size)
     if kept:
-        model = _with(model, *narrowed(model.config, model.params, kept))
-    model = replace(model, scored=len(kept or words))
+        config, params = narrowed(config, params, kept)
+    model = Exported(
+        path,
+        config,
+        params,
+        target=target.name if target else "",
+        added=text_config(config).vocab_size - size,
+        scored=len(kept or words),
+    )
     _write(model, destination, replace(options, extra=raw))
-    return model.config
+    return config
 
 
 def _export_head(
@@ -116,17 +117,11 @@ def _export_head(
     if not config.fused and engine is not None:
         raise InputError(f"{source}: a KV head, which {engine} cannot serve; train an EAGLE-3 head")
     if text_only or (target is not None and not config.fused):
-        raise InputError(
-            f"{source}: a KV head has no vocabulary or tower of its own; "
-            "leave vocab-of and text-only out"
-        )
+        raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
     if target is not None:
         config = replace(config, target_name=target.name)
     if draft_vocabulary is not None and config.fused:
-        raise InputError(
-            f"{source}: an EAGLE-3 head, whose draft vocabulary is in order of ids, not of use; "
-            "leave draft-vocabulary out, or train with another one"
-        )
+        raise InputError(f"{source}: an EAGLE-3 head keeps its draft vocabulary; leave that out")
     if engine == "speculators" and not config.target_name:
         raise InputError(f"{source}: does not name its target, which {engine} needs; give vocab-of")
     if draft_vocabulary is not None:
@@ -147,48 +142,20 @@ def _export_head(
         engine=engine or "vllm",
         architectures=list(target.architectures) if target else None,
     )
-    if engine is not None:
-        _check_written(destination, config, params, options)
     return config
 
 
-def _check_written(
-    path: str | Path, config: KVHeadConfig, params: Params, options: SaveOptions
-) -> None:
-    """Raise InputError unless the files of a head hold its numbers."""
-    found, written = load_kv_head(path)
-    words = config.text_config.draft_vocabulary
-    order = np.argsort(words or range(config.text_config.vocab_size))
-    kernel = params["lm_head"]["kernel"][:, order]
-    expected = jax.tree.map(
-        lambda leaf: leaf.astype(options.dtype or leaf.dtype),
-        {**params, "lm_head": {"kernel": kernel}},
-    )
-    same = jax.tree.map(np.array_equal, written, expected)
-    if not jax.tree.all(same) or found.text_config.draft_vocabulary != tuple(sorted(words)):
-        raise InputError(f"{path}: does not hold what was written; write it on another disk")
-
-
-def _text_model(model: Exported, raw: dict[str, Any]) -> tuple[Exported, dict[str, Any]]:
+def _text_model(
+    source: Path, whole: ModelConfig, params: Params, raw: Mapping[str, Any]
+) -> tuple[TextConfig, Params, dict[str, Any]]:
     """Return an LVLM's decoder as a model of its own, and its part of config.json."""
-    if not LanguageModel(model.config).has_vision:
-        kind = model.config.model_type
-        raise InputError(f"{model.source}: {kind!r} is a text model already; leave text-only out")
-    config, raw = text_config(model.config), _text_entries(raw)
+    if isinstance(whole, TextConfig):
+        kind = whole.model_type
+        raise InputError(f"{source}: {kind!r} is a text model already; leave text-only out")
+    config, raw = whole.text_config, _text_entries(raw)
     missing = [key for key in _TOKEN_IDS if getattr(config, key) is None and key in raw]
     config = replace(config, **{key: raw[key] for key in missing})
-    return _with(model, config, text_params(model.config, model.params)), raw
-
-
-def _for_target(model: Exported, target: Target) -> Exported:
-    """Return the model with the target's vocabulary size."""
-    added = target.vocab_size - text_config(model.config).vocab_size
-    padded = _with(model, *pad_vocabulary(model.config, model.params, target.vocab_size))
-    return replace(padded, target=target.name, added=added)
-
-
-def _with(model: Exported, config: ModelConfig, params: Params) -> Exported:
-    return replace(model, config=config, params=params)
+    return config, text_params(whole, params), raw
 
 
 def _write(model: Exported, destination: str | Path, options: SaveOptions) -> None:
@@ -207,20 +174,13 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
         copy_processors(source, path, model.config, encoder and encoder.tokenizer, add_bos)
         write_model_card(path, model_name(destination), model)
 
-    save(
-        destination,
-        model.config,
-        model.params,
-        replace(options, generation=generation),
-        write_more=write_more,
-    )
+    options = replace(options, generation=generation)
+    save(destination, model.config, model.params, options, write_more=write_more)
 
 
 def _first_words(path: Path, words: tuple[int, ...], count: int) -> tuple[int, ...]:
     if not 0 < count <= len(words):
-        raise InputError(
-            f"{path}: a draft vocabulary of {len(words)} tokens, not {count}; give fewer"
-        )
+        raise InputError(f"{path}: a draft vocabulary of {len(words)} tokens, not {count}")
     return words[:count]
 
 
@@ -234,10 +194,7 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
     """
     text = text_config(config)
     if size < text.vocab_size:
-        raise InputError(
-            f"vocabulary: {text.vocab_size} tokens, more than the target's {size}; "
-            "export for a target with the same tokeniser"
-        )
+        raise InputError(f"vocabulary: {text.vocab_size} tokens, more than the target's {size}")
 
     text = replace(text, vocab_size=size)
     padded = text if text_config(config) is config else replace(config, text_config=text)

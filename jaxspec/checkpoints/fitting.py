@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jaxspec.checkpoints.directories import check_files, parse_config, quantised, read_raw_config
+from jaxspec.checkpoints.directories import parse_config, quantised, read_raw_config
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_directory
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError, collected, reading
@@ -42,27 +42,19 @@ class Survey:
 def survey(path: Path) -> Survey:
     """Return the contents and problems of a local directory, without reading its tensors."""
     problems: list[str] = []
-    config = None
-    with collected(problems):
-        check_files(path)
-    if problems:
-        return Survey(None, {}, problems)
     with collected(problems):
         raw = read_raw_config(path)
         problems += quantised(path, raw)
         config = parse_config(path, raw)
-    if config is None and not (path / "config.json").is_file():
-        return Survey(None, {}, problems)
-    tensors = list_directory(path, problems)
-    if config is None:
-        return Survey(None, {tensor.name: tensor for tensor in tensors}, problems)
-    whole = not problems
-    stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
-    if stored or whole:
-        found = unfit(config, lambda: slots_of(config)[0], stored)
-        # The tensors of an unreadable shard are not listed once more.
-        problems += [problem for problem in found if whole or not problem.endswith(" is missing")]
-    return Survey(config, stored, problems)
+        tensors = list_directory(path, problems)
+        whole = not problems
+        stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
+        if stored or whole:
+            found = unfit(config, lambda: slots_of(config)[0], stored)
+            # The tensors of an unreadable shard are not listed once more.
+            problems += [line for line in found if whole or not line.endswith(" is missing")]
+        return Survey(config, stored, problems)
+    return Survey(None, {}, problems)
 
 
 @dataclass(frozen=True)
@@ -139,7 +131,7 @@ def refuse(path: Path, problems: Sequence[str]) -> NoReturn:
 def unfit(
     config: Any, slots: Callable[[], Mapping[str, Slot]], stored: dict[str, StoredTensor]
 ) -> list[str]:
-    """Return how the tensors contradict config.json, as `misfits`.
+    """Return how the tensors contradict config.json; see `misfits`.
 
     Args:
       slots: Builds the slots, after the depth was checked: tracing a layer takes time.

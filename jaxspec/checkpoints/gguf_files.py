@@ -23,7 +23,7 @@ from jaxspec.checkpoints.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import LlamaConfig, Qwen2Config, RotaryConfig
-from jaxspec.errors import InputError, reading
+from jaxspec.errors import InputError, needing, reading
 from jaxspec.models.layers import rotary_frequencies
 
 SMOLLM2 = "smollm2-135m"
@@ -84,10 +84,6 @@ class _Leaf:
         kind = self.tensor.tensor_type
         with reading(f"{self.place}: {kind.name} cannot be dequantised", "take another file"):
             numbers = import_module("gguf").dequantize(self.tensor.data, kind)
-        if not np.isfinite(numbers).all():
-            raise InputError(
-                f"{self.place}: holds NaN or infinity; fetch it again, or another model"
-            )
         if self.heads:
             pairs = numbers.reshape(self.heads, -1, 2, *numbers.shape[1:])
             numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
@@ -135,12 +131,10 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
       InputError: as `save`; or the file is unreadable, of another architecture, or contradicts
         itself.
     """
-    if find_spec("gguf") is None:
-        raise InputError(
-            f"{file}: needs the gguf package, which is not installed; pip install -e '.[gguf]'"
-        )
+    with needing(str(file), "gguf"):
+        gguf = import_module("gguf")
     with reading(f"{file}: not readable as GGUF", "fetch it again"):
-        reader: Any = import_module("gguf").GGUFReader(file)
+        reader: Any = gguf.GGUFReader(file)
         entries = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         factors = tensors.pop("rope_freqs.weight", None)
@@ -154,8 +148,7 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
         config = _config(file, entries, stored, factors and factors.data)
         if problems := problems or unfit(config, lambda: slots_of(config)[0], stored):
             refuse(file, problems)
-        ids = special_ids(str(file), entries, config.vocab_size)
-        tokenizer = gguf_tokenizer(str(file), entries, config.vocab_size)
+        ids, tokenizer = special_ids(entries), gguf_tokenizer(entries)
     slots, tree = slots_of(config)
     reordered = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
@@ -180,10 +173,7 @@ def _config(
 ) -> RotaryConfig:
     kind = entries.get("general.architecture")
     if kind not in _FAMILIES:
-        raise InputError(
-            f"{file}: architecture {kind!r} is not supported in GGUF; "
-            f"supported: {', '.join(_FAMILIES)}"
-        )
+        raise InputError(f"{file}: architecture {kind!r} is not one of {', '.join(_FAMILIES)}")
     own = {name.removeprefix(f"{kind}."): value for name, value in entries.items()}
     scaling = {
         "rope_type": own.get("rope.scaling.type", "none").replace("none", "default"),
@@ -210,15 +200,10 @@ def _config(
         if not np.allclose(
             rotary_frequencies(config) * factors, rotary_frequencies(plain), rtol=1e-4, atol=0
         ):
-            raise InputError(
-                f"{file}: rope_freqs.weight is not Llama 3's, which alone is supported; "
-                "take another file"
-            )
+            raise InputError(f"{file}: rope_freqs.weight is not Llama 3's; take another file")
     window = max(own.get("attention.sliding_window", 0), config.max_position_embeddings)
     whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
     for name, value in (whole | {"attention.sliding_window": window}).items():
         if own.get(name, value) not in (value, 0):
-            raise InputError(
-                f"{file}: {kind}.{name} {own[name]} is not supported; supported: {value}"
-            )
+            raise InputError(f"{file}: {kind}.{name} is {own[name]}, supported: {value}")
     return config

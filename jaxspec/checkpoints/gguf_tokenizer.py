@@ -7,8 +7,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from jaxspec.errors import InputError
-
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot"}
 """transformers' name of a special token -> the one in `tokenizer.ggml.NAME_token_id`."""
 _BOS_BY_DEFAULT = ("llama", "llama-bpe", "llama3", "llama-v3")
@@ -17,40 +15,18 @@ _CONTROL, _USER_DEFINED = 3, 4
 """Types of tokens that are matched whole in a text."""
 
 
-def special_ids(place: str, entries: dict[str, Any], vocab_size: int) -> dict[str, int]:
-    """Return the ids of the special tokens that the file names, by role: bos, eos, unk, pad, eot.
-
-    Raises InputError for an id outside of the vocabulary.
-    """
+def special_ids(entries: dict[str, Any]) -> dict[str, int]:
+    """Return the ids of the special tokens that the file names, by role, such as bos."""
     named = {role: f"tokenizer.ggml.{theirs}_token_id" for role, theirs in _ROLES.items()}
-    ids = {role: entries[name] for role, name in named.items() if name in entries}
-    for role, i in ids.items():
-        if not isinstance(i, int) or not 0 <= i < vocab_size:
-            raise InputError(
-                f"{place}: {named[role]} {i} is no token; give a whole number below {vocab_size}"
-            )
-    return ids
+    return {role: entries[name] for role, name in named.items() if name in entries}
 
 
-def gguf_tokenizer(place: str, entries: dict[str, Any], vocab_size: int) -> Any:
-    """Return the tokeniser of a file's metadata, with its chat template.
-
-    Args:
-      place: The file, for errors.
-
-    Raises InputError for a chat template that is no text, or tokens that the model has no
-    embeddings for.
-    """
+def gguf_tokenizer(entries: dict[str, Any]) -> Any:
+    """Return the tokeniser of a file's metadata, with its chat template."""
     from tokenizers import pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    tokens, template = entries["tokenizer.ggml.tokens"], entries.get("tokenizer.chat_template")
-    if not isinstance(template, str | None):
-        raise InputError(f"{place}: tokenizer.chat_template is no text; fetch it again")
-    if len(tokens) > vocab_size:
-        raise InputError(
-            f"{place}: has {len(tokens)} tokens and {vocab_size} embeddings; fetch it again"
-        )
+    tokens, ids = entries["tokenizer.ggml.tokens"], special_ids(entries)
     own = {name.removeprefix("tokenizer."): value for name, value in entries.items()}
     kinds = own["ggml.model"], own.get("ggml.pre")
     words = _within_vocabulary(_as_transformers(entries["general.architecture"], own), own)
@@ -61,7 +37,6 @@ def gguf_tokenizer(place: str, entries: dict[str, Any], vocab_size: int) -> Any:
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
-    ids = special_ids(place, entries, len(tokens))
     # None is written too: where a role is missing, Qwen2Tokenizer adds <|endoftext|> for it.
     roles = ("bos", "eos", "unk", "pad")
     special = {f"{role}_token": tokens[ids[role]] if role in ids else None for role in roles}
@@ -72,7 +47,7 @@ def gguf_tokenizer(place: str, entries: dict[str, Any], vocab_size: int) -> Any:
             [bos, "$A"], [bos, "$A", "$B"], [(bos, ids["bos"])]
         )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
-    tokenizer.chat_template = template
+    tokenizer.chat_template = entries.get("tokenizer.chat_template")
     return tokenizer
 
 

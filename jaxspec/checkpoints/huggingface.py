@@ -64,11 +64,10 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Hold a model read from `path`, a local directory, which also holds its processors."""
+    """Hold a model that was read."""
 
     config: ModelConfig
     params: Params
-    path: Path
     report: LoadReport
 
 
@@ -110,7 +109,7 @@ def load(
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)
     report = LoadReport(nbytes, devices, time.perf_counter() - start, _peak_memory() - before)
-    return Checkpoint(found.config, params, path, report)
+    return Checkpoint(found.config, params, report)
 
 
 def read_params(

@@ -45,11 +45,7 @@ from jaxspec.checkpoints.eagle import Engine, eagle_config, eagle_tensors, in_ow
 from jaxspec.checkpoints.fitting import refuse, slots_in, tensor_name, unfit
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.tensor_files import (
-    StoredTensor,
-    list_directory,
-    write_tensors,
-)
+from jaxspec.checkpoints.tensor_files import StoredTensor, list_directory, write_tensors
 from jaxspec.config import KVHeadConfig
 from jaxspec.config.eagle import is_eagle
 from jaxspec.errors import InputError
@@ -88,7 +84,7 @@ def save_kv_head(
     engine: Engine = "vllm",
     architectures: list[str] | None = None,
 ) -> None:
-    """Write the directory whole: in a folder next to `path`, and renamed.
+    """Write the head to a new directory, which is renamed to `path` at the end.
 
     Args:
       dtype: Dtype of the tensors; None keeps each one's.
@@ -135,9 +131,7 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
     """
     path = locate(path)
     if not is_kv_head(path):
-        raise InputError(
-            f"KV head {str(path)!r}: the directory of another model; give a head's directory"
-        )
+        raise InputError(f"{path}: the directory of another model; give a head's directory")
     config, stored, wrong = list_kv_head(path)
     if wrong:
         refuse(path, wrong)

@@ -32,9 +32,7 @@ def locate(
     if named and path.exists():
         if path.suffix == ".gguf" and path.is_file():
             return converted(path)
-        raise InputError(
-            f"checkpoint {str(path_or_id)!r}: is a file; give the directory that holds config.json"
-        )
+        raise InputError(f"checkpoint {str(path)!r}: is a file; give the directory")
     if path_or_id == SMOLLM2:
         return smollm2()
     if path_or_id == EYES:
@@ -46,7 +44,7 @@ def locate(
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError
 
-    what = f"checkpoint {path_or_id!r}: no such directory, and not to be had from the hub"
+    what = f"checkpoint {path_or_id!r}: no such directory, and cannot be fetched from the hub"
     with reading(what, "check name, revision and network, or give a local directory"):
         try:
             patterns = [*SMALL, "model*.safetensors"] if wanted is None else [*wanted]

@@ -85,7 +85,7 @@ def write_model_card(path: Path, name: str, model: Exported) -> None:
 def write_head_card(
     path: Path, config: KVHeadConfig, params: Params, name: str, source: Path
 ) -> None:
-    """Write what a head is, for which target, and how to draft with it."""
+    """Write a head's facts, its target, and the command that drafts with it."""
     text = config.text_config
     kinds = (
         "KV head: a draft that reads its target's key-value cache",

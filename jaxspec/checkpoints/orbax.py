@@ -16,7 +16,6 @@ import sys
 import zlib
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import jax
@@ -65,12 +64,7 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, WriteError):
             return  # closing waits for the write that failed, and raises anew
         with self._writing():
@@ -184,7 +178,7 @@ def forget(directory: str) -> None:
 
 
 def _check(found: Any) -> None:
-    """Raise ValueError where what was read is not what was written."""
+    """Raise ValueError unless the checksums of what was written match."""
     data = dict(found["data"])
     if "sum" in data and data.pop("sum") != _sum_of_json(data):
         raise ValueError("its place in the data is not what was saved")

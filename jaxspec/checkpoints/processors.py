@@ -26,7 +26,6 @@ from jaxspec.config import (
     LlavaOnevisionConfig,
     LvlmConfig,
     ModelConfig,
-    Qwen3VLConfig,
     QwenVLConfig,
     TextConfig,
 )
@@ -134,9 +133,7 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
         size = settings.get(name)
         for edge, value in (size if isinstance(size, dict) else {name: size}).items():
             if value is not None and not (isinstance(value, int) and 0 < value <= limit):
-                raise InputError(
-                    f"{where}: {edge} {value!r}; give a whole number from 1 to {limit}, or {_MEND}"
-                )
+                raise InputError(f"{where}: {edge} {value!r}; give 1 to {limit}, or {_MEND}")
     with reading(f"{where}: fails on a blank image", _MEND), np.errstate(all="ignore"):
         for high, wide in settings.get("image_grid_pinpoints") or ():
             if high * wide > pixels:
@@ -179,11 +176,11 @@ def save_processors(
 
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     """Return the settings by which transformers' processor counts placeholders."""
+    kind = config.architecture.removesuffix("ForConditionalGeneration")
     if isinstance(config, QwenVLConfig):
-        kind = "Qwen3VL" if isinstance(config, Qwen3VLConfig) else "Qwen2_5_VL"
         return {"processor_class": f"{kind}Processor"}
     shared = {
-        "processor_class": type(config).__name__.removesuffix("Config") + "Processor",
+        "processor_class": f"{kind}Processor",
         "image_token": tokenizer.convert_ids_to_tokens(config.image_token_index),
         "vision_feature_select_strategy": config.vision_feature_select_strategy,
     }
@@ -233,9 +230,7 @@ def copy_processors(
         _rewrite(whole, {}, _processor(config, tokenizer))
     for name, text in tokenizer.chat_template.items():
         if Path(name).name != name:
-            raise InputError(
-                f"{source}: chat template {name!r}; give it a name that a file can have"
-            )
+            raise InputError(f"{source}: chat template {name!r} is no name of a file; rename it")
         named = f"additional_chat_templates/{name}.jinja"
         file = path / ("chat_template.jinja" if name == "default" else named)
         file.parent.mkdir(exist_ok=True)
@@ -283,10 +278,7 @@ def _require(path: str | Path, files: tuple[str, ...], what: str) -> str:
     check_files(Path(path))
     found = _first(Path(path), files)
     if found is None:
-        raise InputError(
-            f"{path}: no {what} (neither {' nor '.join(files)}); "
-            "copy it there from the model it belongs to"
-        )
+        raise InputError(f"{path}: no {what} (neither {' nor '.join(files)}); copy it there")
     return found
 
 

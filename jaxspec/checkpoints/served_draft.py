@@ -23,20 +23,12 @@ def check_served(source: Path, config: ModelConfig, engine: str, padded: bool) -
     if engine != "vllm":
         raise InputError(f"{source}: not an EAGLE-3 head, which alone is written for {engine}")
     if isinstance(config, LvlmConfig):
-        raise InputError(
-            f"{source}: a {config.model_type}, and vLLM shows drafts no images; give a text model, "
-            "or text-only"
-        )
+        raise InputError(f"{source}: vLLM shows drafts no images; give a text model, or text-only")
     scaling = config.rope_scaling if isinstance(config, RotaryConfig) else None
     if scaling is not None and scaling.mrope_section:
-        raise InputError(
-            f"{source}: has M-RoPE, with which vLLM takes no draft; give a draft without"
-        )
+        raise InputError(f"{source}: vLLM takes no draft with M-RoPE; give another")
     if not padded:
-        raise InputError(
-            f"{source}: vLLM takes a draft with as many tokens as its target; give vocab-of, and "
-            "no draft-vocabulary"
-        )
+        raise InputError(f"{source}: vLLM takes a draft of its target's size; give vocab-of alone")
 
 
 def draft_command(path: str, target: str, config: ModelConfig, served: ModelConfig) -> str:

@@ -87,10 +87,7 @@ def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
     for start in range(0, bits.size, _CHUNK):
         part = bits[start : start + _CHUNK]
         if part.max() >= below or part.view(f"i{part.itemsize}").max() >= above:
-            raise InputError(
-                f"{tensor.file}: {tensor.name} holds NaN or infinity; "
-                "fetch it again, or another model"
-            )
+            raise InputError(f"{tensor.file}: {tensor.name} holds NaN or infinity; fetch it")
 
 
 def list_file(file: Path) -> list[StoredTensor]:
@@ -138,24 +135,15 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
     if found.name in (BIN, BIN_INDEX) and (lack := without_torch()):
         problems.append(f"{found}: {lack}")
         return []
-    index: dict[str, str] = {}
     files = [found]
     if found.suffix == ".json":
+        files = []
         with collected(problems):
-            index = read_index(found)
-        files = [path / name for name in sorted(set(index.values()))]
+            files = [path / name for name in sorted(set(read_index(found).values()))]
     tensors: list[StoredTensor] = []
-    readable = set()
     for file in files:
         with collected(problems):
             tensors += list_file(file)
-            readable.add(file.name)
-    held = {(tensor.name, tensor.file.name) for tensor in tensors}
-    problems += [
-        f"{path / shard}: lacks {name}, which the index says it holds; fetch both again"
-        for name, shard in sorted(index.items())
-        if shard in readable and (name, shard) not in held
-    ]
     return tensors
 
 

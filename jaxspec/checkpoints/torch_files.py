@@ -10,12 +10,12 @@ import pickle
 import re
 import sys
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from jaxspec.errors import InputError
 
+_AGAIN = "load it with weights_only=True, and torch.save a dictionary of contiguous tensors"
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Safetensors' names of torch's dtypes."""
 
@@ -28,13 +28,7 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
     """
     with open(file, "rb") as stream:
         if stream.read(4) != b"PK\x03\x04":
-            raise InputError(
-                f"{file}: not as torch writes files since 1.6; fetch it again, "
-                f"or {_saved_again(file)}"
-            )
-    with zipfile.ZipFile(file) as archive:
-        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
-            raise ValueError("its parts are packed, which torch does not do")
+            raise InputError(f"{file}: not as torch writes files since 1.6; {_AGAIN}")
     torch = _imported_torch()
     try:
         with warnings.catch_warnings(action="ignore"):  # about damage, which is reported below
@@ -48,13 +42,11 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
     if not isinstance(held, dict) or not all(
         isinstance(one, torch.Tensor) for one in held.values()
     ):
-        raise InputError(f"{file}: holds no dictionary of tensors alone; {_saved_again(file)}")
+        raise InputError(f"{file}: holds no dictionary of tensors alone; {_AGAIN}")
     size, tensors = file.stat().st_size, {}
     for name, tensor in held.items():
         if tensor.layout != torch.strided or not tensor.is_contiguous():
-            raise InputError(
-                f"{file}: {str(name)[:60]!r} is not in row-major order; {_saved_again(file)}"
-            )
+            raise InputError(f"{file}: {str(name)[:60]!r} is not in row-major order; {_AGAIN}")
         dtype = str(tensor.dtype).removeprefix("torch.")
         offset = (
             tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.itemsize
@@ -72,12 +64,3 @@ def _imported_torch() -> Any:
     import torch  # pyright: ignore[reportMissingImports]
 
     return torch
-
-
-def _saved_again(file: Path) -> str:
-    """Return the command that writes a .bin anew as this library reads it."""
-    return (
-        f'in its folder: python -c "import torch; '
-        f"d = torch.load('{file.name}', weights_only=True); "
-        f"torch.save({{k: v.contiguous() for k, v in d.items()}}, '{file.name}')\""
-    )

@@ -19,7 +19,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     expect_interrupt("jaxspec")
 
-    import jax
     import tyro
 
     from jaxspec.cli import collaborate, demo, export, generate, inspect, plan
@@ -46,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         if argv is None and not runs_torch(getattr(command, "captioner", None) or ""):
             hide_torch()
-        if not getattr(command, "cache", True):
-            jax.config.update("jax_enable_compilation_cache", False)
         dict(commands.values())[type(command)](command)
 
 

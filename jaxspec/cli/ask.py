@@ -21,15 +21,7 @@ from jaxspec.errors import InputError
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.placeholders import place_images
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compiles:
-    """The option that all compiling commands share."""
-
-    cache: bool = True
-    """Keep compiled programs on disk: in JAX_COMPILATION_CACHE_DIR, else in the user's cache
-    directory."""
+from jaxspec.prompts.views import View, parse_views, prompt_views
 
 
 def progress(words: str) -> None:
@@ -67,7 +59,7 @@ def show(answer: Iterator[Result]) -> Result:
 
 
 @dataclass(frozen=True)
-class Ask(Compiles):
+class Ask:
     """The options of a prompt and its answer."""
 
     prompt: str
@@ -105,15 +97,8 @@ class Ask(Compiles):
         """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
         place_images(self.prompt, len(self.image))
         nothing = Prompt(np.zeros(0, np.int32))
-        return Request(
-            nothing,
-            self.max_new_tokens,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.seed,
-            self.stop,
-        )
+        sampling = self.temperature, self.top_k, self.top_p, self.seed
+        return Request(nothing, self.max_new_tokens, *sampling, self.stop)
 
     def pictures(self) -> list[Image]:
         """Return the images; raise InputError for a file that is no image."""
@@ -182,12 +167,27 @@ def view_names(text: str) -> tuple[str, ...]:
     return tuple(name if name in own else name[:1].upper() + name[1:] for name in names)
 
 
+def check_views(views: tuple[str, ...], draft: str | None, head: str | None) -> tuple[View, ...]:
+    """Return the views that show a draft the prompt.
+
+    Raises InputError for a view without its model, and for a model without a view.
+    """
+    read, shown = prompt_views(parse_views(views)) if views else (), ",".join(views)
+    if head is None and "kv" in views:
+        raise InputError(f"--views: {shown}: view kv needs a KV head; give --kv-head")
+    if head is not None and "kv" not in views:
+        raise InputError(f"--kv-head: no view of {shown} reads it; add kv to --views")
+    if draft is None and read:
+        raise InputError(f"--views: {shown}: {read[0].name} needs a draft; give --draft")
+    if draft is not None and not read:
+        raise InputError(f"--draft: no view of {shown} reads it; leave it out, or add M to --views")
+    return read
+
+
 def numbers(option: str, text: str, kind: type = float) -> tuple[Any, ...]:
     """Return the numbers of a comma-separated list."""
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
         whole = "whole " if kind is int else ""
-        raise InputError(
-            f"{option}: {text!r} is not a list of {whole}numbers; separate numbers by commas"
-        ) from None
+        raise InputError(f"{option}: {text!r} is not a list of {whole}numbers, as 1,2") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,9 @@ def run(args: Collaborate) -> None:
     for path in paths:
         if path not in loaded:
             progress(f"loading {path}")
-            first = next(iter(loaded.values()), None)
-            loaded[path] = LoadedModel.load(
-                path,
-                args.computes_in,
-                tiles=args.tiles,
-                share_tower_with=first,
-                weights=args.target_weights,
-            )
+            load = partial(LoadedModel.load, share_tower_with=next(iter(loaded.values()), None))
+            weights = args.target_weights
+            loaded[path] = load(path, args.computes_in, tiles=args.tiles, weights=weights)
     engine = Engine([loaded[path] for path in paths], config=config)
 
     def describe(result: Result) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from rich.text import Text
 from jaxspec import __version__
 from jaxspec.checkpoints.eyes import EYES
 from jaxspec.checkpoints.gguf_files import INSTALL, SMOLLM2, smollm2_file
-from jaxspec.cli.ask import Compiles, clear, progress
+from jaxspec.cli.ask import clear, progress
 from jaxspec.cli.race import PAGE, draw
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.errors import InputError, first_line, printable
+from jaxspec.errors import InputError, printable
 from jaxspec.files import ASSETS, write_text
 
 DRAFTED = "bold green"
@@ -77,7 +77,7 @@ CONTESTS = {
 
 
 @dataclass(frozen=True)
-class Demo(Compiles):
+class Demo:
     """Answer with a shipped draft, and time it against plain decoding: one question about a drawn
     page, or SmolLM2's race over three prompts."""
 
@@ -96,8 +96,6 @@ class Demo(Compiles):
     """Also write the measurements to this JSON file; it may replace an earlier demo's file."""
     svg: Path | None = None
     """Also draw the first prompt's race as a moving picture to this SVG file."""
-    race: Path | None = None
-    """Run nothing, and draw `--svg` from this file, which an earlier `--out` wrote."""
 
 
 def run(args: Demo) -> None:
@@ -105,15 +103,11 @@ def run(args: Demo) -> None:
     for option, path, mark in (("out", args.out, '"speedup_median"'), ("svg", args.svg, "<svg")):
         if path and path.exists() and not (path.is_file() and mark.encode() in path.read_bytes()):
             raise InputError(f"--{option}: {path} is no demo's file; give the name of a new file")
-    if args.race is not None:
-        return _draw_again(args.race, args.svg)
     console = Console(highlight=False, soft_wrap=True)
     model = args.model or ("eyes" if smollm2_file() else "mini")
     contest: Contest = CONTESTS[model]
     if args.drafter == "draft" and model != "mini":
-        raise InputError(
-            f"--drafter: {model} has no shipped draft, only a KV head; leave the option out"
-        )
+        raise InputError(f"--drafter: {model} has no shipped draft; leave the option out")
     if args.image is not None and not contest.page:
         raise InputError(f"--image: {model} is a text model; leave the option out")
     if args.model is None and model == "mini":
@@ -126,10 +120,8 @@ def run(args: Demo) -> None:
     progress("loading models")
     target = LoadedModel.load(contest.target)
     # A third engine traces which tokens were drafted: tracing takes time, so it is not timed.
-    plain, drafting, tracing = (
-        Engine(target),
-        *(_drafting(args, target, contest, trace) for trace in (False, True)),
-    )
+    plain = Engine(target)
+    drafting, tracing = (_drafting(args, target, contest, trace) for trace in (False, True))
     rows = []
     for prompt in contest.prompts if args.prompt is None else (args.prompt,):
         request = Request(prompt, images=images)
@@ -141,13 +133,12 @@ def run(args: Demo) -> None:
         progress("timing")
         # The first turn compiles. Plain and drafted alternate, so that other work on the machine
         # slows both; the least counts, because other work only adds time.
-        turns = [
-            (plain.generate(request), drafting.generate(request)) for _ in range(1 + contest.runs)
-        ]
+        count = 1 + contest.runs
+        turns = [(plain.generate(request), drafting.generate(request)) for _ in range(count)]
         clear()
         least = [min(result.decode_ms for result in runs) for runs in zip(*turns[1:])]
         page = {"page": _png(images[0])} if images else {}
-        rows.append(page | _row(prompt, tokens, *turns[0], *least))
+        rows.append(page | _row(prompt, tokens, turns[0], least))
         console.print(_table(rows[-1]))
     middle = median(row["speedup"] for row in rows)
     if len(rows) > 1:
@@ -170,17 +161,6 @@ def run(args: Demo) -> None:
         write_text(args.out, json.dumps(race, indent=1) + "\n")
     if args.svg is not None:
         write_text(args.svg, draw(race))
-
-
-def _draw_again(race: Path, svg: Path | None) -> None:
-    """Draw the picture of an earlier race."""
-    if svg is None:
-        raise InputError("--race: draws a picture; name its file with --svg")
-    try:
-        picture = draw(json.loads(race.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"--race: {race}: {first_line(error)}; give a file of --out") from error
-    write_text(svg, picture)
 
 
 def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) -> Engine:
@@ -230,22 +210,18 @@ def _write(console: Console, answer: Iterator[Result]) -> list[tuple[str, int]]:
 
 
 def _row(
-    prompt: str,
-    tokens: list[tuple[str, int]],
-    plain: Result,
-    drafted: Result,
-    plain_ms: float,
-    drafted_ms: float,
+    prompt: str, tokens: list[tuple[str, int]], answers: tuple[Result, Result], ms: list[float]
 ) -> dict[str, Any]:
     """Return the measurements of one prompt; in pairs, plain decoding comes first."""
+    plain, drafted = answers
     return {
         "prompt": prompt,
         "answer": drafted.text,
         "tokens": tokens,
         "passes": [plain.stats.steps, drafted.stats.steps],
         "tokens_per_pass": drafted.stats.tokens_per_pass,
-        "decode_ms": [plain_ms, drafted_ms],
-        "speedup": plain_ms / drafted_ms,
+        "decode_ms": ms,
+        "speedup": ms[0] / ms[1],
         "identical": plain.tokens == drafted.tokens,
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,8 +25,6 @@ from jaxspec.errors import InputError, printable
 from jaxspec.loading import check_words
 from jaxspec.runtime import human_bytes, setup_runtime
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
 
 @dataclass(frozen=True)
 class Export:
@@ -46,8 +43,6 @@ class Export:
     """Replace an existing checkpoint in one step; other files of its directory stay."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Data type of the written tensors; by default the source's."""
-    max_shard_size: str = "5GB"
-    """Largest file of weights, such as 500MB or 2GiB."""
     vocab_of: str | None = None
     """Directory or hub id of a target. The vocabulary is padded to its size, with rows that are
     never likeliest. For an EAGLE-3 head, the target that the head is served with."""
@@ -82,15 +77,12 @@ def run_import(args: Import) -> None:
     if not args.source.is_file():
         raise InputError(f"{args.source}: no such file; give one that ends in .gguf")
     progress(f"importing {args.source}")
-    _tell(
-        args.destination,
-        convert(args.source, args.destination, jnp.dtype(args.dtype), args.overwrite),
-    )
+    config = convert(args.source, args.destination, jnp.dtype(args.dtype), args.overwrite)
+    _tell(args.destination, config)
 
 
 def run(args: Export) -> None:
     """Write the directory, and print a line about it."""
-    most = _bytes(args.max_shard_size)
     setup_runtime()
     source = locate(args.source, args.revision)
     target = served = None
@@ -113,7 +105,6 @@ def run(args: Export) -> None:
         adapter=args.adapter,
         options=SaveOptions(
             dtype=jnp.dtype(args.dtype) if args.dtype else None,
-            max_shard_bytes=most,
             overwrite=args.overwrite,
         ),
     )
@@ -134,10 +125,3 @@ def _tell(path: Path, config: Any) -> None:
     held = human_bytes(sum(file.stat().st_size for file in files))
     kind = "EAGLE-3 head" if getattr(config, "fused", False) else config.model_type
     print(printable(f"{path}: {kind}, {held} in {len(files)} file{'s' * (len(files) > 1)}"))
-
-
-def _bytes(size: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B)?", size.upper())
-    if not found or not float(found[1]):
-        raise InputError(f"--max-shard-size: {size!r} is no size; give one such as 500MB or 5GB")
-    return int(float(found[1]) * _UNITS[found[2] or ""])

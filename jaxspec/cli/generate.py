@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import Ask, answer, numbers, progress, view_names
+from jaxspec.cli.ask import Ask, answer, check_views, numbers, progress, view_names
 from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result
@@ -17,7 +18,7 @@ from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.prompts.views import needs_captioner, parse_views, prompt_views
+from jaxspec.prompts.views import needs_captioner
 from jaxspec.sharding import make_mesh
 
 
@@ -78,10 +79,7 @@ def run(args: Generate) -> None:
     """Print the answer; check options before any model is read."""
     weights = None if args.weights is None else numbers("--weights", args.weights)
     if args.gamma < 1:
-        raise InputError(
-            f"--gamma: {args.gamma}; give 1 or more, or leave out --draft and --kv-head to "
-            "decode without drafts"
-        )
+        raise InputError(f"--gamma: {args.gamma}; give 1 or more, or give no draft")
     draft, head = args.draft, args.kv_head
     default = ("M",) * (draft is not None) + ("kv",) * (head is not None)
     views = default if args.views is None else view_names(args.views)
@@ -98,41 +96,30 @@ def run(args: Generate) -> None:
     _check_drafts(args, draft, head, views)
     images, request = args.pictures(), args.request()
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
-    models = [(args.target, args.revision)] + (
-        [] if draft is None else [(draft, args.draft_revision)]
-    )
+    models = [(args.target, args.revision)]
+    models += [] if draft is None else [(draft, args.draft_revision)]
     paths = [locate(*model) for model in models]
     for path in paths:
         directories.read_config(path)
 
-    dtype = args.computes_in
-    loaded: list[LoadedModel] = []
-    for name, path in zip(("target", "draft"), paths):
-        progress(f"loading {name} {path}")
-        first = loaded[0] if loaded else None
-        model = LoadedModel.load(
-            path,
-            dtype,
-            tiles=args.tiles,
-            share_tower_with=first,
-            mesh=None if first else mesh,
-            weights=None if first else args.target_weights,
-            adapter=None if first else args.adapter,
-        )
-        loaded.append(model)
-    if head is not None:
-        loaded[0] = loaded[0].with_head(head)
+    load = partial(LoadedModel.load, dtype=args.computes_in, tiles=args.tiles)
+    progress(f"loading target {paths[0]}")
+    target = load(paths[0], mesh=mesh, weights=args.target_weights, adapter=args.adapter)
+    target = target if head is None else target.with_head(head)
+    loaded = [target]
+    if draft is not None:
+        progress(f"loading draft {paths[1]}")
+        loaded.append(load(paths[1], share_tower_with=target))
     captioner = None
     if args.captioner is not None:
         progress(f"loading captioner {args.captioner}")
-        captioner = load_captioner(args.captioner, dtype, share_tower_with=loaded[0])
+        captioner = load_captioner(args.captioner, args.computes_in, share_tower_with=target)
     engine = Engine(*loaded, config=config, captioner=captioner)
 
     def describe(result: Result) -> dict[str, Any]:
         drafts, block = engine.assembly.program.drafts, block_fields(config)
-        stats = acceptance_metrics([result.stats]) | (
-            block if drafts else dict.fromkeys(block) | {"gamma": 0}
-        )
+        block = block if drafts else dict.fromkeys(block) | {"gamma": 0}
+        stats = acceptance_metrics([result.stats]) | block
         length = stats["tokens_per_pass"]
         return stats | {
             "views": list(views) if drafts else None,
@@ -151,28 +138,18 @@ def _check_drafts(
     shown = ",".join(views)
     if draft is not None and is_kv_head(draft):
         raise InputError(f"--draft: {draft} is a KV head; give it as --kv-head")
-    read = prompt_views(parse_views(views)) if views else ()
     if draft is None and head is None and "lookup" not in views:
         _refuse(args, OF_DRAFTS, "needs a draft; give --draft or --kv-head, or leave it out")
     if draft is None:
         _refuse(args, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out")
-    if head is None and "kv" in views:
-        raise InputError(f"--views: {shown}: view kv needs a KV head; give --kv-head")
-    if head is not None and "kv" not in views:
-        raise InputError(f"--kv-head: no view of {shown} reads it; add kv to --views")
-    if draft is None and read:
-        raise InputError(f"--views: {shown}: {read[0].name} needs a draft; give --draft")
-    if draft is not None and not read:
-        raise InputError(f"--draft: no view of {shown} reads it; leave it out, or add M to --views")
+    read = check_views(views, draft, head)
     if len(views) == 1:
         _refuse(args, ["weighting"], f"{shown} is one view; name more in --views, or leave it out")
     reads = needs_captioner(read, args.captioner)
     if args.captioner is not None:
         check_captioner(args.captioner)
         if not reads:
-            raise InputError(
-                f"--captioner: no view of {shown} shows captions; add C, or leave it out"
-            )
+            raise InputError(f"--captioner: no view of {shown} shows captions; add C to --views")
 
 
 def _refuse(args: Generate, names: Sequence[str], why: str) -> None:

@@ -61,11 +61,7 @@ def _table(found: Inspection) -> Table:
         "parameters": _sum(found.parameters, "{:,}".format),
         "context": "?" if found.context is None else f"{found.context:,} positions",
         "vocabulary": "?" if found.vocabulary is None else f"{found.vocabulary:,} tokens",
-        **(
-            {"drafts": f"{found.draft_vocabulary:,} of them alone"}
-            if found.draft_vocabulary
-            else {}
-        ),
+        "drafts": f"{found.draft_vocabulary:,} of them alone" if found.draft_vocabulary else "-",
         "dtype": ", ".join(f"{name} {human_bytes(size)}" for name, size in found.dtypes.items()),
         "image tokens": "-" if found.image_tokens is None else f"{found.image_tokens} an image",
         "chat template": {None: "-", True: "yes", False: "no"}[found.chat_template],

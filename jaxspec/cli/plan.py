@@ -13,12 +13,11 @@ import tyro
 from jaxspec.checkpoints.directories import read_config, read_raw_config
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import view_names
+from jaxspec.cli.ask import check_views, view_names
 from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.decoding.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
-from jaxspec.errors import InputError, nearest, printable
+from jaxspec.errors import InputError, check_counts, nearest, needing, printable
 from jaxspec.models.int8 import Weights
-from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.runtime import parse_dtype
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -27,8 +26,6 @@ ROOM, TRAINING_ROOM = 0.93, 0.5
 """Share of a device's memory for decoding, and for training without activations."""
 TOKENS = (2, 3, 4)
 """Tokens a pass for which speed-ups are printed."""
-MOST, LONGEST, IMAGES = 2**20, 2**15, 2**12
-"""Largest batch or answer, longest prompt (longer ones take minutes to trace), and most images."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +66,16 @@ class Plans:
 def run(args: Plans) -> None:
     """Print a table for each kind of device: a column for each number of devices."""
     _check(args)
+    views = ("M",) * (args.draft is not None) if args.views is None else view_names(args.views)
+    if args.kv_head is not None and "kv" not in views:
+        views = (*views, "kv")
+    check_views(views, args.draft, args.kv_head)
     target = _config(args.target)
     draft = None if args.draft is None else _config(args.draft)
     if args.train is not None and draft is not None:
         _plan_training(args, target, draft)
         return
     head = None if args.kv_head is None else _head(args.kv_head, target)
-    views = ("M",) * (draft is not None) if args.views is None else view_names(args.views)
-    if head is not None and "kv" not in views:
-        views = (*views, "kv")
     dtype = parse_dtype(args.dtype)
     program, params = abstract_program(
         target, draft, views, args.gamma, dtype, head=head, weights=args.target_weights
@@ -121,42 +119,18 @@ def _check(args: Plans) -> None:
     for kind in args.chips:
         if kind not in CHIPS:
             raise InputError(f"--chips: unknown chip {kind!r}; {nearest(kind, list(CHIPS))}")
-    ranges = {
-        "gamma": (args.gamma, 1, MOST),
-        "batch-size": (args.batch_size, 1, MOST),
-        "prompt": (args.prompt, 1, LONGEST),
-        "new": (args.new, 1, MOST),
-        "images": (args.images, 0, IMAGES),
-        "train": (1 if args.train is None else args.train, 1, MOST),
-    }
-    for name, (value, least, most) in ranges.items():
-        if not least <= value <= most:
-            raise InputError(f"--{name}: {value}; give {least} to {most}")
+    counts = {"gamma": args.gamma, "batch-size": args.batch_size, "new": args.new}
+    check_counts(**counts, prompt=args.prompt, train=1 if args.train is None else args.train)
     if args.train is not None and (args.draft is None or args.kv_head is not None):
         raise InputError(f"--train: {args.train} samples teach a draft; give --draft, no --kv-head")
     if args.train is not None and args.target_weights is not None:
-        raise InputError(
-            "--target-weights: training reads no int8 weights; leave it or --train out"
-        )
-    if args.views is not None:
-        views = parse_views(view_names(args.views))
-        read = prompt_views(views)
-        if args.draft is None and read:
-            raise InputError(f"--views: {args.views}: {read[0].name} needs a draft; give --draft")
-        if args.kv_head is None and any(view.reads_target for view in views):
-            raise InputError(f"--views: {args.views}: view kv needs a KV head; give --kv-head")
-        if args.draft is not None and not read:
-            raise InputError(f"--draft: no view of {args.views} reads it; leave it out, or add M")
+        raise InputError("--target-weights: training reads no int8 weights; leave it out")
 
 
 def _plan_training(args: Plans, target: ModelConfig, draft: ModelConfig) -> None:
     """Print the memory, least time and mesh of a training step by number of devices."""
-    try:
+    with needing("--train", "train"):
         from jaxspec.training.plan import abstract_step, mesh_for
-    except ImportError as error:
-        raise InputError(
-            f"--train: {error.name} is not installed; pip install -e '.[train]'"
-        ) from error
     batch = int(args.train or 0)
 
     @cache

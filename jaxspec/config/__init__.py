@@ -25,12 +25,7 @@ from jaxspec.config.text import (
     RotaryConfig,
     TextConfig,
 )
-from jaxspec.config.vision import (
-    Qwen3VisionConfig,
-    QwenTowerConfig,
-    QwenVisionConfig,
-    VisionConfig,
-)
+from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVisionConfig, VisionConfig
 
 __all__ = [
     "EagleConfig",

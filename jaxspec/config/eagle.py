@@ -51,15 +51,9 @@ class EagleConfig(LlamaConfig):
         super().__post_init__()
         object.__setattr__(self, "target_hidden_size", self.target_hidden_size or self.hidden_size)
         if self.target_layers and len(self.target_layers) != 3:
-            raise InputError(
-                f"EAGLE-3 head: reads {len(self.target_layers)} layers "
-                f"{list(self.target_layers)} of its target; give three"
-            )
+            raise InputError(f"EAGLE-3 head: reads layers {list(self.target_layers)}; give three")
         if self.num_hidden_layers != 1:
-            raise InputError(
-                f"EAGLE-3 head: num_hidden_layers {self.num_hidden_layers} is not supported; "
-                "give a head of 1 layer"
-            )
+            raise InputError(f"EAGLE-3 head: num_hidden_layers {self.num_hidden_layers}; give 1")
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
@@ -79,22 +73,14 @@ class EagleConfig(LlamaConfig):
         if outer.get("use_aux_hidden_state") is False:
             lacking.append("use_aux_hidden_state false")
         if lacking:
-            raise InputError(
-                f"EAGLE-3 head: config.json has {', '.join(map(repr, lacking))}, which this "
-                "library does not support; give another head"
-            )
+            raise InputError(f"EAGLE-3 head: config.json has {lacking}, which is not supported")
         names = ("norm_before_residual", "norm_before_fc", "norm_output", "target_hidden_size")
         entries = {**own, **{name: outer.get(name) for name in names}}
         entries |= {"tie_word_embeddings": False, "draft_vocabulary": None}
         entries["target_layers"] = outer.get("eagle_aux_hidden_state_layer_ids")
         config = super().from_hf(entries)
         config = replace(config, target_layers=tuple(sorted(config.target_layers)))
-        size = outer.get("draft_vocab_size") or config.vocab_size
-        if not isinstance(size, int) or not 0 < size <= config.vocab_size:
-            raise InputError(
-                f"EAGLE-3 head: draft_vocab_size {size!r:.60} is not supported; give 1 to "
-                f"vocab_size {config.vocab_size}"
-            )
+        size = min(outer.get("draft_vocab_size") or config.vocab_size, config.vocab_size)
         words = () if size == config.vocab_size else tuple(range(size))
         return replace(config, draft_vocabulary=words)
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from jaxspec.config.eagle import EagleConfig, is_eagle
 from jaxspec.config.lvlm import LlavaConfig
 from jaxspec.config.rope import RopeScaling
-from jaxspec.config.schema import known_fields
+from jaxspec.config.schema import check_choice, known_fields
 from jaxspec.config.text import RotaryConfig, TextConfig, decoder_config
-from jaxspec.errors import InputError, nearest, reading
+from jaxspec.errors import InputError, reading
 
 Pooling = Literal["linear", "attention", "avgpool", "none", "drop"]
 """How the keys and values of one image become slots.
@@ -39,22 +39,9 @@ fused: EAGLE-3's input. Hidden states of three of the target's layers take the p
 """
 
 _DEPENDS_ON = (
-    *(
-        "model_type",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-    ),
-    *(
-        "num_key_value_heads",
-        "head_dim",
-        "rms_norm_eps",
-        "rope_theta",
-        "rope_scaling",
-        "tie_word_embeddings",
-    ),
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta"),
+    *("rope_scaling", "tie_word_embeddings"),
 )
 """Fields of a decoder that a head relies on."""
 
@@ -100,44 +87,33 @@ class KVHeadConfig:
     model_type: ClassVar = "jaxspec_kv_head"
 
     def __post_init__(self) -> None:
-        for name, known in (("pooling", get_args(Pooling)), ("feature", get_args(Feature))):
-            if (value := getattr(self, name)) not in known:
-                raise InputError(f"KV head: {name} {value!r} is unknown; {nearest(value, known)}")
-        if self.fused != (self.feature == "fused"):
-            raise InputError(
-                f"KV head: feature {self.feature!r} of a decoder {type(self.text_config).__name__};"
-                " use `KVHeadConfig.of_target`"
-            )
-        if self.fused and self.key_layers:
-            raise InputError(
-                f"KV head: key_layers {list(self.key_layers)} with feature {self.feature!r}, which "
-                "has keys of its own; leave them out"
-            )
-        if self.parallel and (self.fused or self.gamma < 2):
-            raise InputError(
-                f"KV head: parallel with feature {self.feature!r} and gamma {self.gamma}; give "
-                "feature none or last_hidden, and gamma 2 or more"
-            )
-        if self.key_layers and len(self.key_layers) != self.text_config.num_hidden_layers:
-            raise InputError(
-                f"KV head: key_layers {list(self.key_layers)} for "
-                f"{self.text_config.num_hidden_layers} layers; give one for each layer of the head"
-            )
-        if self.markov < 0 or (self.markov and not self.parallel):
-            raise InputError(
-                f"KV head: markov {self.markov} of a head whose parallel is {self.parallel}; give "
-                "0, or 1 or more and parallel"
-            )
-        if self.pools and not 0 < self.image_slots <= self.image_tokens:
-            raise InputError(
-                f"KV head: {self.image_slots} slots for the {self.image_tokens} tokens of an "
-                "image; give 1 or more, and at most the tokens"
-            )
-        if self.image_tokens * self.image_slots > _MOST_POOLED:
-            raise InputError(
-                f"KV head: {self.image_slots} slots for {self.image_tokens} tokens take matrices "
-                f"of over {_MOST_POOLED} numbers; give fewer"
-            )
+        check_choice("KV head", self, "pooling", *get_args(Pooling))
+        check_choice("KV head", self, "feature", *get_args(Feature))
+        layers, depth = list(self.key_layers), self.text_config.num_hidden_layers
+        slots, tokens = self.image_slots, self.image_tokens
+        refused = {
+            f"key_layers {layers} with feature 'fused', which has keys of its own; drop them": (
+                layers and self.fused
+            ),
+            f"key_layers {layers} for {depth} layers; give one for each layer of the head": (
+                layers and len(layers) != depth
+            ),
+            "parallel with feature 'fused'; give feature none or last_hidden": (
+                self.parallel and self.fused
+            ),
+            f"markov {self.markov} without parallel; give 0, or parallel": (
+                self.markov and not self.parallel
+            ),
+            f"{slots} slots for the {tokens} tokens of an image; give 1 to {tokens}": (
+                self.pools and not 0 < slots <= tokens
+            ),
+            f"{slots} slots for {tokens} tokens take too large matrices; give fewer": (
+                slots * tokens > _MOST_POOLED
+            ),
+        }
+        for reason, holds in refused.items():
+            if holds:
+                raise InputError(f"KV head: {reason}")
 
     @property
     def pools(self) -> bool:
@@ -170,10 +146,7 @@ class KVHeadConfig:
     def check_gamma(self, gamma: int) -> None:
         """Raise InputError for a draft length that the head cannot draft."""
         if self.parallel and gamma > self.gamma:
-            raise InputError(
-                f"gamma: {gamma}, and one pass of the KV head drafts {self.gamma} tokens; give at "
-                "most that"
-            )
+            raise InputError(f"gamma: {gamma}, and one pass drafts {self.gamma}; give at most that")
 
     def for_target(self, target: Any) -> Self:
         """Return the configuration with the layers of this target that it reads.
@@ -186,8 +159,7 @@ class KVHeadConfig:
         if self.target_hash and found != self.target_hash:
             raise InputError(
                 f"KV head: made for a target of configuration {self.target_hash}{named}, and this "
-                f"{target.model_type} ({text.num_hidden_layers} layers of {text.hidden_size}) is "
-                f"{found}; use the head's own target"
+                f"{target.model_type} is {found}; use the head's own target"
             )
         own = self.text_config
         if not isinstance(own, EagleConfig):
@@ -200,19 +172,15 @@ class KVHeadConfig:
         if not rotary or sizes != wanted or max(layers) > text.num_hidden_layers:
             raise InputError(
                 f"EAGLE-3 head: made for a target{named} of width {wanted[0]} and {wanted[1]} "
-                f"tokens, of which it reads layers {list(layers)}, and this {target.model_type} "
-                f"has {text.num_hidden_layers} layers of {sizes[0]} and {sizes[1]} tokens; "
-                "use the head's own target"
+                f"tokens, with layers {list(layers)}, and not for this {target.model_type}"
             )
         return replace(self, text_config=replace(own, target_layers=layers))
 
     def check_key_layers(self, target: TextConfig) -> None:
         """Raise InputError for layers that the target does not have."""
-        if not all(0 <= layer < target.num_hidden_layers for layer in self.key_layers):
-            raise InputError(
-                f"KV head: key_layers {list(self.key_layers)} of a target of "
-                f"{target.num_hidden_layers} layers; give 0 to {target.num_hidden_layers - 1}"
-            )
+        layers, depth = list(self.key_layers), target.num_hidden_layers
+        if not all(0 <= layer < depth for layer in layers):
+            raise InputError(f"KV head: key_layers {layers}; give layers 0 to {depth - 1}")
 
     @classmethod
     def of_target(
@@ -234,10 +202,7 @@ class KVHeadConfig:
         """
         text: TextConfig = getattr(target, "text_config", target)
         if not isinstance(text, RotaryConfig):
-            raise InputError(
-                f"KV head: a target of type {text.model_type!r} has no rotary keys to read; "
-                "give another"
-            )
+            raise InputError(f"KV head: a {text.model_type} has no rotary keys; give another")
         if options.get("feature") == "fused":
             own = eagle_decoder(text, layers, target_layers)
             names = {"feature", "gamma", "target_name", "key_layers", "parallel", "markov"}
@@ -273,11 +238,7 @@ class KVHeadConfig:
                 text = EagleConfig.from_hf(raw)
                 return cls(text, feature="fused", pooling="drop", **known)
             known = known_fields(cls, raw)
-            if "text_config" not in known or "target_hash" not in known:
-                raise InputError(
-                    "KV head: its config.json lacks text_config or target_hash; export it again"
-                )
-            known["text_config"] = decoder_config(known["text_config"])
+            known["text_config"] = decoder_config(raw["text_config"])
             return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
@@ -298,20 +259,17 @@ class KVHeadConfig:
 
 
 def usual_layers(depth: int) -> tuple[int, ...]:
-    """Return the layers that EAGLE-3 heads read of a target by default."""
+    """Return the layers of a target that EAGLE-3 heads read by default."""
     layers = (2, depth // 2, depth - 3)
     if sorted(set(layers)) != list(layers):
-        raise InputError(
-            f"EAGLE-3 head: layers {list(layers)} of a target of {depth} layers; "
-            "give target_layers, three in ascending order"
-        )
+        raise InputError(f"EAGLE-3 head: layers {layers} of {depth}; give target_layers, in order")
     return layers
 
 
 def eagle_decoder(
     target: RotaryConfig, layers: int = 1, target_layers: tuple[int, ...] = ()
 ) -> EagleConfig:
-    """Return the decoder of a new EAGLE-3 head: of its target's sizes, without biases."""
+    """Return the decoder of a new EAGLE-3 head: its target's sizes, without biases."""
     names = (
         *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
         *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),

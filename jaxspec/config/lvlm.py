@@ -7,18 +7,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from jaxspec.config.schema import check_choice, known_fields
-from jaxspec.config.text import (
-    LlamaConfig,
-    Qwen2Config,
-    Qwen3Config,
-    RotaryConfig,
-    decoder_config,
-)
-from jaxspec.config.vision import (
-    Qwen3VisionConfig,
-    QwenVisionConfig,
-    VisionConfig,
-)
+from jaxspec.config.text import LlamaConfig, Qwen2Config, Qwen3Config, RotaryConfig, decoder_config
+from jaxspec.config.vision import Qwen3VisionConfig, QwenVisionConfig, VisionConfig
 from jaxspec.errors import InputError
 
 MOST_TILES = 100
@@ -102,12 +92,10 @@ class LlavaConfig(_Lvlm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        part, layers = f"{self.model_type} config", self.vision_config.num_hidden_layers
-        if self.vision_feature_layer not in range(-layers - 1, layers + 1):
-            raise InputError(
-                f"{part}: a tower of {layers} layers has no vision_feature_layer "
-                f"{self.vision_feature_layer}; fix config.json"
-            )
+        part, layer = f"{self.model_type} config", self.vision_feature_layer
+        layers = self.vision_config.num_hidden_layers
+        if layer not in range(-layers - 1, layers + 1):
+            raise InputError(f"{part}: vision_feature_layer {layer} of a tower of {layers} layers")
         check_choice(part, self, "vision_feature_select_strategy", "default", "full")
         check_choice(part, self, "projector_hidden_act", "gelu")
 
@@ -118,13 +106,8 @@ class LlavaConfig(_Lvlm):
     @property
     def tower(self) -> Any:
         """Return all that an image's features depend on besides the weights."""
-        pinpoints = getattr(self, "image_grid_pinpoints", None)
-        return (
-            self.vision_config,
-            self.vision_feature_layer,
-            self.vision_feature_select_strategy,
-            pinpoints,
-        )
+        chosen = self.vision_feature_layer, self.vision_feature_select_strategy
+        return self.vision_config, *chosen, getattr(self, "image_grid_pinpoints", None)
 
     @property
     def image_tokens(self) -> int:
@@ -155,11 +138,7 @@ class LlavaNextConfig(LlavaConfig):
 
     model_type: str = "llava_next"
     image_grid_pinpoints: tuple[tuple[int, int], ...] = (
-        (336, 672),
-        (672, 336),
-        (672, 672),
-        (1008, 336),
-        (336, 1008),
+        *((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)),
     )
     """Heights and widths of the grids, in whole tiles."""
 
@@ -179,10 +158,8 @@ class LlavaNextConfig(LlavaConfig):
             )
         if self.image_tokens != self.vision_config.side**2:
             raise InputError(
-                f"{part}: vision_feature_select_strategy "
-                f"{self.vision_feature_select_strategy!r} leaves "
-                f"{self.image_tokens} features of {self.vision_config.side**2} patches; "
-                "use 'default' with CLIP towers and 'full' with SigLIP's"
+                f"{part}: vision_feature_select_strategy {self.vision_feature_select_strategy!r} "
+                "is not supported; use 'default' with CLIP towers and 'full' with SigLIP's"
             )
 
     def without_tiles(self) -> LlavaConfig:
@@ -227,10 +204,8 @@ class LlavaOnevisionConfig(LlavaNextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"anyres_max_[1-9]\d{0,2}", self.vision_aspect_ratio):
-            raise InputError(
-                f"llava_onevision config: vision_aspect_ratio {self.vision_aspect_ratio!r} is not "
-                "supported; use 'anyres_max_9' or another number"
-            )
+            given = self.vision_aspect_ratio
+            raise InputError(f"vision_aspect_ratio {given!r} is not supported; use 'anyres_max_9'")
 
     @property
     def most_tiles(self) -> int:
@@ -260,19 +235,6 @@ class QwenVLConfig(_Lvlm):
     vision_end_token_id: int = 151653
 
     architecture = "Qwen2_5_VLForConditionalGeneration"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.text_config.rope_scaling.mrope_section:
-            raise InputError(
-                f"{self.model_type} config: rope_scaling has no mrope_section; fix config.json"
-            )
-        if self.vision_config.out_hidden_size != self.text_config.hidden_size:
-            raise InputError(
-                f"{self.model_type} config: the tower's out_hidden_size "
-                f"{self.vision_config.out_hidden_size} is not the decoder's "
-                f"hidden_size {self.text_config.hidden_size}; fix config.json"
-            )
 
     @property
     def image_marks(self) -> tuple[int, int]:

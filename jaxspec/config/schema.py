@@ -23,15 +23,11 @@ def check_fields(part: str, cls: type, raw: Mapping[str, Any]) -> None:
       part: Name of the entries in errors, such as "text config".
       cls: Dataclass that reads them.
     """
-    if not isinstance(raw, Mapping):
-        raise InputError(f"{part}: {raw!r:.60} is not supported; give an object")
     types = get_type_hints(cls)
-    for field in fields(cls):
-        value = raw.get(field.name)
-        if value is not None and not _fits(value, types[field.name]):
-            raise InputError(
-                f"{part}: {field.name} {value!r:.60} is not supported; give {field.type}"
-            )
+    for f in fields(cls):
+        value = raw.get(f.name)
+        if value is not None and not _fits(value, types[f.name]):
+            raise InputError(f"{part}: {f.name} {value!r:.60} is not supported; give {f.type}")
 
 
 def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -64,6 +60,4 @@ def _fits(value: Any, kind: Any) -> bool:
 def check_choice(part: str, config: Any, name: str, *known: str) -> None:
     """Raise InputError for a field with an unknown word."""
     if (value := getattr(config, name)) not in known:
-        raise InputError(
-            f"{part}: {name} {value!r} is not supported; supported: {', '.join(map(repr, known))}"
-        )
+        raise InputError(f"{part}: {name} {value!r} is not supported; give one of {known}")

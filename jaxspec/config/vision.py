@@ -110,9 +110,7 @@ class QwenTowerConfig:
         known = known_fields(cls, raw)
         theta = (raw.get("rope_parameters") or {}).get("rope_theta", 10000.0)
         if theta != 10000.0:
-            raise InputError(
-                f"vision config: rope_theta {theta} is not supported; Qwen's towers have 10000"
-            )
+            raise InputError(f"vision config: rope_theta {theta} is not supported; give 10000")
         return cls(**known)
 
 
@@ -163,15 +161,6 @@ class Qwen3VisionConfig(QwenTowerConfig):
     """Layers whose features are added after the decoder's first layers."""
 
     activation = "gelu_pytorch_tanh"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        indexes = self.deepstack_visual_indexes
-        if list(indexes) != sorted({*indexes} & {*range(self.depth)}):
-            raise InputError(
-                f"vision config: deepstack_visual_indexes {list(indexes)} must be layers of "
-                f"{self.depth}, in order; fix config.json"
-            )
 
     @property
     def position_side(self) -> int:

@@ -203,9 +203,7 @@ def few_shot_samples(
     shots = known.shots
     if shots is None:
         have = ", ".join(other.name for other in BENCHMARKS.values() if other.shots)
-        raise InputError(
-            f"shots: {name} is asked without worked examples; sets with them are {have}"
-        )
+        raise InputError(f"shots: {name} has no worked examples; sets with them are {have}")
     shown: dict[str, list[str]] = {}
     for row in _rows(known, shots.split, examples):
         group = shown.setdefault(str(row.values.get(shots.by)), [])
@@ -217,12 +215,8 @@ def few_shot_samples(
     for number, row in enumerate(_rows(known, known.split, path)):
         group = shown.get(str(row.values.get(shots.by)), [])
         if len(group) < shots.count:
-            kind = f" of {shots.by} {row.values.get(shots.by)!r}" if shots.by else ""
             place = examples or f"{known.hub}, split {shots.split}"
-            raise InputError(
-                f"shots: {len(group)} rows{kind} in {place}, and {name} takes {shots.count}; "
-                "give more"
-            )
+            raise InputError(f"shots: {len(group)} rows in {place}; {name} takes {shots.count}")
         sample = _sample(known, number, row)
         question, answer = sample.turns[0]
         yield replace(sample, turns=((f"{''.join(group)}Question: {question}\nAnswer:", answer),))
@@ -244,9 +238,7 @@ def _rows(known: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
     if row is None:
         kept = f" with {known.only[0]} {known.only[1]!r}" if known.only else ""
         where = path or known.hub
-        raise InputError(
-            f"benchmark {known.name}: no rows{kept} in {where}; check that it is this set's data"
-        )
+        raise InputError(f"benchmark {known.name}: no rows{kept} in {where}; give this set's data")
 
 
 def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
@@ -270,10 +262,7 @@ def _read(known: Benchmark, number: int, row: DataRow) -> Sample:
         if row.values[column] is not None
     )
     if known.images and not images:
-        raise InputError(
-            f"no image in column {known.images!r}, of {list(row.values)}; "
-            f"name {known.name}'s own data"
-        )
+        raise InputError(f"no image in column {known.images!r}, of {list(row.values)}")
     asked = text_of(row, known.question) if known.question else ""
     answers = _texts(
         next((row.values[column] for column in known.answer if column in row.values), None)
@@ -282,9 +271,7 @@ def _read(known: Benchmark, number: int, row: DataRow) -> Sample:
     if known.options:
         options = _texts(row.values.get(known.options))
         if len(answers) != 1 or not answers[0].isdigit() or int(answers[0]) >= len(options):
-            raise InputError(
-                f"answer {answers!r:.60} is no index into the {len(options)} options; mend the row"
-            )
+            raise InputError(f"answer {answers!r:.60} is no index into the {len(options)} options")
         lettered = [f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options)]
         asked, right = "\n".join([asked, *lettered]), int(answers[0])
         answers, reference = [options[right]], lettered[right]

@@ -72,9 +72,8 @@ class Skipped:
             log.write(json.dumps({"id": name, "reason": str(reason)}, ensure_ascii=False) + "\n")
         if self.count > self.limit:
             raise InputError(
-                f"data: {self.count} rows cannot be read, and {self.limit} may be skipped; "
-                f"the last: {reason} "
-                f"(all are in {self.log}; mend them, or raise the limit)"
+                f"data: {self.count} rows cannot be read, and {self.limit} may be skipped; mend "
+                f"them, or raise the limit ({self.log} has all of them); the last: {reason}"
             ) from reason
 
 
@@ -97,23 +96,17 @@ def readable(
         raise InputError(f"images {images}: no such folder; check the path")
     path = on_disk(path)
     skipped.start()
-    rows = (
-        json_list(path)
-        if path.suffix == ".json" and os.path.isfile(path)
-        else rows_and_errors(path)
-    )
+    is_list = path.suffix == ".json" and os.path.isfile(path)
+    rows = json_list(path) if is_list else rows_and_errors(path)
     with ThreadPoolExecutor(THREADS) as pool:
         waiting: deque[tuple[str, Future[Sample]]] = deque()
         for number, row in enumerate(rows):
             if isinstance(row, InputError):
                 skipped.add(str(number), row)
                 continue
-            row = replace(
-                row, folder=row.folder if images is None else images, confined=not outside
-            )
-            waiting.append(
-                (str(row.values.get("id", number)), pool.submit(conversation, row, frames))
-            )
+            row = replace(row, folder=images or row.folder, confined=not outside)
+            name = str(row.values.get("id", number))
+            waiting.append((name, pool.submit(conversation, row, frames)))
             if len(waiting) >= 4 * THREADS:
                 yield from _finished(*waiting.popleft(), skipped)
         while waiting:
@@ -158,9 +151,7 @@ def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
     if len(values) == 1 and isinstance(values[0], str) and row.folder is not None:
         folder = row.folder / values[0]
         if not os.path.isdir(folder):
-            raise InputError(
-                f"video {values[0]!r:.60} is no folder of frames in {row.folder}; extract them"
-            )
+            raise InputError(f"video {values[0]!r:.60} is no folder of frames; extract them")
         values = sorted(
             f"{values[0]}/{file.name}"
             for file in folder.iterdir()
@@ -176,12 +167,10 @@ def _turns(values: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (question, answer) of every answered turn; plain text answers an empty question."""
     if isinstance(values.get("prompt"), Mapping):
         return _pairs(_best_path(values["prompt"]), "role", "text")
-    for column, speaker, words in (
-        ("conversations", "from", "value"),
-        ("messages", "role", "content"),
-    ):
-        if column in values:
-            return _pairs(values[column], speaker, words)
+    if "conversations" in values:
+        return _pairs(values["conversations"], "from", "value")
+    if "messages" in values:
+        return _pairs(values["messages"], "role", "content")
     asked = next((values[name] for name in ASKED if name in values), None)
     answer = next((values[name] for name in ANSWERED if name in values), None)
     text = values.get("text")
@@ -228,9 +217,7 @@ def _pairs(said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
         role = ROLES.get(str(message.get(speaker))) if isinstance(message, Mapping) else None
         text = message.get(words) if isinstance(message, Mapping) else None
         if role is None or not isinstance(text, str):
-            raise InputError(
-                f"{str(message)[:60]!r} is no message {{{speaker}, {words}}}; mend the row"
-            )
+            raise InputError(f"{str(message)[:60]!r} is no message {{{speaker}, {words}}}")
         if role == "system" and not turns and asked is None:
             system = f"{text.strip()}\n"
         elif role == "user" and asked is None:

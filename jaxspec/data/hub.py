@@ -30,7 +30,7 @@ def on_disk(path: Path) -> Path:
     fetch = f"hf download {owner}/{name}{file and f' {file}'} --repo-type dataset"
     wanted = [file, f"{file}/*"] if file else [f"*{suffix}" for suffix in SUFFIXES]
     mend = f"check the id, or fetch it elsewhere ({fetch})"
-    with reading(f"data {place}: not to be had from the hub", mend):
+    with reading(f"data {place}: cannot be fetched from the hub", mend):
         folder = snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=wanted)
         if not Path(folder, file).exists():
             raise FileNotFoundError("there is no such file")
@@ -38,11 +38,7 @@ def on_disk(path: Path) -> Path:
 
 
 def hub_rows(
-    repository: str,
-    config: str,
-    split: str,
-    columns: re.Pattern[str],
-    only: tuple[str, str] | None,
+    repository: str, config: str, split: str, columns: re.Pattern[str], only: tuple[str, str] | None
 ) -> Iterator[DataRow]:
     """Yield rows of a public data set, from the hub's own parquet copy of it.
 
@@ -75,9 +71,8 @@ def hub_rows(
     except unreachable as error:
         raise InputError(
             f"hub data set {repository}, config {config}, split {split}: cannot be read "
-            f"({first_line(error)}); fetch it where there is a network (hf download {repository} "
-            "--repo-type dataset), or give a local copy with --data NAME=PATH "
-            "(of worked examples, with --shots)"
+            f"({first_line(error)}); fetch it (hf download {repository} --repo-type dataset), or "
+            "give a local copy with --data NAME=PATH or --shots"
         ) from error
 
 
@@ -113,16 +108,9 @@ def _named_by(card: Path, config: str, split: str) -> list[str]:
 
     try:
         configs = (metadata_load(card) or {})["configs"]
-        parts = [
-            part
-            for entry in configs
-            if entry["config_name"] == config
-            for part in entry["data_files"]
-        ]
-        paths = [part["path"] for part in parts if part["split"] == split]
+        (files,) = (entry["data_files"] for entry in configs if entry["config_name"] == config)
+        paths = [part["path"] for part in files if part["split"] == split]
+        patterns = [one for path in paths for one in ([path] if isinstance(path, str) else path)]
+        return [one for one in patterns if re.fullmatch(r"\w(?!.*\.\.)[\w./*-]*", one)]
     except Exception as error:  # whatever a stranger's YAML holds
         raise FileNotFoundError(f"{card} names no files of it") from error
-    patterns = [
-        pattern for path in paths for pattern in ([path] if isinstance(path, str) else path)
-    ]
-    return [pattern for pattern in patterns if re.fullmatch(r"\w(?!.*\.\.)[\w./*-]*", str(pattern))]

@@ -52,7 +52,7 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
         Image.open(source) as image,
     ):
         if image.format == "EPS":
-            raise ValueError("EPS is a program, and none is run")
+            raise ValueError("EPS is a program, which is not run")
         _check_size(image.size, name)  # from the header, before megabytes become gigabytes
         image.load()
         return to_rgb(ImageOps.exif_transpose(image), name)
@@ -128,23 +128,16 @@ def _check_size(size: tuple[int, int], name: str) -> None:
     if 0 in size:
         raise InputError(f"image {name}: its size is {width}x{height}; give one with pixels in it")
     if max(size) > LONGEST * min(size):
-        raise InputError(
-            f"image {name}: {width}x{height} is over {LONGEST} times as long as wide; cut it"
-        )
+        raise InputError(f"image {name}: {width}x{height} is over {LONGEST} times as long as wide")
     if width * height > MOST_PIXELS:
-        raise InputError(
-            f"image {name}: {width}x{height} is over {MOST_PIXELS} pixels; scale it down"
-        )
+        raise InputError(f"image {name}: {width}x{height} is over {MOST_PIXELS} pixels; shrink it")
 
 
 def _check_kind(image: Image.Image, name: str) -> None:
     """Raise InputError for sizes and modes that `to_rgb` refuses; nothing is decoded."""
     _check_size(image.size, name)
     if image.mode in ("I", "F"):
-        raise InputError(
-            f"image {name}: pixels of mode {image.mode}, of any range; "
-            "convert it to 8 bits a channel"
-        )
+        raise InputError(f"image {name}: pixels of mode {image.mode}, of any range; give 8 bits")
 
 
 def _of_array(array: np.ndarray, name: str) -> Image.Image:

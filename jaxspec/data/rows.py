@@ -138,25 +138,18 @@ def lacking_files(files: Iterable[Path]) -> str:
 
     `train-00000-of-00002.parquet` alone gives "1 of the 2 files train-*-of-00002.parquet".
     """
-    sets = Counter(
-        (file.parent, *found.groups())
-        for file in files
-        if (found := _NUMBERED.fullmatch(file.name))
-    )
-    incomplete = (
-        f"{n} of the {int(of)} files {name}-*-of-{of}{end}"
-        for (_, name, of, end), n in sets.items()
-        if n != int(of)
-    )
-    return next(incomplete, "")
+    named = [(file.parent, _NUMBERED.fullmatch(file.name)) for file in files]
+    sets = Counter((folder, *found.groups()) for folder, found in named if found)
+    for (_, name, of, end), count in sets.items():
+        if count != int(of):
+            return f"{count} of the {int(of)} files {name}-*-of-{of}{end}"
+    return ""
 
 
 def _files(path: Path) -> list[Path]:
     if os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         if not path.name.endswith(SUFFIXES):
-            raise InputError(
-                f"data {path}: not a {' or '.join(SUFFIXES)} file; convert it to one of these"
-            )
+            raise InputError(f"data {path}: not a {' or '.join(SUFFIXES)} file; convert it")
         return [path]
     if not os.path.isdir(path):
         raise InputError(f"data {path}: no such file or folder; check the path")
@@ -164,13 +157,9 @@ def _files(path: Path) -> list[Path]:
     kinds = {file.suffix == ".parquet" for file in files}
     if len(kinds) != 1:
         found = "both .parquet and .jsonl files" if kinds else "neither .parquet nor .jsonl files"
-        raise InputError(
-            f"data {path}: the folder holds {found}; name one file, or leave one kind in it"
-        )
+        raise InputError(f"data {path}: the folder holds {found}; name one file of it")
     if lacking := lacking_files(files):
-        raise InputError(
-            f"data {path}: the folder holds {lacking}; fetch the others, or name one file"
-        )
+        raise InputError(f"data {path}: the folder holds {lacking}; fetch the others")
     return files
 
 

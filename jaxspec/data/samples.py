@@ -60,17 +60,13 @@ def own_samples(
     Raises InputError, naming file and line, for a row in another form.
     """
     if images is not None and not images.is_dir():
-        raise InputError(
-            f"images {images}: no such folder; give the one that the images of {path} lie in"
-        )
+        raise InputError(f"images {images}: no such folder; give the one with {path}'s images")
     known: dict[str, str] = {}
     for row in local_rows(path):
         row = row if images is None else replace(row, folder=images)
         sample = own_sample(name, row, labels)
         if (first := known.setdefault(sample.id, row.place)) != row.place:
-            raise InputError(
-                f"{row.place}: id {sample.id!r} is at {first} already; give each its own"
-            )
+            raise InputError(f"{row.place}: id {sample.id!r} is at {first} already; rename one")
         yield sample
 
 
@@ -93,9 +89,7 @@ def own_sample(name: str, row: DataRow, labels: tuple[str, ...] = ()) -> Sample:
         right = values.get("reference")
         answers = right if isinstance(right, list) else [right or "", *[""] * (len(turns) - 1)]
         if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
-            raise InputError(
-                f"'reference' is {right!r:.60}; give a text, or a list of {len(turns)}, one a turn"
-            )
+            raise InputError(f"'reference' is {right!r:.60}; give a text, or {len(turns)} texts")
         asked = place_in_turns(turns, len(images))
     kept = tuple((column, str(values.get(column, ""))) for column in labels)
     dialogue = tuple(zip(asked, answers, strict=True))
@@ -114,10 +108,7 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
         places = (os.path.abspath(folder / value) for folder in (row.folder, row.folder / "images"))
         file = next((Path(file) for file in places if os.path.isfile(file)), None)
         if file is None:
-            raise InputError(
-                f"{place}: no such image file {value!r:.60} in {row.folder} or its images/; "
-                "check the path"
-            )
+            raise InputError(f"{place}: no such image file {value!r:.60} in {row.folder}")
         if row.confined and not file.is_relative_to(os.path.abspath(row.folder)):
             raise InputError(
                 f"{place}: image file {value!r:.60} is outside of {row.folder}; link to it from "
@@ -127,9 +118,7 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
             image = StoredImage(file.read_bytes(), f"{place} ({value})")
     else:
         kind = type(value).__name__
-        raise InputError(
-            f"{place}: a {kind} is no image; give the hub's {{bytes, path}}, or a path in JSONL"
-        )
+        raise InputError(f"{place}: a {kind} is no image; give a path, or {{bytes, path}}")
     loaded = image.load()
     return replace(image, size=(loaded.height, loaded.width))
 

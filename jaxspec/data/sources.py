@@ -11,7 +11,7 @@ import io
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,18 +36,12 @@ FileFormat = Literal["array_record", "parquet"]
 def mixture(sources: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Any:
     """Return an endless sequence of samples from all sources: a Grain `MapDataset`, read by index.
 
-    Each source is shuffled anew in each of its epochs; the order is a function of the seed. Raises
-    InputError for weights that are not above 0.
+    Each source is shuffled anew in each of its epochs; the order is a function of the seed.
 
     Args:
       sources: Samples, and the weight of their share.
       seed: Seed of the shuffles.
     """
-    for source, weight in sources:
-        if not 0 < weight < float("inf"):
-            raise InputError(
-                f"mixture: weight {weight} of a source of {len(source)} samples; give more than 0"
-            )
     parts = [
         grain.MapDataset.source(source).seed(seed + number).shuffle().repeat()
         for number, (source, _) in enumerate(sources)
@@ -68,9 +62,7 @@ class Prepared(Sequence[Sample]):
         inner = path / str(Conversations.VERSION)
         folder = inner if _prepared(inner) else path
         if not _prepared(folder):
-            raise InputError(
-                f"data {path}: no prepared data in it; make it with python -m train.prepare"
-            )
+            raise InputError(f"data {path}: no prepared data; make it with python -m train.prepare")
         self.path = path
         builder: Any = tfds.builder_from_directory(str(folder))  # pyright: ignore[reportCallIssue]
         self.metadata: dict[str, Any] = dict(builder.info.metadata or {})
@@ -160,9 +152,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
 def data_folder(name: str, out: Path) -> Path:
     """Return the folder of a data set's name. Raises InputError for a name that TFDS refuses."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
-        raise InputError(
-            f"name {name!r}: a data set's name is lower-case words joined by _, such as my_photos"
-        )
+        raise InputError(f"name {name!r}: give lower-case words joined by _, such as my_photos")
     return out / name / str(Conversations.VERSION)
 
 
@@ -176,9 +166,8 @@ def prepare(
 ) -> Path:
     """Write the samples to `out/name/2.0.0`, in shards of 64 MB to 1 GB, and return that folder.
 
-    A run that fails or is stopped leaves no files or folders; the leftovers of a killed run are
-    removed. Raises InputError if there are no samples, the folder exists, or another run prepares
-    it now.
+    A run that fails or is stopped leaves no files; the leftovers of a killed run are removed.
+    Raises InputError if there are no samples, the folder exists, or another run prepares it now.
 
     Args:
       total: Number of samples, for the progress bar.
@@ -194,30 +183,18 @@ def prepare(
             written += 1
             yield sample
         if not written:
-            raise InputError(
-                f"data {name}: no sample of it is left; see what was skipped, or cut as too long"
-            )
+            raise InputError(f"data {name}: no sample of it is left; see what was skipped")
 
-    fresh = [place for place in folder.parents if not place.exists()]
-    try:
-        with sole(out / f"{name}.lock"):
-            if folder.exists():
-                raise InputError(
-                    f"{folder}: holds prepared data already; remove it, or give another name"
-                )
-            for left in folder.parent.glob(f"incomplete.*_{folder.name}"):
-                shutil.rmtree(left)
-            tfds.disable_progress_bar()
-            # TFDS tells sizes that it does not know, and makes a folder for downloads.
-            with writing(folder), redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
-                Conversations(name, out, counted(), metadata, file_format).download_and_prepare(
-                    download_dir=nowhere
-                )
-    except BaseException:
-        with suppress(OSError):  # where a log of what was skipped lies, the folder stays
-            for place in fresh:
-                place.rmdir()
-        raise
+    with sole(out / f"{name}.lock"):
+        if folder.exists():
+            raise InputError(f"{folder}: holds prepared data already; give another name")
+        for left in folder.parent.glob(f"incomplete.*_{folder.name}"):
+            shutil.rmtree(left)
+        tfds.disable_progress_bar()
+        # TFDS prints sizes that it does not know, and makes a folder for downloads.
+        with writing(folder), redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
+            builder = Conversations(name, out, counted(), metadata, file_format)
+            builder.download_and_prepare(download_dir=nowhere)
     return folder
 
 

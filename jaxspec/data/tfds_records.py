@@ -31,9 +31,8 @@ def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
         builder = read(str(folders[-1]) if folders else name)
         splits = list(builder.info.splits)
         if not splits:
-            raise InputError(
-                f"data {place}: is not prepared; tfds build {name} --file_format array_record"
-            )
+            build = f"tfds build {name} --file_format array_record"
+            raise InputError(f"data {place}: is not prepared; {build}")
         if split not in splits and (split or len(splits) > 1):
             mend = f"such as {TFDS}{name}@{splits[0]}; {nearest(split, splits)}"
             raise InputError(f"data {place}: name its split, {mend}")

@@ -46,13 +46,11 @@ class Form:
         if self.spare:
             raise InputError(
                 f"view {self.view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new "
-                f"ones pass the draft's {limit} trained positions; leave the view out or use "
-                f"context 'drop_view' or 'extrapolate'"
+                f"ones pass the draft's {limit} trained positions; use context 'drop_view'"
             )
         raise InputError(
             f"prompt: {len(row)} tokens and {request.max_new_tokens} new ones are over "
-            f"{self.name}'s context of {limit}; shorten the prompt, give fewer images or lower "
-            f"max_new_tokens"
+            f"{self.name}'s context of {limit}; shorten the prompt or lower max_new_tokens"
         )
 
 
@@ -86,10 +84,7 @@ def chosen_views(
         return ("M",) * (draft is not None) + ("kv",) * (target.head is not None)
     shown = prompt_views(parse_views(views)) if views else ()
     if shown and draft is None:
-        raise InputError(
-            f"views: {','.join(views)} show a draft the prompt, and there is no draft; give one, "
-            "or leave the views out"
-        )
+        raise InputError(f"views: {','.join(views)} need a draft; give one, or leave them out")
     return views
 
 
@@ -109,19 +104,12 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         head = target.head
         if head is None:
             raise InputError("view kv: the target has no KV head; give one, or leave the view out")
-        mesh = mesh_of(target.params)
-        params["head"] = put(
-            head.params,
-            shardings(head.config.text_config, head.params, mesh)
-            if mesh
-            else small_sharding(target.params),
-        )
-    if not shown:
-        draft = None
-    if not views:
-        program = build_program(target.model, None, None, config, False)
-        return Assembly(program, params, (form,), (target,), target)
+        mesh, place = mesh_of(target.params), small_sharding(target.params)
+        if mesh is not None:
+            place = shardings(head.config.text_config, head.params, mesh)
+        params["head"] = put(head.params, place)
     shares, forms = False, [form]
+    draft = draft if shown else None
     if draft is not None:
         check_pair(target, draft, shown)
         draft = replace(
@@ -134,7 +122,7 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         forms += [Form(draft, view, "the draft", spare) for view in shown]
     models = target.model, draft and draft.model, head and head.config
     program = build_program(*models, config, shares)
-    towers = (target, draft if program.towers[1] else None)
+    towers = target, *(draft if tower else None for tower in program.towers[1:])
     return Assembly(program, params, tuple(forms), towers, target)
 
 
@@ -156,9 +144,7 @@ def build_program(
     tree = None if config.tree is None else parse_tree(config.tree, config.gamma)
     scored = min((len(model.text.draft_vocabulary) or size for model in readers), default=size)
     if tree is not None and tree.width > scored:
-        raise InputError(
-            f"tree: {config.tree!r} branches {tree.width} times, and there are {scored} tokens"
-        )
+        raise InputError(f"tree: {config.tree!r} has more branches than there are tokens, {scored}")
     shown = prompt_views(views) if draft is not None else ()
     reader = draft or target
     if head is not None:
@@ -166,11 +152,9 @@ def build_program(
     drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head, lookup)
     weighting = parse_weighting(config.weighting)
     block = drafter.nodes + 1
+    # Nodes of a tree are in other cache slots than a chain's tokens, so that sums round otherwise.
     if config.width is not None and tree is not None:
-        raise InputError(
-            f"width: {config.width} with a tree, whose nodes are in other cache slots than a "
-            "chain's tokens, so that sums over slots round otherwise; leave out width or tree"
-        )
+        raise InputError(f"width: {config.width} with a tree; leave out width or tree")
     width = config.width or block
     if width < block:
         raise InputError(f"width: {width}, and a block has {block} tokens; give {block} or more")
@@ -193,10 +177,7 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
     )
     for number, model in enumerate(models, start=1):
         if words := model.model.text.draft_vocabulary:
-            raise InputError(
-                f"model {number}: scores {len(words)} tokens alone, as drafts may; export it "
-                "with all"
-            )
+            raise InputError(f"model {number}: scores {len(words)} tokens; export it with all")
     first, *others = models
     check_vocabulary("model 1", first, spare=0)
     for number, other in enumerate(others, start=2):
@@ -212,9 +193,7 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
         model.config.image_token_index for model in models if isinstance(model.config, LvlmConfig)
     }
     if len(marks) > 1:
-        raise InputError(
-            f"models: image_token_index {sorted(marks)} differ; use models with one image token"
-        )
+        raise InputError(f"models: image_token_index {sorted(marks)} differ")
     lead = next((form.model for form in forms if form.view.reads_images), first)
     members = tuple(
         Member(form.model.model, form.view.pool, form.view.reads_images) for form in forms

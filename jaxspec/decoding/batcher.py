@@ -21,13 +21,7 @@ from jaxspec.decoding.assembly import Assembly
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, Batching, EngineConfig
 from jaxspec.decoding.memory import Sizes
-from jaxspec.decoding.requests import (
-    EncodedRequest,
-    Request,
-    decoded_images,
-    each,
-    encode,
-)
+from jaxspec.decoding.requests import EncodedRequest, Request, decoded_images, each, encode
 from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts
 from jaxspec.decoding.steps import larger_cache, run_prefill
 from jaxspec.errors import InputError
@@ -312,8 +306,7 @@ def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: in
         "top_p": column([r.top_p for r in requests], np.float32, 1),
         "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
         "eos": np.asarray(ids or (-1,), np.int32),
-        "key_data": column(
-            [(0, r.seed) for r in requests], np.uint32, (0, 0)
-        ),  # what `jax.random.key` makes of a seed
+        # What `jax.random.key` makes of a seed.
+        "key_data": column([(0, r.seed) for r in requests], np.uint32, (0, 0)),
     }
     return Sampling(**fields)

@@ -10,12 +10,11 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +35,6 @@ TASKS = ("CAPTION", "DETAILED_CAPTION", "MORE_DETAILED_CAPTION")
 """Florence-2's tasks; the model reads them in angle brackets."""
 FORMS = "jax:DIR[:QUESTION], florence2:ID[:DETAILED_CAPTION], blip:ID or file:CAPTIONS.jsonl"
 MODEL_TYPES = {"florence2": ("florence2",), "blip": ("blip", "blip-2")}
-LEGACY = "microsoft/florence-2"
-"""Prefix, in lower case, of Florence-2's ids whose files run code of their own."""
 BATCH = 16
 """Most images captioned together."""
 
@@ -57,7 +54,7 @@ def runs_torch(text: str) -> bool:
 
 
 def captioner_lack(text: str) -> str | None:
-    """Return the reason why the captioner cannot run here, with the mend, or None if it can.
+    """Return why the captioner cannot run here and how to mend that, or None if it can.
 
     Raises InputError if `text` names no captioner.
     """
@@ -98,15 +95,6 @@ def load_captioner(
     return CachedCaptions(model, directory or cache_directory() / "captions")
 
 
-class ModelCaptioner(Captioner, Protocol):
-    """Caption with a model, whose captions are worth keeping."""
-
-    @property
-    def identity(self) -> str:
-        """Return a text that names the weights, the prompt and the decoding options."""
-        ...
-
-
 @dataclass(frozen=True)
 class CachedCaptions:
     """Keep a captioner's captions on disk, in one small JSON file for each image.
@@ -114,21 +102,20 @@ class CachedCaptions:
     The file keeps the time of captioning, so a caption from disk reports the same `ms`.
     """
 
-    captioner: ModelCaptioner
+    captioner: Any
+    """Captioner whose `identity` names its weights, prompt and decoding options."""
     directory: Path
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
         """Return captions from disk, and ask the captioner once for each missing one."""
         files = [self._file(image) for image in images]
-        known = {file: _read(file) for file in set(files)}
-        missing = {
-            file: image for file, image in zip(files, images, strict=True) if known[file] is None
-        }
+        known: dict[Path, Any] = {file: _read(file) for file in set(files)}
+        missing = {file: image for file, image in zip(files, images) if known[file] is None}
         made = self.captioner.caption(list(missing.values())) if missing else []
         for file, caption in zip(missing, made, strict=True):
             write_text(file, json.dumps({"caption": caption.text, "ms": caption.ms}) + "\n")
             known[file] = caption
-        return [caption for file in files if (caption := known[file]) is not None]
+        return [known[file] for file in files]
 
     def _file(self, image: Image) -> Path:
         key = hashlib.sha256(f"{self.captioner.identity}\n{image_hash(image)}".encode()).hexdigest()
@@ -162,10 +149,7 @@ class CaptionFile:
     def _entry(self, row: DataRow) -> tuple[str, str]:
         text, key, name = (row.values.get(column) for column in ("caption", "sha256", "image"))
         if not isinstance(text, str) or not isinstance(key or name, str):
-            raise InputError(
-                f"captions {row.place}: {row.values!r:.60} is wrong; "
-                "give an object with 'caption' and 'image' or 'sha256'"
-            )
+            raise InputError(f"captions {row.place}: is wrong; give caption, and image or sha256")
         return key or image_hash(load_image((row.folder or Path()) / str(name))), text
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
@@ -175,8 +159,7 @@ class CaptionFile:
             if key not in self.captions:
                 size = f"{image.width}x{image.height}"
                 raise InputError(
-                    f"captions {self.path}: none for the {size} image with sha256 {key}; add a "
-                    f"line for it"
+                    f"captions {self.path}: none for the {size} image with sha256 {key}; add it"
                 )
         return [Caption(self.captions[key]) for key in keys]
 
@@ -226,58 +209,31 @@ class TransformersCaptioner:
     max_new_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        if self.source.lower().startswith(LEGACY):
-            self._refuse_legacy()
         if find_spec("torch") is None:
-            raise InputError(
-                f"captioner {self.kind}: runs in torch, which is not installed; "
-                "install the `captioner` extra or use jax:DIR"
-            )
+            raise InputError(f"captioner {self.kind}: needs torch; pip install -e '.[captioner]'")
+
+    @cached_property
+    def _path(self) -> Path:
+        """Return the local directory of its configuration; the hub's are named by their commit."""
+        return locate(self.source, wanted=("config.json",))
 
     @property
     def identity(self) -> str:
-        from transformers.utils.hub import cached_file
-
-        path = Path(self.source)
-        if path.is_dir():
-            name = _fingerprint(path)
-        else:
-            with self._reading():
-                commit = Path(str(cached_file(self.source, "config.json"))).parent.name
-                name = f"{self.source} {commit}"
+        name = f"{self.source} {self._path.name}"
+        if Path(self.source).is_dir():
+            name = _fingerprint(self._path)
         return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
 
     def check(self) -> None:
         """Raise InputError if the configuration is missing or another model's; read no weights."""
-        import transformers
-
-        directories.check_files(Path(self.source))
-        with self._reading():
-            config, _ = transformers.PretrainedConfig.get_config_dict(self.source)
-            if not config:
-                raise FileNotFoundError("no config.json")
+        config = directories.read_raw_config(self._path)
         if (found := config.get("model_type")) not in MODEL_TYPES[self.kind]:
-            raise InputError(
-                f"captioner {self.kind}: {self.source} is a {found!r}, not a "
-                f"{' or '.join(MODEL_TYPES[self.kind])}; choose from {FORMS}"
-            )
+            raise InputError(f"captioner {self.kind}: {self.source} is a {found!r}; give {FORMS}")
         if self.kind == "florence2" and "auto_map" in config:
-            self._refuse_legacy()
-
-    def _refuse_legacy(self) -> NoReturn:
-        raise InputError(
-            f"captioner {self.kind}: {self.source} is in Florence-2's legacy form, which runs code "
-            f"of its own; use florence2:florence-community/{Path(self.source).name}"
-        )
-
-    def _reading(self) -> AbstractContextManager[None]:
-        local = Path(self.source).is_dir()
-        mend = (
-            "save it again with save_pretrained"
-            if local
-            else "check the id and the network, or give a directory"
-        )
-        return reading(f"captioner {self.kind}: transformers cannot read {self.source}", mend)
+            raise InputError(
+                f"captioner {self.kind}: {self.source} is in Florence-2's legacy form, which runs "
+                f"code of its own; use florence2:florence-community/{Path(self.source).name}"
+            )
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
@@ -285,7 +241,7 @@ class TransformersCaptioner:
         import transformers
 
         self.check()
-        with self._reading():
+        with reading(f"captioner {self.kind}: transformers cannot read {self.source}"):
             processor = transformers.AutoProcessor.from_pretrained(
                 self.source, trust_remote_code=False, backend="pil"
             )

@@ -89,12 +89,9 @@ class MemoryReport:
             "working": self.weighting + self.inputs + self.working,
         }
         shown = ", ".join(f"{name} {human_bytes(held)}" for name, held in parts.items())
-        room = device_memory()
-        left = (
-            ""
-            if room is None
-            else f"; {human_bytes(max(room - self.total, 0))} of {human_bytes(room)} left"
-        )
+        room, left = device_memory(), ""
+        if room is not None:
+            left = f"; {human_bytes(max(room - self.total, 0))} of {human_bytes(room)} left"
         return f"memory {human_bytes(self.total)}: {shown}{left}"
 
 
@@ -102,11 +99,7 @@ def device_memory() -> int | None:
     """Return a device's memory in bytes (for CPUs the machine's), or None if it is unknown."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
-        return (
-            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            if hasattr(os, "sysconf")
-            else None
-        )
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
@@ -124,15 +117,10 @@ def plan_memory(
     before = plan_memory(program, params, batch, sizes._replace(new=smaller)) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
     state = abstract_state(program, params, inputs, options, sizes.new)
-    caches, draft_cache, weighting = (
-        bytes_held(state.target),
-        bytes_held(state.drafter),
-        bytes_held(state.weighting),
-    )
+    caches, draft_cache, weighting = map(bytes_held, (state.target, state.drafter, state.weighting))
+    weights = {id(leaf): leaf for leaf in jax.tree.leaves(program.weights(params))}
     return MemoryReport(
-        target_weights=bytes_held(
-            {id(leaf): leaf for leaf in jax.tree.leaves(program.weights(params))}
-        ),
+        target_weights=bytes_held(weights),
         draft_weights=bytes_held((params.get("drafter", {}), params.get("head", {}))),
         target_cache=caches,
         draft_cache=draft_cache,

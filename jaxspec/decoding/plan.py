@@ -149,12 +149,9 @@ def plan(
     drafted = report.draft_cache + bytes_held(
         [read_by_pass(params.get(name, {})) for name in ("drafter", "head")]
     )
-    if (
-        "head" in params and "lm_head" not in params["head"]
-    ):  # then words are scored by the target's
-        drafted += bytes_held(
-            [leaf for path, leaf in flat(params["target"]).items() if "lm_head" in path]
-        )
+    if "head" in params and "lm_head" not in params["head"]:  # the target's scores the words
+        scores = [leaf for path, leaf in flat(params["target"]).items() if "lm_head" in path]
+        drafted += bytes_held(scores)
     drafts = 0
     if isinstance(program, Speculator):
         head, alone = program.head, not program.drafter.views

@@ -60,9 +60,8 @@ class PromptEncoder:
         ids = self.ids(self.image_text)
         if ids != self._image_ids:
             raise InputError(
-                f"tokeniser: {self.image_text!r} encodes to {ids}, but config.json has "
-                f"image_token_index {self.image_token} and marks {self.marks} around it; "
-                "use the tokeniser that belongs to the model"
+                f"tokeniser: {self.image_text!r} encodes to {ids}, not to image_token_index "
+                f"{self.image_token}; use the tokeniser that belongs to the model"
             )
 
     @classmethod
@@ -189,17 +188,12 @@ class PromptEncoder:
     def _placed(self, question: str, images: int) -> str:
         """Return the question with a placeholder for each image; InputError for videos."""
         if VIDEO in question and self.tokenizer.get_vocab().get(VIDEO) is not None:
-            raise InputError(
-                f"prompt {question[:60]!r}: {VIDEO}s are not supported; give some frames as images"
-            )
+            raise InputError(f"prompt {question[:60]!r}: {VIDEO}s are not supported; give images")
         if self.image_token is not None:
             return place_images(question, images)
         check_text(question)
         if images:
-            raise InputError(
-                f"prompt {question[:60]!r}: {images} images, but the target is a text model; "
-                "give none"
-            )
+            raise InputError(f"prompt {question[:60]!r}: the target is a text model; give none")
         return question
 
     def _following(self, question: str, answer: Sequence[int], images: int) -> str:

@@ -40,6 +40,4 @@ def check_text(question: str) -> None:
         question.encode()
     except UnicodeEncodeError as error:
         half = question[error.start]
-        raise InputError(
-            f"prompt {question[:60]!r}: {half!r} is half a character; write it in UTF-8"
-        ) from None
+        raise InputError(f"prompt {question[:60]!r}: {half!r} is half a character") from None

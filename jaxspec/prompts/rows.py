@@ -104,10 +104,7 @@ def rewrite(
     """
     places = np.flatnonzero(tokens == image_token)
     if len(places) != len(shown):
-        raise InputError(
-            f"prompt: {len(places)} image placeholders but {len(shown)} images; "
-            "give one image per placeholder"
-        )
+        raise InputError(f"prompt: {len(places)} image placeholders but {len(shown)} images")
     before, *texts = np.split(np.asarray(tokens, np.int32), places)
     parts, first = [PromptRow(before)], 0
     for image, text in zip(shown, texts, strict=True):
@@ -224,9 +221,7 @@ def bucket(size: int, buckets: Sequence[int], what: str) -> int:
     for limit in sorted(buckets):
         if size <= limit:
             return limit
-    raise InputError(
-        f"{what}: {size} is over the largest bucket {max(buckets)}; shorten it or add a bucket"
-    )
+    raise InputError(f"{what}: {size} is over the largest bucket {max(buckets)}; shorten it")
 
 
 def pad_rows(rows: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:

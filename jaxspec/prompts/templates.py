@@ -64,10 +64,7 @@ def render_turns(
         shown = text.replace(PLACEHOLDER, image_text).count(image_text)
         if all(words.strip() in text for words in said) and shown >= images:
             return text
-    raise InputError(
-        f"chat template: cannot render turns of user and assistant ({reason}); "
-        "mend the tokeniser's chat_template"
-    )
+    raise InputError(f"chat template: cannot render turns of user and assistant ({reason})")
 
 
 def render_follow_up(

@@ -119,10 +119,7 @@ def parse_view(name: str) -> View:
         )
         return View(name, reads_images=True, pool=pool)
     if name not in VIEWS:
-        raise InputError(
-            f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, "
-            "or P36 for 36 pooled tokens"
-        )
+        raise InputError(f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, P36")
     return VIEWS[name]
 
 
@@ -130,9 +127,7 @@ def needs_captioner(views: Sequence[View], captioner: object | None) -> bool:
     """Return whether a view shows captions. Raises InputError if so and there is no captioner."""
     wanted = any(view.reads_captions for view in views)
     if wanted and captioner is None:
-        raise InputError(
-            "view C: there is no captioner; give one, such as jax:DIR or file:captions.jsonl"
-        )
+        raise InputError("view C: there is no captioner; give one, such as jax:DIR")
     return wanted
 
 
@@ -143,8 +138,6 @@ def parse_weights(weights: Sequence[float] | None, views: int) -> tuple[float, .
     if len(weights) != views:
         raise InputError(f"weights: {len(weights)} given for {views} views; give one a view")
     if any(not np.isfinite(w) or w < 0 for w in weights) or max(weights) == 0:
-        raise InputError(
-            f"weights: {','.join(map(str, weights))} must be at least 0, and not all 0"
-        )
+        raise InputError(f"weights: {','.join(map(str, weights))} must be 0 or more, not all 0")
     shares = [w / max(weights) for w in weights]  # of which the sum cannot overflow
     return tuple(share / sum(shares) for share in shares)

@@ -87,9 +87,7 @@ def _read(batches: BatchIterator[Batch], mesh: Mesh) -> tuple[Batch, Any]:
     try:
         batch = next(batches)  # pyright: ignore[reportArgumentType, reportCallIssue]
     except StopIteration:
-        raise InputError(
-            "data: ended before the last step; repeat it, or train fewer steps"
-        ) from None
+        raise InputError("data: ended before the last step; train fewer steps") from None
     rows = rows_sharding(mesh)
     placed = jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
     return placed, batches.get_state()

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.data.images import StoredImage, to_rgb
+from jaxspec.data.images import Picture, to_rgb
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.memory import prompt_zeros
 from jaxspec.errors import InputError
@@ -121,12 +121,6 @@ class ConversationBatches:
     process: tuple[int, int] = (0, 1)
     """(i, n): this process takes the i-th of n equal parts of the rows."""
 
-    def __post_init__(self) -> None:
-        if self.batch % self.process[1]:
-            raise InputError(
-                f"batch: {self.batch} rows over {self.process[1]} processes; give a multiple"
-            )
-
     def __call__(self, step: int) -> ConversationBatch:
         rows, own = self._rows(step), self._own
         pictures = [[to_rgb(image) for image in row.images] for row in rows[own]]
@@ -136,10 +130,7 @@ class ConversationBatches:
             mask[i, row.forms[0].places[row.learned]] = True
         if not mask.any():
             limit = max(self.buckets)
-            raise InputError(
-                f"training step {step}: no row has an answer within {limit} tokens; "
-                "give longer --buckets"
-            )
+            raise InputError(f"step {step}: no answer within {limit} tokens; give longer --buckets")
         images = image_inputs(self.model, pictures, tiles) or {}
         numbers = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)
         width = shown.tokens.shape[1]
@@ -249,14 +240,10 @@ def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
 
 
 def _read(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_TrainingRow]:
-    def turns(sample: Sample) -> Sequence[tuple[str, str]]:
-        return (
-            [(PLACEHOLDER * len(sample.images), sample.turns[0][1])]
-            if batches.plain
-            else sample.turns
-        )
-
-    encoded = batches.encoder.dialogues([turns(sample) for sample in samples])
+    turns = [sample.turns for sample in samples]
+    if batches.plain:
+        turns = [((PLACEHOLDER * len(sample.images), sample.turns[0][1]),) for sample in samples]
+    encoded = batches.encoder.dialogues(turns)
     return [_row(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
 
 
@@ -264,13 +251,10 @@ def _row(
     batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask: np.ndarray
 ) -> _TrainingRow:
     if not mask.any():
-        raise InputError(
-            f"sample {sample.id} of {sample.dataset}: no answer in it to learn; leave it out"
-        )
-    readers = [(batches.model, batches.view)] + (
-        [(batches.teacher, VIEWS["M"])] if batches.teacher else []
-    )
-    sizes = [_size(image) for image in sample.images]
+        raise InputError(f"sample {sample.id} of {sample.dataset}: no answer in it to learn")
+    readers = [(batches.model, batches.view)]
+    readers += [(batches.teacher, VIEWS["M"])] if batches.teacher else []
+    sizes = [(picture.height, picture.width) for picture in map(Picture.of, sample.images)]
     forms = tuple(_form(batches, *reader, tokens, sizes) for reader in readers)
     within = np.logical_and.reduce([form.places < max(batches.buckets) for form in forms])
     first = max(int(form.places[mask.argmax()]) for form in forms)
@@ -299,14 +283,6 @@ def _form(
     images = which_image(row, [len(x.sources) for x in shown if isinstance(x, Slots)])
     tiles = sum(reader.tiles(size, count) for size in sizes) if reader else 0
     return _Form(row[:limit], images[:limit], np.cumsum(copies) - copies, tiles)
-
-
-def _size(image: Any) -> tuple[int, int]:
-    """Return height and width of an image."""
-    if isinstance(image, StoredImage) and image.size is not None:
-        return image.size
-    picture = to_rgb(image)
-    return picture.height, picture.width
 
 
 def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]]:

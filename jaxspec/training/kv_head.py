@@ -266,12 +266,10 @@ def train_kv_head(
         batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed, readings)
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         params = {"head": head, "target": target.params}
-        with closing(
-            iterate(conversations, train.steps, read=batches, limit=recipe.unlearned)
-        ) as made:
-            head = fit(
-                train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs
-            )["head"]
+        out = directory / stage.name
+        made = iterate(conversations, train.steps, batches, recipe.unlearned)
+        with closing(made):
+            head = fit(train, params, loss_fn, made, out, places=places, inputs=inputs)["head"]
     return config, head
 
 
@@ -285,25 +283,17 @@ def _started(
     its draft vocabulary.
     """
     found, head = load_kv_head(path, jnp.float32)
+    kept = found.text_config.draft_vocabulary
+    if words not in ((), kept) and (found.fused or found.markov):
+        raise InputError(f"start {path}: has its own draft vocabulary; give --draft-vocabulary 0")
     if found.fused and wanted.fused:
-        own = found.for_target(target).text_config
-        if words and words != own.draft_vocabulary:
-            raise InputError(f"start {path}: has a draft vocabulary; give --draft-vocabulary 0")
-        return replace(wanted, text_config=own), head
-    text = replace(wanted.text_config, draft_vocabulary=words or found.text_config.draft_vocabulary)
-    config = replace(wanted, text_config=text)
-    theirs = replace(
-        found, text_config=replace(found.text_config, draft_vocabulary=text.draft_vocabulary)
+        return replace(wanted, text_config=found.for_target(target).text_config), head
+    config, theirs = (
+        replace(one, text_config=replace(one.text_config, draft_vocabulary=words or kept))
+        for one in (wanted, found)
     )
-    if found.markov and text.draft_vocabulary != found.text_config.draft_vocabulary:
-        raise InputError(
-            f"start {path}: its correction is for other tokens; give --draft-vocabulary 0"
-        )
     free = ("target_name",) if config.parallel else ("gamma", "target_name")
     for name in (each.name for each in fields(config) if each.name not in free):
         if (own := getattr(config, name)) != (there := getattr(theirs, name)):
-            raise InputError(
-                f"start {path}: its {name} is {there!r:.60}, and the recipe's {own!r:.60}; "
-                "give that"
-            )
+            raise InputError(f"start {path}: its {name} is {there!r:.60}, the recipe's {own!r:.60}")
     return config, head

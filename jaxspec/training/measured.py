@@ -123,9 +123,7 @@ class MeasuredStep:
         found = {name: float(value) for name, value in self._metrics.items()}
         wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(found.get(name, 0.0))]
         if wrong:
-            raise Diverged(
-                f"step {step}: {wrong[0]} is {found[wrong[0]]}; try a lower learning rate"
-            )
+            raise Diverged(f"step {step}: {wrong[0]} is {found[wrong[0]]}; lower the learning rate")
         return found
 
     def _restart(self) -> None:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, same_tower
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.lora import Lora, merged
@@ -43,14 +42,6 @@ class Distillation:
     """Compare the teacher's k most probable tokens, and all others as one; None compares all."""
     share: float = 1.0
     """Share of the divergence in the loss; the rest is the next-token loss."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise InputError(
-                f"distillation: share {self.share} of the loss; give more than 0 and at most 1"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"distillation: top_k {self.top_k}; give 1 or more, or none")
 
 
 def encode(

@@ -22,7 +22,6 @@ from jaxspec.training.measured import model_flops
 from jaxspec.training.objectives import TEACHER, Distillation, tuning_loss
 from jaxspec.training.step import (
     Flat,
-    LossFn,
     TrainState,
     in_dtype,
     init_state,
@@ -39,8 +38,6 @@ from jaxspec.typing import Params
 class AbstractStep:
     """Describe the step of `fit` for logit distillation, with abstract arrays on a mesh."""
 
-    config: TrainConfig
-    loss_fn: LossFn
     step: Callable[..., Any]
     """(state, frozen, batch) -> (state, metrics)."""
     state: TrainState
@@ -78,7 +75,7 @@ def abstract_step(
     mesh: Mesh | AbstractMesh,
     batch: int,
     length: int,
-    dtype: str,
+    dtype: Any,
 ) -> AbstractStep:
     """Return the step over rows of `length` tokens and one image each; nothing is allocated.
 
@@ -107,4 +104,4 @@ def abstract_step(
     still = at_place(still, {path: where[path] for path in still})
     blank = partial(ConversationBatch.zeros, models[1], models[0], batch, length, shared)
     rows = at_place(jax.eval_shape(blank), rows_sharding(mesh))
-    return AbstractStep(config, loss_fn, make_step(loss_fn, optimizer, config), state, still, rows)
+    return AbstractStep(make_step(loss_fn, optimizer, config), state, still, rows)

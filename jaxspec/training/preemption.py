@@ -37,11 +37,8 @@ class Preemption:
         self._before: dict[int, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             return self
-        for number in (
-            signal.SIGINT,
-            signal.SIGHUP,
-            *[signal.SIGTERM] * (jax.process_count() == 1),
-        ):
+        alone = [signal.SIGTERM] * (jax.process_count() == 1)
+        for number in (signal.SIGINT, signal.SIGHUP, *alone):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -61,8 +58,6 @@ class Preemption:
 
     def reached(self, step: int) -> bool:
         """Return whether to save and exit after this step. Every process asks after each step."""
-        return (
-            multihost_utils.reached_preemption_sync_point(step)
-            if jax.process_count() > 1
-            else self._came
-        )
+        if jax.process_count() > 1:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._came

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic
 
 import grain
 import jax
-from absl import flags
 
 from jaxspec.errors import InputError
 from jaxspec.training.batches import Batch
 from jaxspec.training.conversations import ConversationBatches
 
+AHEAD = 4
+"""Batches that are made ahead, each by a thread of its own."""
 SURE = 512
 """Rows to read before the share that teaches nothing can end a run."""
 
@@ -64,32 +64,16 @@ class CountedBatches(Generic[Batch]):
 
 
 def iterate(
-    rows: ConversationBatches,
-    steps: int,
-    workers: int = 0,
-    read: Any = None,
-    limit: float = 1.0,
+    rows: ConversationBatches, steps: int, read: Any = None, limit: float = 1.0
 ) -> CountedBatches[Any]:
-    """Return an iterator over the batches of `steps` steps, which makes four of them ahead.
+    """Return an iterator over the batches of `steps` steps, which makes `AHEAD` of them ahead.
 
     Args:
-      workers: Processes that make batches, for hosts of many cores; 0 uses two threads.
       read: Function of the step that makes the batches from these rows; None takes the rows.
       limit: Share of rows that may teach nothing.
     """
-    dataset = grain.MapDataset.range(steps).map(partial(_with_unlearned, rows, read or rows))
-    made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
-    if workers:
-        flags.FLAGS.mark_as_parsed()  # Grain reads absl's flags, which nobody parses here
-        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=4)
-        made = made.mp_prefetch(options, worker_init_fn=_leave_interrupts)
+    make = read or rows
+    dataset = grain.MapDataset.range(steps).map(lambda step: (make(step), rows.unlearned(step)))
+    threads = min(AHEAD, os.cpu_count() or 1)  # decoding an image releases Python's lock
+    made = dataset.to_iter_dataset(grain.ReadOptions(threads, prefetch_buffer_size=AHEAD))
     return CountedBatches(iter(made), rows, limit)
-
-
-def _leave_interrupts(worker: int, workers: int) -> None:
-    """Ignore Ctrl-C, which a terminal sends to all processes: training saves first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _with_unlearned(rows: ConversationBatches, read: Any, step: int) -> tuple[Any, int]:
-    return read(step), rows.unlearned(step)

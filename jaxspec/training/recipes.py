@@ -95,11 +95,6 @@ class StagedRecipe:
     draft_vocabulary: int = 0
     """Tokens that the draft scores, the most frequent of the answers; 0 keeps `start`'s."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.unlearned <= 1:
-            what = "give the share of rows that may teach nothing, 0 to 1"
-            raise InputError(f"unlearned: {self.unlearned}; {what}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(StagedRecipe):
@@ -114,11 +109,8 @@ class Recipe(StagedRecipe):
     """Low-rank updates to train next to the parameters that are not frozen."""
     held_out: str = ""
     """Data set of the target's greedy answers, to simulate tokens per pass on; may be empty."""
-    workers: int = 0
-    """Processes of each host that decode images; 0 uses two threads."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.held_out and not any(stage.train.evaluate_every for stage in self.stages):
             names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
             raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")
@@ -161,10 +153,7 @@ def draft_words(
     if not recipe.draft_vocabulary:
         return ()
     stage, text = recipe.stages[-1], target.model.text
-    eos, size = text.eos_token_id, text.vocab_size
-    if not 0 < recipe.draft_vocabulary <= size:
-        what = f"give a number of the target's {size} tokens"
-        raise InputError(f"draft_vocabulary: {recipe.draft_vocabulary}; {what}")
+    eos = text.eos_token_id
     samples = mixture([(sources[name], weight) for name, weight in stage.data], stage.train.seed)
     count = min(COUNTED, sum(len(sources[name]) for name, _ in stage.data))
     ends = [eos] if isinstance(eos, int) else [*(eos or ())]
@@ -202,10 +191,8 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     if not _takes_tower(recipe, start.config):
         return start
     if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
-        raise InputError(
-            f"start {recipe.start}: a {start.config.model_type} cannot get the tower of a "
-            f"{target.config.model_type}; give a Llama-like decoder and a LLaVA target"
-        )
+        own, theirs = start.config.model_type, target.config.model_type
+        raise InputError(f"start {recipe.start}: a {own} cannot get the tower of a {theirs}")
     words = text_config(target.config).vocab_size
     text = replace(start.config, vocab_size=words)
     config: ModelConfig = replace(target.config, text_config=text)
@@ -281,9 +268,8 @@ def _train(
     evaluate = None
     if recipe.held_out:
         samples = mixture([(sources[recipe.held_out], 1.0)], 0)
-        held_out = replace(
-            batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1)
-        )
+        alone = replace(batches, teacher=None, process=(0, 1))
+        held_out = replace(alone, samples=samples, batch=8, plain=False)
         shown = [held_out(step) for step in range(HELD_OUT)]
         evaluate = simulated(draft.model, shown, view, lora=recipe.lora)
     loss_fn = tuning_loss(
@@ -293,11 +279,9 @@ def _train(
         distillation=recipe.distillation,
         lora=recipe.lora,
     )
-    with closing(iterate(batches, train.steps, recipe.workers, limit=recipe.unlearned)) as made:
-        trained = fit(
-            train, params, loss_fn, made, directory, places=places, evaluate=evaluate, inputs=inputs
-        )
-    return without_teacher(trained)
+    more: dict[str, Any] = {"places": places, "evaluate": evaluate, "inputs": inputs}
+    with closing(iterate(batches, train.steps, limit=recipe.unlearned)) as made:
+        return without_teacher(fit(train, params, loss_fn, made, directory, **more))
 
 
 def stage_data(

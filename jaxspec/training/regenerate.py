@@ -113,8 +113,8 @@ def regenerated(
         sample = source[row["sample"]]
         if row["id"] != sample.id:
             raise InputError(
-                f"{folder}: answers sample {row['id']!r}, and number {row['sample']} of "
-                f"{work.data} is {sample.id!r} now; give the answered data, or another name"
+                f"{folder}: number {row['sample']} is {sample.id!r}, and was {row['id']!r} when "
+                "it was answered; give the answered data, or another name"
             )
         turns = row["turns"]
         if keep_cut and row["cut"] and row["cut"][1].strip():

@@ -95,11 +95,8 @@ def claim(
         for name in sorted(theirs.keys() | mine.keys()):
             before, now = theirs.get(name), mine.get(name)
             if before != now:
-                why = ""
-                if name == "steps" and old["steps"] < config.steps:
-                    why = ", on which its learning rates depend (not so with final_rate 1)"
                 raise InputError(
-                    f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}{why}; "
+                    f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}; "
                     "go on with that, or train in another directory (--runs)"
                 )
     if jax.process_index() == 0:

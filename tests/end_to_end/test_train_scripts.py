@@ -43,7 +43,7 @@ def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> Non
         lambda: recipe.main(["kv_mini", "--out", str(made), "--runs", str(tmp_path)]),
         lambda: tower.main(runs=tmp_path / "tower", out=made),
     ):
-        with pytest.raises(InputError, match="hf: holds a model that another run made; give another path"):
+        with pytest.raises(InputError, match="hf: holds another run's model; give another path"):
             train()
     assert (made / "config.json").stat() == before
     assert not list(tmp_path.iterdir())

@@ -46,9 +46,9 @@ def test_files_of_a_set_are_found_by_their_names() -> None:
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("laion/OIGG/unified_chip2.jsonl", "not to be had from the hub"),
+        ("laion/OIGG/unified_chip2.jsonl", "cannot be fetched from the hub"),
         ("laion/OIG/unified_chip3.jsonl", "there is no such file"),
-        ("laion", "not to be had from the hub"),
+        ("laion", "cannot be fetched from the hub"),
     ],
 )
 def test_what_a_set_has_not_is_told(place: str, reason: str) -> None:

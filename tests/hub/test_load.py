@@ -53,7 +53,7 @@ def test_public_heads_draft_for_their_targets(name: str, capsys: pytest.CaptureF
 
 
 def test_an_id_that_is_not_there_is_one_line(refusal: Callable[..., str]) -> None:
-    missing = "'llava-hf/llava-1.5-70b-hf': no such directory, and not to be had from the hub"
+    missing = "'llava-hf/llava-1.5-70b-hf': no such directory, and cannot be fetched from the hub"
     assert missing in refusal("inspect", "llava-hf/llava-1.5-70b-hf")
 
 

