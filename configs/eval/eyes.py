@@ -24,7 +24,7 @@ config = replace(
         Variant("lookup", ("lookup",)),
         Variant("KV head, tree 2:7", ("kv",), tree="2:7"),
     ),
-    gamma=4,
+    gamma=7,
     batch_size=1,
     prompt_buckets=(128, 256, 448, 1024),
     image_buckets=(0, 1, 2, 5),

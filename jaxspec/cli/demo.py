@@ -58,7 +58,7 @@ class Contest(NamedTuple):
 
 SEEN = ("Tell me what you see in the image.",)
 CONTESTS = {
-    "eyes": Contest("smollm2_eyes", EYES, 4, SEEN, 3),
+    "eyes": Contest("smollm2_eyes", EYES, 7, SEEN, 3),
     "mini": Contest("mini", str(ASSETS / "mini" / "target"), 5, SEEN, 30),
     "smollm2": Contest(
         "smollm2",
