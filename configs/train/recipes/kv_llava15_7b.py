@@ -1,4 +1,4 @@
-"""A KV head of LLaVA-1.5-7B, for draft lengths up to 7.
+"""A KV head of LLaVA-1.5-7B that reads last hidden states, for draft lengths up to 7.
 
 The first stage is text alone (ShareGPT), which trains all but the KV projector; the second has images (MSD's and
 ViSpec's order).
@@ -17,7 +17,7 @@ IMAGES = replace(TEXT, steps=8000)
 
 config = HeadRecipe(
     target="llava-hf/llava-1.5-7b-hf",
-    head={"image_slots": 64, "slot_bias": True, "gamma": 7},
+    head={"image_slots": 64, "slot_bias": True, "feature": "last_hidden", "gamma": 7},
     stages=(
         Stage("text", TEXT, (("sharegpt", 1.0),)),
         Stage("images", IMAGES, (("llava_v1_5_mix665k", 1.0),)),
