@@ -194,9 +194,10 @@ def test_trials_keep_to_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytes
 
 
 WRITER = """
-import sys
+import signal, sys
 from pathlib import Path
 from jaxspec.files import whole, whole_directory
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 with whole(Path("file")) as file, whole_directory(Path("folder"), lambda name: True) as folder:
     file.touch()
     (folder / "half").touch()
