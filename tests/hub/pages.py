@@ -31,7 +31,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 _OURS = re.compile(
     r"(?:python -m (?:train|eval|jaxspec|configs|tests)\.[\w.]+|jaxspec [a-z]+|make \w+)(?![\w.])|pip install -e [^ ]+"
 )
-_END = re.compile(r" && | \|\| |;|&&|\)\"|' *$|\" *$|$")
+_END = re.compile(r"\" &&| && | \|\| |;|&&|\)\"|' *$|\" *$|$")
 
 
 class Command(NamedTuple):
