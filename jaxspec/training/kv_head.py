@@ -252,7 +252,7 @@ def train_kv_head(
         if jax.process_count() > 1:
             raise InputError("keep_readings: works in one process alone; leave it out")
         read = jax.jit(partial(read_target, target.model), static_argnums=2)
-        reads = config.target_states, config.key_layers, first.dtype
+        reads = config.fused and config.target_states, config.key_layers, first.dtype
         name = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()
         readings = KeptReadings(
             lambda batch: read(target.params, batch, config), Path(recipe.keep_readings, name[:16])
