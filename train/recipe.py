@@ -98,6 +98,8 @@ class Ablation:
     pooling: Pooling = "linear"
     """Pooling of an image to slots: learned matrices (linear, the paper's), learned queries
     (attention), averages (avgpool), none, or no image slots at all (drop)."""
+    image_slots: int = 0
+    """Slots that an image is pooled to; each recipe has its own number."""
     reads_text: bool = True
     """Without, the target's keys and values of text are left out."""
     feature: Feature = "none"

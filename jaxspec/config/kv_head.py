@@ -198,7 +198,8 @@ class KVHeadConfig:
           layers: Decoder layers of the head; with `key_layers`, one for each of them.
           target_layers: Hidden states that a fused head reads; () means 2, n/2 and n-3.
           image_tokens: n; the default is a LLaVA's tokens of one tile.
-          options: Further fields; a text model's head ignores those of images.
+          options: Further fields. Those of images are ignored if the target reads none, or images
+            of any size, which cannot be pooled; `pooling` none reads all keys of these.
         """
         text: TextConfig = getattr(target, "text_config", target)
         if not isinstance(text, RotaryConfig):
@@ -208,15 +209,11 @@ class KVHeadConfig:
             names = {"feature", "gamma", "target_name", "key_layers", "parallel", "markov"}
             given = names & options.keys()
             return cls(own, target_hash(target), pooling="drop", **{k: options[k] for k in given})
-        if text is target:
-            image_tokens, options = (
-                0,
-                options | {"pooling": "drop", "image_slots": 0, "slot_bias": False},
-            )
-        elif image_tokens is None:
+        if image_tokens is None:
             image_tokens = target.image_tokens if isinstance(target, LlavaConfig) else 0
-        if not image_tokens and "pooling" not in options:
-            options["pooling"] = "drop"
+        if text is target or not (image_tokens or options.get("pooling") == "none"):
+            image_tokens = 0
+            options |= {"pooling": "drop", "image_slots": 0, "slot_bias": False}
         config = cls(
             replace(text, num_hidden_layers=len(options.get("key_layers", ())) or layers),
             target_hash(target),

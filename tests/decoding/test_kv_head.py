@@ -197,6 +197,8 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope(tmp_path: Path) -> No
     assert result.tokens == plain.generate(request).tokens
     assert result.stats.histogram[:J].sum() <= 1  # the last block may end early
     assert result.stats.histogram[J] > 2
+    recipe = {"pooling": "linear", "image_slots": 64, "slot_bias": True}  # of a LLaVA, as presets and their options are
+    assert KVHeadConfig.of_target(target.config, **recipe) == replace(config, pooling="drop", gamma=5)
 
 
 def test_nodes_of_a_tree_follow_their_parents() -> None:
