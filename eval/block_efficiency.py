@@ -26,10 +26,10 @@ from eval.lib.config import EvalConfig
 from eval.lib.figures import draw_all
 from eval.lib.loading import by_reason, load_models
 from eval.lib.page import ASKED, SHOWN, write_html
+from eval.lib.regret import measure_regret
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
 from eval.lib.sets import remarks
-from eval.lib.simulation import measure_regret
 from eval.lib.tables import (
     Label,
     Record,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import jax
@@ -31,17 +32,22 @@ from eval.lib.config import EvalConfig
 from eval.lib.loading import Loaded, load_models
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
-from eval.lib.simulation import whole_row
 from eval.lib.tables import Record, Table, digits, number
 from jaxspec.command import input_errors, script_name
+from jaxspec.data.images import to_rgb
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.metrics import acceptance_metrics
 from jaxspec.errors import InputError
+from jaxspec.loading import image_inputs, prompt_encoder
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.rows import Showing, prompt_row, stack_rows
+from jaxspec.prompts.views import VIEWS
 from jaxspec.typing import Array, Params
 
+PASS = 128
+"""Forward passes round their number of tokens up to a multiple of this."""
 SAMPLING = "sampling"
 """The `dataset` of records of `measure_sampling`."""
 GROUP = ("row", "gamma", "batch", "temperature", "top_p")
@@ -302,8 +308,24 @@ def divergence(
 
 def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
     """Return the target's logits [V] after prompt and answer, from one pass over all tokens."""
-    rows, images, _ = whole_row(target, prompt, answer)
+    rows, images = whole_row(target, prompt, answer)
     return np.asarray(_last_logits(LanguageModel(target.config), target.params, rows, images))
+
+
+def whole_row(
+    target: LoadedModel, prompt: Prompt, answer: Sequence[int]
+) -> tuple[PromptRows, dict[str, Any] | None]:
+    """Return a prompt and its answer as inputs of one pass."""
+    reader, pictures = target.images, tuple(map(to_rgb, prompt.images))
+    view, prompt = VIEWS["M" if reader else "T"], replace(prompt, images=pictures)
+    row = prompt_row(Showing(view, prompt_encoder(target), reader, reader), prompt)
+    row = row.followed_by(answer)
+    (rows,) = stack_rows([[row]], -(-len(row) // PASS) * PASS)
+    if reader is None:
+        return rows, None
+    sizes = [(image.height, image.width) for image in pictures]
+    tiles = sum(reader.tiles(size, len(sizes)) for size in sizes)
+    return rows, image_inputs(target, [pictures], tiles)
 
 
 @partial(jax.jit, static_argnums=0)

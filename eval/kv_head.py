@@ -23,7 +23,6 @@ from eval.lib.config import EvalConfig, Variant
 from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.report import Run
 from eval.lib.sets import remarks
-from eval.lib.simulation import predict_heads
 from eval.lib.tables import Label, Record, Table, failures, mean, mean_over, number, pivot
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
@@ -66,9 +65,6 @@ def main(args: Sequence[str] | None = None) -> None:
             for name, place in map(named, options.baselines)
         }
         plain = Engine(replace(target, head=None), None, config.plain())
-        predicted = (
-            predict_heads(config, plain, heads, options.gammas) if config.temperature == 0 else {}
-        )
 
         def parts() -> Iterator[Group]:
             for gamma in options.gammas:
@@ -79,11 +75,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 for name, head in heads.items():
                     how = part.engine(Variant(name, ("kv",)))
                     engines[name] = Engine(replace(target, head=head), None, how)
-                for group in compare(part, plain, engines, run.rows):
-                    for row in group.rows:
-                        found = predicted.get((*map(row.get, GROUP), row["row"]))
-                        row["predicted_tokens_per_pass"] = found
-                    yield group
+                yield from compare(part, plain, engines, run.rows)
 
         run.restore(GROUP)
         run.collect(parts(), lambda: [draft_table(config, run.rows, run.failed)])
@@ -158,19 +150,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
             f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token "
             "for token."
         )
-    notes += [f"paper: {paper.source}." for paper in papers]
-    ratios = [
-        row["tokens_per_pass"] / row["predicted_tokens_per_pass"]
-        for row in rows
-        if row.get("predicted_tokens_per_pass")
-    ]
-    if ratios:
-        most = 100 * max(abs(ratio - 1) for ratio in ratios)
-        notes.append(
-            "One pass of training's attention over the answers gives the heads' tau within "
-            f"{most:.1f} %."
-        )
-    notes += failures(failed)
+    notes += [*(f"paper: {paper.source}." for paper in papers), *failures(failed)]
     labels = "set", "draft"
     return pivot("Drafts of one target: AASD's Table 1", labels, lines, columns, printed, notes)
 

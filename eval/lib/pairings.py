@@ -19,7 +19,6 @@ from tqdm import tqdm
 from eval.lib.collaborative_theory import (
     Calls,
     alternating_calls,
-    best_schedule,
     one_proposer_calls,
     parallel_speedup,
     speedup,
@@ -196,7 +195,6 @@ class _Measurement:
         alphas = [alpha or 0.0 for alpha in pooled]
         laws = {name: _law(program, alphas) for name, program in programs.items()}
         pass_ms, scoring_ms = _pass_times(programs["CoS"], requests[0], laws)
-        best = best_schedule(alphas, pass_ms, lengths=range(1, 7))
         rows, records = [], []
         for name, program in programs.items():
             place = self.place(name, program)
@@ -219,7 +217,6 @@ class _Measurement:
                     "scoring_pass_ms": scoring_ms[name],
                     "calls_per_token_predicted": laws[name].calls.total.tolist(),
                     "speedup_parallel_at_most": parallel_speedup(pass_ms),
-                    "best_schedule": vars(best),
                     **_predicted(laws[name], pass_ms, scoring_ms[name]),
                     **_measured(rates[name], rates["standard"]),
                     "quality": mean(here, "quality"),
