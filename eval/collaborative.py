@@ -18,7 +18,7 @@ from pathlib import Path
 
 from eval.lib.command_line import parse_command
 from eval.lib.figures import COLOURS, pyplot, save, stacked_axes
-from eval.lib.pairings import GROUP, SWEEP, measure
+from eval.lib.pairings import SWEEP, measure
 from eval.lib.quality import MEASURES, quality, rouge_scorer
 from eval.lib.report import Run
 from eval.lib.tables import Label, Record, Table, failures, number, percent, pivot
@@ -65,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> None:
         rouge_scorer()  # fails here if the package is missing
     timed = f"the least of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
-        run.restore(GROUP)
+        run.restore()
         parts = measure(config, partial(quality, run_code=options.run_code), run.rows)
         run.collect(parts, lambda: tables(config, run))
         draw_sweep([row for row in run.rows if row["row"] == SWEEP], run.folder)

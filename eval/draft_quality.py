@@ -27,7 +27,7 @@ from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
-from eval.lib.tables import Record, Table, mean, percent
+from eval.lib.tables import Record, Table, has, mean, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.samples import Sample
@@ -40,8 +40,6 @@ from jaxspec.prompts.views import VIEWS
 from picturebook import probe_set
 
 METRICS = ("accuracy", "rouge_l", "meteor")
-GROUP = ("dataset", "model")
-"""Fields that rows measured by turns share; such rows are saved together."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +69,15 @@ def main(args: Sequence[str] | None = None) -> None:
         for name, place in map(named, options.drafts):
             path, view = shown(place)
             models[name] = load_model(path, config.dtype, config.tiles, target), view or "M"
+        run.restore()
         if options.attributes:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
-            run.restore(("model",))
-            done = {row["model"] for row in run.rows}
             for name, model in models.items():
-                if name not in done:
+                if not has(run.rows, model=name):
                     found = attribute_accuracy(answering(*model, how), options.attributes)
                     run.add([{"model": name} | found], [])
                 run.write(attributes_table(options.attributes, run.rows))
         else:
-            run.restore(GROUP)
             parts = measure_quality(config, models, options.text_only, run.rows)
             run.collect(parts, lambda: [quality_table(config, run.rows)])
 
@@ -152,14 +148,12 @@ def measure_quality(
         asked.append((name, answering(wide, view, config.plain()), False))
         if text_only:
             asked.append((f"{name}, text-only", answering(wide, "M", config.plain()), True))
-    done = {(row["dataset"], row["model"]) for row in before}
-    bar = tqdm(
-        total=len(config.sets) * len(asked), unit="run", desc="quality", initial=len(done), delay=1
-    )
+    total = len(config.sets) * len(asked)
+    bar = tqdm(total=total, unit="run", desc="quality", initial=len(before), delay=1)
     for dataset in config.sets:
         samples = config.samples(dataset)
         for model, engine, blind in asked:
-            if (dataset, model) in done:
+            if has(before, dataset=dataset, model=model):
                 continue
             place = {"dataset": dataset, "turn": 1, "model": model}
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]

@@ -32,7 +32,7 @@ from eval.lib.config import EvalConfig
 from eval.lib.loading import Loaded, load_models
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
-from eval.lib.tables import Record, Table, digits, number
+from eval.lib.tables import Record, Table, digits, has, number
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
@@ -50,8 +50,6 @@ PASS = 128
 """Forward passes round their number of tokens up to a multiple of this."""
 SAMPLING = "sampling"
 """The `dataset` of records of `measure_sampling`."""
-GROUP = ("row", "gamma", "batch", "temperature", "top_p")
-"""Fields that rows measured by turns share; such rows are saved together."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def main(args: Sequence[str] | None = None) -> None:
         full = None
         if options.full_weights:
             full = load_models(replace(config, target_weights=None), views=())[0]
-        run.restore(GROUP)
+        run.restore()
         parts = measure_identity(config, models, options.gammas, options.batches, run.rows, full)
         if options.draws:
             how = options.draws, options.tokens, max(options.batches)
@@ -177,9 +175,6 @@ def measure_identity(
     Yields (rows, records) for each combination of preset row, gamma and batch size that `before`
     lacks. A row pools a set and turn; a record is one answer, with its `divergence`.
     """
-    done = {
-        (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING
-    }
     target = models.target
     reference = full or target
     references = {
@@ -192,7 +187,7 @@ def measure_identity(
         for row in config.rows
         for gamma in gammas
         for batch in batches
-        if (row.name, gamma, batch) not in done
+        if not has(before, row=row.name, gamma=gamma, batch=batch, temperature=0.0)
     ]
     asked: list[tuple[Record, list[Prompt], list[Request], dict[int, list[tuple[int, ...]]]]] = []
     parts = list(replace(config, each_follow_up=False).parts()) if variants else []
@@ -260,11 +255,6 @@ def measure_sampling(
     `draws` answers, with different seeds. `options` are pairs (temperature, top-p). Yields a record
     for each row and option that `before` lacks.
     """
-    done = {
-        (row["row"], row["temperature"], row["top_p"])
-        for row in before
-        if row["dataset"] == SAMPLING
-    }
     engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
     plain = engine_of(models.target, None, replace(config.plain(), batch_size=batch))
     prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
@@ -280,11 +270,11 @@ def measure_sampling(
     for name, settings in engines.items():
         engine = models.engine(settings)
         for option in options:
-            if (name, *option) in done:
+            place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
+            if has(before, row=name, **place):
                 continue
             if option not in references:
                 references[option] = drawn(plain, *option, seed=draws)
-            place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
             test = chi_square(drawn(engine, *option, seed=0), references[option])
             place |= {"samples": draws, "tokens": tokens}
             yield engine_fields(name, settings, config) | place | vars(test)

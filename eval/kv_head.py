@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import GROUP, Group, compare
+from eval.lib.comparison import Group, compare
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.report import Run
@@ -77,7 +77,7 @@ def main(args: Sequence[str] | None = None) -> None:
                     engines[name] = Engine(replace(target, head=head), None, how)
                 yield from compare(part, plain, engines, run.rows)
 
-        run.restore(GROUP)
+        run.restore()
         run.collect(parts(), lambda: [draft_table(config, run.rows, run.failed)])
 
 

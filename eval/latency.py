@@ -35,7 +35,7 @@ from eval.lib.random_pair import (
 )
 from eval.lib.report import Run, results_folder
 from eval.lib.startup import measure_captions, measure_host, measure_starts
-from eval.lib.tables import Record
+from eval.lib.tables import Record, has
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.files import ASSETS
 from jaxspec.runtime import setup_runtime
@@ -84,8 +84,7 @@ def main(
     timed = f"the least of {config.repeats} runs; of start-up medians"
     with Run(preset, given, results_folder(out, preset, debug), timed) as run:
         setup_runtime()
-        run.restore(("part",))
-        done = {row["part"] for row in run.rows}
+        run.restore()
         models = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")
         pair = Pair(config)
         found: dict[str, dict[str, Callable[[], Sequence[Record]]]] = {
@@ -110,7 +109,7 @@ def main(
         first = {"starts": partial(measure_starts, *models, starts)} if "startup" in parts else {}
         chosen = (found[part] for part in found if part in parts)
         for name, measure in chain(first.items(), *(part.items() for part in chosen)):
-            if name not in done:
+            if not has(run.rows, part=name):
                 run.add([{"part": name} | row for row in measure()], [])
             run.write(*latency_tables(preset, run.rows, config.papers))
 

@@ -80,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> None:
         samples = config.samples(MMSPEC)
         plain = engine_of(models.target, None, config.plain())
         engines = {BASELINE: plain} | models.engines(config)
-        run.restore(("method",))
+        run.restore()
         answers: dict[str, list[tuple[Sample, list[Turn]]]] = {}
         known = {sample.id: sample for sample in samples}
         for record in run.records:

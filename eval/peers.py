@@ -35,7 +35,7 @@ from eval.lib.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, measure, ours, 
 from eval.lib.report import Run, results_folder
 from eval.lib.sets import evaluation_set
 from eval.lib.synthetic import synthetic_model
-from eval.lib.tables import Record, Table
+from eval.lib.tables import Record, Table, has
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.checkpoints.locating import locate
@@ -117,10 +117,9 @@ def main(
             methods = ours(target, drafts, gammas, new)
             methods |= theirs(target, pair[0], assistants, gammas, new, compiled, threads)
             below = notes(preset, len(asked), new, repeats, threads, acceptance)
-            run.restore(("prompt",))
-            done = {row["prompt"] for row in run.rows}
+            run.restore()
             for number, prompt in enumerate(tqdm(asked, "peers", unit="prompt")):
-                if number not in done:
+                if not has(run.rows, prompt=number):
                     found = measure(methods, prompt, repeats)
                     run.add(
                         [

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from eval.lib.config import EvalConfig
 from eval.lib.replay import RecordedTarget
-from eval.lib.tables import Record
+from eval.lib.tables import Record, has
 from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
@@ -26,10 +26,6 @@ from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, first_line
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
-
-GROUP = ("dataset", "turn", "follow_up", "gamma")
-"""Fields that rows measured by turns share; such rows are saved together, and a stopped run
-continues with the next."""
 
 
 class Group(NamedTuple):
@@ -53,8 +49,7 @@ def compare(
     """
     before = [row for row in before if row["gamma"] == config.gamma]
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
-    done = [row.items() for row in before]
-    left = [place for place in config.parts() if not any(place.items() <= row for row in done)]
+    left = [place for place in config.parts() if not has(before, **place)]
     work = len(left) * (1 + len(engines)) * config.repeats
     with tqdm(
         total=work, unit="run", desc="block efficiency", delay=1, disable=process()[0] > 0

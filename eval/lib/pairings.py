@@ -26,7 +26,7 @@ from eval.lib.collaborative_theory import (
 from eval.lib.comparison import Group, error_line, first_prompt
 from eval.lib.loading import load_model
 from eval.lib.references import References, read_references
-from eval.lib.tables import Record, mean
+from eval.lib.tables import Record, has, mean
 from eval.lib.timing import interleaved, time_members
 from eval.lib.together import CollaborativeEvalConfig, Pairing
 from jaxspec.cluster import process
@@ -56,8 +56,6 @@ JUDGED = ("standard", "CoS")
 are only timed."""
 Judge = Callable[[Sample, str], float | None]
 """Returns the quality of an answer from 0 to 1; None if it cannot be judged."""
-GROUP = ("pairing", "dataset")
-"""Fields that rows measured by turns share; such rows are saved together."""
 
 
 def measure(
@@ -70,12 +68,11 @@ def measure(
     """
     loaded: dict[str, LoadedModel] = {}
     mesh = config.mesh(1)
-    done = {(row["pairing"], row["dataset"]) for row in before}
     left = [
         (pairing, name)
         for pairing in config.pairings
         for name in config.sets
-        if (pairing.name, name) not in done
+        if not has(before, pairing=pairing.name, dataset=name)
     ]
     work = sum(_runs(config, pairing) for pairing, _ in left)
     with tqdm(

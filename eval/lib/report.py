@@ -43,6 +43,9 @@ from jaxspec.files import (
     writing,
 )
 
+PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
+"""Fields that rows measured by turns share; they are saved together, and measured again together if
+one of them failed."""
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
 FILES = (
     *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv"),
@@ -111,18 +114,15 @@ class Run:
         text = "\n".join(map(markdown, tables))
         on_first(lambda: write_results(self.folder, about, self.rows, self.records, text))
 
-    def restore(self, group: Sequence[str]) -> None:
-        """Read the rows and records of a stopped run with the same options.
-
-        Rows are written in groups, which are equal in the fields `group`. A group with a failure is
-        measured again.
+    def restore(self) -> None:
+        """Read the rows and records of a stopped run with the same options, but no failed part.
 
         Raises InputError for results of another device, whose speeds do not belong in one table,
         and for files that cannot be read.
         """
-        self.rows = on_first(lambda: self._restored(group))
+        self.rows = on_first(self._restored)
 
-    def _restored(self, group: Sequence[str]) -> list[Record]:
+    def _restored(self) -> list[Record]:
         if not (self.folder / "results.json").exists():
             return []
         left = read_results(self.folder, stopped=True)
@@ -134,16 +134,17 @@ class Run:
                 "another --out, or remove it"
             )
 
-        def place(row: Record) -> tuple[Any, ...]:
-            return tuple(row.get(field) for field in group)
+        def part(record: Record) -> tuple[Any, ...]:
+            return tuple(record.get(field) for field in PART)
 
-        failed = set(map(place, left["run"].get("failed", ())))
-        rows = [row for row in left["rows"] if place(row) not in failed]
-        whole = set(map(place, rows))
-        self.records = [record for record in left["records"] if place(record) in whole]
-        if whole:
+        failed = set(map(part, left["run"].get("failed", ())))
+        rows, self.records = (
+            [record for record in left[kind] if part(record) not in failed]
+            for kind in ("rows", "records")
+        )
+        if rows:
             print(
-                f"{self.folder}: {len(whole)} parts are measured already; measuring the rest",
+                f"{self.folder}: {len(rows)} rows are measured already; measuring the rest",
                 file=sys.stderr,
             )
         return rows

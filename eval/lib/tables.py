@@ -60,6 +60,11 @@ def without_failed(rows: Sequence[Record], failed: Sequence[Record], *place: str
     return [row for row in rows if tuple(row[field] for field in place) not in lost]
 
 
+def has(rows: Sequence[Record], **place: Any) -> bool:
+    """Return whether one of the rows has these fields."""
+    return any(place.items() <= row.items() for row in rows)
+
+
 def number(value: float | None, places: int = 2) -> str:
     """Return a cell of a table; `-` for None."""
     return "-" if value is None else f"{value:.{places}f}"
