@@ -32,7 +32,7 @@ from eval.lib.config import EvalConfig
 from eval.lib.loading import Loaded, load_models
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
-from eval.lib.tables import Record, Table, digits, has, number
+from eval.lib.tables import Record, Table, cell, digits, has, number, pivot
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
@@ -132,18 +132,23 @@ def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = Fals
 
 def sampling_table(rows: Sequence[Record]) -> Table:
     """Return a line per row of views and sampling options."""
-    header = ["views", "gamma", "temp.", "top-p", "draws", "cells", "chi-square", "p-value"]
-    cells = []
-    for row in rows:
-        options = [f"{row['temperature']:g}", f"{row['top_p']:g}", str(row["samples"])]
-        test = [str(row["degrees"] + 1), f"{row['statistic']:.1f}", f"{row['p_value']:.3f}"]
-        cells.append([row["row"], str(row["gamma"]), *options, *test])
+    columns = {
+        "views": cell("row"),
+        "gamma": cell("gamma"),
+        "temp.": cell("temperature", digits),
+        "top-p": cell("top_p", digits),
+        "draws": cell("samples"),
+        "cells": lambda row: str(row["degrees"] + 1),
+        "chi-square": cell("statistic", number, 1),
+        "p-value": cell("p_value", number, 3),
+    }
     notes = [
         f"Beginnings of {rows[0]['tokens']} tokens, drawn with the draft and by plain decoding "
         "with other seeds; p-value of the two-sample chi-square test that both are distributed "
         "alike.",
     ]
-    return Table("Sampled answers against plain decoding", header, cells, notes)
+    lines = [((), row) for row in rows]
+    return pivot("Sampled answers against plain decoding", (), lines, columns, notes=notes)
 
 
 @dataclass(frozen=True)

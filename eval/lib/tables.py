@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.table import Table as Lines
@@ -15,6 +15,7 @@ from jaxspec.files import write_text
 
 Record = dict[str, Any]
 Label = tuple[str, ...]
+Line = TypeVar("Line")
 
 
 class Table(NamedTuple):
@@ -29,8 +30,8 @@ class Table(NamedTuple):
 def pivot(
     title: str,
     labels: Sequence[str],
-    lines: Iterable[tuple[Label, Sequence[Record]]],
-    columns: Mapping[str, Callable[[Sequence[Record]], str]],
+    lines: Iterable[tuple[Label, Line]],
+    columns: Mapping[str, Callable[[Line], str]],
     printed: Callable[[Label], Iterable[tuple[Label, Mapping[str, float]]]] = lambda label: (),
     notes: Sequence[str] = (),
 ) -> Table:
@@ -39,16 +40,16 @@ def pivot(
     Args:
       title: Heading of the table.
       labels: Names of the first columns, which identify a line.
-      lines: Label of each line, and its rows of results.
-      columns: The other columns by name, each a function of a line's rows.
+      lines: Label of each line, and its row or rows of results.
+      columns: The other columns by name, each a function of a line's row or rows.
       printed: Papers' lines to show below ours: a label, and numbers by column.
       notes: Sentences below the table.
 
     With labels ("set", "draft") and the column "tau" a line is `| pope | KV head | 2.72 |`.
     """
     cells = []
-    for label, rows in lines:
-        cells.append([*label, *(cell(rows) for cell in columns.values())])
+    for label, line in lines:
+        cells.append([*label, *(column(line) for column in columns.values())])
         for named, numbers in printed(label):
             cells.append([*named, *(number(numbers.get(column)) for column in columns)])
     return Table(title, [*labels, *columns], cells, notes)
@@ -78,6 +79,11 @@ def digits(value: float | None, count: int = 3) -> str:
 def percent(share: float | None, places: int = 0) -> str:
     """Return a share as a cell of a table; `-` for None."""
     return "-" if share is None else f"{100 * share:.{places}f}%"
+
+
+def cell(field: str, form: Callable[..., str] = str, *places: int) -> Callable[[Record], str]:
+    """Return the column that shows a field of a line's row: `cell("nats", number, 3)`."""
+    return lambda row: form(row[field], *places)
 
 
 def mean(rows: Sequence[Record], field: str) -> float | None:
