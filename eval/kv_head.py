@@ -1,9 +1,8 @@
 """KV heads against separate drafts, as in AASD's Table 1: speed, acceptance, tokens a pass.
 
     python -m eval.kv_head aasd --limit 20
-    python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \
-        --baselines FT-LLaVA=runs/ft_llava/hf FT-LLaMA=runs/ft_llama/hf
-        LLaVA-text=runs/ft_llava/hf:T
+    python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
+        --baselines FT-LLaVA=runs/ft_llava/hf LLaVA-text=runs/ft_llava/hf:T
 
 The lines are the preset's rows, the drafts of --baselines, the preset's own head, its ablations
 without retraining (no keys and values of images, of text, or of both; no projector), and the heads
