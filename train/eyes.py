@@ -170,7 +170,8 @@ def main(
       cluster: Place of this process among several hosts: `auto`, or HOST:PORT,COUNT,INDEX.
       debug: Try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
-    train, runs, out = begin(train, runs, out, cluster, debug)
+    runs, out = begin(runs, out, cluster, debug)
+    train = train.shortened() if debug else train
     language = LoadedModel.load(TARGET)
     assert isinstance(language.config, RotaryConfig)
     tokenizer = with_image_token(language.tokenizer)

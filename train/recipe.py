@@ -23,17 +23,16 @@ from typing import Any
 import jax
 import tyro
 
-from jaxspec.checkpoints import directories, huggingface
+from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.checkpoints.orbax import forget
-from jaxspec.cluster import join_cluster, on_first
+from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, preset_names, script_name
 from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.errors import InputError, nearest
-from jaxspec.files import forget_trial, trial_of
 from jaxspec.models.lora import merged
-from jaxspec.runtime import parse_dtype, setup_runtime
+from jaxspec.runtime import parse_dtype
 from jaxspec.training.kv_head import HeadRecipe, train_kv_head
 from jaxspec.training.recipes import (
     DataSets,
@@ -44,6 +43,7 @@ from jaxspec.training.recipes import (
     train_draft,
 )
 from picturebook.training import named
+from train.setup import begin
 
 KIND = "train.recipes"
 
@@ -135,14 +135,8 @@ def main(args: Sequence[str] | None = None) -> Path:
     sources: DataSets = {**places, **drawn(stages, places)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / name
-    out = options.out or runs / "hf"
-    if options.debug:
-        runs, out = trial_of(runs), trial_of(out)
-        forget_trial(runs)  # before the hosts wait for each other
-        forget_trial(out)
-    join_cluster(options.cluster)
-    setup_runtime()
-    directories.check_output(out, *(runs / stage.name for stage in stages))
+    folders = [stage.name for stage in stages]
+    runs, out = begin(runs, options.out, options.cluster, options.debug, folders)
     tried = [
         stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
     ]
