@@ -52,12 +52,11 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(
         Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
     )
+    # Sets that cannot be read and a missing package fail here, before models load.
     for name in set(config.sets) & set(config.places):
-        config.samples(
-            name, config.limit
-        )  # fails here, before models load, if a set cannot be read
+        config.samples(name, config.limit)
     if "ROUGE-L" in map(MEASURES.get, config.sets):
-        rouge_scorer()  # fails here if the package is missing
+        rouge_scorer()
     timed = f"the least of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         run.restore()

@@ -166,9 +166,8 @@ def described(chip: str) -> list[Any]:
             options |= {"target_config": gpu_description(GPUS[kind]), "topology": f"1x1x{shape}"}
             return list(topologies.get_topology_desc(platform="cuda", **options).devices)
         return list(topologies.get_topology_desc(chip, platform="tpu", **options).devices)
-    except (
-        Exception
-    ) as error:  # jaxlib has no narrower one, for a missing libtpu or an unknown topology
+    # jaxlib has no narrower error for a missing libtpu or an unknown topology.
+    except Exception as error:
         said = f"{str(error).splitlines()[0]:.120}"
         raise InputError(
             f"chips: cannot compile for {chip}: {said}; make compiled installs the compilers"
@@ -248,8 +247,8 @@ def compiled(
     before, behind = (0, 0) if name in WHOLE else text.around()
     peak = memory.peak_memory_in_bytes / GIB
     return {
-        "fits": peak
-        < CHIPS[kind].gib,  # a TPU's compiler refuses what does not, a GPU's does not know
+        # A TPU's compiler refuses a program that does not fit; a GPU's does not know.
+        "fits": peak < CHIPS[kind].gib,
         "peak_gib": peak,
         "arguments_gib": memory.argument_size_in_bytes / GIB,
         "temporaries_gib": memory.temp_size_in_bytes / GIB,

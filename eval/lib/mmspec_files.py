@@ -59,8 +59,8 @@ def summary_rows(
 
     MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1).
     Prefill's token is counted, so MAT is a little above `tokens_per_pass`. speedup_paired is the
-    mean
-    over turns of the ratio of tokens/s to the baseline's, speedup_global the ratio of the totals.
+    mean over turns of the ratio of tokens/s to the baseline's, speedup_global the ratio of the
+    totals.
     """
     plain = {
         (sample.id, i): turn for sample, turns in answers[baseline] for i, turn in enumerate(turns)

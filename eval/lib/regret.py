@@ -174,11 +174,9 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
     """Return each answer's losses, tokens and blocks at temperature 0 with this rule."""
     p, q, length = recording.p, recording.view_probs, recording.length
     views, (batch, places, _) = len(q), p.shape
-    real = jnp.zeros(batch)
     keys = jax.vmap(partial(jax.random.key, impl="threefry2x32"))(jnp.arange(batch))
-    options = Sampling(
-        real, real, real, real, real, jax.random.key_data(keys)
-    )  # for `step_keys` alone
+    # `step_keys` reads only the keys.
+    options = Sampling(*[jnp.zeros(batch)] * 5, jax.random.key_data(keys))
     rows = jnp.arange(batch)[:, None]
 
     def block(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:

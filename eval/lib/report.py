@@ -58,10 +58,9 @@ FILES = (
 class Run:
     """A measurement in progress: its rows and records, and the `folder` of its files.
 
-    As a context manager it keeps other runs from writing into `out`; at the end of the block its
-    files
-    replace those there, and it prints the tables. In a cluster process 0 writes, and the others'
-    `folder` is temporary.
+    As a context manager it keeps other runs from writing into `out`. At the end of the block it
+    replaces the files there and prints the tables. In a cluster process 0 writes; the other
+    processes get a temporary `folder`.
 
     Args:
       timed: Kind of the times in the tables, such as "the median of 3 runs"; a note below each
@@ -229,9 +228,9 @@ def finish(fresh: Path, out: Path) -> None:
     with whole_directory(
         Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)
     ) as place:
-        shutil.copytree(
-            fresh, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*.tmp")
-        )  # halves that a killed run left
+        # A killed run leaves unfinished files.
+        unfinished = shutil.ignore_patterns(".*.tmp")
+        shutil.copytree(fresh, place, dirs_exist_ok=True, ignore=unfinished)
     shutil.rmtree(fresh)
 
 

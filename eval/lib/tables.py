@@ -141,7 +141,7 @@ def show(table: Table) -> None:
     columns = list(zip(*rows, strict=True))
     if _width(columns) > console.width >= _width(rows):
         rows, columns = columns, rows
-    names = 1  # so many of the first columns tell the rows apart, and are repeated in each part
+    names = 1  # the number of first columns that identify a row; each part repeats them
     while names < len(columns) and len({tuple(row[:names]) for row in rows}) < len(rows):
         names += 1
     parts = [columns[:names]]
