@@ -49,6 +49,8 @@ from jaxspec.models.vocabulary import widened
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.runtime import setup_runtime
 
+AGREEMENT = 0.7
+"""Share of tokens that the synthetic draft predicts."""
 HEADER = ["method", "tok/s", "x eager", "x assisted", "decode tok/s", "decode x eager"]
 HEADER += ["decode x assisted", "CPU ms / token", "tokens / target call", "same tokens"]
 
@@ -60,7 +62,6 @@ def main(
     new: int = 96,
     prompts: int = 4,
     repeats: int = 5,
-    acceptance: float = 0.7,
     compiled: bool = False,
     threads: int | None = None,
     debug: bool = False,
@@ -74,7 +75,6 @@ def main(
       new: most new tokens of an answer.
       prompts: number of prompts, each a batch of its own.
       repeats: timed runs of every method on every prompt, after one warm-up run.
-      acceptance: share of tokens that the synthetic draft predicts; only for pair55m.
       threads: threads of torch; None leaves the choice to torch.
       compiled: add transformers' static cache with a compiled forward pass (a minute of warm-up).
       debug: try the command out: one prompt, eight new tokens, one run, written to runs/debug.
@@ -90,33 +90,20 @@ def main(
     with Run(preset, given, results_folder(out, preset, debug)) as run:
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
-            if preset == "smollm2":
-                pair, gammas = (locate(SMOLLM2), *([] if draft is None else [draft])), (2, 3, GAMMA)
-            else:
-                shipped = ASSETS / "mini" / "target", ASSETS / "mini" / "draft"
-                pair = shipped if preset == "mini" else write_pair(Path(folder), acceptance)
-                gammas = (GAMMA,)
-            target, *drafts = (LoadedModel.load(each, jnp.dtype("float32")) for each in pair)
+            paths = pair_of(preset, draft, Path(folder))
+            target, *drafts = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)
+            gammas, assistants = (GAMMA,), {"LLaVA": paths[-1]}
             if preset == "smollm2":
                 target = target.with_head(ASSETS / preset / "kv_head")
-                asked = [
-                    Engine(target).encoder.prompt(text, ())
-                    for text in CONTESTS[preset].prompts[:prompts]
-                ]
-            else:
-                asked = (
-                    mini_prompts(target, prompts)
-                    if preset == "mini"
-                    else random_prompts(target, prompts)
-                )
-            assistants = {} if preset == "smollm2" else {"LLaVA": pair[1]}
+                gammas, assistants = (2, 3, GAMMA), {}
+            asked = prompts_of(preset, target, prompts)
             for model in drafts:
                 assistants["text"] = Path(folder) / "text_draft"
                 config, own = widened(model.model.text, text_params(model.config, model.params))
                 huggingface.save(assistants["text"], config, own, tokenizer=model.tokenizer)
             methods = ours(target, drafts, gammas, new)
-            methods |= theirs(target, pair[0], assistants, gammas, new, compiled, threads)
-            below = notes(preset, len(asked), new, repeats, threads, acceptance)
+            methods |= theirs(target, paths[0], assistants, gammas, new, compiled, threads)
+            below = notes(preset, len(asked), new, repeats, threads)
             run.restore()
             for number, prompt in enumerate(tqdm(asked, "peers", unit="prompt")):
                 if not has(run.rows, prompt=number):
@@ -132,9 +119,7 @@ def main(
                 run.write(Table(f"Peers on {preset}", HEADER, cells(summaries(run.rows)), below))
 
 
-def notes(
-    preset: str, prompts: int, new: int, repeats: int, threads: int | None, acceptance: float
-) -> list[str]:
+def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None) -> list[str]:
     """Return the sentences below the table."""
     lines = [
         f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, "
@@ -155,7 +140,7 @@ def notes(
         )
     if preset == "pair55m":
         lines.append(
-            f"SYNTHETIC agreement: the draft is right after {acceptance:.0%} of the tokens."
+            f"SYNTHETIC agreement: the draft is right after {AGREEMENT:.0%} of the tokens."
         )
     return lines
 
@@ -190,10 +175,14 @@ def cells(rows: Sequence[Record]) -> list[list[str]]:
     return lines
 
 
-def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
-    """Write the synthetic pair as two directories."""
+def pair_of(preset: str, draft: Path | None, folder: Path) -> tuple[Path, ...]:
+    """Return the directories of target and drafts; write a synthetic pair to `folder`."""
+    if preset == "smollm2":
+        return (locate(SMOLLM2), *([] if draft is None else [draft]))
+    if preset == "mini":
+        return ASSETS / "mini" / "target", ASSETS / "mini" / "draft"
     paths = folder / "target", folder / "draft"
-    for path, name in zip(paths, ("synthetic:target", f"synthetic:draft:{acceptance}")):
+    for path, name in zip(paths, ("synthetic:target", f"synthetic:draft:{AGREEMENT}")):
         model = synthetic_model(name, jnp.dtype("float32"))
         saved = {"tokenizer": model.tokenizer, "image_processor": model.image_processor}
         options = huggingface.SaveOptions(overwrite=True)
@@ -201,19 +190,18 @@ def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
     return paths
 
 
-def mini_prompts(target: LoadedModel, count: int) -> list[Prompt]:
-    """Return questions whose answers are long: descriptions."""
+def prompts_of(preset: str, target: LoadedModel, count: int) -> list[Prompt]:
+    """Return the demo's prompts, descriptions of pages, or prompts of 648 tokens of noise."""
     encoder = Engine(target).encoder
-    return [first_prompt(encoder, sample) for sample in evaluation_set("describe", count)]
-
-
-def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
-    """Return an image of noise and 71 tokens of nothing: 648 tokens with the image's 576."""
+    if preset == "smollm2":
+        return [encoder.prompt(text, ()) for text in CONTESTS[preset].prompts[:count]]
+    if preset == "mini":
+        return [first_prompt(encoder, sample) for sample in evaluation_set("describe", count)]
     rng = np.random.default_rng(0)
     config: Any = target.config
     page = (3 * [config.vision_config.image_size])[:2]
     prompts = []
-    for _ in range(count):
+    for _ in range(count):  # BOS, an image of 576 tokens, and 71 tokens of text
         text = rng.integers(300, config.text_config.vocab_size - 1, 71)
         tokens = np.asarray([1, config.image_token_index, *text], np.int32)
         prompts.append(Prompt(tokens, (rng.integers(0, 255, (*page, 3), dtype=np.uint8),)))
