@@ -21,12 +21,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import first_prompt
+from eval.lib.comparison import first_prompt, requests_of
 from eval.lib.config import EvalConfig
 from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from eval.lib.replay import engine_of
-from eval.lib.report import Run
+from eval.lib.report import Run, progress
 from eval.lib.tables import Record, Table, has, mean, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
@@ -72,10 +72,10 @@ def main(args: Sequence[str] | None = None) -> None:
         run.restore()
         if options.attributes:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
-            for name, model in models.items():
+            for name, model in tqdm(models.items(), "attributes", unit="model"):
                 if not has(run.rows, model=name):
                     found = attribute_accuracy(answering(*model, how), options.attributes)
-                    run.add([{"model": name} | found], [])
+                    run.add([{"model": name} | found])
                 run.write(attributes_table(options.attributes, run.rows))
         else:
             parts = measure_quality(config, models, options.text_only, run.rows)
@@ -92,19 +92,14 @@ def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:
 def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     """Return the share of right answers to the test split's attribute questions, by kind."""
     samples = probe_set(per_kind)
+    asked = [
+        Request(engine.encoder.prompt(sample.turns[0][0], sample.images), max_new_tokens=32)
+        for sample in samples
+    ]
     right: dict[str, list[bool]] = defaultdict(list)
-    batch = engine.batcher.config.batch_size
-    with tqdm(total=len(samples), desc="attributes", unit="question", delay=1) as bar:
-        for start in range(0, len(samples), batch):
-            some = samples[start : start + batch]
-            asked = [
-                Request(engine.encoder.prompt(s.turns[0][0], s.images), max_new_tokens=32)
-                for s in some
-            ]
-            for sample, result in zip(some, engine.generate(asked), strict=True):
-                for probe in sample.probes:
-                    right[probe.kind].append(probe.correct(result.text))
-            bar.update(len(some))
+    for sample, result in zip(samples, engine.generate(asked), strict=True):
+        for probe in sample.probes:
+            right[probe.kind].append(probe.correct(result.text))
     accuracy = {kind: sum(values) / len(values) for kind, values in right.items()}
     return accuracy | {"all": sum(accuracy.values()) / len(accuracy)}
 
@@ -148,8 +143,7 @@ def measure_quality(
         asked.append((name, answering(wide, view, config.plain()), False))
         if text_only:
             asked.append((f"{name}, text-only", answering(wide, "M", config.plain()), True))
-    total = len(config.sets) * len(asked)
-    bar = tqdm(total=total, unit="run", desc="quality", initial=len(before), delay=1)
+    bar = progress(len(config.sets) * len(asked), "quality", done=len(before))
     for dataset in config.sets:
         samples = config.samples(dataset)
         for model, engine, blind in asked:
@@ -159,11 +153,7 @@ def measure_quality(
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
             if blind:
                 prompts = [without_images(engine.encoder, prompt) for prompt in prompts]
-            requests = [
-                Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
-                for i, prompt in enumerate(prompts)
-            ]
-            results = engine.generate(requests)
+            results = engine.generate(requests_of(config, prompts))
             scores = [
                 judge(sample, result.text) for sample, result in zip(samples, results, strict=True)
             ]

@@ -24,14 +24,13 @@ from zlib import crc32
 import jax
 import numpy as np
 from jax.scipy.special import gammaincc
-from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import engine_fields, first_prompt, prompts_of
 from eval.lib.config import EvalConfig
 from eval.lib.loading import Loaded, load_models
 from eval.lib.replay import engine_of
-from eval.lib.report import Run
+from eval.lib.report import Run, progress
 from eval.lib.tables import Record, Table, cell, digits, has, number, pivot
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.images import to_rgb
@@ -197,7 +196,7 @@ def measure_identity(
     asked: list[tuple[Record, list[Prompt], list[Request], dict[int, list[tuple[int, ...]]]]] = []
     parts = list(replace(config, each_follow_up=False).parts()) if variants else []
     work = len(parts) * (1 + len(variants))
-    with tqdm(total=work, unit="run", desc="identity", delay=1) as bar:
+    with progress(work, "identity") as bar:
         for place in parts:
             bar.set_postfix_str(f"plain {place['dataset']}", refresh=False)
             prompts = prompts_of(config, plain, place)
@@ -263,7 +262,7 @@ def measure_sampling(
     engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
     plain = engine_of(models.target, None, replace(config.plain(), batch_size=batch))
     prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
-    bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
+    bar = progress(len(options) * (1 + len(engines)), "sampling")
 
     def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:
         seeds = range(config.seed + seed, config.seed + seed + draws)

@@ -107,7 +107,7 @@ def main(
             if part not in parts:
                 continue
             if not has(run.rows, part=name):
-                run.add([{"part": name} | row for row in measure()], [])
+                run.add([{"part": name} | row for row in measure()])
             run.write(*latency_tables(preset, run.rows, config.papers))
 
 

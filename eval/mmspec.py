@@ -28,8 +28,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt, next_prompt
 from eval.lib.config import EvalConfig
@@ -45,7 +43,7 @@ from eval.lib.recorded_table import (
     summary_answers,
 )
 from eval.lib.replay import RecordedTarget, engine_of
-from eval.lib.report import Run
+from eval.lib.report import Run, progress
 from eval.lib.sets import MMSPEC
 from eval.lib.tables import Table
 from jaxspec.command import input_errors, script_name
@@ -93,9 +91,7 @@ def answer_conversations(config: EvalConfig, run: Run) -> None:
     for record in run.records:
         turns = [Turn(**turn | {"tokens": tuple(turn["tokens"])}) for turn in record["turns"]]
         answers.setdefault(record["method"], []).append((known[record["sample"]], turns))
-    with tqdm(
-        total=len(engines) * len(samples), unit="conversation", desc="MMSpec", delay=1
-    ) as bar:
+    with progress(len(engines) * len(samples), "MMSpec", "conversation") as bar:
         for method, engine in engines.items():
             bar.set_postfix_str(method, refresh=False)
             done = answers.setdefault(method, [])

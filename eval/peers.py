@@ -108,13 +108,8 @@ def main(
             for number, prompt in enumerate(tqdm(asked, "peers", unit="prompt")):
                 if not has(run.rows, prompt=number):
                     found = measure(methods, prompt, repeats)
-                    run.add(
-                        [
-                            {"prompt": number, "method": name} | vars(timed)
-                            for name, timed in found.items()
-                        ],
-                        [],
-                    )
+                    for name, timed in found.items():
+                        run.add([{"prompt": number, "method": name} | vars(timed)])
                     methods = {name: methods[name] for name in found}
                 run.write(Table(f"Peers on {preset}", HEADER, cells(summaries(run.rows)), below))
 

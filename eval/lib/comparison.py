@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from eval.lib.config import EvalConfig
 from eval.lib.replay import RecordedTarget
+from eval.lib.report import progress
 from eval.lib.tables import Record, has
 from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
-from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
@@ -51,9 +51,7 @@ def compare(
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
     left = [place for place in config.parts() if not has(before, **place)]
     work = len(left) * (1 + len(engines)) * config.repeats
-    with tqdm(
-        total=work, unit="run", desc="block efficiency", delay=1, disable=process()[0] > 0
-    ) as bar:
+    with progress(work, "block efficiency") as bar:
         for place in left:
             bar.set_postfix_str(place["dataset"], refresh=False)
             prompts = prompts_of(config, plain, place)
@@ -71,10 +69,7 @@ def _group(
 ) -> Group:
     """Run all engines by turns; time the `passes` of each engine once."""
     group = Group([], [], [])
-    requests = [
-        Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
-        for i, prompt in enumerate(prompts)
-    ]
+    requests = requests_of(config, prompts)
     guarded = [_Guarded(engine) for engine in engines.values()]
     (reference, *answers), rates = interleaved([plain, *guarded], requests, config.repeats, bar)
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
@@ -162,6 +157,14 @@ def prompts_of(config: EvalConfig, plain: Engine, place: Record) -> list[Prompt]
     return [
         next_prompt(plain.encoder, prompt, answer, sample)
         for prompt, answer, sample in zip(first, answers, samples, strict=True)
+    ]
+
+
+def requests_of(config: EvalConfig, prompts: Sequence[Prompt]) -> list[Request]:
+    """Return requests at the config's temperature, each with a seed of its own."""
+    return [
+        Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
+        for i, prompt in enumerate(prompts)
     ]
 
 

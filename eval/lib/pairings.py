@@ -26,10 +26,10 @@ from eval.lib.collaborative_theory import (
 from eval.lib.comparison import Group, error_line, first_prompt
 from eval.lib.loading import load_model
 from eval.lib.references import References, read_references
+from eval.lib.report import progress
 from eval.lib.tables import Record, has, mean
 from eval.lib.timing import interleaved, time_members
 from eval.lib.together import CollaborativeEvalConfig, Pairing
-from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.decoding.engine import Engine
@@ -75,9 +75,7 @@ def measure(
         if not has(before, pairing=pairing.name, dataset=name)
     ]
     work = sum(_runs(config, pairing) for pairing, _ in left)
-    with tqdm(
-        total=work, unit="run", desc="collaboration", delay=1, disable=process()[0] > 0
-    ) as bar:
+    with progress(work, "collaboration") as bar:
         for pairing, dataset in left:
             bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
             try:

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from tqdm import tqdm
 
 from eval.lib.comparison import prompts_of
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.loading import Loaded
 from eval.lib.replay import RecordedTarget
+from eval.lib.report import progress
 from eval.lib.tables import Record
 from jaxspec.cluster import map_over_processes
 from jaxspec.decoding.engine import Engine, Request
@@ -76,7 +76,7 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
     rows: list[Record] = []
     records: list[Record] = []
     parts = list(config.parts())
-    with tqdm(total=len(parts), unit="set", desc="regret", delay=1) as bar:
+    with progress(len(parts), "regret", "set") as bar:
         for where in parts:
             prompts = prompts_of(config, plain, where)
             requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]

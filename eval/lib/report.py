@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
 import jaxspec
 from eval.lib.figures import TITLES
@@ -84,7 +85,10 @@ class Run:
         )
 
     def add(
-        self, rows: Sequence[Record], records: Sequence[Record], failed: Sequence[Record] = ()
+        self,
+        rows: Sequence[Record],
+        records: Sequence[Record] = (),
+        failed: Sequence[Record] = (),
     ) -> None:
         """Add measurements, which the next `write` writes."""
         self.rows += rows
@@ -175,6 +179,12 @@ class Run:
         for table in self.tables:
             show(table)
         print(f"wrote {', '.join(names)} to {self.out}", file=sys.stderr)
+
+
+def progress(total: int, what: str, unit: str = "run", done: int = 0) -> tqdm:
+    """Return a progress bar, which process 0 shows after a second."""
+    hidden = process()[0] > 0
+    return tqdm(total=total, desc=what, unit=unit, initial=done, delay=1, disable=hidden)
 
 
 def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
