@@ -16,6 +16,7 @@ import numpy as np
 
 from eval.lib.ngrams import Counts, Distribution, lookup
 from eval.lib.recorded import Conversation, Turn
+from eval.lib.recorded_config import Method
 
 STEPS = 10
 """Steps of the grid of weights that a learned mixture ranks."""
@@ -239,21 +240,16 @@ def _grid(sources: int) -> np.ndarray:
 
 
 def passes_of(
-    method: str,
-    sources: Mapping[str, Source],
-    conversations: Sequence[Conversation],
-    gamma: int,
-    learned: bool = False,
-    nodes: int = 0,
-) -> dict[str, list[int]]:
-    """Return the passes of every turn by conversation, for `lookup` or sources such as `a+b`."""
-    used = [sources[name] for name in method.split("+") if name != "lookup"]
+    method: Method, sources: Mapping[str, Source], conversation: Conversation
+) -> list[int]:
+    """Return the target passes of each turn with a method."""
+    used = [sources[name] for name in method.sources.split("+") if name != "lookup"]
 
-    def passes(one: Conversation, turn: int) -> int:
+    def passes(turn: int) -> int:
         if not used:
-            return lookup_passes(one.turns[turn], gamma)
-        if nodes:
-            return tree_passes(used, one, turn, nodes, gamma)
-        return mixture_passes(used, one, turn, gamma, learned)
+            return lookup_passes(conversation.turns[turn], method.gamma)
+        if method.nodes:
+            return tree_passes(used, conversation, turn, method.nodes, method.gamma)
+        return mixture_passes(used, conversation, turn, method.gamma, method.learned)
 
-    return {one.id: [passes(one, i) for i in range(len(one.turns))] for one in conversations}
+    return list(map(passes, range(len(conversation.turns))))

@@ -56,16 +56,10 @@ def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Coun
         "similar": Similar(conversations, config.order, nearest=config.nearest),
     }
     for method in tqdm(config.methods, "replay", unit="method"):
-        how = method.gamma, method.learned, method.nodes
-        passes = passes_of(method.sources, sources, conversations, *how)
-        counts = {
-            one.id: [
-                (len(turn.answer), spent)
-                for turn, spent in zip(one.turns, passes[one.id], strict=True)
-                if turn.exact
-            ]
-            for one in conversations
-        }
+        counts = {}
+        for one in conversations:
+            passes = zip(one.turns, passes_of(method, sources, one), strict=True)
+            counts[one.id] = [(len(turn.answer), spent) for turn, spent in passes if turn.exact]
         drafts = f"tree of {method.nodes}" if method.nodes else f"chain of {method.gamma}"
         found.append(Counts(method.name, drafts, counts, drawn=method.drawn))
     return conversations, found

@@ -176,7 +176,8 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
     views, (batch, places, _) = len(q), p.shape
     keys = jax.vmap(partial(jax.random.key, impl="threefry2x32"))(jnp.arange(batch))
     # `step_keys` reads only the keys.
-    options = Sampling(*[jnp.zeros(batch)] * 5, jax.random.key_data(keys))
+    unread = jnp.zeros(batch)
+    options = Sampling(unread, unread, unread, unread, unread, jax.random.key_data(keys))
     rows = jnp.arange(batch)[:, None]
 
     def block(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
