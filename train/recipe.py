@@ -62,7 +62,7 @@ class Options:
     buckets: tuple[int, ...] | None = None
     """Buckets of row lengths in tokens; longer rows are cut at the last."""
     unlearned: float | None = None
-    """Share of rows that may teach nothing, because no answer is within the buckets."""
+    """Largest share of rows that teach nothing, because no answer is within the buckets."""
     system: str | None = None
     """System prompt before each conversation in Vicuna's form; '' writes none."""
     draft_vocabulary: int | None = None
@@ -99,7 +99,7 @@ class Ablation:
     """Pooling of an image to slots: learned matrices (linear, the paper's), learned queries
     (attention), averages (avgpool), none, or no image slots at all (drop)."""
     reads_text: bool = True
-    """Without, the target's keys and values of text are left out."""
+    """Read the target's keys and values of text."""
     feature: Feature = "none"
     """Input besides a token's embedding: none, the paper's; the target's last hidden state; or
     fused, three of its hidden states, which makes the head an EAGLE-3 head."""
@@ -140,7 +140,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     tried = [
         stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
     ]
-    on_first(lambda: [forget(place) for place in tried])  # what a trial that was killed has left
+    on_first(lambda: [forget(place) for place in tried])  # a killed trial leaves checkpoints
     if isinstance(recipe, HeadRecipe):
         write = partial(save_kv_head, out, *train_kv_head(recipe, runs, sources), overwrite=True)
     else:
