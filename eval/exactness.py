@@ -47,6 +47,8 @@ from jaxspec.typing import Array, Params
 
 PASS = 128
 """Forward passes round their number of tokens up to a multiple of this."""
+LEAST = 5.0
+"""Smallest expected count of a cell of the chi-square test."""
 SAMPLING = "sampling"
 """The `dataset` of records of `measure_sampling`."""
 
@@ -342,21 +344,19 @@ class ChiSquare:
     """Chance of a statistic at least as large if both samples come from one distribution."""
 
 
-def chi_square(
-    ours: Sequence[Hashable], theirs: Sequence[Hashable], least: float = 5.0
-) -> ChiSquare:
+def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> ChiSquare:
     """Compare how often each outcome occurs in either sample: Pearson's test of homogeneity.
 
-    An outcome with an expected count of at least `least` in both samples is a cell of its own. The
+    An outcome with an expected count of at least LEAST in both samples is a cell of its own. The
     others are hashed into as many shared cells as can be filled, so that the test also works where
     every outcome is rare.
     """
     counts = np.asarray([len(ours), len(theirs)], np.float64)
     share = counts / counts.sum()
     seen = Counter(ours) + Counter(theirs)
-    common = {o: i for i, (o, n) in enumerate(seen.most_common()) if n * share.min() >= least}
+    common = {o: i for i, (o, n) in enumerate(seen.most_common()) if n * share.min() >= LEAST}
     rare = sum(n for o, n in seen.items() if o not in common) * share.min()
-    bins = int(rare / (2 * least))
+    bins = int(rare / (2 * LEAST))
     if rare and not bins:  # too few for a cell of their own: they join the least common one
         bins = int(not common)
 

@@ -116,14 +116,14 @@ def replay_recorded(config: RecordedConfig, run: Run) -> None:
     conversations, methods = measure(config)
     run.rows = rows_of(config, conversations, methods)
     run.records = list(records_of(conversations, methods))
-    summary = summary_rows(summary_answers(conversations, methods), BASELINE)
+    summary = summary_rows(summary_answers(conversations, methods))
     write_text(run.folder / "summary.csv", summary_csv(summary))
     write_text(run.folder / "bars.svg", recorded_figure(run.rows, methods))
     run.write(recorded_table(config, conversations, run.rows))
 
 
 def _write_summary(run: Run, answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> None:
-    run.rows = summary_rows(answers, BASELINE)
+    run.rows = summary_rows(answers)
     write_text(run.folder / "summary.csv", summary_csv(run.rows))
     cells = [
         [f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN]

@@ -76,7 +76,6 @@ def _group(
         engine, settings = guard.engine, guard.engine.config
         assert isinstance(settings, EngineConfig)
         place = where | engine_fields(name, settings, config)
-        place["temperature"] = config.temperature
         recorded = isinstance(engine.assembly.lead, RecordedTarget)
         if config.times and name not in passes and not recorded:
             found = guard.attempt(time_passes, engine, requests[: config.batch_size])
@@ -212,5 +211,6 @@ def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:
         "dtype": config.dtype,
         "device": config.device,
         "batch": engine.batch_size,
+        "temperature": config.temperature,
         "seed": config.seed,
     }

@@ -52,9 +52,7 @@ def answer_row(sample: Sample, turns: Sequence[Turn]) -> dict[str, Any]:
     return {"question_id": sample.id, **dict(sample.labels), "choices": [choice]}
 
 
-def summary_rows(
-    answers: dict[str, list[tuple[Sample, list[Turn]]]], baseline: str
-) -> list[dict[str, Any]]:
+def summary_rows(answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> list[dict[str, Any]]:
     """Return MMSpec's summary: each method over all samples and each topic.
 
     MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1).
@@ -63,7 +61,7 @@ def summary_rows(
     totals.
     """
     plain = {
-        (sample.id, i): turn for sample, turns in answers[baseline] for i, turn in enumerate(turns)
+        (sample.id, i): turn for sample, turns in answers[BASELINE] for i, turn in enumerate(turns)
     }
     rows = []
     for method, answered in answers.items():
