@@ -22,7 +22,7 @@ from eval.lib.config import EvalConfig, Variant
 from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.report import Run
 from eval.lib.sets import remarks
-from eval.lib.tables import Label, Record, Table, failures, mean, mean_over, number, pivot
+from eval.lib.tables import Label, Record, Table, failures, mean_over, number, pivot
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
@@ -123,11 +123,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
     columns["prefill ms"] = column("prefill_ms")
 
     def plain(field: str) -> str:
-        found = (
-            (name, mean([row for row in rows if row["dataset"] == name], field))
-            for name in config.sets
-        )
-        return ", ".join(f"{name} {number(value)}" for name, value in found)
+        return ", ".join(f"{name} {number(mean_over(rows, [name], field))}" for name in config.sets)
 
     notes = [
         f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch "
