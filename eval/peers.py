@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,7 +35,7 @@ from eval.lib.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, measure, ours, 
 from eval.lib.report import Run, results_folder
 from eval.lib.sets import evaluation_set
 from eval.lib.synthetic import synthetic_model
-from eval.lib.tables import Record, Table, has
+from eval.lib.tables import Record, Table, cell, has, number, percent, pivot
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.checkpoints.locating import locate
@@ -51,8 +51,6 @@ from jaxspec.runtime import setup_runtime
 
 AGREEMENT = 0.7
 """Share of tokens that the synthetic draft predicts."""
-HEADER = ["method", "tok/s", "x eager", "x assisted", "decode tok/s", "decode x eager"]
-HEADER += ["decode x assisted", "CPU ms / token", "tokens / target call", "same tokens"]
 
 
 def main(
@@ -111,7 +109,7 @@ def main(
                     for name, timed in found.items():
                         run.add([{"prompt": number, "method": name} | vars(timed)])
                     methods = {name: methods[name] for name in found}
-                run.write(Table(f"Peers on {preset}", HEADER, cells(summaries(run.rows)), below))
+                run.write(peers_table(preset, run.rows, below))
 
 
 def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None) -> list[str]:
@@ -150,24 +148,27 @@ def summaries(rows: Sequence[Record]) -> list[Record]:
     return [summary(name, answers, whole.get(PLAIN)) for name, answers in whole.items()]
 
 
-def cells(rows: Sequence[Record]) -> list[list[str]]:
-    """Return the table's lines; a ratio is `-` if the method that it compares with failed."""
-    lines = []
-    for row in rows:
-        line = [row["method"]]
-        for rate in ("tokens_per_second", "decode_tokens_per_second"):
-            bases = (
-                [other[rate] for other in rows if other["method"].startswith(name)]
-                for name in (EAGER, ASSISTED)
-            )
-            line += [
-                f"{row[rate]:.1f}",
-                *(f"{row[rate] / max(base):.2f}" if base else "-" for base in bases),
-            ]
-        same = row["token_identity_rate"]
-        line += [f"{row['cpu_ms_per_token']:.2f}", f"{row['tokens_per_target_call']:.2f}"]
-        lines.append([*line, "-" if same is None else f"{100 * same:.0f}%"])
-    return lines
+def peers_table(preset: str, rows: Sequence[Record], notes: Sequence[str] = ()) -> Table:
+    """Return a line per method; a ratio is `-` if the method that it compares with failed."""
+    found = summaries(rows)
+
+    def over(base: str, rate: str) -> Callable[[Record], str]:
+        rates = [row[rate] for row in found if row["method"].startswith(base)]
+        return lambda row: number(row[rate] / max(rates) if rates else None)
+
+    columns = {
+        "tok/s": cell("tokens_per_second", number, 1),
+        "x eager": over(EAGER, "tokens_per_second"),
+        "x assisted": over(ASSISTED, "tokens_per_second"),
+        "decode tok/s": cell("decode_tokens_per_second", number, 1),
+        "decode x eager": over(EAGER, "decode_tokens_per_second"),
+        "decode x assisted": over(ASSISTED, "decode_tokens_per_second"),
+        "CPU ms / token": cell("cpu_ms_per_token", number),
+        "tokens / target call": cell("tokens_per_target_call", number),
+        "same tokens": cell("token_identity_rate", percent),
+    }
+    lines = [((row["method"],), row) for row in found]
+    return pivot(f"Peers on {preset}", ("method",), lines, columns, notes=notes)
 
 
 def pair_of(preset: str, draft: Path | None, folder: Path) -> tuple[Path, ...]:
