@@ -76,7 +76,7 @@ class Similar(Table):
     """The table, mixed equally with n-grams of the answers to the most similar prompts in it."""
 
     nearest: int = field(kw_only=True)
-    """Answers that count once more."""
+    """Number of similar prompts whose answers count once more."""
 
     def __post_init__(self) -> None:
         """Compare the last questions of all prompts: cosines of their tokens, weighted by idf."""
@@ -111,7 +111,7 @@ def _add_answer(counts: Counts, turn: Turn) -> None:
 
 
 def _question(conversation: Conversation, turn: int) -> frozenset[int]:
-    """Return the tokens of a prompt after the answer before."""
+    """Return the tokens of a turn's own question, without earlier turns."""
     before = conversation.turns[turn - 1] if turn else None
     start = len(before.prompt) + len(before.answer) if before else 0
     return frozenset(conversation.turns[turn].prompt[start:])

@@ -118,7 +118,7 @@ class Run:
         on_first(lambda: write_results(self.folder, about, self.rows, self.records, text))
 
     def restore(self) -> None:
-        """Read the rows and records of a stopped run with the same options, but no failed part.
+        """Read the measurements of a stopped run with the same options, without failed parts.
 
         Raises InputError for results of another device, whose speeds do not belong in one table,
         and for files that cannot be read.
