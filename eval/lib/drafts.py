@@ -119,12 +119,7 @@ def _question(conversation: Conversation, turn: int) -> frozenset[int]:
 
 def lookup_passes(turn: Turn, gamma: int) -> int:
     """Return the target passes after prefill with prompt lookup."""
-    at, passes = 1, 0
-    while at < len(turn.answer):
-        drafted = lookup([*turn.prompt, *turn.answer[:at]], gamma)
-        at += _accepted(drafted, turn.answer[at:]) + 1
-        passes += 1
-    return passes
+    return _passes(turn, (), lambda tokens, rest: _accepted(lookup(tokens, gamma), rest))
 
 
 def _accepted(drafted: Sequence[int], answer: Sequence[int]) -> int:
@@ -168,7 +163,7 @@ def mixture_passes(
             tokens.append(right_token)
         return min(gamma, len(rest))
 
-    return _passes(sources, conversation, turn, accepted)
+    return _passes(_started(sources, conversation, turn), sources, accepted)
 
 
 def tree_passes(
@@ -185,30 +180,31 @@ def tree_passes(
             drafts += 1
         return drafts
 
-    return _passes(sources, conversation, turn, accepted)
+    return _passes(_started(sources, conversation, turn), sources, accepted)
+
+
+def _started(sources: Sequence[Source], conversation: Conversation, turn: int) -> Turn:
+    """Begin the answer of a turn with all sources; return the turn."""
+    for source in sources:
+        source.start(conversation, turn)
+    return conversation.turns[turn]
 
 
 def _passes(
-    sources: Sequence[Source],
-    conversation: Conversation,
-    turn: int,
-    accepted: Callable[[list[int], Sequence[int]], int],
+    turn: Turn, sources: Sequence[Source], accepted: Callable[[list[int], Sequence[int]], int]
 ) -> int:
     """Return the target passes after prefill.
 
     accepted: Returns the number of accepted drafts of a block, from the tokens so far and the rest
       of the answer.
     """
-    prompt, answer = conversation.turns[turn].prompt, conversation.turns[turn].answer
-    for source in sources:
-        source.start(conversation, turn)
-    at, read, passes = 1, len(prompt), 0
-    while at < len(answer):
-        tokens = [*prompt, *answer[:at]]
+    at, read, passes = 1, len(turn.prompt), 0
+    while at < len(turn.answer):
+        tokens = [*turn.prompt, *turn.answer[:at]]
         for source in sources:
             source.read(tokens, read)
         read, passes = len(tokens), passes + 1
-        at += accepted(tokens, answer[at:]) + 1
+        at += accepted(tokens, turn.answer[at:]) + 1
     return passes
 
 
