@@ -23,7 +23,7 @@ from tqdm import tqdm
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt, requests_of
 from eval.lib.config import EvalConfig
-from eval.lib.loading import load_model, load_models, named, shown
+from eval.lib.loading import load_model, load_models, split_name, split_view
 from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from eval.lib.replay import engine_of
 from eval.lib.report import Run, progress
@@ -66,8 +66,8 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out) as run:
         target, draft, _ = load_models(config, views=())
         models = {"target": (target, "M")} | ({"draft": (draft, "M")} if draft else {})
-        for name, place in map(named, options.drafts):
-            path, view = shown(place)
+        for name, place in map(split_name, options.drafts):
+            path, view = split_view(place)
             models[name] = load_model(path, config.dtype, config.tiles, target), view or "M"
         run.restore()
         if options.attributes:

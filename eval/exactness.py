@@ -360,14 +360,14 @@ def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> ChiSquar
     if rare and not bins:  # too few for a cell of their own: they join the least common one
         bins = int(not common)
 
-    def cell(outcome: Hashable) -> int:
+    def place(outcome: Hashable) -> int:
         if outcome in common:
             return common[outcome]
         return len(common) + crc32(repr(outcome).encode()) % bins if bins else len(common) - 1
 
     cells = np.zeros((2, len(common) + bins))
     for sample, outcomes in enumerate((ours, theirs)):
-        np.add.at(cells[sample], [cell(outcome) for outcome in outcomes], 1)
+        np.add.at(cells[sample], [place(outcome) for outcome in outcomes], 1)
     cells = cells[:, cells.sum(0) > 0]
     expected = cells.sum(0) * share[:, None]
     statistic = float((np.square(cells - expected) / expected).sum())

@@ -19,7 +19,7 @@ from typing import Any
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import Group, compare
 from eval.lib.config import EvalConfig, Variant
-from eval.lib.loading import load_model, load_models, named, shown
+from eval.lib.loading import load_model, load_models, split_name, split_view
 from eval.lib.report import Run
 from eval.lib.sets import remarks
 from eval.lib.tables import Label, Record, Table, failures, mean_over, number, pivot
@@ -55,13 +55,13 @@ def main(args: Sequence[str] | None = None) -> None:
         target = models.target
         assert target.head is not None
         heads = ablations(target.head)
-        for name, path in map(named, options.heads):
+        for name, path in map(split_name, options.heads):
             other = target.with_head(path).head
             assert other is not None
             heads[name] = other
         drafts = {
             name: separate_draft(config, target, place)
-            for name, place in map(named, options.baselines)
+            for name, place in map(split_name, options.baselines)
         }
         plain = Engine(replace(target, head=None), None, config.plain())
 
@@ -168,7 +168,7 @@ def separate_draft(
     config: EvalConfig, target: LoadedModel, place: str
 ) -> tuple[LoadedModel, Variant]:
     """Load the draft of DIRECTORY or DIRECTORY:VIEW, and return it with its row of the table."""
-    path, view = shown(place)
+    path, view = split_view(place)
     draft = load_model(path, config.dtype, config.tiles, target)
     view = view or ("M" if isinstance(draft.config, LvlmConfig) else "T")
     return draft, Variant(place, (view,))

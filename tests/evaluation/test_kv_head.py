@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from configs.eval.aasd import config
 from eval.kv_head import ablations, draft_table
-from eval.lib.loading import named, shown
+from eval.lib.loading import split_name, split_view
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
@@ -92,10 +92,10 @@ def test_the_papers_means_stand_below_ours_of_its_target_and_sets(size: str) -> 
 
 
 def test_drafts_are_named() -> None:
-    assert named("FT-LLaVA=runs/ft:T") == ("FT-LLaVA", "runs/ft:T")
-    assert shown("runs/ft:P36") == ("runs/ft", "P36")
-    assert shown("runs/a:b/ft") == ("runs/a:b/ft", "")
-    assert shown("owner/name") == ("owner/name", "")
+    assert split_name("FT-LLaVA=runs/ft:T") == ("FT-LLaVA", "runs/ft:T")
+    assert split_view("runs/ft:P36") == ("runs/ft", "P36")
+    assert split_view("runs/a:b/ft") == ("runs/a:b/ft", "")
+    assert split_view("owner/name") == ("owner/name", "")
     for wrong in ("runs/ft", "=runs/ft", "FT="):
         with pytest.raises(InputError, match="is not NAME=DIRECTORY"):
-            named(wrong)
+            split_name(wrong)
