@@ -54,7 +54,7 @@ class History(Source):
 
 
 @dataclass
-class Table(Source):
+class Answers(Source):
     """N-grams of the answers in the other folds, each with the end of its prompt as context."""
 
     conversations: Sequence[Conversation]
@@ -72,7 +72,7 @@ class Table(Source):
 
 
 @dataclass
-class Similar(Table):
+class Similar(Answers):
     """The table, mixed equally with n-grams of the answers to the most similar prompts in it."""
 
     nearest: int = field(kw_only=True)
