@@ -17,7 +17,7 @@ from eval.lib.tables import put_between
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What one line of docs/tables.md stands for: tables and figures that the same commands measure."""
+    """A line of docs/tables.md: tables and figures that the same commands measure."""
 
     tables: tuple[int, ...] = ()
     figures: tuple[int, ...] = ()

@@ -13,7 +13,6 @@ all parts. The second command measures nothing and writes the table again.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from eval.lib.report import read_results
 from eval.lib.tables import Record, Table, digits, markdown, percent, put_between, show
 from jaxspec.command import run_script
 from jaxspec.decoding.plan import CHIPS
@@ -99,9 +99,8 @@ def run_module(command: list[str], seconds: float, **environment: str) -> int | 
 def results(out: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield preset and results of the parts that are done."""
     for name in PARTS:
-        file = out / name / "results.json"
-        if file.exists():
-            found = json.loads(file.read_text(encoding="utf-8"))
+        if (out / name / "results.json").exists():
+            found = read_results(out / name)
             yield found["run"]["preset"], found  # of a trial: tiny
 
 
@@ -125,8 +124,9 @@ def summary(out: Path) -> Table:
     cells, devices = [], []
     for preset, found in results(out):
         devices.append(found["run"]["device"])
-        file = out / "estimated" / preset / "results.json"
-        rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+        estimated = out / "estimated" / preset
+        done = (estimated / "results.json").exists()
+        rows = read_results(estimated)["rows"] if done else []
         least = {(row["program"], row["batch"]): row["least_ms"] for row in rows if row["fits"]}
         cells += [[preset, *figures(row, least)] for row in found["rows"]]
     notes = [

@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import GROUP, compare
+from eval.lib.comparison import compare
 from eval.lib.config import EvalConfig
 from eval.lib.figures import draw_all
 from eval.lib.loading import by_reason, load_models
 from eval.lib.page import ASKED, SHOWN, write_html
+from eval.lib.regret import measure_regret
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
 from eval.lib.sets import remarks
-from eval.lib.simulation import measure_regret
 from eval.lib.tables import (
     Label,
     Record,
@@ -69,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         models = load_models(config)
         plain = engine_of(models.target, None, config.plain())
-        run.restore(GROUP)
+        run.restore()
         # --regret measures its rows again.
         run.rows, run.records = (
             [r for r in found if "batch" in r] for found in (run.rows, run.records)

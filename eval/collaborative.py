@@ -18,10 +18,10 @@ from pathlib import Path
 
 from eval.lib.command_line import parse_command
 from eval.lib.figures import COLOURS, pyplot, save, stacked_axes
-from eval.lib.pairings import GROUP, SWEEP, measure
+from eval.lib.pairings import SWEEP, measure
 from eval.lib.quality import MEASURES, quality, rouge_scorer
 from eval.lib.report import Run
-from eval.lib.tables import Label, Record, Table, failures, number, percent, pivot
+from eval.lib.tables import Label, Record, Table, cell, failures, number, percent, pivot
 from eval.lib.together import CollaborativeEvalConfig
 from jaxspec.command import input_errors, script_name
 
@@ -39,16 +39,11 @@ class Options:
 FORMS = {True: "in the chat form of the model that leads", False: "in raw text"}
 
 
-def _of(cell: Callable[[Record], str]) -> Callable[[Sequence[Record]], str]:
-    """Return the column of a line that shows a single row."""
-    return lambda line: cell(line[0])
-
-
-SPEEDS = {
-    "whole calls": _of(lambda row: number(row.get("speedup_call"))),
-    "speed-up": _of(lambda row: number(row["speedup_measured"])),
-    "Thm.": _of(lambda row: number(row["speedup_predicted"])),
-    "with times": _of(lambda row: number(row["speedup_predicted_with_verify"])),
+SPEEDS: dict[str, Callable[[Record], str]] = {
+    "whole calls": cell("speedup_call", number),
+    "speed-up": cell("speedup_measured", number),
+    "Thm.": cell("speedup_predicted", number),
+    "with times": cell("speedup_predicted_with_verify", number),
 }
 
 
@@ -57,15 +52,14 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(
         Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
     )
+    # Sets that cannot be read and a missing package fail here, before models load.
     for name in set(config.sets) & set(config.places):
-        config.samples(
-            name, config.limit
-        )  # fails here, before models load, if a set cannot be read
+        config.samples(name, config.limit)
     if "ROUGE-L" in map(MEASURES.get, config.sets):
-        rouge_scorer()  # fails here if the package is missing
+        rouge_scorer()
     timed = f"the least of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
-        run.restore(GROUP)
+        run.restore()
         parts = measure(config, partial(quality, run_code=options.run_code), run.rows)
         run.collect(parts, lambda: tables(config, run))
         draw_sweep([row for row in run.rows if row["row"] == SWEEP], run.folder)
@@ -94,18 +88,18 @@ def methods_table(
                 yield named, {"whole calls": numbers[dataset]}
 
     columns = {
-        "gammas": _of(_gammas),
-        "alpha": _of(lambda row: _list(row["alpha"])),
-        "tokens/cycle": _of(lambda row: number(row["tokens_per_cycle"])),
-        "calls/token": _of(lambda row: _list(row["calls_per_token"])),
-        "predicted": _of(lambda row: _list(row["calls_per_token_predicted"])),
-        "tokens/s": _of(lambda row: number(row["decode_tokens_per_second"], 1)),
+        "gammas": _gammas,
+        "alpha": cell("alpha", _list),
+        "tokens/cycle": cell("tokens_per_cycle", number),
+        "calls/token": cell("calls_per_token", _list),
+        "predicted": cell("calls_per_token_predicted", _list),
+        "tokens/s": cell("decode_tokens_per_second", number, 1),
         **SPEEDS,
-        "nats": _of(lambda row: number(row["held_out_nats"], 3)),
-        "quality": _of(lambda row: percent(row["quality"])),
-        "same": _of(lambda row: percent(row["token_identity_rate"])),
+        "nats": cell("held_out_nats", number, 3),
+        "quality": cell("quality", percent),
+        "same": cell("token_identity_rate", percent),
     }
-    lines = [((row["pairing"], row["dataset"], row["row"]), [row]) for row in rows]
+    lines = [((row["pairing"], row["dataset"], row["row"]), row) for row in rows]
     notes = [
         *_methods_notes(config, rows),
         *(f"paper: {paper.source}." for paper in papers),
@@ -151,9 +145,9 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
 def sweep_table(sweep: Sequence[Record]) -> Table:
     """Return a line per combination of the sweep."""
     columns = {
-        "alpha": _of(lambda row: _list(row["held_out_alpha"])),
-        "nats": _of(lambda row: number(row["held_out_nats"], 3)),
-        "quality": _of(lambda row: percent(row["quality"])),
+        "alpha": cell("held_out_alpha", _list),
+        "nats": cell("held_out_nats", number, 3),
+        "quality": cell("quality", percent),
         **SPEEDS,
     }
     slowest = min(sweep, key=lambda row: row["speedup_measured"])
@@ -165,8 +159,7 @@ def sweep_table(sweep: Sequence[Record]) -> Table:
         f"least by the exact law: {calls['speedup_predicted']:.2f} ({_point(calls)}).",
     ]
     lines = [
-        ((row["pairing"], row["dataset"], row["combination"], _lengths(row)), [row])
-        for row in sweep
+        ((row["pairing"], row["dataset"], row["combination"], _lengths(row)), row) for row in sweep
     ]
     labels = "models", "set", "combination", "gammas"
     return pivot("Quality and speed over the grid", labels, lines, columns, notes=notes)

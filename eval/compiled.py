@@ -39,7 +39,7 @@ from tqdm import tqdm
 from eval.lib.hlo import COLLECTIVES, STAGES, ProgramText
 from eval.lib.random_pair import LatencyConfig
 from eval.lib.report import Run
-from eval.lib.tables import Record, Table, number
+from eval.lib.tables import Record, Table, cell, number, pivot
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config
 from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held
@@ -166,9 +166,8 @@ def described(chip: str) -> list[Any]:
             options |= {"target_config": gpu_description(GPUS[kind]), "topology": f"1x1x{shape}"}
             return list(topologies.get_topology_desc(platform="cuda", **options).devices)
         return list(topologies.get_topology_desc(chip, platform="tpu", **options).devices)
-    except (
-        Exception
-    ) as error:  # jaxlib has no narrower one, for a missing libtpu or an unknown topology
+    # jaxlib has no narrower error for a missing libtpu or an unknown topology.
+    except Exception as error:
         said = f"{str(error).splitlines()[0]:.120}"
         raise InputError(
             f"chips: cannot compile for {chip}: {said}; make compiled installs the compilers"
@@ -248,8 +247,8 @@ def compiled(
     before, behind = (0, 0) if name in WHOLE else text.around()
     peak = memory.peak_memory_in_bytes / GIB
     return {
-        "fits": peak
-        < CHIPS[kind].gib,  # a TPU's compiler refuses what does not, a GPU's does not know
+        # A TPU's compiler refuses a program that does not fit; a GPU's does not know.
+        "fits": peak < CHIPS[kind].gib,
         "peak_gib": peak,
         "arguments_gib": memory.argument_size_in_bytes / GIB,
         "temporaries_gib": memory.temp_size_in_bytes / GIB,
@@ -260,7 +259,6 @@ def compiled(
         "copied_in_mib": cost.copied.total() / 2**20,
         "collectives": cost.collectives.total(),
         "collected_mib": cost.sent.total() / 2**20,
-        "collectives_by_stage": dict(+cost.collectives),
         "kernels": cost.kernels.total(),
         "cycles": cost.cycles.total(),
         "cycles_by_stage": dict(cost.cycles),
@@ -327,33 +325,31 @@ def compiled_table(title: str, shape: Shape, rows: list[Record]) -> Table:
     def time_of(row: Record, cycles: float) -> str:
         return number(computing_ms(kind(row), cycles))
 
+    def label(row: Record) -> tuple[str, ...]:
+        peak = number(row["peak_gib"]) + ("" if row["fits"] else ": does not fit")
+        return row["program"], row["chips"], str(row["batch"]), number(row["width"], 0), peak
+
     columns: Mapping[str, Callable[[Record], str]] = {
-        "program": lambda row: row["program"],
-        "chips": lambda row: row["chips"],
-        "B": lambda row: str(row["batch"]),
-        "width": lambda row: number(row["width"], 0),
-        "peak GiB": lambda row: number(row["peak_gib"]) + ("" if row["fits"] else ": does not fit"),
-        "arguments": lambda row: number(row["arguments_gib"]),
-        "temporaries": lambda row: number(row["temporaries_gib"]),
+        "arguments": cell("arguments_gib", number),
+        "temporaries": cell("temporaries_gib", number),
         "copied MiB": lambda row: f"{row['copied_around_mib']:.0f} + {row['copied_in_mib']:.0f}",
         "messages": lambda row: (
             f"{row['collectives']}, {row['collected_mib']:.1f} MiB" if row["collectives"] else "-"
         ),
-        "kernels": lambda row: str(row["kernels"]),
+        "kernels": cell("kernels"),
         "ms": lambda row: time_of(row, row["cycles"]),
         **{
             stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0))
             for stage in STAGES
         },
         "weights ms": lambda row: number(reading_ms(kind(row), row["read_gib"])),
-        "program MiB": lambda row: number(row["program_mib"], 0),
-        "compile s": lambda row: number(row["compile_cpu_seconds"], 0),
+        "program MiB": cell("program_mib", number, 0),
+        "compile s": cell("compile_cpu_seconds", number, 0),
     }
-    always = {"program", "chips", "B", "width", "peak GiB"}
-    cells = [
-        [cell(row) if row["fits"] or name in always else "-" for name, cell in columns.items()]
-        for row in rows
-    ]
+    columns = {
+        name: lambda row, column=column: column(row) if row["fits"] else "-"
+        for name, column in columns.items()
+    }
     notes = [
         f"Estimated by the compiler: nothing was run. {shape.prompt} + {shape.new} "
         f"slots, {shape.tiles} image tiles. "
@@ -366,7 +362,9 @@ def compiled_table(title: str, shape: Shape, rows: list[Record]) -> Table:
         "GPUs the compiler tells no cycles, and of training the least time is that of its "
         "operations.",
     ]
-    return Table(f"Compiled, not run: {title}", list(columns), cells, notes)
+    labels = "program", "chips", "B", "width", "peak GiB"
+    lines = [(label(row), row) for row in rows]
+    return pivot(f"Compiled, not run: {title}", labels, lines, columns, notes=notes)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import first_prompt
+from eval.lib.comparison import first_prompt, requests_of
 from eval.lib.config import EvalConfig
-from eval.lib.loading import load_model, load_models, named, shown
+from eval.lib.loading import load_model, load_models, split_name, split_view
 from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from eval.lib.replay import engine_of
-from eval.lib.report import Run
-from eval.lib.tables import Record, Table, mean, percent
+from eval.lib.report import Run, progress
+from eval.lib.tables import Record, Table, has, mean, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.samples import Sample
@@ -40,8 +40,6 @@ from jaxspec.prompts.views import VIEWS
 from picturebook import probe_set
 
 METRICS = ("accuracy", "rouge_l", "meteor")
-GROUP = ("dataset", "model")
-"""Fields that rows measured by turns share; such rows are saved together."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,18 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out) as run:
         target, draft, _ = load_models(config, views=())
         models = {"target": (target, "M")} | ({"draft": (draft, "M")} if draft else {})
-        for name, place in map(named, options.drafts):
-            path, view = shown(place)
+        for name, place in map(split_name, options.drafts):
+            path, view = split_view(place)
             models[name] = load_model(path, config.dtype, config.tiles, target), view or "M"
+        run.restore()
         if options.attributes:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
-            run.restore(("model",))
-            done = {row["model"] for row in run.rows}
-            for name, model in models.items():
-                if name not in done:
+            for name, model in tqdm(models.items(), "attributes", unit="model"):
+                if not has(run.rows, model=name):
                     found = attribute_accuracy(answering(*model, how), options.attributes)
-                    run.add([{"model": name} | found], [])
+                    run.add([{"model": name} | found])
                 run.write(attributes_table(options.attributes, run.rows))
         else:
-            run.restore(GROUP)
             parts = measure_quality(config, models, options.text_only, run.rows)
             run.collect(parts, lambda: [quality_table(config, run.rows)])
 
@@ -96,19 +92,14 @@ def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:
 def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     """Return the share of right answers to the test split's attribute questions, by kind."""
     samples = probe_set(per_kind)
+    asked = [
+        Request(engine.encoder.prompt(sample.turns[0][0], sample.images), max_new_tokens=32)
+        for sample in samples
+    ]
     right: dict[str, list[bool]] = defaultdict(list)
-    batch = engine.batcher.config.batch_size
-    with tqdm(total=len(samples), desc="attributes", unit="question", delay=1) as bar:
-        for start in range(0, len(samples), batch):
-            some = samples[start : start + batch]
-            asked = [
-                Request(engine.encoder.prompt(s.turns[0][0], s.images), max_new_tokens=32)
-                for s in some
-            ]
-            for sample, result in zip(some, engine.generate(asked), strict=True):
-                for probe in sample.probes:
-                    right[probe.kind].append(probe.correct(result.text))
-            bar.update(len(some))
+    for sample, result in zip(samples, engine.generate(asked), strict=True):
+        for probe in sample.probes:
+            right[probe.kind].append(probe.correct(result.text))
     accuracy = {kind: sum(values) / len(values) for kind, values in right.items()}
     return accuracy | {"all": sum(accuracy.values()) / len(accuracy)}
 
@@ -152,24 +143,17 @@ def measure_quality(
         asked.append((name, answering(wide, view, config.plain()), False))
         if text_only:
             asked.append((f"{name}, text-only", answering(wide, "M", config.plain()), True))
-    done = {(row["dataset"], row["model"]) for row in before}
-    bar = tqdm(
-        total=len(config.sets) * len(asked), unit="run", desc="quality", initial=len(done), delay=1
-    )
+    bar = progress(len(config.sets) * len(asked), "quality", done=len(before))
     for dataset in config.sets:
         samples = config.samples(dataset)
         for model, engine, blind in asked:
-            if (dataset, model) in done:
+            if has(before, dataset=dataset, model=model):
                 continue
             place = {"dataset": dataset, "turn": 1, "model": model}
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
             if blind:
                 prompts = [without_images(engine.encoder, prompt) for prompt in prompts]
-            requests = [
-                Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
-                for i, prompt in enumerate(prompts)
-            ]
-            results = engine.generate(requests)
+            results = engine.generate(requests_of(config, prompts))
             scores = [
                 judge(sample, result.text) for sample, result in zip(samples, results, strict=True)
             ]

@@ -18,34 +18,39 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import jax
 import numpy as np
 from jax.scipy.special import gammaincc
-from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import engine_fields, first_prompt, prompts_of
 from eval.lib.config import EvalConfig
 from eval.lib.loading import Loaded, load_models
 from eval.lib.replay import engine_of
-from eval.lib.report import Run
-from eval.lib.simulation import whole_row
-from eval.lib.tables import Record, Table, digits, number
+from eval.lib.report import Run, progress
+from eval.lib.tables import Record, Table, cell, digits, has, number, pivot
 from jaxspec.command import input_errors, script_name
+from jaxspec.data.images import to_rgb
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.metrics import acceptance_metrics
 from jaxspec.errors import InputError
+from jaxspec.loading import image_inputs, prompt_encoder
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.rows import Showing, prompt_row, stack_rows
+from jaxspec.prompts.views import VIEWS
 from jaxspec.typing import Array, Params
 
+PASS = 128
+"""Forward passes round their number of tokens up to a multiple of this."""
+LEAST = 5.0
+"""Smallest expected count of a cell of the chi-square test."""
 SAMPLING = "sampling"
 """The `dataset` of records of `measure_sampling`."""
-GROUP = ("row", "gamma", "batch", "temperature", "top_p")
-"""Fields that rows measured by turns share; such rows are saved together."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def main(args: Sequence[str] | None = None) -> None:
         full = None
         if options.full_weights:
             full = load_models(replace(config, target_weights=None), views=())[0]
-        run.restore(GROUP)
+        run.restore()
         parts = measure_identity(config, models, options.gammas, options.batches, run.rows, full)
         if options.draws:
             how = options.draws, options.tokens, max(options.batches)
@@ -128,18 +133,23 @@ def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = Fals
 
 def sampling_table(rows: Sequence[Record]) -> Table:
     """Return a line per row of views and sampling options."""
-    header = ["views", "gamma", "temp.", "top-p", "draws", "cells", "chi-square", "p-value"]
-    cells = []
-    for row in rows:
-        options = [f"{row['temperature']:g}", f"{row['top_p']:g}", str(row["samples"])]
-        test = [str(row["degrees"] + 1), f"{row['statistic']:.1f}", f"{row['p_value']:.3f}"]
-        cells.append([row["row"], str(row["gamma"]), *options, *test])
+    columns = {
+        "views": cell("row"),
+        "gamma": cell("gamma"),
+        "temp.": cell("temperature", digits),
+        "top-p": cell("top_p", digits),
+        "draws": cell("samples"),
+        "cells": lambda row: str(row["degrees"] + 1),
+        "chi-square": cell("statistic", number, 1),
+        "p-value": cell("p_value", number, 3),
+    }
     notes = [
         f"Beginnings of {rows[0]['tokens']} tokens, drawn with the draft and by plain decoding "
         "with other seeds; p-value of the two-sample chi-square test that both are distributed "
         "alike.",
     ]
-    return Table("Sampled answers against plain decoding", header, cells, notes)
+    lines = [((), row) for row in rows]
+    return pivot("Sampled answers against plain decoding", (), lines, columns, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -171,9 +181,6 @@ def measure_identity(
     Yields (rows, records) for each combination of preset row, gamma and batch size that `before`
     lacks. A row pools a set and turn; a record is one answer, with its `divergence`.
     """
-    done = {
-        (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING
-    }
     target = models.target
     reference = full or target
     references = {
@@ -186,12 +193,12 @@ def measure_identity(
         for row in config.rows
         for gamma in gammas
         for batch in batches
-        if (row.name, gamma, batch) not in done
+        if not has(before, row=row.name, gamma=gamma, batch=batch, temperature=0.0)
     ]
     asked: list[tuple[Record, list[Prompt], list[Request], dict[int, list[tuple[int, ...]]]]] = []
     parts = list(replace(config, each_follow_up=False).parts()) if variants else []
     work = len(parts) * (1 + len(variants))
-    with tqdm(total=work, unit="run", desc="identity", delay=1) as bar:
+    with progress(work, "identity") as bar:
         for place in parts:
             bar.set_postfix_str(f"plain {place['dataset']}", refresh=False)
             prompts = prompts_of(config, plain, place)
@@ -254,15 +261,10 @@ def measure_sampling(
     `draws` answers, with different seeds. `options` are pairs (temperature, top-p). Yields a record
     for each row and option that `before` lacks.
     """
-    done = {
-        (row["row"], row["temperature"], row["top_p"])
-        for row in before
-        if row["dataset"] == SAMPLING
-    }
     engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
     plain = engine_of(models.target, None, replace(config.plain(), batch_size=batch))
     prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
-    bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
+    bar = progress(len(options) * (1 + len(engines)), "sampling")
 
     def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:
         seeds = range(config.seed + seed, config.seed + seed + draws)
@@ -274,11 +276,11 @@ def measure_sampling(
     for name, settings in engines.items():
         engine = models.engine(settings)
         for option in options:
-            if (name, *option) in done:
+            place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
+            if has(before, row=name, **place):
                 continue
             if option not in references:
                 references[option] = drawn(plain, *option, seed=draws)
-            place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
             test = chi_square(drawn(engine, *option, seed=0), references[option])
             place |= {"samples": draws, "tokens": tokens}
             yield engine_fields(name, settings, config) | place | vars(test)
@@ -302,8 +304,24 @@ def divergence(
 
 def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
     """Return the target's logits [V] after prompt and answer, from one pass over all tokens."""
-    rows, images, _ = whole_row(target, prompt, answer)
+    rows, images = whole_row(target, prompt, answer)
     return np.asarray(_last_logits(LanguageModel(target.config), target.params, rows, images))
+
+
+def whole_row(
+    target: LoadedModel, prompt: Prompt, answer: Sequence[int]
+) -> tuple[PromptRows, dict[str, Any] | None]:
+    """Return a prompt and its answer as inputs of one pass."""
+    reader, pictures = target.images, tuple(map(to_rgb, prompt.images))
+    view, prompt = VIEWS["M" if reader else "T"], replace(prompt, images=pictures)
+    row = prompt_row(Showing(view, prompt_encoder(target), reader, reader), prompt)
+    row = row.followed_by(answer)
+    (rows,) = stack_rows([[row]], -(-len(row) // PASS) * PASS)
+    if reader is None:
+        return rows, None
+    sizes = [(image.height, image.width) for image in pictures]
+    tiles = sum(reader.tiles(size, len(sizes)) for size in sizes)
+    return rows, image_inputs(target, [pictures], tiles)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -326,32 +344,30 @@ class ChiSquare:
     """Chance of a statistic at least as large if both samples come from one distribution."""
 
 
-def chi_square(
-    ours: Sequence[Hashable], theirs: Sequence[Hashable], least: float = 5.0
-) -> ChiSquare:
+def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> ChiSquare:
     """Compare how often each outcome occurs in either sample: Pearson's test of homogeneity.
 
-    An outcome with an expected count of at least `least` in both samples is a cell of its own. The
+    An outcome with an expected count of at least LEAST in both samples is a cell of its own. The
     others are hashed into as many shared cells as can be filled, so that the test also works where
     every outcome is rare.
     """
     counts = np.asarray([len(ours), len(theirs)], np.float64)
     share = counts / counts.sum()
     seen = Counter(ours) + Counter(theirs)
-    common = {o: i for i, (o, n) in enumerate(seen.most_common()) if n * share.min() >= least}
+    common = {o: i for i, (o, n) in enumerate(seen.most_common()) if n * share.min() >= LEAST}
     rare = sum(n for o, n in seen.items() if o not in common) * share.min()
-    bins = int(rare / (2 * least))
+    bins = int(rare / (2 * LEAST))
     if rare and not bins:  # too few for a cell of their own: they join the least common one
         bins = int(not common)
 
-    def cell(outcome: Hashable) -> int:
+    def place(outcome: Hashable) -> int:
         if outcome in common:
             return common[outcome]
         return len(common) + crc32(repr(outcome).encode()) % bins if bins else len(common) - 1
 
     cells = np.zeros((2, len(common) + bins))
     for sample, outcomes in enumerate((ours, theirs)):
-        np.add.at(cells[sample], [cell(outcome) for outcome in outcomes], 1)
+        np.add.at(cells[sample], [place(outcome) for outcome in outcomes], 1)
     cells = cells[:, cells.sum(0) > 0]
     expected = cells.sum(0) * share[:, None]
     statistic = float((np.square(cells - expected) / expected).sum())

@@ -1,9 +1,8 @@
 """KV heads against separate drafts, as in AASD's Table 1: speed, acceptance, tokens a pass.
 
     python -m eval.kv_head aasd --limit 20
-    python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \
-        --baselines FT-LLaVA=runs/ft_llava/hf FT-LLaMA=runs/ft_llama/hf
-        LLaVA-text=runs/ft_llava/hf:T
+    python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
+        --baselines FT-LLaVA=runs/ft_llava/hf LLaVA-text=runs/ft_llava/hf:T
 
 The lines are the preset's rows, the drafts of --baselines, the preset's own head, its ablations
 without retraining (no keys and values of images, of text, or of both; no projector), and the heads
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import GROUP, Group, compare
+from eval.lib.comparison import Group, compare
 from eval.lib.config import EvalConfig, Variant
-from eval.lib.loading import load_model, load_models, named, shown
+from eval.lib.loading import load_model, load_models, split_name, split_view
 from eval.lib.report import Run
 from eval.lib.sets import remarks
-from eval.lib.simulation import predict_heads
-from eval.lib.tables import Label, Record, Table, failures, mean, mean_over, number, pivot
+from eval.lib.tables import Label, Record, Table, failures, mean_over, number, pivot
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
@@ -57,18 +55,15 @@ def main(args: Sequence[str] | None = None) -> None:
         target = models.target
         assert target.head is not None
         heads = ablations(target.head)
-        for name, path in map(named, options.heads):
+        for name, path in map(split_name, options.heads):
             other = target.with_head(path).head
             assert other is not None
             heads[name] = other
         drafts = {
             name: separate_draft(config, target, place)
-            for name, place in map(named, options.baselines)
+            for name, place in map(split_name, options.baselines)
         }
         plain = Engine(replace(target, head=None), None, config.plain())
-        predicted = (
-            predict_heads(config, plain, heads, options.gammas) if config.temperature == 0 else {}
-        )
 
         def parts() -> Iterator[Group]:
             for gamma in options.gammas:
@@ -79,13 +74,9 @@ def main(args: Sequence[str] | None = None) -> None:
                 for name, head in heads.items():
                     how = part.engine(Variant(name, ("kv",)))
                     engines[name] = Engine(replace(target, head=head), None, how)
-                for group in compare(part, plain, engines, run.rows):
-                    for row in group.rows:
-                        found = predicted.get((*map(row.get, GROUP), row["row"]))
-                        row["predicted_tokens_per_pass"] = found
-                    yield group
+                yield from compare(part, plain, engines, run.rows)
 
-        run.restore(GROUP)
+        run.restore()
         run.collect(parts(), lambda: [draft_table(config, run.rows, run.failed)])
 
 
@@ -132,11 +123,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
     columns["prefill ms"] = column("prefill_ms")
 
     def plain(field: str) -> str:
-        found = (
-            (name, mean([row for row in rows if row["dataset"] == name], field))
-            for name in config.sets
-        )
-        return ", ".join(f"{name} {number(value)}" for name, value in found)
+        return ", ".join(f"{name} {number(mean_over(rows, [name], field))}" for name in config.sets)
 
     notes = [
         f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch "
@@ -158,19 +145,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
             f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token "
             "for token."
         )
-    notes += [f"paper: {paper.source}." for paper in papers]
-    ratios = [
-        row["tokens_per_pass"] / row["predicted_tokens_per_pass"]
-        for row in rows
-        if row.get("predicted_tokens_per_pass")
-    ]
-    if ratios:
-        most = 100 * max(abs(ratio - 1) for ratio in ratios)
-        notes.append(
-            "One pass of training's attention over the answers gives the heads' tau within "
-            f"{most:.1f} %."
-        )
-    notes += failures(failed)
+    notes += [*(f"paper: {paper.source}." for paper in papers), *failures(failed)]
     labels = "set", "draft"
     return pivot("Drafts of one target: AASD's Table 1", labels, lines, columns, printed, notes)
 
@@ -193,7 +168,7 @@ def separate_draft(
     config: EvalConfig, target: LoadedModel, place: str
 ) -> tuple[LoadedModel, Variant]:
     """Load the draft of DIRECTORY or DIRECTORY:VIEW, and return it with its row of the table."""
-    path, view = shown(place)
+    path, view = split_view(place)
     draft = load_model(path, config.dtype, config.tiles, target)
     view = view or ("M" if isinstance(draft.config, LvlmConfig) else "T")
     return draft, Variant(place, (view,))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,7 +35,7 @@ from eval.lib.random_pair import (
 )
 from eval.lib.report import Run, results_folder
 from eval.lib.startup import measure_captions, measure_host, measure_starts
-from eval.lib.tables import Record
+from eval.lib.tables import Record, has
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.files import ASSETS
 from jaxspec.runtime import setup_runtime
@@ -49,6 +49,7 @@ CAPTIONERS = (
 STARTS, CALLS = 3, 50
 """Warm starts after a cold one, and warm calls; tables show their medians."""
 RULES = "mt-paper", "mt-release", "mtcp-paper", "mtcp-release", "hard_match"
+"""Weightings of the part `mixtures`."""
 
 
 def main(
@@ -59,7 +60,6 @@ def main(
     views: tuple[int, ...] = (1, 4),
     captioners: tuple[str, ...] = CAPTIONERS,
     dtype: str | None = None,
-    rules: tuple[str, ...] = RULES,
     debug: bool = False,
 ) -> None:
     """Times the shapes of a preset in configs/latency.
@@ -72,7 +72,6 @@ def main(
       views: numbers of draft views in the loops at forced acceptance.
       captioners: captioners of the part `captions`, written as for `--captioner`.
       dtype: of weights and caches, such as float16; the default is the preset's.
-      rules: weightings of the part `mixtures`.
       debug: try the command out: one run, at most eight new tokens, written to runs/debug.
     """
     given = dict(locals())
@@ -84,34 +83,31 @@ def main(
     timed = f"the least of {config.repeats} runs; of start-up medians"
     with Run(preset, given, results_folder(out, preset, debug), timed) as run:
         setup_runtime()
-        run.restore(("part",))
-        done = {row["part"] for row in run.rows}
+        run.restore()
         models = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")
         pair = Pair(config)
-        found: dict[str, dict[str, Callable[[], Sequence[Record]]]] = {
-            "passes": {"passes": partial(measure_passes, pair)},
-            "images": {"images": partial(measure_images, pair)},
-            "captions": {
-                f"captions, {text}": partial(measure_captions, text, config.images, config.repeats)
-                for text in captioners
-            },
-            "forced": {
-                f"forced, B={b}, R={r}": partial(measure_forced, pair, b, r)
-                for b in batches
-                for r in views
-            },
-            "mixtures": {
-                f"mixtures, B={b}": partial(measure_mixtures, pair, rules, b) for b in batches
-            },
-            "flops": {"flops": partial(count_flops, config)},
-            "startup": {"host": partial(measure_host, *models, calls)},
-        }
-        # Starts come first, before this process takes the device's memory.
-        first = {"starts": partial(measure_starts, *models, starts)} if "startup" in parts else {}
-        chosen = (found[part] for part in found if part in parts)
-        for name, measure in chain(first.items(), *(part.items() for part in chosen)):
-            if name not in done:
-                run.add([{"part": name} | row for row in measure()], [])
+        works: list[tuple[Part, str, Callable[[], Sequence[Record]]]] = [
+            # Starts come first, before this process takes the device's memory.
+            ("startup", "starts", partial(measure_starts, *models, starts)),
+            ("passes", "passes", partial(measure_passes, pair)),
+            ("images", "images", partial(measure_images, pair)),
+        ]
+        for text in captioners:
+            work = partial(measure_captions, text, config.images, config.repeats)
+            works.append(("captions", f"captions, {text}", work))
+        for b, r in product(batches, views):
+            works.append(("forced", f"forced, B={b}, R={r}", partial(measure_forced, pair, b, r)))
+        for b in batches:
+            works.append(
+                ("mixtures", f"mixtures, B={b}", partial(measure_mixtures, pair, RULES, b))
+            )
+        works.append(("flops", "flops", partial(count_flops, config)))
+        works.append(("startup", "host", partial(measure_host, *models, calls)))
+        for part, name, measure in works:
+            if part not in parts:
+                continue
+            if not has(run.rows, part=name):
+                run.add([{"part": name} | row for row in measure()])
             run.write(*latency_tables(preset, run.rows, config.papers))
 
 

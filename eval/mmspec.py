@@ -1,6 +1,6 @@
 """MMSpec's conversations: answers of every method and the summary, in MMSpec's own files.
 
-    python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --batch-size 1 \
+    python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --batch-size 1 \\
         --max-new-tokens 1024
     python -m eval.mmspec llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
     python -m eval.mmspec recorded --data mmspec=../shared/data/mmspec
@@ -28,9 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tqdm import tqdm
-
-from eval.lib.command_line import names_preset_of, parse_command
+from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt, next_prompt
 from eval.lib.config import EvalConfig
 from eval.lib.loading import load_models
@@ -45,7 +43,7 @@ from eval.lib.recorded_table import (
     summary_answers,
 )
 from eval.lib.replay import RecordedTarget, engine_of
-from eval.lib.report import Run
+from eval.lib.report import Run, progress
 from eval.lib.sets import MMSPEC
 from eval.lib.tables import Table
 from jaxspec.command import input_errors, script_name
@@ -65,64 +63,67 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Answers MMSpec's conversations with and without the draft.
+    """Answers MMSpec's conversations with and without the draft, or replays recorded answers."""
+    kinds = EvalConfig, RecordedConfig
+    preset, config, options = parse_command(Options, __doc__, args, kinds)
+    if isinstance(config, EvalConfig):
+        config = replace(config, sets=(MMSPEC,), turns=(1,))
+    with Run(preset, vars(config) | vars(options), options.out) as run:
+        if isinstance(config, RecordedConfig):
+            replay_recorded(config, run)
+        else:
+            answer_conversations(config, run)
+
+
+def answer_conversations(config: EvalConfig, run: Run) -> None:
+    """Answer MMSpec's conversations by plain decoding and by each row of the preset.
 
     Every turn follows the method's own answers to earlier turns, as in MMSpec; greedy answers are
     the target's, whichever draft is used.
     """
-    if names_preset_of(RecordedConfig, args):
-        replay_recorded(args)
-        return
-    preset, config, options = parse_command(Options, __doc__, args)
-    config = replace(config, sets=(MMSPEC,), turns=(1,))
-    with Run(preset, vars(config) | vars(options), options.out) as run:
-        models = load_models(config)
-        samples = config.samples(MMSPEC)
-        plain = engine_of(models.target, None, config.plain())
-        engines = {BASELINE: plain} | models.engines(config)
-        run.restore(("method",))
-        answers: dict[str, list[tuple[Sample, list[Turn]]]] = {}
-        known = {sample.id: sample for sample in samples}
-        for record in run.records:
-            turns = [Turn(**turn | {"tokens": tuple(turn["tokens"])}) for turn in record["turns"]]
-            answers.setdefault(record["method"], []).append((known[record["sample"]], turns))
-        with tqdm(
-            total=len(engines) * len(samples), unit="conversation", desc="MMSpec", delay=1
-        ) as bar:
-            for method, engine in engines.items():
-                bar.set_postfix_str(method, refresh=False)
-                done = answers.setdefault(method, [])
-                bar.update(len(done))
-                for start in range(len(done), len(samples), PART):
-                    part = converse(config, engine, samples[start : start + PART])
-                    done += part
-                    run.records += [
-                        {"method": method, "sample": sample.id, "turns": list(map(vars, turns))}
-                        for sample, turns in part
-                    ]
-                    name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
-                    lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in done]
-                    write_text(run.folder / name, "".join(lines))
-                    _write_summary(run, answers)
-                    bar.update(len(part))
-        _write_summary(run, answers)
+    models = load_models(config)
+    samples = config.samples(MMSPEC)
+    plain = engine_of(models.target, None, config.plain())
+    engines = {BASELINE: plain} | models.engines(config)
+    run.restore()
+    answers: dict[str, list[tuple[Sample, list[Turn]]]] = {}
+    known = {sample.id: sample for sample in samples}
+    for record in run.records:
+        turns = [Turn(**turn | {"tokens": tuple(turn["tokens"])}) for turn in record["turns"]]
+        answers.setdefault(record["method"], []).append((known[record["sample"]], turns))
+    with progress(len(engines) * len(samples), "MMSpec", "conversation") as bar:
+        for method, engine in engines.items():
+            bar.set_postfix_str(method, refresh=False)
+            done = answers.setdefault(method, [])
+            bar.update(len(done))
+            for start in range(len(done), len(samples), PART):
+                part = converse(config, engine, samples[start : start + PART])
+                done += part
+                run.records += [
+                    {"method": method, "sample": sample.id, "turns": list(map(vars, turns))}
+                    for sample, turns in part
+                ]
+                name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
+                lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in done]
+                write_text(run.folder / name, "".join(lines))
+                _write_summary(run, answers)
+                bar.update(len(part))
+    _write_summary(run, answers)
 
 
-def replay_recorded(args: Sequence[str] | None) -> None:
-    """Measures drafts against recorded answers, next to the counts of published methods."""
-    preset, config, options = parse_command(Options, __doc__, args, RecordedConfig, "recorded")
-    with Run(preset, vars(config) | vars(options), options.out) as run:
-        conversations, methods = measure(config)
-        run.rows = rows_of(config, conversations, methods)
-        run.records = list(records_of(conversations, methods))
-        summary = summary_rows(summary_answers(conversations, methods), BASELINE)
-        write_text(run.folder / "summary.csv", summary_csv(summary))
-        write_text(run.folder / "bars.svg", recorded_figure(run.rows, methods))
-        run.write(recorded_table(config, conversations, run.rows))
+def replay_recorded(config: RecordedConfig, run: Run) -> None:
+    """Measure drafts against recorded answers, next to the counts of published methods."""
+    conversations, methods = measure(config)
+    run.rows = rows_of(config, conversations, methods)
+    run.records = list(records_of(conversations, methods))
+    summary = summary_rows(summary_answers(conversations, methods))
+    write_text(run.folder / "summary.csv", summary_csv(summary))
+    write_text(run.folder / "bars.svg", recorded_figure(run.rows, methods))
+    run.write(recorded_table(config, conversations, run.rows))
 
 
 def _write_summary(run: Run, answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> None:
-    run.rows = summary_rows(answers, BASELINE)
+    run.rows = summary_rows(answers)
     write_text(run.folder / "summary.csv", summary_csv(run.rows))
     cells = [
         [f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN]

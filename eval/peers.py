@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,7 +35,7 @@ from eval.lib.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, measure, ours, 
 from eval.lib.report import Run, results_folder
 from eval.lib.sets import evaluation_set
 from eval.lib.synthetic import synthetic_model
-from eval.lib.tables import Record, Table
+from eval.lib.tables import Record, Table, cell, has, number, percent, pivot
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.checkpoints.locating import locate
@@ -49,8 +49,8 @@ from jaxspec.models.vocabulary import widened
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.runtime import setup_runtime
 
-HEADER = ["method", "tok/s", "x eager", "x assisted", "decode tok/s", "decode x eager"]
-HEADER += ["decode x assisted", "CPU ms / token", "tokens / target call", "same tokens"]
+AGREEMENT = 0.7
+"""Share of tokens that the synthetic draft predicts."""
 
 
 def main(
@@ -60,7 +60,6 @@ def main(
     new: int = 96,
     prompts: int = 4,
     repeats: int = 5,
-    acceptance: float = 0.7,
     compiled: bool = False,
     threads: int | None = None,
     debug: bool = False,
@@ -74,7 +73,6 @@ def main(
       new: most new tokens of an answer.
       prompts: number of prompts, each a batch of its own.
       repeats: timed runs of every method on every prompt, after one warm-up run.
-      acceptance: share of tokens that the synthetic draft predicts; only for pair55m.
       threads: threads of torch; None leaves the choice to torch.
       compiled: add transformers' static cache with a compiled forward pass (a minute of warm-up).
       debug: try the command out: one prompt, eight new tokens, one run, written to runs/debug.
@@ -90,52 +88,31 @@ def main(
     with Run(preset, given, results_folder(out, preset, debug)) as run:
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
-            if preset == "smollm2":
-                pair, gammas = (locate(SMOLLM2), *([] if draft is None else [draft])), (2, 3, GAMMA)
-            else:
-                shipped = ASSETS / "mini" / "target", ASSETS / "mini" / "draft"
-                pair = shipped if preset == "mini" else write_pair(Path(folder), acceptance)
-                gammas = (GAMMA,)
-            target, *drafts = (LoadedModel.load(each, jnp.dtype("float32")) for each in pair)
+            paths = pair_of(preset, draft, Path(folder))
+            target, *drafts = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)
+            gammas, assistants = (GAMMA,), {"LLaVA": paths[-1]}
             if preset == "smollm2":
                 target = target.with_head(ASSETS / preset / "kv_head")
-                asked = [
-                    Engine(target).encoder.prompt(text, ())
-                    for text in CONTESTS[preset].prompts[:prompts]
-                ]
-            else:
-                asked = (
-                    mini_prompts(target, prompts)
-                    if preset == "mini"
-                    else random_prompts(target, prompts)
-                )
-            assistants = {} if preset == "smollm2" else {"LLaVA": pair[1]}
+                gammas, assistants = (2, 3, GAMMA), {}
+            asked = prompts_of(preset, target, prompts)
             for model in drafts:
                 assistants["text"] = Path(folder) / "text_draft"
                 config, own = widened(model.model.text, text_params(model.config, model.params))
                 huggingface.save(assistants["text"], config, own, tokenizer=model.tokenizer)
             methods = ours(target, drafts, gammas, new)
-            methods |= theirs(target, pair[0], assistants, gammas, new, compiled, threads)
-            below = notes(preset, len(asked), new, repeats, threads, acceptance)
-            run.restore(("prompt",))
-            done = {row["prompt"] for row in run.rows}
+            methods |= theirs(target, paths[0], assistants, gammas, new, compiled, threads)
+            below = notes(preset, len(asked), new, repeats, threads)
+            run.restore()
             for number, prompt in enumerate(tqdm(asked, "peers", unit="prompt")):
-                if number not in done:
+                if not has(run.rows, prompt=number):
                     found = measure(methods, prompt, repeats)
-                    run.add(
-                        [
-                            {"prompt": number, "method": name} | vars(timed)
-                            for name, timed in found.items()
-                        ],
-                        [],
-                    )
+                    for name, timed in found.items():
+                        run.add([{"prompt": number, "method": name} | vars(timed)])
                     methods = {name: methods[name] for name in found}
-                run.write(Table(f"Peers on {preset}", HEADER, cells(summaries(run.rows)), below))
+                run.write(peers_table(preset, run.rows, below))
 
 
-def notes(
-    preset: str, prompts: int, new: int, repeats: int, threads: int | None, acceptance: float
-) -> list[str]:
+def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None) -> list[str]:
     """Return the sentences below the table."""
     lines = [
         f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, "
@@ -156,7 +133,7 @@ def notes(
         )
     if preset == "pair55m":
         lines.append(
-            f"SYNTHETIC agreement: the draft is right after {acceptance:.0%} of the tokens."
+            f"SYNTHETIC agreement: the draft is right after {AGREEMENT:.0%} of the tokens."
         )
     return lines
 
@@ -171,30 +148,37 @@ def summaries(rows: Sequence[Record]) -> list[Record]:
     return [summary(name, answers, whole.get(PLAIN)) for name, answers in whole.items()]
 
 
-def cells(rows: Sequence[Record]) -> list[list[str]]:
-    """Return the table's lines; a ratio is `-` if the method that it compares with failed."""
-    lines = []
-    for row in rows:
-        line = [row["method"]]
-        for rate in ("tokens_per_second", "decode_tokens_per_second"):
-            bases = (
-                [other[rate] for other in rows if other["method"].startswith(name)]
-                for name in (EAGER, ASSISTED)
-            )
-            line += [
-                f"{row[rate]:.1f}",
-                *(f"{row[rate] / max(base):.2f}" if base else "-" for base in bases),
-            ]
-        same = row["token_identity_rate"]
-        line += [f"{row['cpu_ms_per_token']:.2f}", f"{row['tokens_per_target_call']:.2f}"]
-        lines.append([*line, "-" if same is None else f"{100 * same:.0f}%"])
-    return lines
+def peers_table(preset: str, rows: Sequence[Record], notes: Sequence[str] = ()) -> Table:
+    """Return a line per method; a ratio is `-` if the method that it compares with failed."""
+    found = summaries(rows)
+
+    def over(base: str, rate: str) -> Callable[[Record], str]:
+        rates = [row[rate] for row in found if row["method"].startswith(base)]
+        return lambda row: number(row[rate] / max(rates) if rates else None)
+
+    columns = {
+        "tok/s": cell("tokens_per_second", number, 1),
+        "x eager": over(EAGER, "tokens_per_second"),
+        "x assisted": over(ASSISTED, "tokens_per_second"),
+        "decode tok/s": cell("decode_tokens_per_second", number, 1),
+        "decode x eager": over(EAGER, "decode_tokens_per_second"),
+        "decode x assisted": over(ASSISTED, "decode_tokens_per_second"),
+        "CPU ms / token": cell("cpu_ms_per_token", number),
+        "tokens / target call": cell("tokens_per_target_call", number),
+        "same tokens": cell("token_identity_rate", percent),
+    }
+    lines = [((row["method"],), row) for row in found]
+    return pivot(f"Peers on {preset}", ("method",), lines, columns, notes=notes)
 
 
-def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
-    """Write the synthetic pair as two directories."""
+def pair_of(preset: str, draft: Path | None, folder: Path) -> tuple[Path, ...]:
+    """Return the directories of target and drafts; write a synthetic pair to `folder`."""
+    if preset == "smollm2":
+        return (locate(SMOLLM2), *([] if draft is None else [draft]))
+    if preset == "mini":
+        return ASSETS / "mini" / "target", ASSETS / "mini" / "draft"
     paths = folder / "target", folder / "draft"
-    for path, name in zip(paths, ("synthetic:target", f"synthetic:draft:{acceptance}")):
+    for path, name in zip(paths, ("synthetic:target", f"synthetic:draft:{AGREEMENT}")):
         model = synthetic_model(name, jnp.dtype("float32"))
         saved = {"tokenizer": model.tokenizer, "image_processor": model.image_processor}
         options = huggingface.SaveOptions(overwrite=True)
@@ -202,19 +186,18 @@ def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
     return paths
 
 
-def mini_prompts(target: LoadedModel, count: int) -> list[Prompt]:
-    """Return questions whose answers are long: descriptions."""
+def prompts_of(preset: str, target: LoadedModel, count: int) -> list[Prompt]:
+    """Return the demo's prompts, descriptions of pages, or prompts of 648 tokens of noise."""
     encoder = Engine(target).encoder
-    return [first_prompt(encoder, sample) for sample in evaluation_set("describe", count)]
-
-
-def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
-    """Return an image of noise and 71 tokens of nothing: 648 tokens with the image's 576."""
+    if preset == "smollm2":
+        return [encoder.prompt(text, ()) for text in CONTESTS[preset].prompts[:count]]
+    if preset == "mini":
+        return [first_prompt(encoder, sample) for sample in evaluation_set("describe", count)]
     rng = np.random.default_rng(0)
     config: Any = target.config
     page = (3 * [config.vision_config.image_size])[:2]
     prompts = []
-    for _ in range(count):
+    for _ in range(count):  # BOS, an image of 576 tokens, and 71 tokens of text
         text = rng.integers(300, config.text_config.vocab_size - 1, 71)
         tokens = np.asarray([1, config.image_token_index, *text], np.int32)
         prompts.append(Prompt(tokens, (rng.integers(0, 255, (*page, 3), dtype=np.uint8),)))

@@ -6,9 +6,9 @@
         --samples 20000 --draft jaxspec/assets/mini/draft --temperature 1 --name pages_t1
 
 A stopped run goes on, and a finished one does nothing. On several machines that see one folder,
-give --shard 0/4 to 3/4; run shard 0 again when the others are done, and it prepares the whole. On
-hosts that compute together give --cluster instead. With --answers gs://BUCKET/NAME chunks go to a
-bucket, and another machine can go on from there.
+give --shard 0/4 to 3/4; when all are done, run shard 0 again to prepare the whole. On hosts that
+compute together give --cluster instead. With --answers gs://BUCKET/NAME chunks go to a bucket, from
+where another machine can continue.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Options(Placement):
     temperature: float = 0.0
     """0 is greedy; 1 shows a draft more of what the target may say."""
     max_new_tokens: int = 256
-    """An answer that is longer, and what follows it, is left out."""
+    """Longer answers are left out, with the turns after them."""
     keep_cut: bool = False
-    """Keep the beginning of a longer answer, which is then learned as a whole one. Fewer of the
-    target's tokens are wasted where answers are long."""
+    """Keep the beginnings of longer answers, which training then reads as whole ones. This wastes
+    fewer of the target's tokens if answers are long."""
     draft: str | None = None
     """Directory or hub id of a draft, which makes it faster; the answers are the target's."""
     views: tuple[str, ...] = ("M",)
@@ -66,7 +66,7 @@ class Options(Placement):
     seed: int = 0
     """Seed of the drawn tokens, for temperatures above 0."""
     chunk: int = 256
-    """Samples between two savings."""
+    """Samples that are saved together."""
     shard: str = "0/1"
     """i/n: this run's part of the chunks."""
     dtype: str | None = None
@@ -74,8 +74,8 @@ class Options(Placement):
     out: Path = Path("runs/data")
     """Where prepared data sets are."""
     answers: str = ""
-    """Folder of the chunks, or address such as gs://bucket/NAME, which outlives a preempted slice;
-    by default OUT/NAME.answers."""
+    """Folder of the chunks; an address such as gs://bucket/NAME outlives a preempted slice. The
+    default is OUT/NAME.answers."""
     debug: bool = False
     """Try the command out on the first four samples, into runs/debug."""
 

@@ -47,7 +47,7 @@ TRAIN = TrainConfig(steps=1200, batch=32, learning_rate=1.5e-3, warmup=100, weig
 
 
 def full_page(rng: np.random.Generator) -> Scene | Chart:
-    """Return a page with more to see than most of the dialogues': two thirds have four things."""
+    """Return a page that is fuller than the dialogues' pages: two thirds have four things."""
     if rng.random() < 0.1:
         return sample_chart(rng)
     count = 4 if rng.random() < 0.6 else None
@@ -55,7 +55,7 @@ def full_page(rng: np.random.Generator) -> Scene | Chart:
 
 
 class Pages:
-    """Make batches of pages, and the tokens that their image tokens learn to be.
+    """Make batches of pages, with the token that each image token learns to be.
 
     Args:
       tokenizer: The language model's.
@@ -148,7 +148,7 @@ def init(config: LlavaConfig, train: TrainConfig) -> Params:
 
 
 def _widened(path: Any, leaf: Array) -> Array:
-    """Return a matrix with outputs as wide as its inputs: 0.02, for big models, learns slowly."""
+    """Scale a matrix so that outputs vary as much as inputs; big models' 0.02 learns slowly."""
     if path[-1].key != "kernel":
         return leaf
     inputs = math.prod(leaf.shape[:-1])
@@ -170,7 +170,8 @@ def main(
       cluster: Place of this process among several hosts: `auto`, or HOST:PORT,COUNT,INDEX.
       debug: Try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
-    train, runs, out = begin(train, runs, out, cluster, debug)
+    runs, out = begin(runs, out, cluster, debug)
+    train = train.shortened() if debug else train
     language = LoadedModel.load(TARGET)
     assert isinstance(language.config, RotaryConfig)
     tokenizer = with_image_token(language.tokenizer)

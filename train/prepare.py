@@ -46,7 +46,7 @@ class Output:
     out: Path = OUT
     """Folder of prepared data sets."""
     file_format: FileFormat = "array_record"
-    """array_record is what training reads best; parquet can be read by `tfds.load` too."""
+    """Training reads array_record faster; `tfds.load` reads parquet too."""
     debug: bool = False
     """Try the command out on the first four samples, into runs/debug."""
 
@@ -78,7 +78,7 @@ class Llava(Text):
 
 @dataclass(frozen=True)
 class Book(Output):
-    """Picturebook's dialogues; training reads them without this too, drawing them as it goes."""
+    """Picturebook's dialogues. Training can also draw them while it runs, unprepared."""
 
     samples: int = 20_000
     """Number of samples."""
@@ -89,7 +89,7 @@ class Book(Output):
     kinds: tuple[str, ...] | None = None
     """Kinds of samples; all by default."""
     images: int | None = None
-    """Most images of a sample; the questions of the others are kept. All by default."""
+    """Most images of a sample; questions about the others stay. The default is all."""
 
 
 def main(command: Llava | Text | Book) -> Path:
@@ -154,7 +154,7 @@ def main(command: Llava | Text | Book) -> Path:
 
 
 def shown_few(sample: Sample, most: int | None) -> Sample:
-    """Return a sample with its first images alone, `most` of them."""
+    """Return a sample with only its first images, at most `most`."""
     if most is None or len(sample.images) <= most:
         return sample
     (question, answer), *rest = sample.turns

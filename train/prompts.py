@@ -50,13 +50,13 @@ class Options:
     out: Path = Path("runs/data/prompts")
     """Receives train.jsonl and test/KIND.jsonl."""
     most: int | None = None
-    """Prompts to train on, at most, as many of each kind as there are; by default all."""
+    """Most prompts to train on, which the kinds give by turns; the default is all."""
     debug: bool = False
     """Try the command out: four prompts of each kind, into runs/debug."""
 
 
 Prompts = dict[str, list[tuple[str, str]]]
-"""By kind: questions, each with an answer that somebody gave."""
+"""Questions of each kind, with the answers of their source."""
 
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:

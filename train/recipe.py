@@ -23,17 +23,16 @@ from typing import Any
 import jax
 import tyro
 
-from jaxspec.checkpoints import directories, huggingface
+from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.checkpoints.orbax import forget
-from jaxspec.cluster import join_cluster, on_first
+from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, preset_names, script_name
 from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.errors import InputError, nearest
-from jaxspec.files import forget_trial, trial_of
 from jaxspec.models.lora import merged
-from jaxspec.runtime import parse_dtype, setup_runtime
+from jaxspec.runtime import parse_dtype
 from jaxspec.training.kv_head import HeadRecipe, train_kv_head
 from jaxspec.training.recipes import (
     DataSets,
@@ -44,6 +43,7 @@ from jaxspec.training.recipes import (
     train_draft,
 )
 from picturebook.training import named
+from train.setup import begin
 
 KIND = "train.recipes"
 
@@ -62,7 +62,7 @@ class Options:
     buckets: tuple[int, ...] | None = None
     """Buckets of row lengths in tokens; longer rows are cut at the last."""
     unlearned: float | None = None
-    """Share of rows that may teach nothing, because no answer is within the buckets."""
+    """Largest share of rows that teach nothing, because no answer is within the buckets."""
     system: str | None = None
     """System prompt before each conversation in Vicuna's form; '' writes none."""
     draft_vocabulary: int | None = None
@@ -101,7 +101,7 @@ class Ablation:
     image_slots: int = 0
     """Slots that an image is pooled to; each recipe has its own number."""
     reads_text: bool = True
-    """Without, the target's keys and values of text are left out."""
+    """Read the target's keys and values of text."""
     feature: Feature = "none"
     """Input besides a token's embedding: none, the paper's; the target's last hidden state; or
     fused, three of its hidden states, which makes the head an EAGLE-3 head."""
@@ -137,18 +137,12 @@ def main(args: Sequence[str] | None = None) -> Path:
     sources: DataSets = {**places, **drawn(stages, places)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / name
-    out = options.out or runs / "hf"
-    if options.debug:
-        runs, out = trial_of(runs), trial_of(out)
-        forget_trial(runs)  # before the hosts wait for each other
-        forget_trial(out)
-    join_cluster(options.cluster)
-    setup_runtime()
-    directories.check_output(out, *(runs / stage.name for stage in stages))
+    folders = [stage.name for stage in stages]
+    runs, out = begin(runs, options.out, options.cluster, options.debug, folders)
     tried = [
         stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
     ]
-    on_first(lambda: [forget(place) for place in tried])  # what a trial that was killed has left
+    on_first(lambda: [forget(place) for place in tried])  # a killed trial leaves checkpoints
     if isinstance(recipe, HeadRecipe):
         write = partial(save_kv_head, out, *train_kv_head(recipe, runs, sources), overwrite=True)
     else:

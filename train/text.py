@@ -56,7 +56,8 @@ def main(
             f"model {name!r}: not in configs/train/gsm8k.py; {nearest(name, tuple(STAGES))}"
         )
     stage = STAGES[name]
-    options, directory, _ = begin(stage.train, runs / name, None, cluster, debug)
+    directory, _ = begin(runs / name, None, cluster, debug)
+    options = stage.train.shortened() if debug else stage.train
     train(replace(stage, train=options), data, directory)
 
 

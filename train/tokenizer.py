@@ -12,12 +12,13 @@ from configs.models.mini import VOCABULARY
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from picturebook import train_sample
 
+SAMPLES = 4000
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 
 
-def make_tokenizer(samples: int = 4000) -> PreTrainedTokenizerFast:
-    """Return the mini models', of the texts of the first training samples."""
-    return train_tokenizer(_texts(samples), VOCABULARY, (PLACEHOLDER,))
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return the mini models' tokeniser, trained on the texts of the first training samples."""
+    return train_tokenizer(_texts(), VOCABULARY, (PLACEHOLDER,))
 
 
 def train_tokenizer(
@@ -63,8 +64,8 @@ def train_tokenizer(
     )
 
 
-def _texts(samples: int) -> Iterator[str]:
-    for i in range(samples):
+def _texts() -> Iterator[str]:
+    for i in range(SAMPLES):
         for question, answer in train_sample(0, i).turns:
             yield f"USER: {question.replace(PLACEHOLDER, '')} ASSISTANT:"
             yield answer

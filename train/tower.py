@@ -111,7 +111,8 @@ def main(
       cluster: Place of this process among several hosts: `auto`, or HOST:PORT,COUNT,INDEX.
       debug: Try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
-    train, runs, out = begin(train, runs, out, cluster, debug)
+    runs, out = begin(runs, out, cluster, debug)
+    train = train.shortened() if debug else train
     tower = fit(train, init(train), loss_fn, lambda step: batch_of(step, train), runs)[
         "vision_tower"
     ]

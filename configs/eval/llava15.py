@@ -1,6 +1,6 @@
 """LLaVA-1.5-7B with IbED's 68M draft on TABED's sets: the models, rows and columns of its Tables 1, 3, 4 and 18.
 
-What the paper prints stands below each line of ours. MT* and MTCP* are by the kinds of rule that the paper names, a
+The paper's line is below each of ours. MT* and MTCP* are by the kinds of rule that the paper names, a
 grid and inverse KL, in the form of its released code; `mt-paper` and `mtcp-paper` are what it writes, and
 `llava15_weightings` measures them all.
 

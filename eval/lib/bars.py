@@ -33,9 +33,9 @@ def bars_svg(title: str, groups: Mapping[str, Sequence[Bar]], unit: str) -> str:
     """Return groups of bars, each with a heading and a dotted line at 1.
 
     Args:
-      title: Description for readers who do not see the figure.
+      title: Description for readers who cannot see the figure.
       groups: Bars by heading, in the colours of `COLOURS`.
-      unit: What the dotted line at 1 is.
+      unit: Label of the dotted line at 1.
     """
     scale = (RIGHT - LEFT - 40) / max(bar.high for bars in groups.values() for bar in bars)
     one, y = LEFT + scale, 18

@@ -1,4 +1,4 @@
-"""The cost of collaborative decoding: the exact law of its calls, and the fastest schedule.
+"""The cost of collaborative decoding: the exact law of its calls.
 
 Costs are times of one forward pass of each model, in any unit. The baseline, standard
 collaborative decoding, pays every model's cost once a token. A proposal of model m is accepted with
@@ -10,9 +10,7 @@ Reference: Collaborative Decoding via Speculation (arXiv 2502.01662), sections 3
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,9 +68,8 @@ def alternating_calls(alphas: Sequence[float], gammas: Sequence[int], first: int
         if k < models - 1:  # before there is anything to verify: once between rejections
             scoring[model] += 1 - whole
             proposing[model] += (1 - whole) * (gammas[model] - 1)
-    for owner in (
-        ring
-    ):  # a round of verifications; each round is reached `whole` times as often as the one before
+    # A round of verifications; each round is reached `whole` times as often as the one before.
+    for owner in ring:
         model = (owner - 1) % models
         whole_run = alphas[owner] ** gammas[owner]
         scoring[model] += reached
@@ -102,38 +99,3 @@ def parallel_speedup(costs: Sequence[float]) -> float:
     other models would need programs of their own, and every token a round trip to the host.
     """
     return sum(costs) / max(costs)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The fastest schedule."""
-
-    alternates: bool
-    """Whether models alternate; otherwise only the model `first` proposes."""
-    first: int
-    gammas: tuple[int, ...]
-    """Draft length of each model; without alternation, only the proposer's counts."""
-    speedup: float
-    """Predicted speed-up over standard collaborative decoding."""
-
-
-def best_schedule(
-    alphas: Sequence[float],
-    costs: Sequence[float],
-    scoring: Sequence[float] | None = None,
-    lengths: Iterable[int] = range(1, 9),
-) -> Schedule:
-    """Return the proposer and draft lengths with the largest predicted speed-up.
-
-    The choices include draft lengths of 1, with which alternation never loses (Corollary 3.7).
-    """
-    models, lengths = len(alphas), tuple(lengths)
-    found = []
-    for first in range(models):
-        for gamma in lengths:
-            calls = one_proposer_calls(alphas[first], gamma, models, first)
-            found.append(Schedule(False, first, (gamma,), speedup(calls, costs, scoring)))
-        for gammas in product(lengths, repeat=models):
-            calls = alternating_calls(alphas, gammas, first)
-            found.append(Schedule(True, first, gammas, speedup(calls, costs, scoring)))
-    return max(found, key=lambda schedule: schedule.speedup)

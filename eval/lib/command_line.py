@@ -23,8 +23,8 @@ Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)
 
 
-def _presets(kind: type[Any]) -> str:
-    """Return the names of the presets of this kind."""
+def _presets(kind: type[Any] | tuple[type[Any], ...]) -> str:
+    """Return the names of the presets of these kinds."""
     return ", ".join(
         name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind)
     )
@@ -66,19 +66,11 @@ _CHOSEN: dict[str, type[_Debug]] = {"rows": _Rows, "pairings": _Pairings}
 """Fields of a preset whose parts can be chosen by name, and the option for each."""
 
 
-def names_preset_of(kind: type[Any], args: Sequence[str] | None = None) -> bool:
-    """Return whether the first word of the command line names a preset of this kind."""
-    words = list(sys.argv[1:] if args is None else args)
-    if not words or words[0].startswith("-"):
-        return False
-    return isinstance(load_preset("eval", words[0]), kind)
-
-
 def parse_command(
     options: type[Options],
     description: str | None,
     args: Sequence[str] | None = None,
-    kind: type[Config] = EvalConfig,
+    kind: type[Config] | tuple[type[Config], ...] = EvalConfig,
     example: str = "mini",
 ) -> tuple[str, Config, Options]:
     """Return the preset's name, the preset with its overrides, and the script's own options.
@@ -87,7 +79,8 @@ def parse_command(
       options: Dataclass of the script's own options, one of them `out`; every field has a default.
       description: First lines of --help, the script's docstring.
       args: Words of the command line; None takes the process's own.
-      kind: Class of the presets that the script takes; its bases are the groups of options.
+      kind: Class of the presets that the script takes, or several; the bases of the preset's class
+        are the groups of options.
       example: Preset whose defaults --help shows.
 
     Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and
@@ -111,7 +104,7 @@ def parse_command(
     script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
     groups = {
         "script": script,
-        **{group.__mro__[-2].__name__.lower(): group for group in kind.__bases__},
+        **{group.__mro__[-2].__name__.lower(): group for group in type(defaults).__bases__},
     }
     command = make_dataclass("Command", groups.items(), frozen=True)
     found, unknown = tyro.cli(
@@ -135,7 +128,7 @@ def parse_command(
         )
     for name in _DEBUG.keys() & values if values["debug"] else ():
         values[name] = min(_DEBUG[name], values[name])
-    config = _fields_of(kind, given | values)
+    config = _fields_of(type(defaults), given | values)
     if parts:
         config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
     if parts == "rows":
@@ -145,7 +138,7 @@ def parse_command(
     values["out"] = results_folder(values["out"], preset, values["debug"])
     made = (
         preset,
-        kind(**_with_own_sets(config, defaults.data)),
+        type(defaults)(**_with_own_sets(config, defaults.data)),
         options(**_fields_of(options, values)),
     )
     join_cluster(config.get("cluster", ""))

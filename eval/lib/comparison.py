@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from eval.lib.config import EvalConfig
 from eval.lib.replay import RecordedTarget
-from eval.lib.tables import Record
+from eval.lib.report import progress
+from eval.lib.tables import Record, has
 from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
-from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
@@ -26,10 +26,6 @@ from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, first_line
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
-
-GROUP = ("dataset", "turn", "follow_up", "gamma")
-"""Fields that rows measured by turns share; such rows are saved together, and a stopped run
-continues with the next."""
 
 
 class Group(NamedTuple):
@@ -53,12 +49,9 @@ def compare(
     """
     before = [row for row in before if row["gamma"] == config.gamma]
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
-    done = [row.items() for row in before]
-    left = [place for place in config.parts() if not any(place.items() <= row for row in done)]
+    left = [place for place in config.parts() if not has(before, **place)]
     work = len(left) * (1 + len(engines)) * config.repeats
-    with tqdm(
-        total=work, unit="run", desc="block efficiency", delay=1, disable=process()[0] > 0
-    ) as bar:
+    with progress(work, "block efficiency") as bar:
         for place in left:
             bar.set_postfix_str(place["dataset"], refresh=False)
             prompts = prompts_of(config, plain, place)
@@ -76,17 +69,13 @@ def _group(
 ) -> Group:
     """Run all engines by turns; time the `passes` of each engine once."""
     group = Group([], [], [])
-    requests = [
-        Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
-        for i, prompt in enumerate(prompts)
-    ]
+    requests = requests_of(config, prompts)
     guarded = [_Guarded(engine) for engine in engines.values()]
     (reference, *answers), rates = interleaved([plain, *guarded], requests, config.repeats, bar)
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
         engine, settings = guard.engine, guard.engine.config
         assert isinstance(settings, EngineConfig)
         place = where | engine_fields(name, settings, config)
-        place["temperature"] = config.temperature
         recorded = isinstance(engine.assembly.lead, RecordedTarget)
         if config.times and name not in passes and not recorded:
             found = guard.attempt(time_passes, engine, requests[: config.batch_size])
@@ -170,6 +159,14 @@ def prompts_of(config: EvalConfig, plain: Engine, place: Record) -> list[Prompt]
     ]
 
 
+def requests_of(config: EvalConfig, prompts: Sequence[Prompt]) -> list[Request]:
+    """Return requests at the config's temperature, each with a seed of its own."""
+    return [
+        Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
 def first_prompt(encoder: PromptEncoder, sample: Sample, chat_template: bool = True) -> Prompt:
     """Return the sample's first turn with its images, in the chat template or as bare text."""
     asked = sample.turns[0][0]
@@ -214,5 +211,6 @@ def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:
         "dtype": config.dtype,
         "device": config.device,
         "batch": engine.batch_size,
+        "temperature": config.temperature,
         "seed": config.seed,
     }

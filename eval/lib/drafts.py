@@ -16,6 +16,7 @@ import numpy as np
 
 from eval.lib.ngrams import Counts, Distribution, lookup
 from eval.lib.recorded import Conversation, Turn
+from eval.lib.recorded_config import Method
 
 STEPS = 10
 """Steps of the grid of weights that a learned mixture ranks."""
@@ -53,7 +54,7 @@ class History(Source):
 
 
 @dataclass
-class Table(Source):
+class Answers(Source):
     """N-grams of the answers in the other folds, each with the end of its prompt as context."""
 
     conversations: Sequence[Conversation]
@@ -71,11 +72,11 @@ class Table(Source):
 
 
 @dataclass
-class Similar(Table):
+class Similar(Answers):
     """The table, mixed equally with n-grams of the answers to the most similar prompts in it."""
 
     nearest: int = field(kw_only=True)
-    """Answers that count once more."""
+    """Number of similar prompts whose answers count once more."""
 
     def __post_init__(self) -> None:
         """Compare the last questions of all prompts: cosines of their tokens, weighted by idf."""
@@ -110,7 +111,7 @@ def _add_answer(counts: Counts, turn: Turn) -> None:
 
 
 def _question(conversation: Conversation, turn: int) -> frozenset[int]:
-    """Return the tokens of a prompt after the answer before."""
+    """Return the tokens of a turn's own question, without earlier turns."""
     before = conversation.turns[turn - 1] if turn else None
     start = len(before.prompt) + len(before.answer) if before else 0
     return frozenset(conversation.turns[turn].prompt[start:])
@@ -118,12 +119,7 @@ def _question(conversation: Conversation, turn: int) -> frozenset[int]:
 
 def lookup_passes(turn: Turn, gamma: int) -> int:
     """Return the target passes after prefill with prompt lookup."""
-    at, passes = 1, 0
-    while at < len(turn.answer):
-        drafted = lookup([*turn.prompt, *turn.answer[:at]], gamma)
-        at += _accepted(drafted, turn.answer[at:]) + 1
-        passes += 1
-    return passes
+    return _passes(turn, (), lambda tokens, rest: _accepted(lookup(tokens, gamma), rest))
 
 
 def _accepted(drafted: Sequence[int], answer: Sequence[int]) -> int:
@@ -167,7 +163,7 @@ def mixture_passes(
             tokens.append(right_token)
         return min(gamma, len(rest))
 
-    return _passes(sources, conversation, turn, accepted)
+    return _passes(_started(sources, conversation, turn), sources, accepted)
 
 
 def tree_passes(
@@ -184,30 +180,31 @@ def tree_passes(
             drafts += 1
         return drafts
 
-    return _passes(sources, conversation, turn, accepted)
+    return _passes(_started(sources, conversation, turn), sources, accepted)
+
+
+def _started(sources: Sequence[Source], conversation: Conversation, turn: int) -> Turn:
+    """Begin the answer of a turn with all sources; return the turn."""
+    for source in sources:
+        source.start(conversation, turn)
+    return conversation.turns[turn]
 
 
 def _passes(
-    sources: Sequence[Source],
-    conversation: Conversation,
-    turn: int,
-    accepted: Callable[[list[int], Sequence[int]], int],
+    turn: Turn, sources: Sequence[Source], accepted: Callable[[list[int], Sequence[int]], int]
 ) -> int:
     """Return the target passes after prefill.
 
     accepted: Returns the number of accepted drafts of a block, from the tokens so far and the rest
       of the answer.
     """
-    prompt, answer = conversation.turns[turn].prompt, conversation.turns[turn].answer
-    for source in sources:
-        source.start(conversation, turn)
-    at, read, passes = 1, len(prompt), 0
-    while at < len(answer):
-        tokens = [*prompt, *answer[:at]]
+    at, read, passes = 1, len(turn.prompt), 0
+    while at < len(turn.answer):
+        tokens = [*turn.prompt, *turn.answer[:at]]
         for source in sources:
             source.read(tokens, read)
         read, passes = len(tokens), passes + 1
-        at += accepted(tokens, answer[at:]) + 1
+        at += accepted(tokens, turn.answer[at:]) + 1
     return passes
 
 
@@ -239,21 +236,16 @@ def _grid(sources: int) -> np.ndarray:
 
 
 def passes_of(
-    method: str,
-    sources: Mapping[str, Source],
-    conversations: Sequence[Conversation],
-    gamma: int,
-    learned: bool = False,
-    nodes: int = 0,
-) -> dict[str, list[int]]:
-    """Return the passes of every turn by conversation, for `lookup` or sources such as `a+b`."""
-    used = [sources[name] for name in method.split("+") if name != "lookup"]
+    method: Method, sources: Mapping[str, Source], conversation: Conversation
+) -> list[int]:
+    """Return the target passes of each turn with a method."""
+    used = [sources[name] for name in method.sources.split("+") if name != "lookup"]
 
-    def passes(one: Conversation, turn: int) -> int:
+    def passes(turn: int) -> int:
         if not used:
-            return lookup_passes(one.turns[turn], gamma)
-        if nodes:
-            return tree_passes(used, one, turn, nodes, gamma)
-        return mixture_passes(used, one, turn, gamma, learned)
+            return lookup_passes(conversation.turns[turn], method.gamma)
+        if method.nodes:
+            return tree_passes(used, conversation, turn, method.nodes, method.gamma)
+        return mixture_passes(used, conversation, turn, method.gamma, method.learned)
 
-    return {one.id: [passes(one, i) for i in range(len(one.turns))] for one in conversations}
+    return list(map(passes, range(len(conversation.turns))))

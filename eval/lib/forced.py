@@ -80,7 +80,7 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
         return done[-1].count
 
     first = f"{config.forced[0]:g}"
-    slots = config.context + config.new  # a pass reads all slots of the cache, filled or not
+    slots = config.context + config.new  # a pass reads the empty slots of the cache too
     target = pair.passes(pair.target, batch, slots, gamma + 1)
     calls = {name: partial(decode, name) for name in programs} | {
         "draft_ms": pair.passes(pair.draft, views * batch, slots, 1).over(1),

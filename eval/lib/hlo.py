@@ -106,10 +106,9 @@ class ProgramText:
             total.cycles[stage] += int(cycles[1]) if cycles else 0
             total.copied[stage] += _copied(line)
             total.kernels[stage] += kind.removesuffix("-start") in _KERNELS
+            # A TPU's compiler lets a message begin, run and end in three fusions of one channel.
             for channel, made in self._messages(line, operation):
-                if (
-                    channel not in channels
-                ):  # a TPU's compiler lets one begin, run and end in three fusions
+                if channel not in channels:
                     total.collectives[stage] += 1
                     total.sent[stage] += made
                 channels |= {channel} - {None}

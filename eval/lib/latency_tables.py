@@ -4,34 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from eval.lib.tables import Record, Table, digits, number, percent
+from eval.lib.tables import Record, Table, cell, digits, number, percent, pivot
 
 Columns = dict[str, Callable[[Record], str]]
-PASSES = (
-    "What the papers' Eq. (1) takes for granted: that a pass over a block costs what one over a "
-    "token does, that views in one batch cost what one view does, and that a draft pass costs next "
-    "to nothing."
-)
-FORCED = (
-    "FORCED ACCEPTANCE: random weights; draft and target compute all of a real block, and the "
-    "number of accepted tokens is given, not earned. These are times of loops, and say nothing "
-    "about any draft's quality."
-)
-SPEEDUPS = (
-    "speed-up: over plain decoding in the same run; efficiency: measured over predicted with "
-    "T_p(gamma+1)."
-)
-CAPTIONS = (
-    "Seconds to caption all n images of a prompt in one batch; the least of the runs. torch runs "
-    "BLIP and Florence-2 on the host's CPU. Tower and prefill of the target are in the table of "
-    "images."
-)
-MIXTURES = (
-    "A block is drafting, the target's pass, verification and learning, inside a compiled loop; "
-    "the least of interleaved runs. share: over a block of the same views with static weights."
-)
-FLOPS = "Counted from shapes, two a weight and token, embeddings that are looked up left out."
-STARTUP = "The shipped pair; medians of so many runs, of warm ones after a cold one."
 
 
 def latency_tables(
@@ -46,116 +21,131 @@ def latency_tables(
     """
     tables = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        here = [row for row in rows if row["kind"] == kind]
-        title, columns, *notes = TABLES[kind](here)
-        if kind == "captions":  # a line per captioner: its rows differ in the number of images
-            here = list({row["captioner"]: row for row in here}.values())
+        table = TABLES[kind](name, [row for row in rows if row["kind"] == kind])
         printed = [f"paper: {papers[kind]}"] if papers and kind in papers else []
-        cells = [[cell(row) for cell in columns.values()] for row in here]
-        tables.append(Table(title.format(name), list(columns), cells, [*notes, *printed]))
+        tables.append(table._replace(notes=[*table.notes, *printed]))
     return tables
 
 
-def _text(field: str) -> Callable[[Record], str]:
-    return lambda row: str(row[field])
-
-
-def _digits(field: str, count: int = 3) -> Callable[[Record], str]:
-    return lambda row: digits(row[field], count)
-
-
-def _number(field: str, places: int = 2) -> Callable[[Record], str]:
-    return lambda row: number(row[field], places)
-
-
-def _percent(field: str) -> Callable[[Record], str]:
-    return lambda row: percent(row[field])
+def _table(title: str, rows: Sequence[Record], columns: Columns, *notes: str) -> Table:
+    return pivot(title, (), (((), row) for row in rows), columns, notes=notes)
 
 
 def _over_target(times: str, key: str, places: int) -> Callable[[Record], str]:
     return lambda row: number(row[times][key] / row["target_ms"], places)
 
 
-def _passes(rows: Sequence[Record]) -> tuple[str, Columns, str, str]:
+def _passes(name: str, rows: Sequence[Record]) -> Table:
     """Return T_p, passes of blocks and drafts in T_p, and shares of the roofline."""
     gammas, views = (list(rows[0][field]) for field in ("verify_ms", "draft_ms"))
-    columns = {"B": _text("batch"), "S": _text("slots"), "T_p ms": _digits("target_ms")}
+    columns = {"B": cell("batch"), "S": cell("slots"), "T_p ms": cell("target_ms", digits)}
     for gamma in gammas:
         columns[f"T_p({int(gamma) + 1})/T_p"] = _over_target("verify_ms", gamma, 2)
     for r in views:
         columns[f"T_q/T_p, {r} view{'s' * (r != '1')}"] = _over_target("draft_ms", r, 3)
-    columns |= {"GB/s": _number("effective_gbps", 1), "of copy": _percent("copy_share")}
-    columns |= {"of read": _percent("read_share"), "of matmul": _percent("matmul_share")}
+    columns |= {"GB/s": cell("effective_gbps", number, 1), "of copy": cell("copy_share", percent)}
+    columns |= {"of read": cell("read_share", percent), "of matmul": cell("matmul_share", percent)}
     roofline = rows[0]["roofline"]
+    assumed = (
+        "What the papers' Eq. (1) takes for granted: that a pass over a block costs what one over "
+        "a token does, that views in one batch cost what one view does, and that a draft pass "
+        "costs next to nothing."
+    )
     note = (
         "Passes inside compiled loops, the least of interleaved runs. GB/s: weights and cache "
         f"read once a pass over one token, beside {roofline['copy_gbps']:.1f} GB/s copied, "
         f"{roofline['read_gbps']:.1f} GB/s read by a vector times a matrix, and "
         f"{roofline['matmul_tflops']:.3g} Tflop/s of square matrices in the same run."
     )
-    return "Passes of {}", columns, PASSES, note
+    return _table(f"Passes of {name}", rows, columns, assumed, note)
 
 
-def _images(rows: Sequence[Record]) -> tuple[str, Columns, str]:
-    columns = {"images": _text("images")}
+def _images(name: str, rows: Sequence[Record]) -> Table:
+    columns = {"images": cell("images")}
     for field in (field for field in rows[0] if field.endswith("_ms")):
-        columns[f"{field[:-3].replace('_', ' ')} ms"] = _digits(field)
-    return "Images before the first token, {}", columns, "Batch 1; towers and prefill apart."
+        columns[f"{field[:-3].replace('_', ' ')} ms"] = cell(field, digits)
+    note = "Batch 1; towers and prefill apart."
+    return _table(f"Images before the first token, {name}", rows, columns, note)
 
 
-def _captions(rows: Sequence[Record]) -> tuple[str, Columns, str]:
+def _captions(name: str, rows: Sequence[Record]) -> Table:
     seconds = {(row["captioner"], row["images"]): row["seconds"] for row in rows}
-    columns = {"captioner": _text("captioner")}
+    columns = {"captioner": cell("captioner")}
     for count in dict.fromkeys(row["images"] for row in rows):
         columns[f"n = {count}, s"] = lambda row, n=count: digits(seconds[row["captioner"], n])
-    return "Captions by images", columns, CAPTIONS
+    captioners = {row["captioner"]: row for row in rows}.values()
+    note = (
+        "Seconds to caption all n images of a prompt in one batch; the least of the runs. torch "
+        "runs BLIP and Florence-2 on the host's CPU. Tower and prefill of the target are in the "
+        "table of images."
+    )
+    return _table("Captions by images", list(captioners), columns, note)
 
 
-def _forced(rows: Sequence[Record]) -> tuple[str, Columns, str, str]:
+def _forced(name: str, rows: Sequence[Record]) -> Table:
     columns: Columns = {
-        "B": _text("batch"),
-        "views": _text("views"),
+        "B": cell("batch"),
+        "views": cell("views"),
         "forced tau": lambda row: f"{row['forced_tokens_per_pass']:g}",
-        "gamma": _text("gamma"),
-        "plain tok/s": _number("plain_tokens_per_second", 1),
-        "tok/s": _number("tokens_per_second", 1),
-        "speed-up": _number("speedup_measured"),
-        "Eq. (1)": _number("speedup_predicted"),
-        "with T_p(gamma+1)": _number("speedup_predicted_with_verify"),
-        "efficiency": _number("loop_efficiency"),
-        "block ms": _digits("block_ms"),
+        "gamma": cell("gamma"),
+        "plain tok/s": cell("plain_tokens_per_second", number, 1),
+        "tok/s": cell("tokens_per_second", number, 1),
+        "speed-up": cell("speedup_measured", number),
+        "Eq. (1)": cell("speedup_predicted", number),
+        "with T_p(gamma+1)": cell("speedup_predicted_with_verify", number),
+        "efficiency": cell("loop_efficiency", number),
+        "block ms": cell("block_ms", digits),
         "its passes": lambda row: digits(row["gamma"] * row["draft_ms"] + row["verify_ms"]),
     }
-    return "Loops at forced acceptance, {}", columns, FORCED, SPEEDUPS
+    forced = (
+        "FORCED ACCEPTANCE: random weights; draft and target compute all of a real block, and the "
+        "number of accepted tokens is given, not earned. These are times of loops, and say nothing "
+        "about any draft's quality."
+    )
+    note = (
+        "speed-up: over plain decoding in the same run; efficiency: measured over predicted with "
+        "T_p(gamma+1)."
+    )
+    return _table(f"Loops at forced acceptance, {name}", rows, columns, forced, note)
 
 
-def _mixtures(rows: Sequence[Record]) -> tuple[str, Columns, str]:
+def _mixtures(name: str, rows: Sequence[Record]) -> Table:
     columns: Columns = {
         "views, weighting": lambda row: f"{row['views']} {row['rule']}",
-        "B": _text("batch"),
-        "block ms": _digits("block_ms"),
-        "x one view": _number("times_one_view"),
+        "B": cell("batch"),
+        "block ms": cell("block_ms", digits),
+        "x one view": cell("times_one_view", number),
         "weighting's share": lambda row: (
             "-" if row["rule"] == "static" else percent(row["share"], 1)
         ),
-        "state bytes a row": _text("state_bytes"),
+        "state bytes a row": cell("state_bytes"),
     }
-    return "Blocks by views and weighting, {}", columns, MIXTURES
+    note = (
+        "A block is drafting, the target's pass, verification and learning, inside a compiled "
+        "loop; the least of interleaved runs. share: over a block of the same views with static "
+        "weights."
+    )
+    return _table(f"Blocks by views and weighting, {name}", rows, columns, note)
 
 
-def _flops(rows: Sequence[Record]) -> tuple[str, Columns, str]:
-    columns = {field: _text(field) for field in ("model", "views", "tokens")}
-    columns |= {"GFLOPs of weights": _number("weights_gflops"), "with attention": _number("gflops")}
-    return "Operations of {}", columns, FLOPS
+def _flops(name: str, rows: Sequence[Record]) -> Table:
+    columns = {field: cell(field) for field in ("model", "views", "tokens")}
+    columns |= {
+        "GFLOPs of weights": cell("weights_gflops", number),
+        "with attention": cell("gflops", number),
+    }
+    note = "Counted from shapes, two a weight and token, embeddings that are looked up left out."
+    return _table(f"Operations of {name}", rows, columns, note)
 
 
-def _startup(rows: Sequence[Record]) -> tuple[str, Columns, str]:
-    columns = {"": _text("what"), "seconds": _digits("seconds", 4)}
-    columns |= {"CPU seconds": _digits("cpu_seconds"), "runs": _text("runs")}
-    return "Start-up and host time", columns, STARTUP
+def _startup(name: str, rows: Sequence[Record]) -> Table:
+    columns = {"": cell("what"), "seconds": cell("seconds", digits, 4)}
+    columns |= {"CPU seconds": cell("cpu_seconds", digits), "runs": cell("runs")}
+    note = "The shipped pair; medians of so many runs, of warm ones after a cold one."
+    return _table("Start-up and host time", rows, columns, note)
 
 
-TABLES: dict[str, Callable[[Sequence[Record]], tuple]] = {
+TABLES: dict[str, Callable[[str, Sequence[Record]], Table]] = {
     "passes": _passes,
     "images": _images,
     "captions": _captions,

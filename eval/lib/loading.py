@@ -186,13 +186,13 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
                 config.samples(name, turn)
 
 
-def shown(place: str) -> tuple[str, str]:
+def split_view(place: str) -> tuple[str, str]:
     """Split DIRECTORY:VIEW in two; without one, the view is empty."""
     path, _, view = place.rpartition(":")
     return (path, view) if path and "/" not in view else (place, "")
 
 
-def named(entry: str) -> tuple[str, str]:
+def split_name(entry: str) -> tuple[str, str]:
     """Split NAME=PLACE in two."""
     name, _, place = entry.partition("=")
     if not (name and place):

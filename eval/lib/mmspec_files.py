@@ -52,18 +52,16 @@ def answer_row(sample: Sample, turns: Sequence[Turn]) -> dict[str, Any]:
     return {"question_id": sample.id, **dict(sample.labels), "choices": [choice]}
 
 
-def summary_rows(
-    answers: dict[str, list[tuple[Sample, list[Turn]]]], baseline: str
-) -> list[dict[str, Any]]:
+def summary_rows(answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> list[dict[str, Any]]:
     """Return MMSpec's summary: each method over all samples and each topic.
 
     MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1).
     Prefill's token is counted, so MAT is a little above `tokens_per_pass`. speedup_paired is the
-    mean
-    over turns of the ratio of tokens/s to the baseline's, speedup_global the ratio of the totals.
+    mean over turns of the ratio of tokens/s to the baseline's, speedup_global the ratio of the
+    totals.
     """
     plain = {
-        (sample.id, i): turn for sample, turns in answers[baseline] for i, turn in enumerate(turns)
+        (sample.id, i): turn for sample, turns in answers[BASELINE] for i, turn in enumerate(turns)
     }
     rows = []
     for method, answered in answers.items():

@@ -15,8 +15,9 @@ Distribution = Mapping[int, float]
 
 
 def lookup(tokens: Sequence[int], gamma: int, longest: int = 3) -> list[int]:
-    """Return what jaxspec's view `lookup` drafts: each token followed the last few tokens before it
-    at their latest earlier occurrence.
+    """Return the drafts of jaxspec's view `lookup`.
+
+    Each drafted token followed the last few tokens before it at their latest earlier occurrence.
 
     Args:
       tokens: Prompt and answer so far.

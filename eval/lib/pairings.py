@@ -9,9 +9,9 @@ separately: two methods answer all requests once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -19,7 +19,6 @@ from tqdm import tqdm
 from eval.lib.collaborative_theory import (
     Calls,
     alternating_calls,
-    best_schedule,
     one_proposer_calls,
     parallel_speedup,
     speedup,
@@ -27,10 +26,10 @@ from eval.lib.collaborative_theory import (
 from eval.lib.comparison import Group, error_line, first_prompt
 from eval.lib.loading import load_model
 from eval.lib.references import References, read_references
-from eval.lib.tables import Record, mean
+from eval.lib.report import progress
+from eval.lib.tables import Record, has, mean
 from eval.lib.timing import interleaved, time_members
 from eval.lib.together import CollaborativeEvalConfig, Pairing
-from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.decoding.engine import Engine
@@ -57,8 +56,6 @@ JUDGED = ("standard", "CoS")
 are only timed."""
 Judge = Callable[[Sample, str], float | None]
 """Returns the quality of an answer from 0 to 1; None if it cannot be judged."""
-GROUP = ("pairing", "dataset")
-"""Fields that rows measured by turns share; such rows are saved together."""
 
 
 def measure(
@@ -71,17 +68,14 @@ def measure(
     """
     loaded: dict[str, LoadedModel] = {}
     mesh = config.mesh(1)
-    done = {(row["pairing"], row["dataset"]) for row in before}
     left = [
         (pairing, name)
         for pairing in config.pairings
         for name in config.sets
-        if (pairing.name, name) not in done
+        if not has(before, pairing=pairing.name, dataset=name)
     ]
     work = sum(_runs(config, pairing) for pairing, _ in left)
-    with tqdm(
-        total=work, unit="run", desc="collaboration", delay=1, disable=process()[0] > 0
-    ) as bar:
+    with progress(work, "collaboration") as bar:
         for pairing, dataset in left:
             bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
             try:
@@ -184,23 +178,16 @@ class _Measurement:
     def methods(
         self, programs: dict[str, Engine], references: References, samples: Sequence[Sample]
     ) -> tuple[list[Record], list[Record]]:
-        requests, answers, rates = self.answers(programs, samples, JUDGED)
+        """Measure every method; return a row for each, and a record for each answer."""
+        answers, rows = self.by_turns(programs, samples, JUDGED)
         combination = programs["standard"].assembly.params["combination"]
         likely = {
             "held_out_nats": references.nats(combination),
             "held_out_nats_alone": references.nats_alone(),
         }
-        pooled = collaboration_metrics([a.stats for every in answers.values() for a in every])[
-            "alpha"
-        ]
-        alphas = [alpha or 0.0 for alpha in pooled]
-        laws = {name: _law(program, alphas) for name, program in programs.items()}
-        pass_ms, scoring_ms = _pass_times(programs["CoS"], requests[0], laws)
-        best = best_schedule(alphas, pass_ms, lengths=range(1, 7))
-        rows, records = [], []
-        for name, program in programs.items():
-            place = self.place(name, program)
-            same = [a.tokens == b.tokens for a, b in zip(answers[name], answers["standard"])]
+        records = []
+        for name, row in rows.items():
+            place = self.place(name, programs[name])
             here = [
                 place
                 | {"sample": sample.id, "tokens": len(answer.tokens), "text": answer.text}
@@ -209,30 +196,17 @@ class _Measurement:
                 for sample, answer in zip(samples, answers[name])
             ]
             records += here
-            rows.append(
-                place
-                | collaboration_metrics([a.stats for a in answers[name]])
-                | likely
-                | {
-                    "samples": len(answers[name]),
-                    "pass_ms": pass_ms,
-                    "scoring_pass_ms": scoring_ms[name],
-                    "calls_per_token_predicted": laws[name].calls.total.tolist(),
-                    "speedup_parallel_at_most": parallel_speedup(pass_ms),
-                    "best_schedule": vars(best),
-                    **_predicted(laws[name], pass_ms, scoring_ms[name]),
-                    **_measured(rates[name], rates["standard"]),
-                    "quality": mean(here, "quality"),
-                    "token_identity_rate": float(np.mean(same))
-                    if self.pairing.temperature == 0
-                    else None,
-                }
-            )
-        return rows, records
+            same = [a.tokens == b.tokens for a, b in zip(answers[name], answers["standard"])]
+            greedy = self.pairing.temperature == 0
+            row |= likely | {
+                "quality": mean(here, "quality"),
+                "token_identity_rate": float(np.mean(same)) if greedy else None,
+            }
+        return list(rows.values()), records
 
     def sweep(self, references: References, samples: Sequence[Sample]) -> list[Record]:
         """Measure quality, and speed of alternation, at the points of the pairing's sweep."""
-        rows: list[Record] = []
+        found: list[Record] = []
         points = self.pairing.points(self.config.sweep)
         for text in dict.fromkeys(point.combination for point in points):
             here = {point.gammas: point for point in points if point.combination == text}
@@ -240,44 +214,40 @@ class _Measurement:
                 "standard": self.program("standard", (1,) * len(self.models), text)
             }
             programs |= {gammas: self.program("alternating", gammas, text) for gammas in here}
-            judged = list(here)[-1]
-            requests, answers, rates = self.answers(programs, samples, [judged])
             combination = parse_combination(text, len(self.models))
             alphas = references.alphas(combination, self.pairing.temperature)
-            laws = {gammas: _law(programs[gammas], alphas) for gammas in here}
-            pass_ms, scoring_ms = _pass_times(programs[judged], requests[0], laws)
+            judged = list(here)[-1]
+            answers, rows = self.by_turns(programs, samples, [judged], alphas)
             scores = [
                 {"quality": self.judge(s, a.text)}
                 for s, a in zip(samples, answers[judged], strict=True)
             ]
             shared = {
+                "row": SWEEP,
                 "held_out_nats": references.nats(combination),
                 "held_out_alpha": alphas,
                 "quality": mean(scores, "quality"),
             }
-            for gammas, point in here.items():
-                rows.append(
-                    self.place(SWEEP, programs[gammas])
-                    | collaboration_metrics([a.stats for a in answers[gammas]])
-                    | shared
-                    | {
-                        "dial": point.dial,
-                        "value": point.value,
-                        "combination": text,
-                        "samples": len(answers[gammas]),
-                        **_predicted(laws[gammas], pass_ms, scoring_ms[gammas]),
-                        **_measured(rates[gammas], rates["standard"]),
-                    }
-                )
-        return rows
+            found += [
+                rows[gammas] | shared | {"dial": point.dial, "value": point.value}
+                for gammas, point in here.items()
+            ]
+        return found
 
-    def answers(
-        self, programs: dict[Any, Engine], samples: Sequence[Sample], judged: Sequence[Any]
-    ) -> tuple[list[Request], dict[Any, list[Result]], dict[Any, list[float]]]:
-        """Return the requests, and each program's answers and speeds.
+    def by_turns(
+        self,
+        programs: dict[Any, Engine],
+        samples: Sequence[Sample],
+        judged: Sequence[Any],
+        alphas: Sequence[float] | None = None,
+    ) -> tuple[dict[Any, list[Result]], dict[Any, Record]]:
+        """Run programs by turns, the first of them standard decoding.
 
-        Judged programs answer all requests, the others only the timed ones. Speeds are tokens a
-        second of the loop and of whole calls, in the fastest run.
+        Args:
+          judged: Programs that answer all samples; the others answer only the timed ones.
+          alphas: Acceptance rates for the predictions; None takes those of the answers.
+
+        Returns the answers and the row of each program. Speeds are those of the fastest run.
         """
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing
@@ -297,8 +267,32 @@ class _Measurement:
         for name in judged:
             answers[name] = [*answers[name], *programs[name].generate(requests[config.timed :])]
             self.bar.update()
-        fastest = np.max([rates.loop, rates.call], axis=2).T.tolist()
-        return requests, answers, dict(zip(programs, fastest, strict=True))
+        if alphas is None:
+            stats = [answer.stats for every in answers.values() for answer in every]
+            alphas = [alpha or 0.0 for alpha in collaboration_metrics(stats)["alpha"]]
+        laws = {name: _law(program, alphas) for name, program in programs.items()}
+        widths = {1, *(width for _, each in laws.values() for width in each)}
+        pass_ms = time_members(programs[judged[-1]], requests[0], widths)
+        speeds = np.max([rates.loop, rates.call], axis=2).T
+        rows = {}
+        for (name, (calls, each)), speed in zip(laws.items(), speeds, strict=True):
+            scoring_ms = [pass_ms[width][m] for m, width in enumerate(each)]
+            fields = {
+                "samples": len(answers[name]),
+                "pass_ms": pass_ms[1],
+                "scoring_pass_ms": scoring_ms,
+                "calls_per_token_predicted": calls.total.tolist(),
+                "speedup_predicted": speedup(calls, pass_ms[1]),
+                "speedup_predicted_with_verify": speedup(calls, pass_ms[1], scoring_ms),
+                "speedup_parallel_at_most": parallel_speedup(pass_ms[1]),
+                "decode_tokens_per_second": float(speed[0]),
+                "call_tokens_per_second": float(speed[1]),
+                "speedup_measured": float(speed[0] / speeds[0, 0]),
+                "speedup_call": float(speed[1] / speeds[0, 1]),
+            }
+            rows[name] = self.place(name, programs[name]) | fields
+            rows[name] |= collaboration_metrics([answer.stats for answer in answers[name]])
+        return answers, rows
 
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that describe the run."""
@@ -326,55 +320,20 @@ class _Measurement:
         }
 
 
-def _measured(rates: Sequence[float], standard: Sequence[float]) -> Record:
-    """Return the speeds of loop and call, and both over those of standard decoding."""
-    loop, call = rates
-    return {
-        "decode_tokens_per_second": loop,
-        "call_tokens_per_second": call,
-        "speedup_measured": loop / standard[0],
-        "speedup_call": call / standard[1],
-    }
+def _law(engine: Engine, alphas: Sequence[float]) -> tuple[Calls, list[int]]:
+    """Return the calls of the engine's method at these mean acceptance rates.
 
-
-class _Law(NamedTuple):
-    """The theory of one program."""
-
-    calls: Calls
-    widths: list[int]
-    """Tokens that each model reads in a scoring pass."""
-
-
-def _law(engine: Engine, alphas: Sequence[float]) -> _Law:
-    """Return the theory of the engine's method at these mean acceptance rates."""
+    The list has the tokens that each model reads in a scoring pass.
+    """
     config, models = engine.config, len(alphas)
     assert isinstance(config, CollaborationConfig)
     _, gammas = config.checked(models)
     first = config.default_proposer
     if config.method == "standard":
-        return _Law(Calls(np.ones(models), np.zeros(models)), [1] * models)
+        return Calls(np.ones(models), np.zeros(models)), [1] * models
     if config.method == "alternating":
         widths = [sum(gammas) - gamma + 1 for gamma in gammas]
-        return _Law(alternating_calls(alphas, gammas, first), widths)
+        return alternating_calls(alphas, gammas, first), widths
     bonus = config.method == "speculative"
     calls = one_proposer_calls(alphas[first], gammas[first], models, first, bonus)
-    return _Law(calls, [gammas[first] + bonus] * models)
-
-
-def _pass_times(
-    engine: Engine, request: Request, laws: Mapping[Any, _Law]
-) -> tuple[list[float], dict[Any, list[float]]]:
-    """Return the milliseconds of each model's pass over one token, and of its scoring passes."""
-    times = time_members(engine, request, {1, *(w for law in laws.values() for w in law.widths)})
-    scoring = {
-        name: [times[width][m] for m, width in enumerate(law.widths)] for name, law in laws.items()
-    }
-    return times[1], scoring
-
-
-def _predicted(law: _Law, pass_ms: Sequence[float], scoring_ms: Sequence[float]) -> Record:
-    """Return the speed-ups of the law, with the times of passes over one token and with all."""
-    return {
-        "speedup_predicted": speedup(law.calls, pass_ms),
-        "speedup_predicted_with_verify": speedup(law.calls, pass_ms, scoring_ms),
-    }
+    return calls, [gammas[first] + bonus] * models

@@ -107,10 +107,10 @@ def theirs(
     ) -> Method:
         def run(prompt: Prompt) -> Timed:
             if assistant is not None:
-                assistant.generation_config.num_assistant_tokens = gamma
-                assistant.generation_config.num_assistant_tokens_schedule = schedule
-                assistant.generation_config.assistant_confidence_threshold = (
-                    0.0 if schedule == "constant" else 0.4
+                assistant.generation_config.update(
+                    num_assistant_tokens=gamma,
+                    num_assistant_tokens_schedule=schedule,
+                    assistant_confidence_threshold=0.0 if schedule == "constant" else 0.4,
                 )
                 options["assistant_model"] = assistant
             given = expanded(prompt)

@@ -1,7 +1,7 @@
 """Running a model's program in a process with limits, to see whether its tests pass.
 
-The limits keep a mistake from costing more than its seconds. They are no sandbox: the program is
-the user's own process and may read and remove the user's files.
+The limits stop a program that loops or fills the memory. They are no sandbox: the program runs as
+the user and may read and remove the user's files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 SECONDS = 5.0
 MEGABYTES = 1024
 _PASSED = 85
-"""The exit code of a program that came to its end, unlike one that ends itself in time."""
+"""Exit code of a program that reaches its end; one that calls `exit` has another."""
 
 _CHILD = f"""
 import ctypes, os, resource, sys
@@ -39,10 +39,10 @@ os._exit({_PASSED})
 
 
 def passes(program: str, seconds: float = SECONDS) -> bool:
-    """Tell whether a program ends without an error, within so many seconds and a gigabyte.
+    """Return whether a program ends without an error, within so many seconds and a gigabyte.
 
-    Where the system grants no network namespace, its sockets alone are gone. It runs in an empty
-    folder of its own.
+    It runs in an empty folder of its own, without a network. If the system grants no network
+    namespace, only the module `socket` is missing.
     """
     with TemporaryDirectory() as folder:
         child = subprocess.Popen(
@@ -51,7 +51,7 @@ def passes(program: str, seconds: float = SECONDS) -> bool:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=folder,
-            env={"OPENBLAS_NUM_THREADS": "1"},  # what numpy would start otherwise, and may not
+            env={"OPENBLAS_NUM_THREADS": "1"},  # numpy may start no threads
             start_new_session=True,
         )
         try:

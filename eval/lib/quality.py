@@ -20,18 +20,17 @@ MEASURES = {"humaneval": "pass@1", "cnn-dm": "ROUGE-L"}
 """What CoS's sets are judged by, where that is not accuracy."""
 
 _OUTSIDE = r"[^\s#)\]}]"
-"""What begins a line outside of a function."""
+"""First character of a line outside a function."""
 
 
 def quality(sample: Sample, answer: str, run_code: bool = False) -> float | None:
-    """Return the measure by which CoS judges answers to the sample's set; None if it has none.
+    """Return CoS's measure of an answer to the sample's set; None if it cannot be judged.
 
     Args:
-      run_code: run what is answered to HumanEval, which is None otherwise.
+      run_code: Run the answers to HumanEval; without it they are not judged.
     """
-    if sample.turns[0][0].endswith(
-        "\nAnswer:"
-    ):  # after worked examples models go on with a question of their own
+    # After worked examples models continue with a question of their own.
+    if sample.turns[0][0].endswith("\nAnswer:"):
         answer = answer.partition("\nQuestion:")[0]
     measure = MEASURES.get(sample.dataset)
     if measure == "pass@1":
@@ -40,10 +39,10 @@ def quality(sample: Sample, answer: str, run_code: bool = False) -> float | None
 
 
 def accuracy(sample: Sample, answer: str) -> float | None:
-    """Return 1 for a right answer and 0 for a wrong one; None where the set tells no short answers.
+    """Return 1 for a right answer and 0 for a wrong one; None for sets without short answers.
 
-    GSM8K's is right by its final number, one to choose by its letter or words, any other as
-    `is_right` tells.
+    GSM8K's answers count by their final number, multiple choice by its letter or words, and others
+    by `is_right`.
     """
     accepted = references(sample)
     if sample.dataset not in SHORT or not accepted:
@@ -74,9 +73,9 @@ def chosen_letter(text: str) -> str | None:
 
 
 def is_right(accepted: Sequence[str], answer: str) -> bool:
-    """Tell whether the answer holds an accepted one, as whole words in any case and punctuation.
+    """Return whether the answer holds an accepted one, as whole words in any case and punctuation.
 
-    Where yes or no is accepted, the first of these two words in the answer decides.
+    If yes or no is accepted, the first of these two words in the answer decides.
     """
     said = f" {_words(answer)} "
     right = [_words(reference) for reference in accepted]
@@ -87,10 +86,10 @@ def is_right(accepted: Sequence[str], answer: str) -> bool:
 
 
 def passes_tests(sample: Sample, answer: str) -> bool:
-    """Tell whether an answer to HumanEval passes the tests in the sample's `labels`.
+    """Return whether an answer to HumanEval passes the tests in the sample's `labels`.
 
-    It is the rest of the question's function, or the whole function; prose around either, or a
-    fence, is left out.
+    The answer is the rest of the question's function, or the whole function. Prose around it and
+    fences are left out.
     """
     labels, asked = dict(sample.labels), sample.turns[0][0]
     fenced = re.search(r"(?s)```(?:[Pp]ython)?[ ]*\n(.*?)(?:```|\Z)", answer)
@@ -102,9 +101,8 @@ def passes_tests(sample: Sample, answer: str) -> bool:
         body = code if fenced else whole[0]
     else:
         indented, *after = re.split(rf"\n(?={_OUTSIDE})", "\n" + code.lstrip("\n"))
-        body = (
-            indented if indented.strip() else f"    {''.join(after[:1])}"
-        )  # a decoder may cut the first spaces
+        # A decoder may cut the first spaces.
+        body = indented if indented.strip() else f"    {''.join(after[:1])}"
     return passes(f"{asked}\n{body}\n\n{labels['test']}\n\ncheck({labels['entry_point']})\n")
 
 
@@ -115,7 +113,7 @@ def rouge_l(references: Sequence[str], answer: str) -> float:
 
 @cache
 def rouge_scorer() -> Any:
-    """Return rouge-score's own; InputError where that is not installed."""
+    """Return rouge-score's scorer; InputError if the package is not installed."""
     with needing("quality: ROUGE", "quality"):
         from rouge_score.rouge_scorer import RougeScorer
     return RougeScorer(["rougeL"], use_stemmer=True)
@@ -124,7 +122,7 @@ def rouge_scorer() -> Any:
 def meteor(references: Sequence[str], answer: str) -> float | None:
     """Return nltk's METEOR, the best over the references; None without WordNet's files.
 
-    nltk looks synonyms up by stem, so that those whose stem is no word count as different words.
+    nltk looks synonyms up by stem, so words whose stem is no word have no synonyms.
     """
     from nltk.corpus import wordnet
     from nltk.translate.meteor_score import meteor_score

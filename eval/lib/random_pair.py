@@ -66,7 +66,7 @@ class LatencyConfig:
     papers: Mapping[str, str] = field(default_factory=dict)
     """Papers' numbers for these shapes, by the kind of rows above them."""
     target_weights: Weights | None = None
-    """Layers of the target in int8; read by `eval.compiled` alone."""
+    """int8 quantises the target's layers; only `eval.compiled` reads this."""
 
 
 @dataclass(frozen=True)

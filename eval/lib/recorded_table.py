@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.lib.bars import Bar, bars_svg
-from eval.lib.drafts import History, Similar, Source, Table, passes_of
+from eval.lib.drafts import Answers, History, Similar, Source, passes_of
 from eval.lib.mmspec_files import BASELINE, Turn
 from eval.lib.recorded import (
     Conversation,
@@ -20,8 +20,7 @@ from eval.lib.recorded import (
 )
 from eval.lib.recorded_config import RecordedConfig
 from eval.lib.sets import MMSPEC
-from eval.lib.tables import Record, number, percent
-from eval.lib.tables import Table as Shown
+from eval.lib.tables import Record, Table, number, percent
 from jaxspec.data.samples import Sample
 
 ALL = "all"
@@ -32,7 +31,7 @@ NAMES |= {"vispec": "ViSpec"}
 
 
 @dataclass(frozen=True)
-class Counts:
+class Tally:
     """A method's new tokens and target passes after prefill, by conversation and turn."""
 
     name: str
@@ -45,35 +44,29 @@ class Counts:
     """Whether the figure shows it."""
 
 
-def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Counts]]:
+def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Tally]]:
     """Read the record, and return its conversations and the counts of all methods."""
     folder = config.places[MMSPEC]
     conversations = read_conversations(folder, config.tokenizer, config.folds, config.limit)
     found = [_published(*one, conversations) for one in read_published(folder).items()]
     sources: dict[str, Source] = {
         "history": History(config.order),
-        "table": Table(conversations, config.order),
+        "table": Answers(conversations, config.order),
         "similar": Similar(conversations, config.order, nearest=config.nearest),
     }
     for method in tqdm(config.methods, "replay", unit="method"):
-        how = method.gamma, method.learned, method.nodes
-        passes = passes_of(method.sources, sources, conversations, *how)
-        counts = {
-            one.id: [
-                (len(turn.answer), spent)
-                for turn, spent in zip(one.turns, passes[one.id], strict=True)
-                if turn.exact
-            ]
-            for one in conversations
-        }
+        counts = {}
+        for one in conversations:
+            passes = zip(one.turns, passes_of(method, sources, one), strict=True)
+            counts[one.id] = [(len(turn.answer), spent) for turn, spent in passes if turn.exact]
         drafts = f"tree of {method.nodes}" if method.nodes else f"chain of {method.gamma}"
-        found.append(Counts(method.name, drafts, counts, drawn=method.drawn))
+        found.append(Tally(method.name, drafts, counts, drawn=method.drawn))
     return conversations, found
 
 
 def _published(
     name: str, by_sample: Mapping[str, Published], conversations: Sequence[Conversation]
-) -> Counts:
+) -> Tally:
     """Return the recorded counts of a method, on the turns that the replay uses."""
     counts, same = {}, []
     for one in conversations:
@@ -81,11 +74,11 @@ def _published(
         used = [i for i, turn in enumerate(one.turns) if turn.exact]
         counts[one.id] = [(theirs.new_tokens[i], theirs.passes[i]) for i in used]
         same += [theirs.identical[i] for i in used]
-    return Counts(NAMES.get(name, name), "recorded tree", counts, float(np.mean(same)))
+    return Tally(NAMES.get(name, name), "recorded tree", counts, float(np.mean(same)))
 
 
 def rows_of(
-    config: RecordedConfig, conversations: Sequence[Conversation], methods: Sequence[Counts]
+    config: RecordedConfig, conversations: Sequence[Conversation], methods: Sequence[Tally]
 ) -> list[Record]:
     """Return a row for each method and topic, with the interval of its tokens per pass."""
     rows = []
@@ -117,9 +110,7 @@ def _ratio(sums: np.ndarray) -> np.ndarray:
     return sums[0] / np.maximum(sums[1], 1)
 
 
-def records_of(
-    conversations: Sequence[Conversation], methods: Sequence[Counts]
-) -> Iterator[Record]:
+def records_of(conversations: Sequence[Conversation], methods: Sequence[Tally]) -> Iterator[Record]:
     """Yield every conversation's counts: [new tokens, passes] of each used turn, by method."""
     for one in conversations:
         counts = {method.name: method.counts[one.id] for method in methods}
@@ -128,7 +119,7 @@ def records_of(
 
 def recorded_table(
     config: RecordedConfig, conversations: Sequence[Conversation], rows: Sequence[Record]
-) -> Shown:
+) -> Table:
     """Return a line per method: tokens per pass over all prompts, its interval, and by topic."""
     topics = list(dict.fromkeys(row["topic"] for row in rows))
     cells = []
@@ -156,10 +147,10 @@ def recorded_table(
         "another fold.",
     ]
     header = ["method", "drafts", topics[0], "95 %", *topics[1:], "identical"]
-    return Shown("MMSpec with recorded answers of LLaVA-1.5-7B", header, cells, notes)
+    return Table("MMSpec with recorded answers of LLaVA-1.5-7B", header, cells, notes)
 
 
-def recorded_figure(rows: Sequence[Record], methods: Sequence[Counts]) -> str:
+def recorded_figure(rows: Sequence[Record], methods: Sequence[Tally]) -> str:
     """Return bars of the drawn methods' tokens per pass over all prompts, as SVG."""
     whole = {row["method"]: row for row in rows if row["topic"] == ALL}
     groups: dict[str, list[Bar]] = {OURS: [], THEIRS: []}
@@ -174,7 +165,7 @@ def recorded_figure(rows: Sequence[Record], methods: Sequence[Counts]) -> str:
 
 
 def summary_answers(
-    conversations: Sequence[Conversation], methods: Sequence[Counts]
+    conversations: Sequence[Conversation], methods: Sequence[Tally]
 ) -> dict[str, list[tuple[Sample, list[Turn]]]]:
     """Return the counts as answers without text, for MMSpec's summary."""
     found: dict[str, list[tuple[Sample, list[Turn]]]] = {}

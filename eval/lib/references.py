@@ -1,4 +1,4 @@
-"""What the models of a pairing say before each token of reference answers."""
+"""Logits of a pairing's models before each token of reference answers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _read(
     answers = [np.asarray([*tokens, encoder.eos][:most], np.int32) for tokens in given]
     state = engine.prefill([Request(prompt, most) for prompt in prompts])
     padding = [np.zeros(0, np.int32)] * (state.count.shape[0] - len(answers))
-    # The last token of the prompt is read again, for what follows it.
+    # The prompt's last token is read again, for the logits after it.
     fed = [np.asarray([p.tokens[-1], *a[:-1]]) for p, a in zip(prompts, answers, strict=True)]
     tokens, length = pad_rows([*fed, *padding], most)
     real = np.arange(most) < length[:, None]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
 import jaxspec
 from eval.lib.figures import TITLES
@@ -43,6 +44,9 @@ from jaxspec.files import (
     writing,
 )
 
+PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
+"""Fields that rows measured by turns share; they are saved together, and measured again together if
+one of them failed."""
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
 FILES = (
     *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv"),
@@ -55,10 +59,9 @@ FILES = (
 class Run:
     """A measurement in progress: its rows and records, and the `folder` of its files.
 
-    As a context manager it keeps other runs from writing into `out`; at the end of the block its
-    files
-    replace those there, and it prints the tables. In a cluster process 0 writes, and the others'
-    `folder` is temporary.
+    As a context manager it keeps other runs from writing into `out`. At the end of the block it
+    replaces the files there and prints the tables. In a cluster process 0 writes; the other
+    processes get a temporary `folder`.
 
     Args:
       timed: Kind of the times in the tables, such as "the median of 3 runs"; a note below each
@@ -82,7 +85,10 @@ class Run:
         )
 
     def add(
-        self, rows: Sequence[Record], records: Sequence[Record], failed: Sequence[Record] = ()
+        self,
+        rows: Sequence[Record],
+        records: Sequence[Record] = (),
+        failed: Sequence[Record] = (),
     ) -> None:
         """Add measurements, which the next `write` writes."""
         self.rows += rows
@@ -111,18 +117,15 @@ class Run:
         text = "\n".join(map(markdown, tables))
         on_first(lambda: write_results(self.folder, about, self.rows, self.records, text))
 
-    def restore(self, group: Sequence[str]) -> None:
-        """Read the rows and records of a stopped run with the same options.
-
-        Rows are written in groups, which are equal in the fields `group`. A group with a failure is
-        measured again.
+    def restore(self) -> None:
+        """Read the measurements of a stopped run with the same options, without failed parts.
 
         Raises InputError for results of another device, whose speeds do not belong in one table,
         and for files that cannot be read.
         """
-        self.rows = on_first(lambda: self._restored(group))
+        self.rows = on_first(self._restored)
 
-    def _restored(self, group: Sequence[str]) -> list[Record]:
+    def _restored(self) -> list[Record]:
         if not (self.folder / "results.json").exists():
             return []
         left = read_results(self.folder, stopped=True)
@@ -134,16 +137,17 @@ class Run:
                 "another --out, or remove it"
             )
 
-        def place(row: Record) -> tuple[Any, ...]:
-            return tuple(row.get(field) for field in group)
+        def part(record: Record) -> tuple[Any, ...]:
+            return tuple(record.get(field) for field in PART)
 
-        failed = set(map(place, left["run"].get("failed", ())))
-        rows = [row for row in left["rows"] if place(row) not in failed]
-        whole = set(map(place, rows))
-        self.records = [record for record in left["records"] if place(record) in whole]
-        if whole:
+        failed = set(map(part, left["run"].get("failed", ())))
+        rows, self.records = (
+            [record for record in left[kind] if part(record) not in failed]
+            for kind in ("rows", "records")
+        )
+        if rows:
             print(
-                f"{self.folder}: {len(whole)} parts are measured already; measuring the rest",
+                f"{self.folder}: {len(rows)} rows are measured already; measuring the rest",
                 file=sys.stderr,
             )
         return rows
@@ -175,6 +179,12 @@ class Run:
         for table in self.tables:
             show(table)
         print(f"wrote {', '.join(names)} to {self.out}", file=sys.stderr)
+
+
+def progress(total: int, what: str, unit: str = "run", done: int = 0) -> tqdm:
+    """Return a progress bar, which process 0 shows after a second."""
+    hidden = process()[0] > 0
+    return tqdm(total=total, desc=what, unit=unit, initial=done, delay=1, disable=hidden)
 
 
 def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,9 +238,9 @@ def finish(fresh: Path, out: Path) -> None:
     with whole_directory(
         Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)
     ) as place:
-        shutil.copytree(
-            fresh, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*.tmp")
-        )  # halves that a killed run left
+        # A killed run leaves unfinished files.
+        unfinished = shutil.ignore_patterns(".*.tmp")
+        shutil.copytree(fresh, place, dirs_exist_ok=True, ignore=unfinished)
     shutil.rmtree(fresh)
 
 

@@ -58,16 +58,17 @@ def evaluation_set(
     """Return the first `limit` samples of a set, with one turn or two.
 
     Args:
-      turns: with 2, sample i gets a follow-up of kind i modulo the number of `kinds`, names of
-        `FOLLOW_UPS`. MMSpec and your own sets bring their turns: with 2, those of their samples
-        that have a second one.
-      shots: the benchmarks to ask with worked examples in front, and where a local copy of these
-        lies; None: the hub's.
-      data: where local copies of benchmarks lie; the others are read from the hub. MMSpec lies on
-        no hub. Any other name is a set of your own, in the form that `jaxspec.data.samples` tells.
-      images: folder of the images of your own sets; None: beside their files.
+      turns: 1 or 2. MMSpec and your own sets have turns of their own; with 2, samples without a
+        second turn are left out. In other sets sample i gets a follow-up of kind i modulo the
+        number of `kinds`.
+      kinds: Names of `FOLLOW_UPS`.
+      data: Places of local copies of benchmarks, and of MMSpec; other benchmarks are read from the
+        hub. Any other name is a set of your own, in the form of `jaxspec.data.samples`.
+      shots: Benchmarks to ask after worked examples, and places of local copies of the examples;
+        None reads them from the hub.
+      images: Folder of the images of your own sets; None takes the folder of their files.
 
-    Raises InputError for an unknown set with the nearest name, and for data that cannot be read.
+    Raises InputError for an unknown set, with the nearest name, and for data that cannot be read.
     """
     data, shots = data or {}, shots or {}
     check_names((name,), tuple(data))

@@ -1,4 +1,4 @@
-"""What a user waits for besides the models: process starts, captions, the host's part of a call."""
+"""Times of process starts, of captions, and of the host's part of a call."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Par
     text = config.text_config
     size, width = text.vocab_size, text.hidden_size
     order = np.random.default_rng(0).permutation(np.arange(RESERVED, size - 1))
-    after = order[np.arange(size) % len(order)]  # from a token of no cycle into it
+    after = order[np.arange(size) % len(order)]  # tokens outside the cycle lead into it
     after[order] = np.roll(order, -1)
     wrong = np.random.default_rng(1).random(size) >= right
     followed = np.where(wrong, after[after], after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.table import Table as Lines
@@ -15,6 +15,7 @@ from jaxspec.files import write_text
 
 Record = dict[str, Any]
 Label = tuple[str, ...]
+Line = TypeVar("Line")
 
 
 class Table(NamedTuple):
@@ -29,8 +30,8 @@ class Table(NamedTuple):
 def pivot(
     title: str,
     labels: Sequence[str],
-    lines: Iterable[tuple[Label, Sequence[Record]]],
-    columns: Mapping[str, Callable[[Sequence[Record]], str]],
+    lines: Iterable[tuple[Label, Line]],
+    columns: Mapping[str, Callable[[Line], str]],
     printed: Callable[[Label], Iterable[tuple[Label, Mapping[str, float]]]] = lambda label: (),
     notes: Sequence[str] = (),
 ) -> Table:
@@ -39,16 +40,16 @@ def pivot(
     Args:
       title: Heading of the table.
       labels: Names of the first columns, which identify a line.
-      lines: Label of each line, and its rows of results.
-      columns: The other columns by name, each a function of a line's rows.
+      lines: Label of each line, and its row or rows of results.
+      columns: The other columns by name, each a function of a line's row or rows.
       printed: Papers' lines to show below ours: a label, and numbers by column.
       notes: Sentences below the table.
 
     With labels ("set", "draft") and the column "tau" a line is `| pope | KV head | 2.72 |`.
     """
     cells = []
-    for label, rows in lines:
-        cells.append([*label, *(cell(rows) for cell in columns.values())])
+    for label, line in lines:
+        cells.append([*label, *(column(line) for column in columns.values())])
         for named, numbers in printed(label):
             cells.append([*named, *(number(numbers.get(column)) for column in columns)])
     return Table(title, [*labels, *columns], cells, notes)
@@ -58,6 +59,11 @@ def without_failed(rows: Sequence[Record], failed: Sequence[Record], *place: str
     """Return the rows that share no place, such as ("dataset", "row"), with a failure."""
     lost = {tuple(record[field] for field in place) for record in failed}
     return [row for row in rows if tuple(row[field] for field in place) not in lost]
+
+
+def has(rows: Sequence[Record], **place: Any) -> bool:
+    """Return whether one of the rows has these fields."""
+    return any(place.items() <= row.items() for row in rows)
 
 
 def number(value: float | None, places: int = 2) -> str:
@@ -73,6 +79,11 @@ def digits(value: float | None, count: int = 3) -> str:
 def percent(share: float | None, places: int = 0) -> str:
     """Return a share as a cell of a table; `-` for None."""
     return "-" if share is None else f"{100 * share:.{places}f}%"
+
+
+def cell(field: str, form: Callable[..., str] = str, *places: int) -> Callable[[Record], str]:
+    """Return the column that shows a field of a line's row: `cell("nats", number, 3)`."""
+    return lambda row: form(row[field], *places)
 
 
 def mean(rows: Sequence[Record], field: str) -> float | None:
@@ -130,7 +141,7 @@ def show(table: Table) -> None:
     columns = list(zip(*rows, strict=True))
     if _width(columns) > console.width >= _width(rows):
         rows, columns = columns, rows
-    names = 1  # so many of the first columns tell the rows apart, and are repeated in each part
+    names = 1  # the number of first columns that identify a row; each part repeats them
     while names < len(columns) and len({tuple(row[:names]) for row in rows}) < len(rows):
         names += 1
     parts = [columns[:names]]

@@ -48,7 +48,7 @@ def time_loops(
         total=(1 + repeats) * len(calls), desc=name, unit="call", leave=False, disable=name is None
     ) as bar:
         for key, call in calls.items():
-            # Compiles; twice, as a call may hand on another kind of state than it was given.
+            # Compile. A call may return another kind of state than it took, so call twice.
             for _ in range(2):
                 jax.block_until_ready(call(1))
             counts[key] = int(np.clip(CALL_MS / _milliseconds(call, 2), 1, 1000))

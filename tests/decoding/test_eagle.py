@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eval.lib.simulation import count_blocks, head_agreement, whole_row
+from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.kv_head import named_tensors
 from jaxspec.config import KVHeadConfig
@@ -23,6 +23,7 @@ from jaxspec.models import text_params
 from tests import tiny
 from tests.tiny import families
 from tests.tiny.eagle_reference import draft as reference
+from tests.tiny.one_pass import blocks_of_head
 
 J, NEW, BLOCKS = 3, 24, 6
 OPTIONS = {
@@ -97,7 +98,7 @@ def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
     for prompt, answer in zip(prompts, answers, strict=True):
         assert target.head is not None
         result = engine.generate(Request(prompt, NEW))
-        blocks = count_blocks(head_agreement(target, target.head, prompt, answer, J), J)
+        blocks = blocks_of_head(target, target.head, prompt, answer, J)
         assert blocks == (result.stats.steps, result.stats.emitted)
         total += blocks
     assert 0 < total[0] < total[1]
@@ -105,7 +106,7 @@ def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
 
 def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The row's tokens, and of all but the newest the target's states and positions."""
-    rows, images, _ = whole_row(target, prompt, answer)
+    rows, images = whole_row(target, prompt, answer)
     model, length = target.model, int(rows.length[0])
     assert target.head is not None
     kept = target.head.config.target_states

@@ -17,13 +17,14 @@ from eval import block_efficiency
 from eval.draft_quality import attribute_accuracy
 from eval.exactness import forward_logits
 from eval.lib.comparison import first_prompt, prompts_of
-from eval.lib.simulation import count_blocks, head_agreement
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.files import ASSETS
 from jaxspec.loading import image_inputs, same_tower
 from picturebook import SYNTHETIC_SETS, caption, test_set
+
+from tests.tiny.one_pass import blocks_of_head
 
 BUCKETS = {"prompt_buckets": config.prompt_buckets, "image_buckets": config.image_buckets, "new_buckets": (48,)}
 
@@ -127,8 +128,7 @@ def test_the_kv_head_drafts_what_one_pass_predicts(target: LoadedModel) -> None:
     total = np.zeros(2, int)
     for request, drafted, answer in zip(requests, fast.generate(requests), plain.generate(requests), strict=True):
         assert drafted.tokens == answer.tokens
-        agrees = head_agreement(target, seeing.head, request.prompt, answer.tokens, 5)
-        blocks = count_blocks(agrees, 5)
+        blocks = blocks_of_head(target, seeing.head, request.prompt, answer.tokens, 5)
         assert blocks == (drafted.stats.steps, drafted.stats.emitted)
         total += blocks
     assert total[1] / total[0] > 2.5

@@ -86,7 +86,7 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
     }  # passes are timed once a row, before the stop
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     assert len(lines) == len(again["rows"])
-    assert "2 parts are measured already" in capsys.readouterr().err
+    assert "6 rows are measured already" in capsys.readouterr().err
 
 
 def conversations(preset: EvalConfig, folder: Path) -> EvalConfig:

@@ -48,7 +48,7 @@ def test_summary(prompts: Path) -> None:
         "baseline": [(one, [Turn("", TEN, 9, None, 1.0)]), (two, [Turn("", TEN, 9, None, 1.0)])],
         "M": [(one, [Turn("", TEN, 4, 5, 0.5)]), (two, [Turn("", TEN, 6, 3, 0.25)])],
     }
-    rows = list(csv.DictReader(io.StringIO(summary_csv(summary_rows(answers, "baseline")))))
+    rows = list(csv.DictReader(io.StringIO(summary_csv(summary_rows(answers)))))
     assert tuple(rows[0]) == mmspec_files.SUMMARY
     assert [(row["method"], row["group"]) for row in rows[:2]] == [("baseline", "ALL"), ("baseline", "multi-turn")]
     every = next(row for row in rows if (row["method"], row["group"]) == ("M", "ALL"))

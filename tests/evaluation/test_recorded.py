@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval import mmspec
-from eval.lib.drafts import History, Similar, Table, lookup_passes, mixture_passes, tree_passes
+from eval.lib.drafts import Answers, History, Similar, lookup_passes, mixture_passes, tree_passes
 from eval.lib.ngrams import IMAGE, Counts, lookup
 from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations, read_published
 from eval.lib.recorded_config import RecordedConfig
@@ -64,7 +64,7 @@ def talk(name: str, fold: int, answer: list[int]) -> Conversation:
 
 def test_a_table_never_learns_from_its_own_fold() -> None:
     conversations = [talk("a", 0, [3, 4, 5, 6]), talk("b", 1, [3, 4, 5, 6]), talk("c", 1, [7, 8, 9])]
-    table = Table(conversations, 3)
+    table = Answers(conversations, 3)
     assert mixture_passes([table], conversations[0], 0, 5) == 1  # b taught all of it
     assert mixture_passes([table], conversations[2], 0, 5) == 2  # nothing taught 8 and 9
 
@@ -95,7 +95,7 @@ def test_a_question_is_what_follows_the_answer_before() -> None:
 def test_a_tree_holds_the_second_likeliest_token_too() -> None:
     """The table saw 3 twice after the prompt and 7 once: a chain drafts 3, a tree of three nodes both."""
     conversations = [talk("a", 0, [2, 7, 8]), *(talk(f"b{i}", 1, [2, 3, 4]) for i in range(2)), talk("c", 1, [2, 7, 8])]
-    table = Table(conversations, 2)
+    table = Answers(conversations, 2)
     assert mixture_passes([table], conversations[0], 0, 1) == 2
     assert tree_passes([table], conversations[0], 0, nodes=1, depth=1) == 2  # the chain
     assert tree_passes([table], conversations[0], 0, nodes=4, depth=2) == 1

@@ -10,7 +10,7 @@ import pytest
 from configs.eval.mini import config as mini
 from eval.lib.comparison import prompts_of
 from eval.lib.config import Variant
-from eval.lib.simulation import best_fixed, record, replay
+from eval.lib.regret import best_fixed, record, replay
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.weighting import parse_weighting
 

@@ -64,25 +64,25 @@ def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_goes_on_behind_its_whole_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"set": name, "row": row} for name in "ab" for row in "MT"]
-    failed = {"set": "b", "turn": 1, "dataset": "b", "row": "C", "error": "no room"}
+    rows = [{"dataset": name, "turn": 1, "row": row} for name in "ab" for row in "MT"]
+    failed = {"dataset": "b", "turn": 1, "row": "C", "error": "no room"}
     run = Run("tiny", {"gamma": 3}, tmp_path / "out")
     run.add(rows, [row | {"text": ""} for row in rows], [failed])
     run.write(Table("A title", ["set"], []))
     with (run.folder / "records.jsonl").open("a") as records:  # the records of a group are written before its rows
-        records.write('{"set": "c", "row": "M"}\n')
+        records.write('{"dataset": "c", "turn": 1, "row": "M"}\n')
     run = Run("tiny", {"gamma": 3}, tmp_path / "out")
-    run.restore(("set",))
+    run.restore()
     assert run.rows == rows[:2]
     assert run.records == [row | {"text": ""} for row in rows[:2]]
     assert not run.failed
-    assert "out.unfinished: 1 parts are measured already; measuring the rest" in capsys.readouterr().err
+    assert "out.unfinished: 2 rows are measured already; measuring the rest" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"unfinished: holds results of gamma 3, and now it is 2; give another --out"):
         Run("tiny", {"gamma": 2}, tmp_path / "out")
     elsewhere = run.about | {"device": "TPU v5e (tpu)"}
     write_results(run.folder, elsewhere, run.rows, run.records, "")
     with pytest.raises(InputError, match=r"was measured on TPU v5e \(tpu\), and this is .* \(cpu\); continue there"):
-        run.restore(("set",))
+        run.restore()
 
 
 DAMAGES = ["{", '{"run": {"options": {}}, "rows": [1]}', ("gamma", "gamna"), ("0.5", "0.7")]
@@ -99,7 +99,7 @@ def test_damaged_files_are_named(name: str, damage: str | tuple[str, str], tmp_p
     text = file.read_text().replace(*damage) if isinstance(damage, tuple) else damage
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(InputError, match=rf"{name}: cannot be read \(.*\); remove it"):
-        Run("tiny", {}, tmp_path / "out").restore(("set",))
+        Run("tiny", {}, tmp_path / "out").restore()
 
 
 def test_a_run_in_which_something_failed_is_written_and_ends_with_1(tmp_path: Path) -> None:

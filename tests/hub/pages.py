@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
-from eval.lib.command_line import names_preset_of, parse_command
+from eval.lib.command_line import parse_command
 from eval.lib.config import EvalConfig
 from eval.lib.recorded_config import RecordedConfig
 from eval.lib.together import CollaborativeEvalConfig
@@ -94,13 +94,11 @@ def _within(line: str) -> Iterator[str]:
 
 def _evaluation(name: str) -> Callable[[list[str]], object]:
     script: Any = importlib.import_module(name)
-    kind = CollaborativeEvalConfig if name == "eval.collaborative" else EvalConfig
-
-    def parsed(words: list[str]) -> object:
-        recorded = names_preset_of(RecordedConfig, words)
-        return parse_command(script.Options, "", words, RecordedConfig if recorded else kind)
-
-    return parsed
+    kinds: dict[str, Any] = {
+        "eval.collaborative": CollaborativeEvalConfig,
+        "eval.mmspec": (EvalConfig, RecordedConfig),
+    }
+    return lambda words: parse_command(script.Options, "", words, kinds.get(name, EvalConfig))
 
 
 def _function(name: str) -> Callable[[list[str]], object]:

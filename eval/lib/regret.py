@@ -1,15 +1,13 @@
-"""Blocks without decoding: the drafts' acceptance, from one pass over the target's own answers.
+"""Regret of weightings: their losses, less those of the best fixed weights in hindsight.
 
-At temperature 0 speculation writes exactly these answers, so the blocks equal those of the decode
-loop. A weighting is replayed on the recorded distributions of target and views, to compare its
-losses with those of the best fixed weights in hindsight (its regret). Target-Draft attention scores
-all steps of a KV head, for every draft length at once.
+Target and views read the target's own answers once, and each weighting is replayed on the recorded
+distributions. At temperature 0 speculation writes exactly these answers, so the blocks of a replay
+equal those of the decode loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,32 +15,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from tqdm import tqdm
 
-from eval.lib.comparison import GROUP, prompts_of
+from eval.lib.comparison import prompts_of
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.loading import Loaded
 from eval.lib.replay import RecordedTarget
+from eval.lib.report import progress
 from eval.lib.tables import Record
 from jaxspec.cluster import map_over_processes
-from jaxspec.config import KVHeadConfig
-from jaxspec.data.images import to_rgb
-from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.decoding.engine import Engine, Request
 from jaxspec.decoding.mixtures import costs, mixture_costs, simplex_grid
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead, image_inputs, prompt_encoder
-from jaxspec.models import LanguageModel
-from jaxspec.models.blocks import read_blocks, read_whole
-from jaxspec.models.head_slots import HeadRows, head_rows
-from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import corrected, joined
-from jaxspec.models.vocabulary import fill_vocabulary
-from jaxspec.prompts.encoder import Prompt
-from jaxspec.prompts.rows import Showing, prompt_row, stack_rows, which_image
-from jaxspec.prompts.views import VIEWS, parse_views, prompt_views
+from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
@@ -52,10 +39,6 @@ rejected; and 1 if a greedy draft is rejected. The first two are at temperature 
 
 HINDSIGHT_STEPS = {2: 50, 3: 20, 4: 10}
 """Steps of the grid of fixed weights, by the number of views; 10 for more views."""
-
-
-PASS = 128
-"""Forward passes round their number of tokens up to a multiple of this."""
 
 
 class Recording(struct.PyTreeNode):
@@ -93,7 +76,7 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
     rows: list[Record] = []
     records: list[Record] = []
     parts = list(config.parts())
-    with tqdm(total=len(parts), unit="set", desc="regret", delay=1) as bar:
+    with progress(len(parts), "regret", "set") as bar:
         for where in parts:
             prompts = prompts_of(config, plain, where)
             requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
@@ -191,11 +174,10 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
     """Return each answer's losses, tokens and blocks at temperature 0 with this rule."""
     p, q, length = recording.p, recording.view_probs, recording.length
     views, (batch, places, _) = len(q), p.shape
-    real = jnp.zeros(batch)
     keys = jax.vmap(partial(jax.random.key, impl="threefry2x32"))(jnp.arange(batch))
-    options = Sampling(
-        real, real, real, real, real, jax.random.key_data(keys)
-    )  # for `step_keys` alone
+    # `step_keys` reads only the keys.
+    unread = jnp.zeros(batch)
+    options = Sampling(unread, unread, unread, unread, unread, jax.random.key_data(keys))
     rows = jnp.arange(batch)[:, None]
 
     def block(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
@@ -246,118 +228,3 @@ def _sums(
 ) -> dict[str, Float[Array, " B"]]:
     sums = jnp.where(recording.counted[..., None, None], losses, 0.0).sum(1).min(-1)
     return {"kl": sums[:, 0], "rejections": sums[:, 1] / 2, "misses": sums[:, 2]}
-
-
-def predict_heads(
-    config: EvalConfig, plain: Engine, heads: Mapping[str, LoadedHead], gammas: Sequence[int]
-) -> dict[tuple[Any, ...], float | None]:
-    """Predict heads' tokens a pass, keyed by a row's fields `GROUP` and the head's name."""
-    found = {}
-    parts = list(config.parts())
-    with tqdm(total=len(parts) * (1 + len(heads)), unit="run", desc="predicting", delay=1) as bar:
-        for place in parts:
-            prompts = prompts_of(config, plain, place)
-            answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in prompts])
-            bar.update()
-            answered = [
-                (prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)
-            ]
-            for name, head in heads.items():
-                head.config.check_gamma(max(gammas))
-                agrees = map_over_processes(
-                    lambda some, head=head: [
-                        head_agreement(plain.assembly.lead, head, *one, max(gammas)) for one in some
-                    ],
-                    answered,
-                )
-                for gamma in gammas:
-                    steps, emitted = np.sum(
-                        [count_blocks(steps, gamma) for steps in agrees], axis=0
-                    ).tolist()
-                    where = place | {"gamma": gamma}
-                    found[*map(where.get, GROUP), name] = emitted / steps if steps else None
-                bar.update()
-    return found
-
-
-def count_blocks(agrees: Bool[np.ndarray, "T J"], gamma: int) -> tuple[int, int]:
-    """Count an answer's blocks of at most `gamma` drafts, and its tokens after the first."""
-    at, steps, end = 0, 0, len(agrees) - 1
-    while at < end:
-        at += min(int(np.cumprod(agrees[at, :gamma]).sum()) + 1, end - at)
-        steps += 1
-    return steps, max(end, 0)
-
-
-def head_agreement(
-    target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Sequence[int], gamma: int
-) -> Bool[np.ndarray, "T J"]:
-    """Return whether step s of a draft from token t equals the answer's token t + s + 1.
-
-    Past the answer's end it is false. The answer has T tokens and must be the target's greedy one.
-    """
-    rows, images, shown = whole_row(target, prompt, answer)
-    width = rows.tokens.shape[1]
-    begin = int(rows.length[0]) - len(answer)
-    prompts = head_rows(head.config, [shown[:begin]], width, len(prompt.images))
-    # The head reads the answer too, as far as a draft's beginning: its slots are text.
-    prompts.text[0, (prompts.text[0] >= 0).sum() :][: len(answer)] = np.arange(
-        begin, begin + len(answer)
-    )
-    params = {"target": target.params, "head": head.params}
-    agrees = _agreement(target.model, head.config, gamma, params, rows, images, prompts)[0, begin:][
-        : len(answer)
-    ]
-    last = np.arange(len(answer))[:, None] + np.arange(1, gamma + 1)
-    return np.asarray(agrees) & (last < len(answer))
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _agreement(
-    model: LanguageModel,
-    config: KVHeadConfig,
-    gamma: int,
-    params: dict[str, Params],
-    rows: PromptRows,
-    images: dict[str, Array] | None,
-    prompts: HeadRows,
-) -> Bool[Array, "1 L J"]:
-    """Return `head_agreement` for drafts that begin at each token of a row."""
-    features = None if images is None else model.encode(params["target"], images)
-    reading = read_whole(model, params["target"], rows, features, config)
-    length = rows.tokens.shape[1]
-    at: Int[Any, "1 L J"] = np.minimum(
-        np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1
-    )
-    hidden, embeds = read_blocks(
-        config, params["head"], params["target"], reading, rows, jnp.asarray(at[..., :-1]), prompts
-    )
-    drafts = LanguageModel(config.text_config)
-    own = joined(params["head"], params["target"], drafts.text.draft_vocabulary)
-
-    def best(step: tuple[Array, Array]) -> Array:
-        scores = corrected(config, params["head"], drafts.scores(own, step[0]), step[1])
-        return fill_vocabulary(drafts.text, scores).argmax(-1)
-
-    steps = jax.lax.map(best, tuple(jnp.moveaxis(x, 2, 0) for x in (hidden, embeds)))
-    return jnp.moveaxis(steps, 0, 2) == rows.tokens[:, at[0]][..., 1:]
-
-
-def whole_row(
-    target: LoadedModel, prompt: Prompt, answer: Sequence[int]
-) -> tuple[PromptRows, dict[str, Any] | None, np.ndarray]:
-    """Return a prompt and its answer as inputs of one pass, and the image that each slot shows."""
-    reader, pictures = target.images, tuple(map(to_rgb, prompt.images))
-    view, prompt = VIEWS["M" if reader else "T"], replace(prompt, images=pictures)
-    showing = Showing(view, prompt_encoder(target), target.images, target.images)
-    row = prompt_row(showing, prompt).followed_by(answer)
-    (rows,) = stack_rows([[row]], -(-len(row) // PASS) * PASS)
-    if reader is None:
-        return rows, None, which_image(row, [])
-    sizes = [(image.height, image.width) for image in pictures]
-    images = image_inputs(target, [pictures], sum(reader.tiles(size, len(sizes)) for size in sizes))
-    return (
-        rows,
-        images,
-        which_image(row, [len(reader.slots(size, None, len(sizes)).sources) for size in sizes]),
-    )
