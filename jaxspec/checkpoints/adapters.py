@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from jaxspec.checkpoints.directories import check_files, read_json, write_json, written_whole
-from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, tensor_name
+from jaxspec.checkpoints.fitting import hub_name, refuse, slots_of, tensor_name
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
 from jaxspec.config import ModelConfig
@@ -100,15 +100,11 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
             raise InputError(
                 f"adapter {path}: {entry} {raw[entry]!r} is not supported; merge it with PEFT"
             )
-    return _fitted(path, raw, slots_of(config)[0], family_of(config.model_type).layouts)
+    return _fitted(path, raw, config)
 
 
-def _fitted(
-    path: Path,
-    raw: Mapping[str, Any],
-    slots: Mapping[str, Slot],
-    layouts: tuple[tuple[str, str], ...],
-) -> Adapter:
+def _fitted(path: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
+    slots, layouts = slots_of(config)[0], family_of(config.model_type).layouts
     problems: list[str] = []
     factors: dict[str, dict[str, StoredTensor]] = {}
     modules: dict[str, str] = {}
@@ -164,25 +160,31 @@ def _rank_and_scale(raw: Mapping[str, Any], module: str) -> tuple[int, float]:
     return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
 
 
-def adapter_files(
-    config: ModelConfig, params: Params, lora: Lora, whole: tuple[str, ...], base: str, dtype: Any
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return adapter_config.json's entries and the tensors of an adapter.
+def save_adapter(
+    path: str | Path,
+    config: ModelConfig,
+    params: Params,
+    lora: Lora,
+    base: str,
+    dtype: Any = jnp.bfloat16,
+    image_processor: Any | None = None,
+) -> None:
+    """Write the adapter to a new directory, which is renamed to `path` at the end.
+
+    It holds the model's config.json too, and all parts of an LVLM but its decoder.
 
     Args:
-      params: A model's parameters, with pairs under `lora`.
-      whole: Top-level parts of the model that are stored whole.
+      params: The model's parameters, with pairs under `lora`.
       base: Name of the language model, or of the model, that the adapter belongs to.
     """
+    language = (LORA, "language_model", "model", "lm_head")
+    whole = {name: part for name, part in params.items() if name not in language}
     slots = slots_of(config)[0]
-    tensors, pairs = {}, flatten_dict(params[LORA])
-    for path, leaf in dict[Any, Any](pairs).items():
-        name = tensor_name(tuple(jax.tree_util.DictKey(key) for key in path[:-1]))
-        half = {"a": "A", "b": "B"}[path[-1]]
-        tensors[f"{_PREFIX}{name}.lora_{half}.weight"] = np.asarray(leaf).T
-    for keys, leaf in jax.tree_util.tree_flatten_with_path({part: params[part] for part in whole})[
-        0
-    ]:
+    tensors = {}
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(params[LORA])[0]:
+        name = f"{tensor_name(keys[:-1])}.lora_{keys[-1].key.upper()}.weight"
+        tensors[_PREFIX + name] = np.asarray(leaf).T
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(whole)[0]:
         name = tensor_name(keys)
         tensors[_PREFIX + name] = np.asarray(leaf).transpose(slots[name].order)
     entries = {
@@ -197,30 +199,11 @@ def adapter_files(
         "modules_to_save": list(whole) or None,
         "inference_mode": True,
     }
-    return entries, {name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()}
-
-
-def save_adapter(
-    path: str | Path,
-    config: ModelConfig,
-    params: Params,
-    lora: Lora,
-    base: str,
-    dtype: Any = jnp.bfloat16,
-    image_processor: Any | None = None,
-) -> None:
-    """Write the adapter to a new directory, which is renamed to `path` at the end.
-
-    It holds the model's config.json too, and all parts of an LVLM but its decoder.
-    """
-    parts = tuple(
-        name for name in params if name not in (LORA, "language_model", "model", "lm_head")
-    )
-    entries, tensors = adapter_files(config, params, lora, parts, base, dtype)
     with written_whole(path, overwrite=True) as fresh:
         write_json(fresh / "config.json", config.to_hf())
         write_json(fresh / CONFIG, entries)
-        write_tensors(fresh / WEIGHTS, tensors)
+        stored = {name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()}
+        write_tensors(fresh / WEIGHTS, stored)
         save_processors(fresh, config, None, image_processor)
 
 

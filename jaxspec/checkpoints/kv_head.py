@@ -41,7 +41,7 @@ from jaxspec.checkpoints.directories import (
     write_json,
     written_whole,
 )
-from jaxspec.checkpoints.eagle import Engine, eagle_config, eagle_tensors, in_own_names, with_words
+from jaxspec.checkpoints.eagle import Engine, as_own_head, eagle_config, eagle_tensors
 from jaxspec.checkpoints.fitting import refuse, slots_in, tensor_name, unfit
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
@@ -118,7 +118,7 @@ def list_kv_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], lis
     if problems:
         return config, stored, problems
     if config.fused:
-        config, stored = with_words(config, stored), in_own_names(stored)
+        config, stored = as_own_head(config, stored)
     problems += unfit(config.text_config, lambda: slots_in(abstract_head(config))[0], stored)
     return config, stored, problems
 

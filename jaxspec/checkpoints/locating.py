@@ -26,10 +26,9 @@ def locate(
       wanted: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
     path = Path(path_or_id).expanduser()
-    named = str(path_or_id) != ""  # which would be the working directory
-    if named and path.is_dir():
+    if path.is_dir():
         return path
-    if named and path.exists():
+    if path.exists():
         if path.suffix == ".gguf" and path.is_file():
             return converted(path)
         raise InputError(f"checkpoint {str(path)!r}: is a file; give the directory")
