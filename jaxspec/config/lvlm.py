@@ -38,10 +38,10 @@ class _Lvlm:
 
     @classmethod
     def known(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Return the entries of a file that are fields, but for the two parts."""
-        given = {name: value for name, value in raw.items() if value is not None}
-        given = {"image_token_index": raw.get("image_token_id")} | given
-        return known_fields(cls, given, leave_out=("text_config", "vision_config"))
+        """Return the entries of a file that are fields, without the two parts."""
+        parts = ("text_config", "vision_config")
+        given = {k: v for k, v in raw.items() if v is not None and k not in parts}
+        return known_fields(cls, {"image_token_index": raw.get("image_token_id")} | given)
 
     def to_hf(self) -> dict[str, Any]:
         return asdict(self) | {
