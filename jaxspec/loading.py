@@ -316,9 +316,7 @@ def check_words(
         first = f"{missing} tokens are in one only"
         if different:
             i, word = different[0]
-            first = f"{word!r} is {i} against {ours.get(word)}"
-            if ours.get(word, i) == i:
-                first = f"{i} is {word!r} against {words[i]!r}"
+            first = f"{i} is {word!r} against {words.get(i)!r}"
         raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
 
 

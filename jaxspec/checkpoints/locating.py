@@ -26,9 +26,10 @@ def locate(
       wanted: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
     path = Path(path_or_id).expanduser()
-    if path.is_dir():
+    named = str(path_or_id) != ""  # as an unset variable gives; it would be the working directory
+    if named and path.is_dir():
         return path
-    if path.exists():
+    if named and path.exists():
         if path.suffix == ".gguf" and path.is_file():
             return converted(path)
         raise InputError(f"checkpoint {str(path)!r}: is a file; give the directory")
