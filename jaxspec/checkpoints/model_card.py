@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,10 +141,12 @@ def _place(name: str) -> str:
 
 
 def licence_of(source: Path) -> str | None:
-    """Return the licence that the front matter of a directory's README.md names."""
-    if not (source / "README.md").is_file():
+    """Return the licence that the front matter of a directory's README.md names, if any."""
+    from huggingface_hub import metadata_load
+
+    card = source / "README.md"
+    try:
+        found = (metadata_load(card) or {}).get("license") if card.is_file() else None
+    except Exception:  # whatever a stranger's YAML holds
         return None
-    card = (source / "README.md").read_text(encoding="utf-8", errors="replace")
-    front = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
-    found = re.search(r"^license:\s*(\S+)\s*$", front[1], re.MULTILINE) if front else None
-    return found[1] if found and found[1] != "other" else None
+    return found if isinstance(found, str) and found != "other" else None
