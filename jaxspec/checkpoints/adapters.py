@@ -19,7 +19,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxspec.checkpoints.directories import check_files, read_json, write_json, written_whole
-from jaxspec.checkpoints.fitting import hub_name, refuse, slots_of, tensor_name
+from jaxspec.checkpoints.fitting import hub_name, named_tensors, refuse, slots_of, tensor_name
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
 from jaxspec.config import ModelConfig
@@ -41,8 +41,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None,),
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
-"""Entries of adapter_config.json, and their values that leave W + scale * B A as it is. Other
-`init_lora_weights` change W too."""
+"""Entries of adapter_config.json, and their values for which a matrix becomes W + scale * B A.
+Other `init_lora_weights` change W too."""
 
 
 @dataclass(frozen=True)
@@ -179,14 +179,10 @@ def save_adapter(
     """
     language = (LORA, "language_model", "model", "lm_head")
     whole = {name: part for name, part in params.items() if name not in language}
-    slots = slots_of(config)[0]
-    tensors = {}
+    tensors = named_tensors(whole)
     for keys, leaf in jax.tree_util.tree_flatten_with_path(params[LORA])[0]:
-        name = f"{tensor_name(keys[:-1])}.lora_{keys[-1].key.upper()}.weight"
-        tensors[_PREFIX + name] = np.asarray(leaf).T
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(whole)[0]:
-        name = tensor_name(keys)
-        tensors[_PREFIX + name] = np.asarray(leaf).transpose(slots[name].order)
+        half = keys[-1].key.upper()
+        tensors[f"{tensor_name(keys[:-1])}.lora_{half}.weight"] = np.asarray(leaf).T
     entries = {
         "peft_type": "LORA",
         "task_type": None,
@@ -202,8 +198,10 @@ def save_adapter(
     with written_whole(path, overwrite=True) as fresh:
         write_json(fresh / "config.json", config.to_hf())
         write_json(fresh / CONFIG, entries)
-        stored = {name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()}
-        write_tensors(fresh / WEIGHTS, stored)
+        write_tensors(
+            fresh / WEIGHTS,
+            {_PREFIX + name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()},
+        )
         save_processors(fresh, config, None, image_processor)
 
 

@@ -149,8 +149,8 @@ class SaveOptions:
 
     Fields:
       dtype: Dtype of the file's tensors; None keeps each as it is.
-      max_shard_bytes: Size from which on a model becomes shards with an index; the host holds one
-        shard at a time.
+      max_shard_bytes: Largest size of a file; a larger model becomes shards with an index. The host
+        holds one shard at a time.
       generation: Entries of generation_config.json, which replace the config's BOS, EOS and padding
         ids; None leaves an entry out.
       extra: The source's config.json, whose entries are kept, nested ones too, where this library

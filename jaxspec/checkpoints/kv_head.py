@@ -32,7 +32,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.checkpoints.directories import (
     SINGLE,
@@ -42,7 +41,7 @@ from jaxspec.checkpoints.directories import (
     written_whole,
 )
 from jaxspec.checkpoints.eagle import Engine, as_own_head, eagle_config, eagle_tensors
-from jaxspec.checkpoints.fitting import refuse, slots_in, tensor_name, unfit
+from jaxspec.checkpoints.fitting import named_tensors, refuse, slots_in, unfit
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.tensor_files import StoredTensor, list_directory, write_tensors
@@ -60,17 +59,6 @@ def is_kv_head(path: str | Path) -> bool:
         return False
     raw = read_raw_config(path)
     return raw.get("model_type") == KVHeadConfig.model_type or is_eagle(raw)
-
-
-def named_tensors(params: Params) -> dict[str, np.ndarray]:
-    """Return the parameters by the names, and in the layout, of the file."""
-    slots, _ = slots_in(params)
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    named = {tensor_name(path): np.asarray(leaf) for path, leaf in leaves}
-    return {
-        name: np.ascontiguousarray(leaf.transpose(slots[name].order))
-        for name, leaf in named.items()
-    }
 
 
 def save_kv_head(

@@ -34,7 +34,7 @@ def render_turns(
     the checkpoint holds it: it reaches no Python internals, no file and no module.
 
     Templates take a message as text or as a list of parts. The first form whose rendering shows all
-    texts and images counts: a template that wants parts renders nothing of a text, in silence.
+    texts and images counts: a template that wants parts silently leaves out a text.
 
     Args:
       said: Texts of user and assistant by turns; the template asks for the next answer.
