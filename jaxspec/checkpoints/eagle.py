@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from jaxspec.errors import InputError
 
 Engine = Literal["vllm", "sglang", "speculators"]
 """Program that serves a written head."""
-ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 _LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
 

@@ -34,9 +34,7 @@ class Target:
     """Describe the model that an exported draft is made for."""
 
     name: str
-    vocab_size: int
-    architectures: tuple[str, ...] = ()
-    """Its classes in transformers."""
+    config: ModelConfig
 
 
 def export(
@@ -89,7 +87,7 @@ def export(
     size = text_config(config).vocab_size
     config, params = widened(config, params)
     if target is not None:
-        config, params = pad_vocabulary(config, params, target.vocab_size)
+        config, params = pad_vocabulary(config, params, text_config(target.config).vocab_size)
     if kept:
         config, params = narrowed(config, params, kept)
     model = Exported(
@@ -140,7 +138,7 @@ def _export_head(
         ),
         overwrite=options.overwrite,
         engine=engine or "vllm",
-        architectures=list(target.architectures) if target else None,
+        architectures=[target.config.architecture] if target else None,
     )
     return config
 

@@ -158,7 +158,7 @@ def test_vocabulary_of_a_target(source, tmp_path, refusal):
     assert ", of which the last 3 are means" in card
     hf.reload(tmp_path / "padded", LlamaForCausalLM)
     with pytest.raises(InputError, match="tokens, more than the target's"):
-        export(source, tmp_path / "cut", target=Target("draft", text.vocab_size))
+        export(source, tmp_path / "cut", target=Target("draft", text))
     assert not (tmp_path / "cut").exists()
 
     other = shutil.copytree(draft, tmp_path / "other")
