@@ -160,7 +160,7 @@ class LoadedModel:
         """
         if self.images is None or self.config.model_type == "llava":
             return self
-        if self.config.model_type != "llava_next" or not isinstance(self.config, LlavaNextConfig):
+        if type(self.config) is not LlavaNextConfig:
             raise InputError(f"tiles: a {self.config.model_type!r} cannot be read without tiles")
         params = {name: leaf for name, leaf in self.params.items() if name != "image_newline"}
         processor = single_tile_processor(self.image_processor)

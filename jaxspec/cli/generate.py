@@ -115,16 +115,14 @@ def run(args: Generate) -> None:
         captioner = load_captioner(args.captioner, args.computes_in, share_tower_with=target)
     engine = Engine(*loaded, config=config, captioner=captioner)
 
-    def describe(result: Result) -> dict[str, Any]:
+    def describe(result: Result) -> tuple[dict[str, Any], str]:
         drafts, block = engine.assembly.program.drafts, block_fields(config)
         block = block if drafts else dict.fromkeys(block) | {"gamma": 0}
         stats = acceptance_metrics([result.stats]) | block
         length = stats["tokens_per_pass"]
-        return stats | {
-            "views": list(views) if drafts else None,
-            "weighting": str(parse_weighting(config.weighting)) if drafts else None,
-            "summary": f"{'-' if length is None else f'{length:.2f}'} tokens per target pass",
-        }
+        stats["views"] = list(views) if drafts else None
+        stats["weighting"] = str(parse_weighting(config.weighting)) if drafts else None
+        return stats, f"{'-' if length is None else f'{length:.2f}'} tokens per target pass"
 
     reports = (f"{name}: {model.report}" for name, model in zip(("target", "draft"), loaded))
     answer(args, engine, request, images, describe, *reports)
