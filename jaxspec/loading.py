@@ -34,7 +34,7 @@ from jaxspec.config import (
 from jaxspec.config.schema import WHOLE, check_fields
 from jaxspec.data.images import Picture
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
+from jaxspec.models import LanguageModel, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
 from jaxspec.models.vocabulary import head_kernel
@@ -42,7 +42,7 @@ from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import bucket
 from jaxspec.prompts.views import View
 from jaxspec.runtime import setup_runtime
-from jaxspec.sharding import mesh_of, put, shardings, small_sharding
+from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
 if TYPE_CHECKING:
@@ -111,14 +111,7 @@ class LoadedModel:
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")
-        places = None
-        if mesh is not None:
-            config = directories.read_config(path)
-            shapes = abstract_params(config, weights=weights)
-            places = shardings(config, shapes, mesh)
-        found = huggingface.load(
-            path, dtype=dtype, shardings=places, weights=weights, adapter=adapter
-        )
+        found = huggingface.load(path, dtype=dtype, mesh=mesh, weights=weights, adapter=adapter)
         model = replace(
             cls._described(path, found.config), params=found.params, report=found.report
         )
