@@ -112,9 +112,8 @@ class LoadedModel:
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")
         found = huggingface.load(path, dtype=dtype, mesh=mesh, weights=weights, adapter=adapter)
-        model = replace(
-            cls._described(path, found.config), params=found.params, report=found.report
-        )
+        described = cls._described(path, found.config)
+        model = replace(described, params=found.params, report=found.report)
         model = model if tiles else model.without_tiles()
         return model if share_tower_with is None else model.sharing_tower(share_tower_with)
 

@@ -166,7 +166,7 @@ def quantised(path: Path, raw: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def written_whole(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
+def written_whole(path: str | Path, overwrite: bool) -> Iterator[Path]:
     """Yield a new directory, which becomes the checkpoint at `path` if the block succeeds.
 
     Raises InputError as `check_destination`, and where it cannot be written.
