@@ -34,7 +34,7 @@ from jaxspec.config import (
 from jaxspec.config.schema import WHOLE, check_fields
 from jaxspec.data.images import Picture
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
+from jaxspec.models import LanguageModel, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
 from jaxspec.models.vocabulary import head_kernel
@@ -42,7 +42,7 @@ from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import bucket
 from jaxspec.prompts.views import View
 from jaxspec.runtime import setup_runtime
-from jaxspec.sharding import mesh_of, put, shardings, small_sharding
+from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
 if TYPE_CHECKING:
@@ -111,17 +111,9 @@ class LoadedModel:
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")
-        places = None
-        if mesh is not None:
-            config = directories.read_config(path)
-            shapes = abstract_params(config, weights=weights)
-            places = shardings(config, shapes, mesh)
-        found = huggingface.load(
-            path, dtype=dtype, shardings=places, weights=weights, adapter=adapter
-        )
-        model = replace(
-            cls._described(path, found.config), params=found.params, report=found.report
-        )
+        found = huggingface.load(path, dtype=dtype, mesh=mesh, weights=weights, adapter=adapter)
+        described = cls._described(path, found.config)
+        model = replace(described, params=found.params, report=found.report)
         model = model if tiles else model.without_tiles()
         return model if share_tower_with is None else model.sharing_tower(share_tower_with)
 
@@ -160,7 +152,7 @@ class LoadedModel:
         """
         if self.images is None or self.config.model_type == "llava":
             return self
-        if self.config.model_type != "llava_next" or not isinstance(self.config, LlavaNextConfig):
+        if type(self.config) is not LlavaNextConfig:
             raise InputError(f"tiles: a {self.config.model_type!r} cannot be read without tiles")
         params = {name: leaf for name, leaf in self.params.items() if name != "image_newline"}
         processor = single_tile_processor(self.image_processor)
@@ -316,9 +308,7 @@ def check_words(
         first = f"{missing} tokens are in one only"
         if different:
             i, word = different[0]
-            first = f"{word!r} is {i} against {ours.get(word)}"
-            if ours.get(word, i) == i:
-                first = f"{i} is {word!r} against {words[i]!r}"
+            first = f"{i} is {word!r} against {words.get(i)!r}"
         raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
 
 

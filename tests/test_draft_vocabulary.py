@@ -105,7 +105,8 @@ def test_files(tmp_path: Path) -> None:
     found = huggingface.load(tmp_path / "draft")
     assert found.config == config
     assert inspect(tmp_path / "draft").draft_vocabulary == 4
-    export(tmp_path / "draft", tmp_path / "whole", target=Target("a target", config.vocab_size + 3))
+    target = Target("a target", replace(config, vocab_size=config.vocab_size + 3))
+    export(tmp_path / "draft", tmp_path / "whole", target=target)
     whole = huggingface.load(tmp_path / "whole")
     assert isinstance(whole.config, RotaryConfig)
     assert whole.config.draft_vocabulary == ()

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.checkpoints.kv_head import named_tensors, save_kv_head
+from jaxspec.checkpoints.fitting import named_tensors
+from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config
 from jaxspec.models.head_slots import head_rows
 from jaxspec.models.kv_head import KVHead, init_head

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from jaxspec.checkpoints.directories import check_files, read_json, write_json, written_whole
-from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, tensor_name
+from jaxspec.checkpoints.fitting import hub_name, named_tensors, refuse, slots_of, tensor_name
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
 from jaxspec.config import ModelConfig
@@ -41,8 +41,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None,),
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
-"""Entries of adapter_config.json, and their values that leave W + scale * B A as it is. Other
-`init_lora_weights` change W too."""
+"""Entries of adapter_config.json, and their values for which a matrix becomes W + scale * B A.
+Other `init_lora_weights` change W too."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,11 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
             raise InputError(
                 f"adapter {path}: {entry} {raw[entry]!r} is not supported; merge it with PEFT"
             )
-    return _fitted(path, raw, slots_of(config)[0], family_of(config.model_type).layouts)
+    return _fitted(path, raw, config)
 
 
-def _fitted(
-    path: Path,
-    raw: Mapping[str, Any],
-    slots: Mapping[str, Slot],
-    layouts: tuple[tuple[str, str], ...],
-) -> Adapter:
+def _fitted(path: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
+    slots, layouts = slots_of(config)[0], family_of(config.model_type).layouts
     problems: list[str] = []
     factors: dict[str, dict[str, StoredTensor]] = {}
     modules: dict[str, str] = {}
@@ -164,42 +160,6 @@ def _rank_and_scale(raw: Mapping[str, Any], module: str) -> tuple[int, float]:
     return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
 
 
-def adapter_files(
-    config: ModelConfig, params: Params, lora: Lora, whole: tuple[str, ...], base: str, dtype: Any
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return adapter_config.json's entries and the tensors of an adapter.
-
-    Args:
-      params: A model's parameters, with pairs under `lora`.
-      whole: Top-level parts of the model that are stored whole.
-      base: Name of the language model, or of the model, that the adapter belongs to.
-    """
-    slots = slots_of(config)[0]
-    tensors, pairs = {}, flatten_dict(params[LORA])
-    for path, leaf in dict[Any, Any](pairs).items():
-        name = tensor_name(tuple(jax.tree_util.DictKey(key) for key in path[:-1]))
-        half = {"a": "A", "b": "B"}[path[-1]]
-        tensors[f"{_PREFIX}{name}.lora_{half}.weight"] = np.asarray(leaf).T
-    for keys, leaf in jax.tree_util.tree_flatten_with_path({part: params[part] for part in whole})[
-        0
-    ]:
-        name = tensor_name(keys)
-        tensors[_PREFIX + name] = np.asarray(leaf).transpose(slots[name].order)
-    entries = {
-        "peft_type": "LORA",
-        "task_type": None,
-        "base_model_name_or_path": base,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": list(lora.modules),
-        "modules_to_save": list(whole) or None,
-        "inference_mode": True,
-    }
-    return entries, {name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()}
-
-
 def save_adapter(
     path: str | Path,
     config: ModelConfig,
@@ -212,15 +172,36 @@ def save_adapter(
     """Write the adapter to a new directory, which is renamed to `path` at the end.
 
     It holds the model's config.json too, and all parts of an LVLM but its decoder.
+
+    Args:
+      params: The model's parameters, with pairs under `lora`.
+      base: Name of the language model, or of the model, that the adapter belongs to.
     """
-    parts = tuple(
-        name for name in params if name not in (LORA, "language_model", "model", "lm_head")
-    )
-    entries, tensors = adapter_files(config, params, lora, parts, base, dtype)
+    language = (LORA, "language_model", "model", "lm_head")
+    whole = {name: part for name, part in params.items() if name not in language}
+    tensors = named_tensors(whole)
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(params[LORA])[0]:
+        half = keys[-1].key.upper()
+        tensors[f"{tensor_name(keys[:-1])}.lora_{half}.weight"] = np.asarray(leaf).T
+    entries = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(lora.modules),
+        "modules_to_save": list(whole) or None,
+        "inference_mode": True,
+    }
     with written_whole(path, overwrite=True) as fresh:
         write_json(fresh / "config.json", config.to_hf())
         write_json(fresh / CONFIG, entries)
-        write_tensors(fresh / WEIGHTS, tensors)
+        write_tensors(
+            fresh / WEIGHTS,
+            {_PREFIX + name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()},
+        )
         save_processors(fresh, config, None, image_processor)
 
 

@@ -41,7 +41,7 @@ _PARTS = re.compile(
 _WEIGHTS = (".safetensors", ".bin")
 _READ = (*_WEIGHTS, ".json", ".model", ".txt", ".jinja")
 _TORCH = (2, 11)
-"""The first torch that lists files without reading tensors; before 2.10 weights-only has holes."""
+"""The first torch that lists tensors without reading them; loading was unsafe before 2.10."""
 _LARGEST = 256 << 20
 """Most bytes of a file that holds no weights; the largest known tokenisers have 40 million."""
 
@@ -166,7 +166,7 @@ def quantised(path: Path, raw: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def written_whole(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
+def written_whole(path: str | Path, overwrite: bool) -> Iterator[Path]:
     """Yield a new directory, which becomes the checkpoint at `path` if the block succeeds.
 
     Raises InputError as `check_destination`, and where it cannot be written.

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,31 +35,28 @@ from jaxspec.errors import InputError
 
 Engine = Literal["vllm", "sglang", "speculators"]
 """Program that serves a written head."""
-ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 _LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
 
 
-def in_own_names(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return a public head's parameters by this library's names, without `d2t` and `t2d`."""
-    names = {_LAYER.sub("layers.0.", name): name for name in stored if name not in ("d2t", "t2d")}
-    return {own: stored[name] for own, name in names.items()}
+def as_own_head(
+    config: KVHeadConfig, stored: Mapping[str, StoredTensor]
+) -> tuple[KVHeadConfig, dict[str, StoredTensor]]:
+    """Return a public head's configuration and its parameters by this library's names.
 
-
-def with_words(config: KVHeadConfig, stored: Mapping[str, StoredTensor]) -> KVHeadConfig:
-    """Return the configuration with the draft vocabulary of `d2t`, and the embedding if stored."""
-    text = config.text_config
-    if "embed_tokens.weight" in stored:
-        text = replace(text, own_embedding=True)
-    if "d2t" not in stored:
-        if text.draft_vocabulary:
-            raise InputError("EAGLE-3 head: the files lack d2t, the draft vocabulary; fetch it")
-        return replace(config, text_config=text)
-    offsets = stored["d2t"].read()
-    words = np.arange(len(offsets)) + offsets
-    whole = np.array_equal(words, np.arange(text.vocab_size))
-    text = replace(text, draft_vocabulary=() if whole else tuple(words.tolist()))
-    return replace(config, text_config=text)
+    The configuration gets the draft vocabulary of the file's `d2t`, and the embedding if stored.
+    """
+    text = replace(config.text_config, own_embedding="embed_tokens.weight" in stored)
+    if "d2t" in stored:
+        offsets = stored["d2t"].read()
+        words = np.arange(len(offsets)) + offsets
+        whole = np.array_equal(words, np.arange(text.vocab_size))
+        text = replace(text, draft_vocabulary=() if whole else tuple(words.tolist()))
+    elif text.draft_vocabulary:
+        raise InputError("EAGLE-3 head: the files lack d2t, the draft vocabulary; fetch it")
+    named = {_LAYER.sub("layers.0.", name): tensor for name, tensor in stored.items()}
+    own = {name: tensor for name, tensor in named.items() if name not in ("d2t", "t2d")}
+    return replace(config, text_config=text), own
 
 
 def eagle_tensors(

@@ -34,9 +34,7 @@ class Target:
     """Describe the model that an exported draft is made for."""
 
     name: str
-    vocab_size: int
-    architectures: tuple[str, ...] = ()
-    """Its classes in transformers."""
+    config: ModelConfig
 
 
 def export(
@@ -89,7 +87,7 @@ def export(
     size = text_config(config).vocab_size
     config, params = widened(config, params)
     if target is not None:
-        config, params = pad_vocabulary(config, params, target.vocab_size)
+        config, params = pad_vocabulary(config, params, text_config(target.config).vocab_size)
     if kept:
         config, params = narrowed(config, params, kept)
     model = Exported(
@@ -140,7 +138,7 @@ def _export_head(
         ),
         overwrite=options.overwrite,
         engine=engine or "vllm",
-        architectures=list(target.architectures) if target else None,
+        architectures=[target.config.architecture] if target else None,
     )
     return config
 
@@ -152,7 +150,11 @@ def _text_model(
     if isinstance(whole, TextConfig):
         kind = whole.model_type
         raise InputError(f"{source}: {kind!r} is a text model already; leave text-only out")
-    config, raw = whole.text_config, _text_entries(raw)
+    config, inner = whole.text_config, raw.get("text_config") or {}
+    # Token ids may be at the top level.
+    raw = {key: raw[key] for key in _TOKEN_IDS if raw.get(key) is not None} | {
+        key: value for key, value in inner.items() if value is not None
+    }
     missing = [key for key in _TOKEN_IDS if getattr(config, key) is None and key in raw]
     config = replace(config, **{key: raw[key] for key in missing})
     return config, text_params(whole, params), raw
@@ -214,10 +216,3 @@ def with_words(params: Params, words: int) -> Params:
         return jnp.concatenate([kept, jnp.repeat(mean, words - kept.shape[axis], axis)], axis)
 
     return jax.tree_util.tree_map_with_path(resized, params)
-
-
-def _text_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the decoder's entries of an LVLM's config.json; token ids may be at the top level."""
-    outer = {key: raw[key] for key in _TOKEN_IDS if raw.get(key) is not None}
-    inner = raw.get("text_config") or {}
-    return outer | {key: value for key, value in inner.items() if value is not None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,22 +51,16 @@ def with_image_token(tokenizer: Any) -> Any:
     )
 
 
-@dataclass(frozen=True)
-class Composed:
-    """Hold the unread tensors of SmolLM2 and of an adapter, which make a LLaVA."""
+def composed(folder: Path) -> tuple[ModelConfig, dict[str, StoredTensor], Adapter]:
+    """Return the LLaVA that an adapter of `train.recipe smollm2_eyes` makes of SmolLM2.
 
-    config: ModelConfig
-    tensors: dict[str, StoredTensor]
-    adapter: Adapter
-
-
-def composed(folder: Path) -> Composed:
-    """Return the LLaVA that an adapter of `train.recipe smollm2_eyes` describes."""
+    Its unread tensors are SmolLM2's and the adapter's whole ones; pairs are not merged.
+    """
     config = read_config(folder)
     adapter = read_adapter(folder, config)
     language = survey(smollm2()).tensors
     tensors = {f"language_model.{name}": tensor for name, tensor in language.items()}
-    return Composed(config, tensors | dict(adapter.whole), adapter)
+    return config, tensors | dict(adapter.whole), adapter
 
 
 def smollm2_eyes() -> Path:
@@ -83,13 +76,12 @@ def smollm2_eyes() -> Path:
 
 def write_merged(folder: Path, path: Path) -> None:
     """Write an adapter's LLaVA, merged, as a directory in Hugging Face layout."""
-    found = composed(folder)
-    params = read_params(found.config, found.tensors, adapter=found.adapter)
+    config, tensors, adapter = composed(folder)
     save(
         path,
-        found.config,
-        params,
+        config,
+        read_params(config, tensors, adapter=adapter),
         SaveOptions(overwrite=True),
         tokenizer=with_image_token(load_tokenizer(smollm2())),
-        image_processor=load_image_processor(folder, found.config),
+        image_processor=load_image_processor(folder, config),
     )

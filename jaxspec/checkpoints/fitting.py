@@ -97,6 +97,15 @@ def slots_in(params: Params) -> tuple[dict[str, Slot], Any]:
     return slots, tree
 
 
+def named_tensors(params: Params) -> dict[str, np.ndarray]:
+    """Return the parameters by the names, and in the layout, of the file."""
+    slots, _ = slots_in(params)
+    return {
+        name: np.ascontiguousarray(np.asarray(leaf).transpose(slot.order))
+        for (name, slot), leaf in zip(slots.items(), jax.tree.leaves(params), strict=True)
+    }
+
+
 def hub_name(name: str, layouts: tuple[tuple[str, str], ...]) -> str:
     """Return a tensor's name in the hub's layout."""
     for pattern, replacement in layouts:

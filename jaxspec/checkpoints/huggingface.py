@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxspec.checkpoints.adapters import Adapter, read_adapter
@@ -30,10 +31,10 @@ from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, survey
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, write_tensors
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.models import family_of
+from jaxspec.models import abstract_params, family_of
 from jaxspec.models.int8 import Weights, quantise, scale_path
 from jaxspec.runtime import human_bytes
-from jaxspec.sharding import put
+from jaxspec.sharding import put, shardings
 from jaxspec.typing import Params
 
 _NOT_KEPT = {
@@ -75,7 +76,7 @@ def load(
     path: Path,
     *,
     dtype: jnp.dtype | None = None,
-    shardings: Params | None = None,
+    mesh: Mesh | None = None,
     weights: Weights | None = None,
     adapter: str | Path | None = None,
 ) -> Checkpoint:
@@ -87,11 +88,10 @@ def load(
 
     Args:
       dtype: Dtype of all parameters; None keeps each as stored.
-      shardings: Pytree of `jax.sharding.Sharding`, shaped like the parameters
-        (`jaxspec.sharding.shardings`). Each process reads only the bytes that its devices hold.
-        None puts everything on the default device.
+      mesh: Mesh to split the parameters over; each process reads only the bytes that its devices
+        hold. None puts everything on the default device.
       weights: "int8" quantises the matrices of the decoder's layers, each as soon as it is read, so
-        that a device never holds two of them in 16 bits; `shardings` then have their scales.
+        that a device never holds two of them in 16 bits.
       adapter: Directory of a LoRA adapter in PEFT's format; each matrix is updated, in float32, as
         soon as it is read.
 
@@ -104,7 +104,10 @@ def load(
     if found.problems or found.config is None:
         refuse(path, found.problems)
     update = None if adapter is None else read_adapter(adapter, found.config)
-    params = read_params(found.config, found.tensors, dtype, shardings, weights, update, path.name)
+    places = None
+    if mesh is not None:
+        places = shardings(found.config, abstract_params(found.config, weights=weights), mesh)
+    params = read_params(found.config, found.tensors, dtype, places, weights, update, path.name)
     shards = [shard for leaf in jax.tree.leaves(params) for shard in leaf.addressable_shards]
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)
@@ -116,15 +119,20 @@ def read_params(
     config: ModelConfig,
     tensors: Mapping[str, StoredTensor],
     dtype: jnp.dtype | None = None,
-    shardings: Params | None = None,
+    places: Params | None = None,
     weights: Weights | None = None,
     adapter: Adapter | None = None,
     title: str = "",
 ) -> Params:
-    """Return a model's parameters, read from its tensors; arguments as in `load`."""
+    """Return a model's parameters, read from its tensors; arguments as in `load`.
+
+    Args:
+      places: Pytree of shardings, shaped like the parameters, with the scales of int8 weights.
+      title: Name of the model for the progress bar.
+    """
     slots, tree = slots_of(config)
     names = flatten_dict(jax.tree.unflatten(tree, list(slots)), sep="/")
-    places = flatten_dict(shardings or {}, sep="/")
+    at = flatten_dict(places or {}, sep="/")
     tensors = {**tensors, **(adapter.whole if adapter else {})}
     work = tqdm(names.items(), f"load {title}", unit="tensor", delay=2, disable=None)
     params: dict[str, jax.Array] = {}
@@ -133,13 +141,13 @@ def read_params(
         kept = dtype if scale is None else None  # int8 is rounded from what the file holds
         pair = adapter.pairs.get(name) if adapter else None
         exact = kept if pair is None else jnp.dtype("float32")
-        params[key] = read_tensor(tensors[name], slots[name], exact, places.get(key))
+        params[key] = read_tensor(tensors[name], slots[name], exact, at.get(key))
         if pair is not None:
             stored = FLOATS[tensors[name].dtype] if scale is None else exact
             params[key] = pair.added(params[key], kept or stored)
         if scale is not None:
             made = dict(zip((key, scale), quantise(params[key])))
-            params |= jax.block_until_ready(put(made, {at: places.get(at) for at in made}))
+            params |= jax.block_until_ready(put(made, {part: at.get(part) for part in made}))
     return unflatten_dict(jax.block_until_ready(params), sep="/")
 
 
@@ -149,8 +157,8 @@ class SaveOptions:
 
     Fields:
       dtype: Dtype of the file's tensors; None keeps each as it is.
-      max_shard_bytes: Size from which on a model becomes shards with an index; the host holds one
-        shard at a time.
+      max_shard_bytes: Largest size of a file; a larger model becomes shards with an index. The host
+        holds one shard at a time.
       generation: Entries of generation_config.json, which replace the config's BOS, EOS and padding
         ids; None leaves an entry out.
       extra: The source's config.json, whose entries are kept, nested ones too, where this library

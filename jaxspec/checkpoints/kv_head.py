@@ -32,7 +32,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.checkpoints.directories import (
     SINGLE,
@@ -41,8 +40,8 @@ from jaxspec.checkpoints.directories import (
     write_json,
     written_whole,
 )
-from jaxspec.checkpoints.eagle import Engine, eagle_config, eagle_tensors, in_own_names, with_words
-from jaxspec.checkpoints.fitting import refuse, slots_in, tensor_name, unfit
+from jaxspec.checkpoints.eagle import Engine, as_own_head, eagle_config, eagle_tensors
+from jaxspec.checkpoints.fitting import named_tensors, refuse, slots_in, unfit
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.tensor_files import StoredTensor, list_directory, write_tensors
@@ -60,17 +59,6 @@ def is_kv_head(path: str | Path) -> bool:
         return False
     raw = read_raw_config(path)
     return raw.get("model_type") == KVHeadConfig.model_type or is_eagle(raw)
-
-
-def named_tensors(params: Params) -> dict[str, np.ndarray]:
-    """Return the parameters by the names, and in the layout, of the file."""
-    slots, _ = slots_in(params)
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    named = {tensor_name(path): np.asarray(leaf) for path, leaf in leaves}
-    return {
-        name: np.ascontiguousarray(leaf.transpose(slots[name].order))
-        for name, leaf in named.items()
-    }
 
 
 def save_kv_head(
@@ -118,7 +106,7 @@ def list_kv_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], lis
     if problems:
         return config, stored, problems
     if config.fused:
-        config, stored = with_words(config, stored), in_own_names(stored)
+        config, stored = as_own_head(config, stored)
     problems += unfit(config.text_config, lambda: slots_in(abstract_head(config))[0], stored)
     return config, stored, problems
 

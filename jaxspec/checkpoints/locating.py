@@ -26,7 +26,7 @@ def locate(
       wanted: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
     path = Path(path_or_id).expanduser()
-    named = str(path_or_id) != ""  # which would be the working directory
+    named = str(path_or_id) != ""  # as an unset variable gives; it would be the working directory
     if named and path.is_dir():
         return path
     if named and path.exists():

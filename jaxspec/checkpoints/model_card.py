@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,6 @@ from jaxspec.models import LanguageModel, family_of
 from jaxspec.typing import Params
 
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-_QUESTION = {True: "What is in the picture?", False: "Who are you?"}
-"""The card's question to a model that reads images, and to one that does not."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,8 @@ def write_model_card(path: Path, name: str, model: Exported) -> None:
         commands.append(f"--target {_place(model.target)} --draft path/to/this{views}")
     tag = "image-text-to-text" if has_vision else "text-generation"
     front = {"library_name": "transformers", "pipeline_tag": tag}
-    more = {"transformers": True, "draft": bool(model.target)}
-    _write(path, name, model.source, facts, front, has_vision, commands, **more)
+    shown = {"has_vision": has_vision, "transformers": True, "draft": bool(model.target)}
+    _write(path, model.source, front, name=name, facts=facts, commands=commands, **shown)
 
 
 def write_head_card(
@@ -107,28 +103,19 @@ def write_head_card(
         facts["image slots"] = (
             f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
         )
-    command = f"--target {_place(config.target_name)} --kv-head path/to/this"
+    commands = [f"--target {_place(config.target_name)} --kv-head path/to/this"]
+    shown = {"has_vision": config.image_tokens > 0}
     front = {"library_name": "jaxspec"}
-    _write(path, name, source, facts, front, config.image_tokens > 0, [command])
+    _write(path, source, front, name=name, facts=facts, commands=commands, **shown)
 
 
-def _write(
-    path: Path,
-    name: str,
-    source: Path,
-    facts: Mapping[str, str],
-    front: Any,
-    has_vision: bool,
-    commands: Sequence[str],
-    **more: Any,
-) -> None:
+def _write(path: Path, source: Path, front: dict[str, Any], **shown: Any) -> None:
+    """Write the card with this front matter; `shown` are the template's variables."""
     from huggingface_hub import ModelCard, ModelCardData
 
     licence = licence_of(source)
-    more |= {"name": name, "facts": facts, "licence": licence, "commands": commands}
-    more |= {"has_vision": has_vision, "question": _QUESTION[has_vision]}
-    front = ModelCardData(license=licence or "other", **front)
-    card = ModelCard.from_template(front, template_path=str(_TEMPLATE), **more)
+    data = ModelCardData(license=licence or "other", **front)
+    card = ModelCard.from_template(data, template_path=str(_TEMPLATE), licence=licence, **shown)
     (path / "README.md").write_text(str(card).rstrip() + "\n", encoding="utf-8")
 
 
@@ -142,10 +129,12 @@ def _place(name: str) -> str:
 
 
 def licence_of(source: Path) -> str | None:
-    """Return the licence that the front matter of a directory's README.md names."""
-    if not (source / "README.md").is_file():
+    """Return the licence that the front matter of a directory's README.md names, if any."""
+    from huggingface_hub import metadata_load
+
+    card = source / "README.md"
+    try:
+        found = (metadata_load(card) or {}).get("license") if card.is_file() else None
+    except Exception:  # whatever a stranger's YAML holds
         return None
-    card = (source / "README.md").read_text(encoding="utf-8", errors="replace")
-    front = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
-    found = re.search(r"^license:\s*(\S+)\s*$", front[1], re.MULTILINE) if front else None
-    return found[1] if found and found[1] != "other" else None
+    return found if isinstance(found, str) and found != "other" else None

@@ -1,7 +1,7 @@
 """Training state on disk: Orbax keeps the newest steps, each renamed when it is whole.
 
-A step holds the state, of which each process writes its part, the place in the data, which is the
-same in all, and what decides the run. It also holds checksums: Orbax does not notice a flipped bit.
+A step holds the state (each process writes its part), the place in the data (the same in all
+processes) and what decides the run. It also holds checksums: Orbax does not notice a flipped bit.
 Orbax v1 is not used, since its names still differ between the releases that the supported Python
 versions install.
 """
@@ -80,7 +80,7 @@ class Checkpoints:
         return None
 
     def save(self, step: int, state: object, place: Any, *, wait: bool = False) -> None:
-        """Save a step in the background, of copies of the arrays, so that they may be donated.
+        """Save a step in the background. Its arrays are copied first, so that they may be donated.
 
         Args:
           place: Place in the data, the same in all processes, for JSON.

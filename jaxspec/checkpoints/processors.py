@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -223,11 +222,12 @@ def copy_processors(
         return
     # Without this entry, transformers 4 makes token types too, which these models do not take.
     changes: dict[str, Any] = {"model_input_names": ["input_ids", "attention_mask"]}
-    _rewrite(path / "tokenizer_config.json", changes | ({"add_bos_token": True} if add_bos else {}))
     if add_bos:
+        changes["add_bos_token"] = True
         _begin_with_bos(path / "tokenizer.json", tokenizer)
+    _rewrite(path / "tokenizer_config.json", {}, changes)
     if not isinstance(config, TextConfig):
-        _rewrite(whole, {}, _processor(config, tokenizer))
+        _rewrite(whole, _processor(config, tokenizer), {})
     for name, text in tokenizer.chat_template.items():
         if Path(name).name != name:
             raise InputError(f"{source}: chat template {name!r} is no name of a file; rename it")
@@ -237,10 +237,8 @@ def copy_processors(
         file.write_text(text, encoding="utf-8")
 
 
-def _rewrite(
-    file: Path, entries: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
-) -> None:
-    """Change entries of a JSON file, which may be missing, and remove its chat template."""
+def _rewrite(file: Path, defaults: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
+    """Set entries of a JSON file, which may be missing, and remove its chat template."""
     given = read_json(file) if file.is_file() else {}
     given.pop("chat_template", None)
     write_json(file, {**defaults, **given, **entries})

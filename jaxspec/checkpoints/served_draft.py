@@ -12,13 +12,14 @@ from jaxspec.config import LvlmConfig, ModelConfig, RotaryConfig, text_config
 from jaxspec.errors import InputError
 
 LAST_REFUSING = "0.20.2"
-"""Last version of vLLM that refuses drafts for targets with images."""
+"""Newest version of vLLM that refuses drafts for targets with images."""
 
 
 def check_served(source: Path, config: ModelConfig, engine: str, padded: bool) -> None:
     """Raise InputError for a draft that the engine refuses.
 
-    padded: Whether the vocabulary has the size of a named target's.
+    Args:
+      padded: Whether the vocabulary is padded to the size of a target's.
     """
     if engine != "vllm":
         raise InputError(f"{source}: not an EAGLE-3 head, which alone is written for {engine}")
@@ -28,7 +29,10 @@ def check_served(source: Path, config: ModelConfig, engine: str, padded: bool) -
     if scaling is not None and scaling.mrope_section:
         raise InputError(f"{source}: vLLM takes no draft with M-RoPE; give another")
     if not padded:
-        raise InputError(f"{source}: vLLM takes a draft of its target's size; give vocab-of alone")
+        raise InputError(
+            f"{source}: vLLM takes a draft with the vocabulary size of its target; give vocab-of, "
+            "and no draft-vocabulary"
+        )
 
 
 def draft_command(path: str, target: str, config: ModelConfig, served: ModelConfig) -> str:
@@ -37,7 +41,7 @@ def draft_command(path: str, target: str, config: ModelConfig, served: ModelConf
     lines = [f"vllm serve {target} --speculative-config '{method}'"]
     context, whole = (text_config(one).max_position_embeddings for one in (config, served))
     if context < whole:
-        lines.append(f"Rows of over {context} tokens, of the target's {whole}, get no draft.")
+        lines.append(f"Rows longer than {context} of the target's {whole} tokens get no draft.")
     if isinstance(served, LvlmConfig):
         lines.append(
             f"vLLM {LAST_REFUSING} and older refuse drafts for a target with images. Newer ones "

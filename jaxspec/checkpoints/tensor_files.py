@@ -159,6 +159,7 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write safetensors, which others may read as they may read the directory's config.json."""
+    """Write a safetensors file with the permissions of the directory's config.json."""
     save_file(tensors, file, metadata={"format": "pt"})
-    file.chmod((file.parent / "config.json").stat().st_mode)  # else only the owner may
+    # safetensors makes a file that only its owner can read.
+    file.chmod((file.parent / "config.json").stat().st_mode)

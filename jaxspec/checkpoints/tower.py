@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import INDEX, SINGLE, read_config, weight_files
-from jaxspec.checkpoints.fitting import Slot, hub_name, in_hub_layout, misfits, slots_in
+from jaxspec.checkpoints.fitting import Slot, hub_name, in_hub_layout, misfits, refuse, slots_in
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.tensor_files import list_file, read_index
 from jaxspec.config import ModelConfig
-from jaxspec.errors import InputError
 from jaxspec.models import abstract_params, family_of, split_tower
 from jaxspec.typing import Params
 
@@ -50,7 +49,7 @@ def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
     stored = {name: tensor for name, tensor in stored.items() if name in slots}
     problems += misfits(config, slots, stored)
     if problems:
-        raise InputError(f"{files[0].parent}: {problems[0]}")
+        refuse(files[0].parent, problems)
     leaves = [read_tensor(stored[name], slot, dtype) for name, slot in slots.items()]
     return jax.tree.unflatten(tree, leaves)
 

@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def hide_torch() -> None:
     """Keep transformers from importing torch, which tokenisers and image processors do not need.
 
-    The import takes seconds. Only for processes of the command's own: all later code finds torch
-    not installed.
+    The import takes seconds. Call this only in the command's own process: all later code finds
+    torch not installed.
     """
     for name in ("torch", "torchvision"):
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None makes imports fail

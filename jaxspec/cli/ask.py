@@ -115,13 +115,13 @@ def answer(
     engine: Engine,
     request: Request,
     images: list[Image],
-    describe: Callable[[Result], dict[str, Any]],
+    describe: Callable[[Result], tuple[dict[str, Any], str]],
     *loaded: str,
 ) -> None:
     """Print the loaded models, the memory estimate, the answer and its stats.
 
     Args:
-      describe: The program's own stats; `summary` among them goes into the last line.
+      describe: Returns the program's own stats, and their summary for the last line.
       loaded: Lines about the loaded models.
     """
     encode = engine.encoder.prompt if args.chat_template else engine.encoder.completion
@@ -135,8 +135,7 @@ def answer(
     streams = args.stream and not args.json and sys.stdout.isatty()
     result = show(engine.stream(request)) if streams else engine.generate(request)
     pace = 1e3 * result.stats.emitted / result.decode_ms
-    own = describe(result)
-    summary = own.pop("summary")
+    own, summary = describe(result)
     compiled = f"{result.compile_ms / 1e3:.1f} s compiling"
     say(f"done: {len(result.tokens)} tokens, {summary}, {pace:.2f} tokens/s, {compiled}")
     stats = own | {

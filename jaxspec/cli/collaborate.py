@@ -63,16 +63,16 @@ def run(args: Collaborate) -> None:
             loaded[path] = load(path, args.computes_in, tiles=args.tiles, weights=weights)
     engine = Engine([loaded[path] for path in paths], config=config)
 
-    def describe(result: Result) -> dict[str, Any]:
+    def describe(result: Result) -> tuple[dict[str, Any], str]:
         stats = collaboration_metrics([result.stats])
         calls = ", ".join(f"{n:.2f}" for n in stats["calls_per_token"] or ())
-        return stats | {
+        stats |= {
             "combination": args.combination,
             "method": args.method,
             "gammas": config.gammas or (1,) * len(names),
             "default_proposer": args.default_proposer,
             "views": [form.view.name for form in engine.assembly.forms],
-            "summary": f"{calls} passes of each model a token",
         }
+        return stats, f"{calls} passes of each model a token"
 
     answer(args, engine, request, images, describe)

@@ -7,7 +7,6 @@ import os
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -25,7 +24,7 @@ from jaxspec.checkpoints.eyes import EYES
 from jaxspec.checkpoints.gguf_files import INSTALL, SMOLLM2, smollm2_file
 from jaxspec.cli.ask import clear, progress
 from jaxspec.cli.race import PAGE, draw
-from jaxspec.data.images import load_image
+from jaxspec.data.images import as_png, load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
 from jaxspec.files import ASSETS, write_text
@@ -173,10 +172,9 @@ def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) ->
 
 def _png(image: Image) -> str:
     """Return a small copy of the image as base64 of a PNG file."""
-    small, file = image.copy(), BytesIO()
+    small = image.copy()
     small.thumbnail((2 * PAGE, 2 * PAGE))
-    small.save(file, "PNG")
-    return b64encode(file.getvalue()).decode()
+    return b64encode(as_png(np.asarray(small))).decode()
 
 
 def _drawn(image: Image) -> Text:

@@ -20,7 +20,7 @@ from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.checkpoints.served_draft import draft_command
 from jaxspec.cli.ask import progress
-from jaxspec.config import KVHeadConfig, text_config
+from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError, printable
 from jaxspec.loading import check_words
 from jaxspec.runtime import human_bytes, setup_runtime
@@ -85,15 +85,12 @@ def run(args: Export) -> None:
     """Write the directory, and print a line about it."""
     setup_runtime()
     source = locate(args.source, args.revision)
-    target = served = None
+    target = None
     if args.vocab_of is not None:
         path = locate(args.vocab_of)
-        served = directories.read_config(path)
-        if not is_kv_head(source):  # which `export` refuses
+        target = Target(model_name(path), directories.read_config(path))
+        if not is_kv_head(source):  # a head has no tokeniser
             check_words(load_tokenizer(path), load_tokenizer(source))
-        classes = directories.read_raw_config(path).get("architectures") or ()
-        size = text_config(served).vocab_size
-        target = Target(model_name(path), size, tuple(classes))
     progress(f"exporting {source}")
     config = export(
         source,
@@ -103,10 +100,7 @@ def run(args: Export) -> None:
         draft_vocabulary=args.draft_vocabulary,
         engine=args.engine,
         adapter=args.adapter,
-        options=SaveOptions(
-            dtype=jnp.dtype(args.dtype) if args.dtype else None,
-            overwrite=args.overwrite,
-        ),
+        options=SaveOptions(dtype=args.dtype and jnp.dtype(args.dtype), overwrite=args.overwrite),
     )
     _tell(args.destination, config)
     if args.engine is None:
@@ -116,8 +110,7 @@ def run(args: Export) -> None:
         print(printable(serve_command(config, place, args.engine)))
     else:
         assert target is not None
-        assert served is not None
-        print(printable(draft_command(place, target.name, config, served)))
+        print(printable(draft_command(place, target.name, config, target.config)))
 
 
 def _tell(path: Path, config: Any) -> None:

@@ -80,8 +80,7 @@ def run(args: Generate) -> None:
     weights = None if args.weights is None else numbers("--weights", args.weights)
     if args.gamma < 1:
         raise InputError(f"--gamma: {args.gamma}; give 1 or more, or give no draft")
-    draft, head = args.draft, args.kv_head
-    default = ("M",) * (draft is not None) + ("kv",) * (head is not None)
+    default = ("M",) * (args.draft is not None) + ("kv",) * (args.kv_head is not None)
     views = default if args.views is None else view_names(args.views)
     config = EngineConfig(
         views=views,
@@ -93,11 +92,11 @@ def run(args: Generate) -> None:
         context=args.context,
         batch_size=1,
     )
-    _check_drafts(args, draft, head, views)
+    _check_drafts(args, views)
     images, request = args.pictures(), args.request()
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
     models = [(args.target, args.revision)]
-    models += [] if draft is None else [(draft, args.draft_revision)]
+    models += [] if args.draft is None else [(args.draft, args.draft_revision)]
     paths = [locate(*model) for model in models]
     for path in paths:
         directories.read_config(path)
@@ -105,9 +104,9 @@ def run(args: Generate) -> None:
     load = partial(LoadedModel.load, dtype=args.computes_in, tiles=args.tiles)
     progress(f"loading target {paths[0]}")
     target = load(paths[0], mesh=mesh, weights=args.target_weights, adapter=args.adapter)
-    target = target if head is None else target.with_head(head)
+    target = target if args.kv_head is None else target.with_head(args.kv_head)
     loaded = [target]
-    if draft is not None:
+    if args.draft is not None:
         progress(f"loading draft {paths[1]}")
         loaded.append(load(paths[1], share_tower_with=target))
     captioner = None
@@ -116,26 +115,22 @@ def run(args: Generate) -> None:
         captioner = load_captioner(args.captioner, args.computes_in, share_tower_with=target)
     engine = Engine(*loaded, config=config, captioner=captioner)
 
-    def describe(result: Result) -> dict[str, Any]:
+    def describe(result: Result) -> tuple[dict[str, Any], str]:
         drafts, block = engine.assembly.program.drafts, block_fields(config)
         block = block if drafts else dict.fromkeys(block) | {"gamma": 0}
         stats = acceptance_metrics([result.stats]) | block
         length = stats["tokens_per_pass"]
-        return stats | {
-            "views": list(views) if drafts else None,
-            "weighting": str(parse_weighting(config.weighting)) if drafts else None,
-            "summary": f"{'-' if length is None else f'{length:.2f}'} tokens per target pass",
-        }
+        stats["views"] = list(views) if drafts else None
+        stats["weighting"] = str(parse_weighting(config.weighting)) if drafts else None
+        return stats, f"{'-' if length is None else f'{length:.2f}'} tokens per target pass"
 
     reports = (f"{name}: {model.report}" for name, model in zip(("target", "draft"), loaded))
     answer(args, engine, request, images, describe, *reports)
 
 
-def _check_drafts(
-    args: Generate, draft: str | None, head: str | None, views: tuple[str, ...]
-) -> None:
+def _check_drafts(args: Generate, views: tuple[str, ...]) -> None:
     """Raise InputError for models that no view uses, and for options that nothing reads."""
-    shown = ",".join(views)
+    draft, head, shown = args.draft, args.kv_head, ",".join(views)
     if draft is not None and is_kv_head(draft):
         raise InputError(f"--draft: {draft} is a KV head; give it as --kv-head")
     if draft is None and head is None and "lookup" not in views:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from textwrap import fill
@@ -83,7 +83,7 @@ def run(args: Plans) -> None:
     sizes = sizes_of(program, args.prompt, args.images, args.new)
     planned = cache(lambda count: plan(program, params, count, args.batch_size, sizes))
 
-    def column(chip: Chip, count: int) -> tuple[dict[str, str], bool]:
+    def column(chip: Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
         found = planned(count)
         report = found.memory
         caches = report.target_cache + report.draft_cache
@@ -94,17 +94,15 @@ def run(args: Plans) -> None:
             "working": report.total - weights - caches,
             "together": report.total,
         }
-        fits = report.total <= ROOM * chip.gib * 2**30
-        cells = _gib(held)
-        cells |= {"fits": "yes" if fits else "no", "ms a token": _ms(found.plain, chip)}
+        cells = {"ms a token": _ms(found.plain, chip)}
         if views:
             cells["ms a block"] = _ms(found.block, chip)
             cells |= {f"speed-up at {n}": f"{found.speedup(n):.2f}" for n in TOKENS}
-        return cells, fits
+        return held, cells
 
     size = f"batch {args.batch_size}, {args.prompt} + {args.new} tokens, {args.dtype}"
     size += "" if args.target_weights is None else f", {args.target_weights} target"
-    _print(f"{args.target}: {size}", args.chips, COUNTS, column)
+    _print(f"{args.target}: {size}", args.chips, COUNTS, ROOM, column)
     notes = (
         "Memory is that of each device. Weights and caches are exact; working memory is that "
         "of one device alone. Times are lower bounds: to read weights and caches at full "
@@ -138,20 +136,15 @@ def _plan_training(args: Plans, target: ModelConfig, draft: ModelConfig) -> None
         mesh = mesh_for(count, batch)
         return mesh, abstract_step(target, draft, mesh, batch, args.prompt, args.dtype)
 
-    def column(chip: Chip, count: int) -> tuple[dict[str, str], bool]:
+    def column(chip: Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
         mesh, step = planned(count)
-        total = sum(step.held.values())
-        fits = total <= TRAINING_ROOM * chip.gib * 2**30
-        cells = _gib(step.held | {"together": total})
-        cells |= {
-            "fits": "yes" if fits else "no",
-            "s a step": f"{step.flops / count / chip.tflops / 1e12:.3g}",
-        }
+        cells = {"s a step": f"{step.flops / count / chip.tflops / 1e12:.3g}"}
         cells |= {f"mesh.{axis}": f"{size}" for axis, size in mesh.shape.items()}
-        return cells, fits
+        return step.held | {"together": sum(step.held.values())}, cells
 
-    size = f"{batch} samples of {args.prompt} tokens, {args.dtype}"
-    _print(f"{args.target} teaches {args.draft}: {size}", args.chips, (*COUNTS, 32, 64), column)
+    title = f"{args.target} teaches {args.draft}: {batch} samples of {args.prompt} tokens"
+    counts = (*COUNTS, 32, 64)
+    _print(f"{title}, {args.dtype}", args.chips, counts, TRAINING_ROOM, column)
     notes = (
         f"Memory is that of each device, without activations: what fits leaves "
         f"{1 - TRAINING_ROOM:.0%} free for them, and --tune.accumulate and --tune.remat make them "
@@ -165,28 +158,29 @@ def _print(
     title: str,
     kinds: tuple[str, ...],
     counts: tuple[int, ...],
-    column: Callable[[Chip, int], tuple[dict[str, str], bool]],
+    room: float,
+    column: Callable[[Chip, int], tuple[dict[str, int], dict[str, str]]],
 ) -> None:
     """Print a table for each kind of device, a line per quantity, at most 80 columns wide.
 
     Args:
-      column: The cells of a number of devices, and whether it holds everything.
+      room: Share of a device's memory that may be filled.
+      column: Returns the bytes on each of a number of devices, `together` last, and more cells.
     """
     print(printable(title))
     for kind in kinds:
         columns: dict[int, dict[str, str]] = {}
         for count in counts:
-            columns[count], fits = column(CHIPS[kind], count)
+            held, cells = column(CHIPS[kind], count)
+            fits = held["together"] <= room * CHIPS[kind].gib * 2**30
+            gib = {f"{name}, GiB": f"{size / 2**30:.2f}" for name, size in held.items()}
+            columns[count] = gib | {"fits": "yes" if fits else "no"} | cells
             if fits:
                 break
         print(f"\n{f'{kind}, {CHIPS[kind].gib:g} GiB':<17}" + "".join(f"{n:>9}" for n in columns))
         for name in next(iter(columns.values())):
             print(f"{name:<17}" + "".join(f" {cells[name]:>8}" for cells in columns.values()))
     print()
-
-
-def _gib(held: Mapping[str, int]) -> dict[str, str]:
-    return {f"{name}, GiB": f"{size / 2**30:.2f}" for name, size in held.items()}
 
 
 def _ms(read: float, chip: Chip) -> str:

@@ -7,7 +7,7 @@ default of their transformers class (`llava-hf/llava-1.5-7b-hf` names neither wi
 from __future__ import annotations
 
 from jaxspec.config.eagle import EagleConfig
-from jaxspec.config.kv_head import KVHeadConfig, target_hash
+from jaxspec.config.kv_head import KVHeadConfig
 from jaxspec.config.lvlm import (
     LlavaConfig,
     LlavaNextConfig,
@@ -49,7 +49,6 @@ __all__ = [
     "RotaryConfig",
     "TextConfig",
     "VisionConfig",
-    "target_hash",
     "text_config",
 ]
 

@@ -80,9 +80,9 @@ class KVHeadConfig:
     """Whether one pass drafts a block: J positions, the newest token and behind it learned masks,
     each of which sees those before it. All read the hidden state of the newest token, if any."""
     markov: int = 0
-    """r: rank of what a head that is `parallel` adds to the scores of a token for the token before
-    it, as DSpark's Markov head; 0 adds nothing. A token is drawn from the softmax of the sum, and
-    verified against that."""
+    """r: rank of a Markov head as in DSpark, for `parallel` alone: it adds a term for the token
+    before to a token's score. Tokens are drawn from the softmax of the sum, and verified against
+    it. 0: no Markov head."""
 
     model_type: ClassVar = "jaxspec_kv_head"
 
@@ -243,14 +243,11 @@ class KVHeadConfig:
         if self.fused:
             own = {"target_hash": self.target_hash, "target_name": self.target_name}
             return self.text_config.to_hf() | {"jaxspec": own | {"gamma": self.gamma}}
-        return (
-            {"model_type": self.model_type}
-            | self.options()
-            | {"text_config": self.text_config.to_hf()}
-        )
+        own = self.options() | {"text_config": self.text_config.to_hf()}
+        return {"model_type": self.model_type} | own
 
     def options(self) -> dict[str, Any]:
-        """Return the fields, without those that older heads lack where they are off."""
+        """Return the fields; newer ones only where they are on, because older heads lack them."""
         newer = ("key_layers", "parallel", "markov")
         return {name: value for name, value in asdict(self).items() if value or name not in newer}
 
@@ -263,9 +260,7 @@ def usual_layers(depth: int) -> tuple[int, ...]:
     return layers
 
 
-def eagle_decoder(
-    target: RotaryConfig, layers: int = 1, target_layers: tuple[int, ...] = ()
-) -> EagleConfig:
+def eagle_decoder(target: RotaryConfig, layers: int, target_layers: tuple[int, ...]) -> EagleConfig:
     """Return the decoder of a new EAGLE-3 head: its target's sizes, without biases."""
     names = (
         *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),

@@ -13,25 +13,6 @@ from jaxspec.errors import InputError
 
 MOST_TILES = 100
 """The most tiles of an image. The released models take 36 at most."""
-MROPE_SECTION = (16, 24, 24)
-_QWEN_TEXT_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 152064,
-    "hidden_size": 8192,
-    "intermediate_size": 29568,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
-    "max_window_layers": 80,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-}
-"""`Qwen2_5_VLTextConfig`'s, where they are not `Qwen2Config`'s."""
-MROPE_SECTION_3 = (24, 20, 20)
-"""`mrope_section` of Qwen3-VL, whose class takes it where a file names none."""
-_QWEN3_TEXT_DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.0}
-"""`Qwen3VLTextConfig`'s, where they are not `Qwen3Config`'s."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +38,10 @@ class _Lvlm:
 
     @classmethod
     def known(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Return the entries of a file that are fields, but for the two parts."""
-        given = {name: value for name, value in raw.items() if value is not None}
-        given = {"image_token_index": raw.get("image_token_id")} | given
-        return known_fields(cls, given, leave_out=("text_config", "vision_config"))
+        """Return the entries of a file that are fields, without the two parts."""
+        parts = ("text_config", "vision_config")
+        given = {k: v for k, v in raw.items() if v is not None and k not in parts}
+        return known_fields(cls, {"image_token_index": raw.get("image_token_id")} | given)
 
     def to_hf(self) -> dict[str, Any]:
         return asdict(self) | {
@@ -235,6 +216,25 @@ class QwenVLConfig(_Lvlm):
     vision_end_token_id: int = 151653
 
     architecture = "Qwen2_5_VLForConditionalGeneration"
+    _decoder: ClassVar[type[Qwen2Config]] = Qwen2Config
+    _tower: ClassVar[Any] = QwenVisionConfig
+    _text_defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": 152064,
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "max_window_layers": 80,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    }
+    """Defaults of transformers' text configuration that differ from the decoder's."""
+    _mrope_section: ClassVar = (16, 24, 24)
+    """`mrope_section` where a file names none."""
+    _mrope_interleaved: ClassVar = False
 
     @property
     def image_marks(self) -> tuple[int, int]:
@@ -252,21 +252,21 @@ class QwenVLConfig(_Lvlm):
 
         Flat files hold the decoder's fields at the level of `vision_config`.
         """
-        known, text = cls.known(raw), raw.get("text_config") or raw
-        decoder = Qwen2Config.from_hf(
-            _QWEN_TEXT_DEFAULTS | text | {"model_type": Qwen2Config.model_type}
+        text = cls._text_defaults | (raw.get("text_config") or raw)
+        decoder = cls._decoder.from_hf(text | {"model_type": cls._decoder.model_type})
+        rope = decoder.rope_scaling
+        sections = rope.mrope_section or cls._mrope_section
+        rope = replace(rope, mrope_section=sections, mrope_interleaved=cls._mrope_interleaved)
+        return cls(
+            text_config=replace(decoder, rope_scaling=rope),
+            vision_config=cls._tower.from_hf(raw.get("vision_config") or {}),
+            **cls.known(raw),
         )
-        if not decoder.rope_scaling.mrope_section:
-            decoder = replace(
-                decoder, rope_scaling=replace(decoder.rope_scaling, mrope_section=MROPE_SECTION)
-            )
-        vision = QwenVisionConfig.from_hf(raw.get("vision_config") or {})
-        return cls(text_config=decoder, vision_config=vision, **known)
 
     def to_hf(self) -> dict[str, Any]:
         """Return the nested dictionary, which transformers reads since 4.52."""
         out = super().to_hf()
-        out["text_config"]["model_type"] = "qwen2_5_vl_text"
+        out["text_config"]["model_type"] = f"{self.model_type}_text"
         del out["image_token_index"], out["text_config"]["architectures"]
         return out
 
@@ -284,6 +284,11 @@ class Qwen3VLConfig(QwenVLConfig):
     model_type: str = "qwen3_vl"
 
     architecture = "Qwen3VLForConditionalGeneration"
+    _decoder: ClassVar = Qwen3Config
+    _tower: ClassVar = Qwen3VisionConfig
+    _text_defaults: ClassVar = {"max_position_embeddings": 128000, "rope_theta": 500000.0}
+    _mrope_section: ClassVar = (24, 20, 20)
+    _mrope_interleaved: ClassVar = True
 
     @property
     def stacked(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -293,21 +298,3 @@ class Qwen3VLConfig(QwenVLConfig):
     @property
     def tower(self) -> Any:
         return replace(self.vision_config, out_hidden_size=0)
-
-    @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> Self:
-        text = _QWEN3_TEXT_DEFAULTS | (raw.get("text_config") or {})
-        decoder = Qwen3Config.from_hf(text | {"model_type": Qwen3Config.model_type})
-        scaling = decoder.rope_scaling
-        sections = scaling.mrope_section or MROPE_SECTION_3
-        scaling = replace(scaling, mrope_section=sections, mrope_interleaved=True)
-        vision = Qwen3VisionConfig.from_hf(raw.get("vision_config") or {})
-        known = cls.known(raw)
-        return cls(
-            text_config=replace(decoder, rope_scaling=scaling), vision_config=vision, **known
-        )
-
-    def to_hf(self) -> dict[str, Any]:
-        out = super().to_hf()
-        out["text_config"]["model_type"] = "qwen3_vl_text"
-        return out

@@ -30,7 +30,7 @@ def check_fields(part: str, cls: type, raw: Mapping[str, Any]) -> None:
             raise InputError(f"{part}: {f.name} {value!r:.60} is not supported; give {f.type}")
 
 
-def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+def known_fields(cls: type, raw: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of `raw` that are fields, lists as tuples.
 
     Null means the default, unless a field may be None.
@@ -38,7 +38,7 @@ def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()
     Raises InputError for an entry that does not have its field's type.
     """
     check_fields(re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__).lower(), cls, raw)
-    types = {f.name: str(f.type) for f in fields(cls) if f.name not in leave_out}
+    types = {f.name: str(f.type) for f in fields(cls)}
     known = {k: v for k, v in raw.items() if k in types and (v is not None or "None" in types[k])}
     return {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
 

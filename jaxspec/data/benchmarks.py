@@ -23,7 +23,7 @@ from typing import Any
 from jaxspec.data.hub import hub_rows
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import Sample, stored_image, text_of
-from jaxspec.errors import InputError, located, nearest
+from jaxspec.errors import InputError, located
 from jaxspec.prompts.placeholders import place_images
 
 REASON = (
@@ -163,13 +163,6 @@ BENCHMARKS = {
 }  # fmt: skip
 
 
-def benchmark(name: str) -> Benchmark:
-    """Return the set of this name; InputError with the nearest one for any other."""
-    if name not in BENCHMARKS:
-        raise InputError(f"benchmark: unknown set {name!r}; {nearest(name, tuple(BENCHMARKS))}")
-    return BENCHMARKS[name]
-
-
 def benchmark_samples(name: str, path: Path | None = None) -> Iterator[Sample]:
     """Yield all samples of a set in the order of its rows, one at a time.
 
@@ -180,7 +173,7 @@ def benchmark_samples(name: str, path: Path | None = None) -> Iterator[Sample]:
     Raises InputError, naming file and row, where a column is missing, an image cannot be decoded,
     or placeholders and images differ in number.
     """
-    known = benchmark(name)
+    known = BENCHMARKS[name]
     for number, row in enumerate(_rows(known, known.split, path)):
         yield _sample(known, number, row)
 
@@ -199,7 +192,7 @@ def few_shot_samples(
 
     Raises InputError for a set without examples, and for too few of them.
     """
-    known = benchmark(name)
+    known = BENCHMARKS[name]
     shots = known.shots
     if shots is None:
         have = ", ".join(other.name for other in BENCHMARKS.values() if other.shots)

@@ -33,7 +33,7 @@ from jaxspec.data.hub import on_disk
 from jaxspec.data.images import StoredImage
 from jaxspec.data.rows import DataRow, json_list, rows_and_errors
 from jaxspec.data.samples import Sample, stored_image
-from jaxspec.errors import InputError, check_counts, located
+from jaxspec.errors import InputError, check_counts, located, reading
 from jaxspec.files import writing
 from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, place_in_turns
 
@@ -193,16 +193,12 @@ def _best_path(prompt: Any) -> list[Any]:
     """Return the messages of an OpenAssistant tree along the replies that people ranked first."""
 
     def rank(reply: Any) -> float:
-        place = reply.get("rank") if isinstance(reply, Mapping) else None
-        return place if isinstance(place, int | float) else math.inf
+        return math.inf if reply.get("rank") is None else reply["rank"]
 
     path = [prompt]
-    while (
-        isinstance(path[-1], Mapping)
-        and isinstance(replies := path[-1].get("replies"), list)
-        and replies
-    ):
-        path.append(min(replies, key=rank))
+    with reading("no message with replies", "mend the row"):
+        while replies := path[-1].get("replies"):
+            path.append(min(replies, key=rank))
     return path
 
 
@@ -214,8 +210,8 @@ def _pairs(said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
     """
     system, turns, asked = "", [], None
     for message in said if isinstance(said, list) else [said]:
-        role = ROLES.get(str(message.get(speaker))) if isinstance(message, Mapping) else None
-        text = message.get(words) if isinstance(message, Mapping) else None
+        known = message if isinstance(message, Mapping) else {}
+        role, text = ROLES.get(str(known.get(speaker))), known.get(words)
         if role is None or not isinstance(text, str):
             raise InputError(f"{str(message)[:60]!r} is no message {{{speaker}, {words}}}")
         if role == "system" and not turns and asked is None:

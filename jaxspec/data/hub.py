@@ -113,4 +113,4 @@ def _named_by(card: Path, config: str, split: str) -> list[str]:
         patterns = [one for path in paths for one in ([path] if isinstance(path, str) else path)]
         return [one for one in patterns if re.fullmatch(r"\w(?!.*\.\.)[\w./*-]*", one)]
     except Exception as error:  # whatever a stranger's YAML holds
-        raise FileNotFoundError(f"{card} names no files of it") from error
+        raise FileNotFoundError(f"{card} names no files of this split") from error

@@ -183,7 +183,7 @@ def prepare(
             written += 1
             yield sample
         if not written:
-            raise InputError(f"data {name}: no sample of it is left; see what was skipped")
+            raise InputError(f"data {name}: no sample is left; see what was skipped")
 
     with sole(out / f"{name}.lock"):
         if folder.exists():

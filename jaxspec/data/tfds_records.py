@@ -24,8 +24,9 @@ def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
     with needing(f"data {place}", "train"):
         import tensorflow_datasets as tfds
     name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore
-    versions = (sorted(Path(name).glob(f"{part}features.json")) for part in ("", "*.*.*/"))
-    folders = [file.parent for files in versions for file in files]
+    versions = [file.parent for file in Path(name).glob("*.*.*/features.json")]
+    versions.sort(key=lambda folder: [int(part) for part in re.findall(r"\d+", folder.name)])
+    folders = [*(file.parent for file in Path(name).glob("features.json")), *versions]
     with reading(f"data {place}: TFDS cannot read it", "check name or folder"):
         read: Any = tfds.builder_from_directory if folders else tfds.builder
         builder = read(str(folders[-1]) if folders else name)

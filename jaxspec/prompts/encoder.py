@@ -142,7 +142,7 @@ class PromptEncoder:
         """Return the first turn as text, up to where the answer begins."""
         placed = self._placed(question, images)
         if self.tokenizer.chat_template:
-            text = render_turns(self.tokenizer, [question], placed, images, self.image_text)
+            text = render_turns(self.tokenizer, [question], placed, self.image_text)
         else:
             text = vicuna_turn(placed)
         if self.system and not text.startswith("USER: "):
@@ -201,7 +201,7 @@ class PromptEncoder:
         placed = self._placed(question, images)
         if not self.tokenizer.chat_template:
             return vicuna_turn(placed)
-        return render_follow_up(self.tokenizer, answer, question, placed, images, self.image_text)
+        return render_follow_up(self.tokenizer, answer, question, placed, self.image_text)
 
     def _asked(self, question: str, turn: int) -> str:
         """Return the text before the answer of a training dialogue's turn."""

@@ -22,11 +22,7 @@ def vicuna_turn(question: str) -> str:
 
 
 def render_turns(
-    tokenizer: PreTrainedTokenizerBase,
-    said: Sequence[str],
-    placed: str,
-    images: int,
-    image_text: str,
+    tokenizer: PreTrainedTokenizerBase, said: Sequence[str], placed: str, image_text: str
 ) -> str:
     """Return the text that the tokeniser's chat template makes of some turns.
 
@@ -34,15 +30,14 @@ def render_turns(
     the checkpoint holds it: it reaches no Python internals, no file and no module.
 
     Templates take a message as text or as a list of parts. The first form whose rendering shows all
-    texts and images counts: a template that wants parts renders nothing of a text, in silence.
+    texts and images counts: a template that wants parts silently leaves out a text.
 
     Args:
       said: Texts of user and assistant by turns; the template asks for the next answer.
       placed: The last text with a placeholder for each of its images.
-      images: Number of images of the last turn.
       image_text: The text of one image in the tokeniser's vocabulary.
     """
-    texts = [*said[:-1], placed]
+    texts, images = [*said[:-1], placed], placed.count(PLACEHOLDER)
     forms: list[list[Any]] = [texts, [[_text(text)] for text in texts]]
     if placed != said[-1]:  # no placeholders of its own: the template places the images
         turns: list[Any] = [[_text(text)] for text in said]
@@ -72,7 +67,6 @@ def render_follow_up(
     answer: Sequence[int],
     question: str,
     placed: str,
-    images: int,
     image_text: str,
 ) -> str:
     """Return the template's text from the end of an answer to the beginning of the next one.
@@ -81,7 +75,7 @@ def render_follow_up(
     out: after `... <|im_end|>` follows "\\n<|im_start|>user ...".
     """
     said = ["Hello.", _ANSWER, question]
-    text = render_turns(tokenizer, said, placed, images, image_text).partition(_ANSWER)[2]
+    text = render_turns(tokenizer, said, placed, image_text).partition(_ANSWER)[2]
     added = tokenizer.added_tokens_decoder
     closing = added[answer[-1]].content if answer and answer[-1] in added else None
     if closing and text.lstrip().startswith(closing):

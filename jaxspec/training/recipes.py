@@ -175,10 +175,9 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         return read_tower(recipe.target, jnp.dtype("float32"))
 
     if isinstance(recipe.start, str) and recipe.lora and (Path(recipe.start) / ADAPTER).is_file():
-        found = composed(Path(recipe.start))
-        params = read_params(found.config, found.tensors)
-        pairs = {LORA: read_pairs(found.adapter)}
-        return replace(target, config=found.config, params={**params, **pairs})
+        config, tensors, adapter = composed(Path(recipe.start))
+        params = {**read_params(config, tensors), LORA: read_pairs(adapter)}
+        return replace(target, config=config, params=params)
     if isinstance(recipe.start, str):
         start = LoadedModel.load(recipe.start)
     elif isinstance(recipe.start, LlavaConfig):

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is the oracle of parity: inst
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
 from jaxspec.checkpoints.huggingface import SaveOptions, load  # noqa: E402
 from jaxspec.checkpoints.kv_head import load_kv_head  # noqa: E402
+from jaxspec.checkpoints.model_card import licence_of  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
@@ -87,6 +88,22 @@ def test_what_lies_beside(source, tmp_path):
     assert "AutoModelForImageTextToText" in card
 
 
+@pytest.mark.parametrize(
+    ("line", "licence"),
+    [
+        ("license: llama2", "llama2"),
+        ('license: "apache-2.0"  # as upstream', "apache-2.0"),
+        ("license: other", None),
+        ("license: [mit", None),
+        ("language: en", None),
+    ],
+)
+def test_the_licence_is_read_as_yaml(line, licence, tmp_path):
+    assert licence_of(tmp_path) is None
+    (tmp_path / "README.md").write_text(f"---\n{line}\n---\n# a model\n")
+    assert licence_of(tmp_path) == licence
+
+
 def test_dtype_by_command(source, tmp_path, capsys):
     main(["export", str(source), str(tmp_path / "half"), "--dtype", "bfloat16"])
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'half'}: llava, ")
@@ -141,7 +158,7 @@ def test_vocabulary_of_a_target(source, tmp_path, refusal):
     assert ", of which the last 3 are means" in card
     hf.reload(tmp_path / "padded", LlamaForCausalLM)
     with pytest.raises(InputError, match="tokens, more than the target's"):
-        export(source, tmp_path / "cut", target=Target("draft", text.vocab_size))
+        export(source, tmp_path / "cut", target=Target("draft", text))
     assert not (tmp_path / "cut").exists()
 
     other = shutil.copytree(draft, tmp_path / "other")

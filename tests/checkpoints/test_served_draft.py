@@ -35,7 +35,7 @@ def test_a_text_draft_is_written_for_vllm(tmp_path: Path, capsys: pytest.Capture
     told = capsys.readouterr().out.splitlines()
     assert told[1].startswith("vllm serve target --speculative-config")
     assert f'"method": "draft_model", "model": "{out}"' in told[1]
-    assert "over 96 tokens, of the target's 512" in told[2]
+    assert "longer than 96 of the target's 512 tokens" in told[2]
     assert "0.20.2 and older refuse" in told[3]
     assert text_config(read_config(out)).vocab_size == tiny.CONFIG.text_config.vocab_size
     main(["export", draft, str(tmp_path / "again"), "--for", "vllm", "--vocab-of", str(out)])
@@ -46,8 +46,8 @@ def test_a_text_draft_is_written_for_vllm(tmp_path: Path, capsys: pytest.Capture
     ("config", "options", "told"),
     [
         (TEXT, ["--for", "sglang", "--vocab-of", "{}"], "not an EAGLE-3 head, which alone is written for sglang"),
-        (TEXT, ["--for", "vllm"], "of its target's size; give vocab-of"),
-        (TEXT, ["--for", "vllm", "--vocab-of", "{}", "--draft-vocabulary", "8"], "of its target's size"),
+        (TEXT, ["--for", "vllm"], "the vocabulary size of its target; give vocab-of"),
+        (TEXT, ["--for", "vllm", "--vocab-of", "{}", "--draft-vocabulary", "8"], "the vocabulary size of its target"),
         (tiny.CONFIG, ["--for", "vllm", "--vocab-of", "{}"], "vLLM shows drafts no images"),
         (
             Qwen2Config(

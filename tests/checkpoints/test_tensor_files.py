@@ -81,9 +81,7 @@ def test_13b_shapes_straight_onto_a_mesh(tmp_path):
     )
     size = write_zeros(tmp_path / "model", config, shards=3)
     assert size > 1.4e9
-    mesh = make_mesh(model=8)
-    places = shardings(config, abstract_params(config), mesh)
-    found = load(tmp_path / "model", shardings=places)
+    found = load(tmp_path / "model", mesh=make_mesh(model=8))
     print(f"LLaVA-1.5-13B widths, 1 layer: {found.report}")
     report = found.report
     assert report.devices == 8

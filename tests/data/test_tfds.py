@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import tensorflow_datasets as tfds
 from eval.lib.sets import evaluation_set
 from jaxspec.data.sources import FileFormat, Prepared, prepare
+from jaxspec.data.tfds_records import tfds_records
 from jaxspec.errors import InputError
 from picturebook.training import Picturebook
 
@@ -74,6 +76,14 @@ def test_a_strangers_set_has_the_hubs_columns(folder: Path) -> None:
     assert asked.turns[0][0].count("Question: ") == 5
     last = evaluation_set("pope", data=data)[-1]
     np.testing.assert_array_equal(np.asarray(last.images[0].load()), np.full((2, 3, 3), 4))
+
+
+def test_the_newest_version_is_read(folder: Path, tmp_path: Path) -> None:
+    """By its numbers: 10.0.0 is newer than 9.0.0, whose name sorts behind it."""
+    shutil.copytree(folder / NAME / "2.1.0", tmp_path / "10.0.0")
+    (tmp_path / "9.0.0").mkdir()
+    (tmp_path / "9.0.0" / "features.json").touch()
+    assert len(list(tfds_records(f"tfds:{tmp_path}@test"))) == 2
 
 
 @pytest.mark.parametrize(

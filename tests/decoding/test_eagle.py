@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.checkpoints.kv_head import named_tensors
+from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafter import BlockInputs
 from jaxspec.errors import InputError

@@ -100,7 +100,7 @@ def test_a_card_that_names_no_files_is_told(cache: Path, card: str) -> None:
     (place,) = cache.glob("datasets--*/snapshots/*/README.md")
     place.unlink()
     place.write_text(card)
-    assert "names no files of it" in refused()
+    assert "names no files of this split" in refused()
 
 
 def test_a_card_leads_nowhere_else(cache: Path) -> None:

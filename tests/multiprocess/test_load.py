@@ -19,11 +19,9 @@ from pathlib import Path
 address, number, path = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 jax.config.update("jax_platforms", "cpu")
 jax.distributed.initialize(address, 2, number)
-from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.tensor_files import StoredTensor
-from jaxspec.models import abstract_params
-from jaxspec.sharding import make_mesh, shardings
+from jaxspec.sharding import make_mesh
 read = StoredTensor.read
 counted = []
 def counting(self, box=None):
@@ -31,8 +29,7 @@ def counting(self, box=None):
     counted.append(out.nbytes)
     return out
 StoredTensor.read = counting
-config = read_config(path)
-found = load(path, shardings=shardings(config, abstract_params(config), make_mesh(model=2)))
+found = load(path, mesh=make_mesh(model=2))
 mlp = found.params["language_model"]["model"]["layers_1"]["mlp"]
 parts = {name: mlp[name]["kernel"].addressable_shards[0].data for name in ("gate_proj", "down_proj")}
 answer = {name: np.asarray(part).tolist() for name, part in parts.items()}

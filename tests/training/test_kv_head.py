@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.checkpoints.kv_head import named_tensors, save_kv_head
+from jaxspec.checkpoints.fitting import named_tensors
+from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config, RopeScaling
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
