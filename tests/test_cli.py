@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -193,29 +192,6 @@ def test_the_race_tells_the_median_of_its_prompts(
         with pytest.raises(SystemExit):
             main(["demo", "--model", "smollm2", option, str(mine)])
         assert "is no demo's file" in capsys.readouterr().err
-
-
-def test_the_picture_of_a_race_has_its_tokens_and_passes() -> None:
-    """Plain decoding: 1 pass a token after the first. Drafting: [' b<' ' c\n\n' own], [own], [' f', cut by the answer's
-    end]."""
-    tokens = [["A", -1], [" b<", 0], [" c\n\n", 1], ["  d", -1], ["e", -1], [" f", 0]]
-    row = {"prompt": "Q?", "tokens": tokens, "passes": [5, 3], "decode_ms": [50.0, 60.0], "speedup": 5 / 6}
-    race = {"model": "tiny", "device": "cpu", "load": "load 0.0", "rows": [row | {"identical": True}]}
-    svg = ElementTree.fromstring(draw(race))
-    name = "{http://www.w3.org/2000/svg}"
-    groups = svg.findall(f"{name}g")
-    begin = [float(re.search(r"([\d.]+)%{opacity:1", group[0].text or "")[1]) for group in groups]  # type: ignore[index]
-    # The slower lane takes 60 ms, which are two thirds of the picture.
-    assert begin == [*np.round(np.arange(6) * 10 / 60 * 200 / 3, 2), *np.round(np.arange(4) * 20 / 60 * 200 / 3, 2)]
-    told = [[(t.text, t.get("class")) for t in group.findall(f"{name}text")] for group in groups]
-    assert told[:2] == [[("A", None)], [("b<", None)]]
-    assert told[6:8] == [[("A", None)], [("b<", "drafted"), ("c", "drafted"), ("d", None)]]
-    assert svg.find(f"{name}image") is None
-    race["rows"] = [row | {"tokens": [[" word", -1]] * 500, "identical": True, "page": "cGFnZQ=="}]
-    image = ElementTree.fromstring(draw(race)).find(f"{name}image")
-    assert image is not None
-    assert image.get("href") == "data:image/png;base64,cGFnZQ=="
-    assert 30 < len(ElementTree.fromstring(draw(race)).findall(f"{name}g")) < 100, "longer answers are cut"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from jaxspec.sampling import (
     draw,
     draw_siblings,
     filtered,
-    fit_vocabulary,
     largest,
     mix,
     taken_one_by_one,
@@ -154,29 +153,6 @@ def test_draws_follow_the_weights_at_any_scale() -> None:
     counts = np.bincount(jit_draw(keys, weights, jnp.zeros(100_000, bool)), minlength=V)
     assert goodness_of_fit(counts, probs) > 1e-3
     assert goodness_of_fit(counts, rng.permutation(probs)) < 1e-6
-
-
-def test_greedy_rows_draw_their_best_beside_sampled_rows() -> None:
-    weights = jnp.asarray([[0.4, 0.6], [0.4, 0.6]])
-    keys = jax.random.split(jax.random.key(0), 2)
-    both = [
-        jit_draw(jax.vmap(jax.random.fold_in, (0, None))(keys, n), weights, jnp.array([True, False])) for n in range(40)
-    ]
-    greedy, sampled = np.stack(both, axis=1)
-    assert set(greedy.tolist()) == {1}
-    assert set(sampled.tolist()) == {0, 1}
-    assert jit_draw(keys, weights, jnp.array([True, True])).tolist() == [1, 1]
-
-
-def test_fit_vocabulary_cuts_surplus_ids_and_never_draws_padding() -> None:
-    logits = jnp.asarray(random_logits(1))
-    np.testing.assert_array_equal(fit_vocabulary(logits, V), logits)
-    np.testing.assert_array_equal(fit_vocabulary(logits, V - 4), logits[:, : V - 4])
-    wider = fit_vocabulary(logits[None], V + 3)
-    assert wider.shape == (1, B, V + 3)
-    probs = filtered(tempered(wider[0], jnp.ones(B)), options([1.0] * B, [0] * B, [1.0] * B), wider[0].argmax(-1))
-    np.testing.assert_array_equal(probs[:, V:], 0)
-    np.testing.assert_allclose(probs[:, :V], jax.nn.softmax(logits), atol=1e-6)
 
 
 def test_siblings_are_draws_without_replacement() -> None:

@@ -109,32 +109,6 @@ def test_exports_are_read_bit_for_bit_and_score_alike(
         np.testing.assert_allclose(scores(*one, states, tokens, anchor), theirs, atol=1e-4)
 
 
-def test_speculators_own_class_gives_our_scores(tmp_path: Path) -> None:
-    speculators = pytest.importorskip("speculators.models.eagle3", reason="speculators is not installed")
-    torch = pytest.importorskip("torch")
-    tiny.save(tmp_path / "target", TEXT, TARGET)
-    config, params = made(norm_before_residual=True)
-    save_kv_head(tmp_path / "head", config, params, None)
-    places = [str(tmp_path / name) for name in ("head", "out", "target")]
-    main(["export", *places[:2], "--for", "speculators", "--vocab-of", places[2]])
-    file = tmp_path / "out" / "config.json"
-    file.write_text(file.read_text().replace('"name_or_path": "target"', f'"name_or_path": "{tmp_path / "target"}"'))
-    model = speculators.Eagle3DraftModel.from_pretrained(tmp_path / "out").eval()
-    embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"])
-    model.embed_tokens.weight.data = torch.tensor(embedding)  # which the files leave out, and memory may hold anything
-    tokens, states = row(128)  # of as many tokens as a block of its attention mask has
-    told: list[Any] = []
-    model.lm_head.register_forward_hook(lambda _, __, out: told.append(out.detach().numpy()[0]))
-    one = torch.zeros((1, 128), dtype=torch.long)
-    with torch.no_grad():
-        model(torch.tensor(states[None]), torch.tensor(tokens[None, 1:]), one, ttt_steps=J)
-    words, anchor = np.arange(len(WORDS)) + model.d2t.numpy(), 90
-    theirs = np.stack([step[anchor - 1] for step in told])
-    ours = scores(config, params, states, tokens, anchor)
-    assert np.isneginf(ours).sum() == J * (TEXT.vocab_size - len(words))
-    np.testing.assert_allclose(ours[:, words], theirs, atol=1e-4)
-
-
 def test_what_this_library_lacks_is_named(tmp_path: Path) -> None:
     save_kv_head(tmp_path / "head", *made(), None)
     assert is_kv_head(tmp_path / "head")

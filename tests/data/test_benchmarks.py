@@ -163,18 +163,6 @@ def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> 
         next(benchmark_samples("pororosv", tmp_path))
 
 
-def test_the_hub_and_a_local_copy_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "datasets/lmms-lab/POPE@refs/convert/parquet/default/partial-test"
-    write(place / "0000.parquet", POPE[:3])
-    write(place / "0001.parquet", POPE[3:])
-    serve(tmp_path, monkeypatch)
-    hub = list(benchmark_samples("pope"))
-    local = list(benchmark_samples("pope", place))
-    assert [sample.turns for sample in hub] == [sample.turns for sample in local]
-    assert [shade(sample.images[0]) for sample in hub] == list(range(5))
-    assert hub[4].id == "pope-004"
-
-
 def test_rows_are_streamed(tmp_path: Path) -> None:
     """A broken row is met when its turn comes and not before."""
     path = write(tmp_path / "pope.parquet", [*POPE[:4], POPE[4] | {"image": {"bytes": b"no image", "path": ""}}])

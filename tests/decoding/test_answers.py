@@ -80,13 +80,6 @@ def test_samples_are_those_of_their_seeds(
         engine.samples(Request("What?", NEW), 2)
 
 
-def test_models_that_write_together_draw_samples_too(target: LoadedModel, draft: LoadedModel) -> None:
-    engine = Engine([target, draft], config=CollaborationConfig(gammas=(2, 2), new_buckets=(32,), prompt_buckets=(64,)))
-    asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
-    alone = engine.generate([replace(asked, seed=seed) for seed in (7, 8)])
-    assert [result.tokens for result in engine.samples(asked, 2)] == [result.tokens for result in alone]
-
-
 def test_log_probabilities_are_those_of_full_passes(
     target: LoadedModel, draft: LoadedModel, headed: LoadedModel
 ) -> None:

@@ -14,18 +14,14 @@ import numpy as np
 import pytest
 from eval import mmspec
 from eval.lib.drafts import History, Similar, Table, lookup_passes, mixture_passes, tree_passes
-from eval.lib.ngrams import IMAGE, Counts, lookup
-from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations, read_published
-from eval.lib.recorded_config import RecordedConfig
+from eval.lib.ngrams import IMAGE, lookup
+from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations
 from eval.lib.recorded_table import interval
-from jaxspec.command import load_preset
 from jaxspec.decoding.lookup import Text
 from jaxspec.errors import InputError
 from jaxspec.files import ASSETS
 from jaxspec.models.inputs import PromptRows, in_order
 from PIL import Image
-
-SHARED = Path(__file__).resolve().parents[3] / "shared/data"
 
 
 @pytest.mark.parametrize(
@@ -99,14 +95,6 @@ def test_a_tree_holds_the_second_likeliest_token_too() -> None:
     assert mixture_passes([table], conversations[0], 0, 1) == 2
     assert tree_passes([table], conversations[0], 0, nodes=1, depth=1) == 2  # the chain
     assert tree_passes([table], conversations[0], 0, nodes=4, depth=2) == 1
-
-
-def test_counts_leave_mass_to_shorter_contexts() -> None:
-    counts = Counts(2)
-    counts.add([1, 2, 3, 9, 2, 4], 1)
-    after = counts.after([1, 2])
-    # [1 2] was followed by 3 alone: half of the mass; [2] by 3 and 4: half of what is left.
-    assert after == pytest.approx({3: 0.5 + 0.125, 4: 0.125})
 
 
 def test_learned_weights_follow_the_source_that_is_right() -> None:
@@ -190,16 +178,3 @@ def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Pat
     assert "history, gamma 5" not in texts  # the longer chain is drawn
     (record, *_) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())
     assert record["counts"]["MSD"] == [[9, 2]]
-
-
-@pytest.mark.skipif(not (SHARED / "mmspec").is_dir(), reason=f"the record is not there: {SHARED}")
-def test_published_counts_are_those_of_the_record() -> None:
-    config = load_preset("eval", "recorded")
-    assert isinstance(config, RecordedConfig)
-    found = {}
-    for name, counts in read_published(SHARED / "mmspec").items():
-        new, turns, passes = np.sum(
-            [[sum(one.new_tokens), len(one.new_tokens), sum(one.passes)] for one in counts.values()], 0
-        )
-        found[name] = round((new - turns) / passes, 2)
-    assert found == {"eagle": 1.88, "eagle2": 1.66, "eagle3": 1.04, "vispec": 4.12, "msd": 4.71}

@@ -13,7 +13,6 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.conversations import slots_before
 from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.recipes import Recipe, Stage, train_draft
 from train import recipe as script
@@ -45,14 +44,6 @@ def test_answers_alone_are_scored() -> None:
         {name: float(value) for name, value in expected.items()}, rel=1e-6
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, full)
-
-
-def test_slots_before_answers() -> None:
-    mask = np.zeros((2, 8), bool)
-    mask[0, [3, 4, 7]] = mask[1, 5] = True
-    np.testing.assert_array_equal(slots_before(mask), [[2, 3, 6, -1], [4, -1, -1, -1]])
-    mask[0] = True  # nothing precedes the first token
-    np.testing.assert_array_equal(slots_before(mask)[0], [*range(7), -1])
 
 
 def test_updates_begin_with_nothing_and_are_scaled() -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from jaxspec.errors import Diverged, InputError
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.losses import next_token_loss
 from jaxspec.training.trainer import fit
 
 from tests.tiny.disk import full_disk
@@ -54,19 +53,6 @@ def test_learns_freezes_and_logs(tmp_path):
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in log] == list(range(1, 61))
     assert log[-1]["loss"] < 0.1 * log[0]["loss"]
-
-
-def test_next_token_loss_counts_the_masked_tokens_only():
-    rng = np.random.default_rng(0)
-    logits, tokens = rng.normal(size=(2, 5, 7)), rng.integers(0, 7, (2, 5))
-    mask = np.zeros((2, 5), bool)
-    mask[0, 2] = mask[1, 4] = True
-    loss, metrics = next_token_loss(jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(mask))
-    picks = [(0, 1, tokens[0, 2]), (1, 3, tokens[1, 4])]
-    expected = [np.log(np.exp(logits[b, t]).sum()) - logits[b, t, label] for b, t, label in picks]
-    assert float(loss) == pytest.approx(np.mean(expected), rel=1e-5)
-    hits = [logits[b, t].argmax() == label for b, t, label in picks]
-    assert float(metrics["accuracy"]) == pytest.approx(np.mean(hits))
 
 
 @dataclass
