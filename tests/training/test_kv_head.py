@@ -37,7 +37,6 @@ from tests.tiny.eagle_reference import draft as reference
 from tests.training import child
 from tests.training.test_conversations import batches, joined, same
 
-FUSED = {"feature": "fused", "target_layers": (0, 1, 1), "gamma": 3}
 ONE_PASS = {"feature": "last_hidden", "parallel": True, "markov": 2, "gamma": 3, "image_slots": 1}
 MASK = np.asarray(
     [
@@ -214,14 +213,13 @@ def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
     check_loss(target, params, config, head, Anchoring(anchors=2, loss="ce", decay=0.5), scored, rotary)
 
 
-@pytest.mark.parametrize("feature", ["none", "last_hidden"])
-def test_a_one_pass_heads_loss_is_that_of_its_definition(feature: str) -> None:
+def test_a_one_pass_heads_loss_is_that_of_its_definition() -> None:
     """Blocks that read one token, by the reference in PyTorch, with the correction for the true token before."""
     torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
     from tests.tiny.kv_head_reference import run_block
 
     target, params = tiny.text_only(*tiny.lvlm(16, 2, seed=0))
-    config, head = tiny.kv_head(target, params, feature=feature, parallel=True, markov=2, gamma=3)
+    config, head = tiny.kv_head(target, params, feature="last_hidden", parallel=True, markov=2, gamma=3)
     tensors = {name: torch.tensor(leaf) for name, leaf in named_tensors(head).items()}
     embedding, output = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["kernel"]
 
@@ -238,13 +236,12 @@ def test_a_one_pass_heads_loss_is_that_of_its_definition(feature: str) -> None:
     check_loss(target, params, config, head, Anchoring(anchors=2, decay=0.5), scored)
 
 
-@pytest.mark.parametrize("options", [FUSED, ONE_PASS], ids=["EAGLE-3", "one pass"])
-def test_losses_on_a_mesh_are_those_of_one_device(options: Any, taught: Path, tmp_path: Path) -> None:
+def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) -> None:
     """The target is split over both axes, the rows over one; one device keeps what it has read of the target."""
     data = {"talk": taught / "talk"}
     alone = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
     for name, stages in (("mesh", child.HEAD.stages), ("one", (alone,))):
-        recipe = replace(child.HEAD, target=str(taught / "target"), stages=stages, head=options)
+        recipe = replace(child.HEAD, target=str(taught / "target"), stages=stages, head=ONE_PASS)
         recipe = replace(recipe, keep_readings=str(tmp_path / "readings") if name == "one" else "")
         train_kv_head(recipe, tmp_path / name, data)
     mesh, one = (training.losses(tmp_path / name / "head") for name in ("mesh", "one"))
