@@ -102,15 +102,6 @@ def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFi
     assert (plain["tokens_per_pass"], plain["num_spec_steps"]) == (1.0, NEW - 1)
 
 
-def test_captions_for_the_draft(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "captions.jsonl"
-    file.write_text(json.dumps({"image": str(world / "rgb.png"), "caption": "a page of noise"}) + "\n")
-    args = ["--views", "C", "--captioner", f"file:{file}"]
-    spoken, plain = (run(capsys, world, *pictures(world, "rgb"), *more) for more in (args, []))
-    assert spoken["tokens"] == plain["tokens"]
-    assert spoken["stats"]["views"] == ["C"]
-
-
 def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--target", str(world / "target"), "--max-new-tokens", str(NEW), "--prompt", "Hi"]
     main(["generate", *args])

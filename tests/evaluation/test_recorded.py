@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval import mmspec
-from eval.lib.drafts import History, Similar, Table, lookup_passes, mixture_passes, tree_passes
+from eval.lib.drafts import Similar, Table, lookup_passes, mixture_passes, tree_passes
 from eval.lib.ngrams import IMAGE, lookup
 from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations
 from eval.lib.recorded_table import interval
@@ -79,15 +79,6 @@ def test_answers_to_similar_prompts_count_more_and_never_those_of_the_own_fold()
     assert set(similar.after([8, 2])) == {4, 5}
 
 
-def test_a_question_is_what_follows_the_answer_before() -> None:
-    turns = Turn([1, 2], [3, 4], True), Turn([1, 2, 3, 4, 6], [7], True)
-    talks = [Conversation("a", "x", turns, 0), Conversation("b", "x", (Turn([6], [8, 9], True),), 1)]
-    talks.append(Conversation("c", "x", (Turn([1, 2, 3, 4], [5, 5], True),), 1))
-    similar = Similar(talks, 1, nearest=1)
-    similar.start(talks[0], 1)
-    assert set(similar.near.after([6])) == {8}
-
-
 def test_a_tree_holds_the_second_likeliest_token_too() -> None:
     """The table saw 3 twice after the prompt and 7 once: a chain drafts 3, a tree of three nodes both."""
     conversations = [talk("a", 0, [2, 7, 8]), *(talk(f"b{i}", 1, [2, 3, 4]) for i in range(2)), talk("c", 1, [2, 7, 8])]
@@ -95,23 +86,6 @@ def test_a_tree_holds_the_second_likeliest_token_too() -> None:
     assert mixture_passes([table], conversations[0], 0, 1) == 2
     assert tree_passes([table], conversations[0], 0, nodes=1, depth=1) == 2  # the chain
     assert tree_passes([table], conversations[0], 0, nodes=4, depth=2) == 1
-
-
-def test_learned_weights_follow_the_source_that_is_right() -> None:
-    """One source drafts 9 with much confidence, the other the answer with little."""
-
-    class Fixed(History):
-        def __init__(self, right: bool) -> None:
-            super().__init__(1)
-            self.right = right
-
-        def after(self, tokens: Sequence[int]) -> dict[int, float]:
-            return {tokens[-1] + 1: 0.3} if self.right else {99: 0.9}
-
-    one = talk("a", 0, list(range(3, 30)))
-    sources = [Fixed(True), Fixed(False)]
-    assert mixture_passes(sources, one, 0, 4) == 26
-    assert mixture_passes(sources, one, 0, 4, learned=True) < 10
 
 
 def test_intervals_hold_the_ratio_of_sums() -> None:

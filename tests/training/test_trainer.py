@@ -213,22 +213,6 @@ def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
         fit(replace(stage, steps=5), params(), loss_fn, batches, tmp_path / "short")
 
 
-def test_a_run_of_other_inputs_is_not_gone_on_with(tmp_path):
-    inputs = {"view": "P4", "head": {"layers": 1, "pooling": "linear"}, "data": (("talk", 1.0),)}
-    stage = replace(STAGE, steps=2)
-    fit(stage, params(), loss_fn, batches, tmp_path, inputs=inputs)
-    fit(replace(stage, remat=True), params(), loss_fn, batches, tmp_path, inputs=inputs)
-    for change, told in (
-        ({"view": "P1"}, "view 'P4', and now it is 'P1'"),
-        ({"head": {"layers": 1, "pooling": "drop"}}, "head.pooling 'linear', and now it is 'drop'"),
-        ({"loss": "ce"}, "loss None, and now it is 'ce'"),
-    ):
-        with pytest.raises(InputError, match=f"holds a run with {told};"):
-            fit(stage, params(), loss_fn, batches, tmp_path, inputs=inputs | change)
-    with pytest.raises(InputError, match=r"data .*'talk', 1.0.*, and now it is None"):
-        fit(stage, params(), loss_fn, batches, tmp_path)
-
-
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
     kernel = np.random.default_rng(0).normal(size=(3, 20_000)).astype(np.float32)
     start = {"line": {"kernel": kernel}, "frozen": params()["frozen"]}
