@@ -142,20 +142,13 @@ def test_the_demo_tells_what_drafting_was_worth(
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
     monkeypatch.setattr(demo, "smollm2_file", lambda: tmp_path if model == "eyes" else None)
     monkeypatch.setitem(demo.CONTESTS, model, contest)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLORTERM", "truecolor")
     main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
     out = capsys.readouterr().out
-    assert out.count("\x1b[38;2;") > 100  # the page
-    told = re.sub(r"\x1b\[[\d;]*m", "", out)
-    page, toys = told.split("page      ")[1], told.split("page      ")[0]
-    assert page.startswith(f"{world / 'rgb.png'}\nquestion  Hi\n\n▀▀")
-    assert ("pip install" in toys) == (model == "mini")
-    counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", told)
+    assert ("pip install" in out) == (model == "mini")
+    counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", out)
     assert counts is not None
     assert int(counts[1]) < int(counts[2])
-    assert out.count("\x1b[1;32m") == int(counts[1]) + 1
-    assert re.search(r"answers +identical", told)
+    assert re.search(r"answers +identical", out)
 
 
 def test_the_race_tells_the_median_of_its_prompts(
@@ -171,12 +164,10 @@ def test_the_race_tells_the_median_of_its_prompts(
     told = capsys.readouterr().out
     assert re.findall(r"^question  (.*)$", told, re.M) == ["Hi", "Ho", "Ha"]
     assert told.count("identical") == 3
-    each = sorted(float(gain) for gain in re.findall(r"([\d.]+) times as fast$", told, re.M))
-    assert f"{each[1]:.2f} times as fast as plain decoding, in the median." in told
     written = json.loads(race.read_text())
-    assert sorted(round(row["speedup"], 2) for row in written["rows"]) == each
+    each = sorted(row["speedup"] for row in written["rows"])
+    assert f"{each[1]:.2f} times as fast as plain decoding, in the median." in told
     assert all(row["identical"] and row["passes"][0] >= row["passes"][1] for row in written["rows"])
-    assert all(len(row["tokens"]) == 1 + row["passes"][0] for row in written["rows"])
     assert picture.read_text() == draw(written)
     (tmp_path / "mine.json").write_text("{}")
     for option, mine in (("--out", tmp_path / "mine.json"), ("--out", tmp_path), ("--svg", race)):

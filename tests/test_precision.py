@@ -69,6 +69,6 @@ def test_a_process_may_say_otherwise(unset: None) -> None:
 
 
 def test_logits_of_half_precision_are_not_rounded() -> None:
-    logits = np.asarray(score(MODEL)(half(TEXT)))
+    logits = np.asarray(jax.jit(score(MODEL))(half(TEXT)))
     assert logits.dtype == np.float32
     assert (logits != np.asarray(jnp.asarray(logits).astype(jnp.bfloat16), np.float32)).any()

@@ -178,7 +178,7 @@ def test_siblings_past_what_can_be_drawn_are_the_likeliest() -> None:
 
 
 @settings(max_examples=20)
-@given(seed=seeds, count=st.integers(1, V))
+@given(seed=seeds, count=st.sampled_from([1, 4, V]))
 def test_the_largest_are_the_same_sorted_and_one_by_one(seed: int, count: int) -> None:
     scores = np.random.default_rng(seed).integers(0, 6, (2, B, V)).astype(np.float32)  # many are equal
     scores[scores == 0] = -np.inf  # as of a token of probability 0

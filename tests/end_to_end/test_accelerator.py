@@ -35,10 +35,3 @@ def test_a_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "a pass, B=1, 15 slots" in text
     assert "of before" not in text
     assert "llava" not in text, "a trial's figures stand under its own pair's name"
-
-
-def test_parts_that_fail_are_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("one", "other"):
-        monkeypatch.setitem(accelerator.PARTS, name, f"eval.no_{name} mini")
-    with pytest.raises(SystemExit, match="not done: one, other"):
-        accelerator.main(tmp_path, parts=("one", "other"))

@@ -38,8 +38,8 @@ def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedMod
 def test_a_teacher_is_read_where_the_draft_predicts(name: str, view: str) -> None:
     made = batch(view, model=MODEL if name == "lvlm" else TEXT)
     images = made.images if made.teacher.images is None else made.teacher.images
-    whole = build(tiny.CONFIG).apply({"params": TEACHER}, made.teacher.rows.tokens, images["pixels"])
-    taught = teacher_logits(MODEL.model, TEACHER, made, None)
+    whole = jax.jit(build(tiny.CONFIG).apply)({"params": TEACHER}, made.teacher.rows.tokens, images["pixels"])
+    taught = jax.jit(lambda made: teacher_logits(MODEL.model, TEACHER, made, None))(made)
     longer = made.teacher.rows.length - made.rows.length
     assert longer.max() > 0
     for row, place in np.argwhere(made.mask):
