@@ -65,15 +65,6 @@ def _no_timings() -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder of photos and evaluation sets that lies beside the checkout; not part of the repository."""
-    path = ROOT.parent / "shared" / "data"
-    if not path.is_dir():
-        pytest.skip(f"{path} does not exist: this test reads files that lie beside the checkout")
-    return path
-
-
-@pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The directories of a tiny target and of a draft that looks through its tower; a KV head `head` is next to them."""
     from tests import tiny

@@ -63,9 +63,7 @@ def test_scores_of_a_long_prompt_never_lie_whole_in_memory() -> None:
     assert max(arrays(BLOCK)) == B * N * BLOCK**2
 
 
-@pytest.mark.parametrize(
-    ("count", "split", "owned"), [(256, False, False), (130, True, False), (256, True, True), (130, False, True)]
-)
+@pytest.mark.parametrize(("count", "split", "owned"), [(130, True, False), (256, True, True)])
 def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool, owned: bool) -> None:
     """JAX interprets it here, with heads that share keys, alone and with rows and heads split over a mesh.
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -103,15 +102,6 @@ def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFi
     assert (plain["tokens_per_pass"], plain["num_spec_steps"]) == (1.0, NEW - 1)
 
 
-def test_captions_for_the_draft(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "captions.jsonl"
-    file.write_text(json.dumps({"image": str(world / "rgb.png"), "caption": "a page of noise"}) + "\n")
-    args = ["--views", "C", "--captioner", f"file:{file}"]
-    spoken, plain = (run(capsys, world, *pictures(world, "rgb"), *more) for more in (args, []))
-    assert spoken["tokens"] == plain["tokens"]
-    assert spoken["stats"]["views"] == ["C"]
-
-
 def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--target", str(world / "target"), "--max-new-tokens", str(NEW), "--prompt", "Hi"]
     main(["generate", *args])
@@ -152,20 +142,13 @@ def test_the_demo_tells_what_drafting_was_worth(
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
     monkeypatch.setattr(demo, "smollm2_file", lambda: tmp_path if model == "eyes" else None)
     monkeypatch.setitem(demo.CONTESTS, model, contest)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLORTERM", "truecolor")
     main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
     out = capsys.readouterr().out
-    assert out.count("\x1b[38;2;") > 100  # the page
-    told = re.sub(r"\x1b\[[\d;]*m", "", out)
-    page, toys = told.split("page      ")[1], told.split("page      ")[0]
-    assert page.startswith(f"{world / 'rgb.png'}\nquestion  Hi\n\n▀▀")
-    assert ("pip install" in toys) == (model == "mini")
-    counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", told)
+    assert ("pip install" in out) == (model == "mini")
+    counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", out)
     assert counts is not None
     assert int(counts[1]) < int(counts[2])
-    assert out.count("\x1b[1;32m") == int(counts[1]) + 1
-    assert re.search(r"answers +identical", told)
+    assert re.search(r"answers +identical", out)
 
 
 def test_the_race_tells_the_median_of_its_prompts(
@@ -181,41 +164,16 @@ def test_the_race_tells_the_median_of_its_prompts(
     told = capsys.readouterr().out
     assert re.findall(r"^question  (.*)$", told, re.M) == ["Hi", "Ho", "Ha"]
     assert told.count("identical") == 3
-    each = sorted(float(gain) for gain in re.findall(r"([\d.]+) times as fast$", told, re.M))
-    assert f"{each[1]:.2f} times as fast as plain decoding, in the median." in told
     written = json.loads(race.read_text())
-    assert sorted(round(row["speedup"], 2) for row in written["rows"]) == each
+    each = sorted(row["speedup"] for row in written["rows"])
+    assert f"{each[1]:.2f} times as fast as plain decoding, in the median." in told
     assert all(row["identical"] and row["passes"][0] >= row["passes"][1] for row in written["rows"])
-    assert all(len(row["tokens"]) == 1 + row["passes"][0] for row in written["rows"])
     assert picture.read_text() == draw(written)
     (tmp_path / "mine.json").write_text("{}")
     for option, mine in (("--out", tmp_path / "mine.json"), ("--out", tmp_path), ("--svg", race)):
         with pytest.raises(SystemExit):
             main(["demo", "--model", "smollm2", option, str(mine)])
         assert "is no demo's file" in capsys.readouterr().err
-
-
-def test_the_picture_of_a_race_has_its_tokens_and_passes() -> None:
-    """Plain decoding: 1 pass a token after the first. Drafting: [' b<' ' c\n\n' own], [own], [' f', cut by the answer's
-    end]."""
-    tokens = [["A", -1], [" b<", 0], [" c\n\n", 1], ["  d", -1], ["e", -1], [" f", 0]]
-    row = {"prompt": "Q?", "tokens": tokens, "passes": [5, 3], "decode_ms": [50.0, 60.0], "speedup": 5 / 6}
-    race = {"model": "tiny", "device": "cpu", "load": "load 0.0", "rows": [row | {"identical": True}]}
-    svg = ElementTree.fromstring(draw(race))
-    name = "{http://www.w3.org/2000/svg}"
-    groups = svg.findall(f"{name}g")
-    begin = [float(re.search(r"([\d.]+)%{opacity:1", group[0].text or "")[1]) for group in groups]  # type: ignore[index]
-    # The slower lane takes 60 ms, which are two thirds of the picture.
-    assert begin == [*np.round(np.arange(6) * 10 / 60 * 200 / 3, 2), *np.round(np.arange(4) * 20 / 60 * 200 / 3, 2)]
-    told = [[(t.text, t.get("class")) for t in group.findall(f"{name}text")] for group in groups]
-    assert told[:2] == [[("A", None)], [("b<", None)]]
-    assert told[6:8] == [[("A", None)], [("b<", "drafted"), ("c", "drafted"), ("d", None)]]
-    assert svg.find(f"{name}image") is None
-    race["rows"] = [row | {"tokens": [[" word", -1]] * 500, "identical": True, "page": "cGFnZQ=="}]
-    image = ElementTree.fromstring(draw(race)).find(f"{name}image")
-    assert image is not None
-    assert image.get("href") == "data:image/png;base64,cGFnZQ=="
-    assert 30 < len(ElementTree.fromstring(draw(race)).findall(f"{name}g")) < 100, "longer answers are cut"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ ROWS = PromptRows(TOKENS, jnp.full(2, 9))
 
 
 def logits(model: LanguageModel, params: Any) -> np.ndarray:
-    return np.asarray(build(model.config).apply({"params": params}, TOKENS))
+    return np.asarray(jax.jit(build(model.config).apply)({"params": params}, TOKENS))
 
 
 @pytest.mark.parametrize("model", [TEXT, TIED], ids=["own head", "tied"])
@@ -73,7 +74,7 @@ def test_training_reads_its_words_alone(share: float | None) -> None:
     before = TeacherRows(ROWS, {}, np.broadcast_to(np.arange(9), (2, 9)))
     batch = ConversationBatch(ROWS, mask, {}, np.arange(2, dtype=np.uint32), None if share is None else before)
     teaching: dict[str, Any] = {} if share is None else {"teacher": TEXT, "distillation": Distillation(share=share)}
-    loss, _ = tuning_loss(draft, VIEWS["T"], **teaching)({**params, "teacher": TEXT_PARAMS}, batch)
+    loss, _ = jax.jit(tuning_loss(draft, VIEWS["T"], **teaching))({**params, "teacher": TEXT_PARAMS}, batch)
 
     def chances(model: LanguageModel, params: Any) -> np.ndarray:
         chances = np.exp(logits(model, params)[:, :-1, WORDS].astype(np.float64))

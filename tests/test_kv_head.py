@@ -26,12 +26,10 @@ TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)
 TEXT = TARGET.text
 BASE = KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3)
 VARIANTS = {
-    "paper": BASE,
     "two slots": replace(BASE, image_slots=2, slot_bias=True),
     "attention": replace(BASE, pooling="attention", image_slots=3, slot_bias=True),
     "averages, no text": replace(BASE, pooling="avgpool", reads_text=False),
-    "drop": replace(BASE, pooling="drop"),
-    "hidden states": replace(BASE, feature="last_hidden"),
+    "drop, hidden states": replace(BASE, pooling="drop", feature="last_hidden"),
     "one pass, hidden states, two layers": replace(
         BASE, parallel=True, feature="last_hidden", text_config=replace(BASE.text_config, num_hidden_layers=2)
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, text_config
-from jaxspec.config.kv_head import Pooling
+from jaxspec.config import LlamaConfig, ModelConfig, text_config
 from jaxspec.decoding.memory import at_place, bytes_held
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES, abstract_params
-from jaxspec.models.kv_head import abstract_head
 from jaxspec.models.vision import attend_pages
 from jaxspec.sharding import (
     TABLE,
@@ -71,28 +69,6 @@ def test_splits_divide_or_fall_back(model_type):
         assert whole / (2 * model) <= held < whole
         if text.num_key_value_heads % model == 0 and text.vocab_size % model == 0:  # nearly all of a model divides
             assert held < 1.2 * whole / (2 * model)
-
-
-@pytest.mark.parametrize("pooling", get_args(Pooling))
-def test_a_kv_head_is_split_as_its_target(pooling):
-    target = LlavaConfig()
-    named = {"target_name": "target", "image_slots": 64, "slot_bias": True, "feature": "last_hidden"}
-    head = KVHeadConfig.of_target(target, pooling=pooling, **named)
-    places = flatten_dict(shardings(target, abstract_head(head), abstract_mesh(model=2, fsdp=4)), sep="/")
-    assert places.pop("layers_0/self_attn/q_proj/kernel").spec == P("fsdp", "model")
-    assert places.pop("fc/kernel").spec == P("fsdp", None)
-    assert places.pop("layers_0/mlp/down_proj/kernel").spec == P("model", "fsdp")
-    own = [place.spec for path, place in places.items() if path.startswith(("kv_projector", "slot_bias"))]
-    assert set(own) == (set() if pooling in ("none", "drop") else {P()})
-
-
-def test_an_eagle_head_is_split_as_its_target():
-    target = LlavaConfig()
-    head = KVHeadConfig.of_target(target, feature="fused")
-    places = flatten_dict(shardings(target, abstract_head(head), abstract_mesh(model=2, fsdp=4)), sep="/")
-    assert places["layers_0/self_attn/q_proj/kernel"].spec == P("fsdp", "model")
-    assert places["lm_head/kernel"].spec == P("fsdp", "model")
-    assert places["layers_0/hidden_norm/weight"].is_fully_replicated
 
 
 def test_heads_are_split_whole():

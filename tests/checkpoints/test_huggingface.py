@@ -67,17 +67,6 @@ def refused(path: Path, *parts: str) -> None:
 # --- in ---
 
 
-def test_names_and_axes(llava, hub):
-    params = load(hub).params
-    layer = llava.model.language_model.layers[1]
-    ours = params["language_model"]["model"]["layers_1"]
-    equal(ours["self_attn"]["q_proj"]["kernel"], layer.self_attn.q_proj.weight.detach().numpy().T)
-    equal(ours["input_layernorm"]["weight"], layer.input_layernorm.weight.detach().numpy())
-    convolution = hf.hub_tensors(llava)["vision_tower.vision_model.embeddings.patch_embedding.weight"]
-    kernel = params["vision_tower"]["vision_model"]["embeddings"]["patch_embedding"]["kernel"]
-    equal(kernel, np.einsum("oiyx->yxio", convolution))
-
-
 MEMORY = (
     (r"^language_model\.lm_head", "lm_head"),
     (r"^language_model\.model\.", "model.language_model."),
@@ -105,15 +94,6 @@ def test_dtypes(tmp_path, llava, hub):
     assert {leaf.dtype for leaf in jax.tree.leaves(cast)} == {jnp.dtype(jnp.float32)}
     equal(stored, load(hub, dtype=jnp.bfloat16).params)
     equal(stored, cast)
-
-
-def test_known_buffers_are_ignored(tmp_path, llava, hub):
-    buffers = {
-        "language_model.model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
-        "vision_tower.vision_model.embeddings.position_ids": np.arange(10)[None],
-    }
-    path = hf.write(tmp_path / "model", llava, hf.hub_tensors(llava) | buffers)
-    equal(load(path).params, load(hub).params)
 
 
 def test_tied_head(tmp_path):
@@ -199,33 +179,6 @@ def test_a_failed_save_leaves_what_was_there(tmp_path):
 
 
 # --- wrong ---
-
-
-def without(tensors: dict[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
-    return {name: tensor for name, tensor in tensors.items() if name not in names}
-
-
-def test_missing_tensors(tmp_path, llava):
-    tensors = hf.hub_tensors(llava)
-    one = hf.write(tmp_path / "one", llava, without(tensors, HEAD))
-    refused(one, str(one), f"{HEAD} is missing")
-    tower = {name: tensor for name, tensor in tensors.items() if not name.startswith("vision_tower")}
-    count = len(tensors) - len(tower)
-    refused(hf.write(tmp_path / "tower", llava, tower), "is missing; and", f"({count} in all)")
-
-
-def test_padded_vocabulary(tmp_path, llava):
-    """Rows that are not the config's vocabulary are an error that names both numbers."""
-    tensors = hf.hub_tensors(llava)
-    for name in (EMBEDDING, HEAD):
-        tensors[name] = np.pad(tensors[name], ((0, 11), (0, 0)))
-    path = hf.write(tmp_path / "model", llava, tensors)
-    refused(path, f"{EMBEDDING} is [64, 32], config.json asks for [53, 32]", f"{HEAD} is [64, 32]")
-
-    config = json.loads((path / "config.json").read_text())
-    config["text_config"]["vocab_size"] = 64
-    (path / "config.json").write_text(json.dumps(config))
-    assert load(path).params["language_model"]["lm_head"]["kernel"].shape == (32, 64)
 
 
 def test_no_such_checkpoint(tmp_path):

@@ -1,40 +1,25 @@
-"""Reading safetensors by byte range, and LLaVA-1.5-13B's shapes read straight onto a mesh."""
+"""Reading safetensors by byte range, and many of them straight onto a mesh."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.tensor_files import list_file
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
-from jaxspec.decoding.memory import at_place, bytes_held
+from jaxspec.decoding.memory import bytes_held
 from jaxspec.errors import InputError
-from jaxspec.models import abstract_params
-from jaxspec.sharding import abstract_mesh, make_mesh, shardings
+from jaxspec.sharding import make_mesh
 from safetensors.numpy import save_file
 
 from tests.checkpoints.shapes import write_zeros
-
-LLAVA_13B = LlavaConfig(
-    LlamaConfig(
-        vocab_size=32064,
-        hidden_size=5120,
-        intermediate_size=13824,
-        num_hidden_layers=40,
-        num_attention_heads=40,
-        max_position_embeddings=4096,
-    )
-)
-"""llava-hf/llava-1.5-13b-hf."""
 
 
 @pytest.fixture(scope="module")
@@ -69,35 +54,22 @@ def test_a_file_that_was_cut_is_refused(tmp_path):
         tensor.read()
 
 
-def test_13b_shapes_straight_onto_a_mesh(tmp_path):
-    """Full widths, 1 of 40 layers and 4 of 24 of the tower: host memory peaks below 1.3 times what stays.
+def test_shards_are_read_straight_onto_a_mesh(tmp_path):
+    """Half a gigabyte: host memory peaks below 1.3 times what stays.
 
     On CPU devices what stays lies in host memory too, so that a second copy of the model would show as 2.
     """
-    config = replace(
-        LLAVA_13B,
-        text_config=replace(LLAVA_13B.text_config, num_hidden_layers=1),
-        vision_config=VisionConfig(num_hidden_layers=4),
+    text = LlamaConfig(
+        vocab_size=32064, hidden_size=2560, intermediate_size=6912, num_hidden_layers=1, num_attention_heads=40
     )
+    config = LlavaConfig(text, VisionConfig(num_hidden_layers=2))
     size = write_zeros(tmp_path / "model", config, shards=3)
-    assert size > 1.4e9
+    assert size > 4.5e8
     found = load(tmp_path / "model", mesh=make_mesh(model=8))
-    print(f"LLaVA-1.5-13B widths, 1 layer: {found.report}")
     report = found.report
     assert report.devices == 8
-    assert size <= report.nbytes < 1.02 * size  # norms and biases are on every device
+    assert size <= report.nbytes < 1.05 * size  # norms and biases are on every device
     assert report.host_growth < 1.3 * report.nbytes
     leaves = jax.tree.leaves(found.params)
     held = sum(shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards if shard.device.id == 0)
     assert held == bytes_held(found.params)
-
-
-def test_plan_of_13b():
-    """The whole model in bfloat16, counted from shapes: an eighth of it, and what is on every device."""
-    params = abstract_params(LLAVA_13B, jnp.bfloat16)
-    whole = sum(2 * leaf.size for leaf in jax.tree.leaves(params))
-    for model in (1, 2, 4, 8):
-        held = bytes_held(at_place(params, shardings(LLAVA_13B, params, abstract_mesh(model=model))))
-        print(f"LLaVA-1.5-13B bfloat16, {model} devices: {held / 2**30:.2f} GiB each")
-        assert whole / model <= held < 1.01 * whole / model
-    assert round(whole / 1e9, 1) == 26.7

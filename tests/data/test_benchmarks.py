@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,11 @@ import pytest
 from eval.lib.sets import add_follow_ups, evaluation_set
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from jaxspec.data.benchmarks import BENCHMARKS, REASON, SUMMARISE, benchmark_samples, few_shot_samples
+from jaxspec.data.benchmarks import REASON, SUMMARISE, benchmark_samples, few_shot_samples
 from jaxspec.data.images import StoredImage
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
-from picturebook import FOLLOW_UPS, SYNTHETIC_SETS
+from picturebook import FOLLOW_UPS
 from PIL import Image
 
 pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra")
@@ -144,16 +143,6 @@ def test_subjects_take_turns(tmp_path: Path) -> None:
     assert [sample.turns[0][0][0] for sample in benchmark_samples("mmlu", path)] == ["0", "2", "5", "1", "3", "4"]
 
 
-def test_every_synthetic_set_and_every_set_of_the_papers_is_there() -> None:
-    synthetic = {known.synthetic for known in BENCHMARKS.values()}
-    for known in BENCHMARKS.values():
-        if known.name in ("humaneval", "mmlu", "cnn-dm"):  # CoS's, which has text models only
-            continue
-        assert known.synthetic is not None
-        assert known.title in SYNTHETIC_SETS[known.synthetic].stands_for, known.name
-    assert synthetic - {None} == set(SYNTHETIC_SETS)
-
-
 def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> None:
     edits = list(benchmark_samples("iedit", write(tmp_path / "a.parquet", INTERLEAVED)))
     assert [sample.turns[0][1] for sample in edits] == ["cut 0", "cut 5"]
@@ -163,18 +152,6 @@ def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> 
         next(benchmark_samples("pororosv", tmp_path))
 
 
-def test_the_hub_and_a_local_copy_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "datasets/lmms-lab/POPE@refs/convert/parquet/default/partial-test"
-    write(place / "0000.parquet", POPE[:3])
-    write(place / "0001.parquet", POPE[3:])
-    serve(tmp_path, monkeypatch)
-    hub = list(benchmark_samples("pope"))
-    local = list(benchmark_samples("pope", place))
-    assert [sample.turns for sample in hub] == [sample.turns for sample in local]
-    assert [shade(sample.images[0]) for sample in hub] == list(range(5))
-    assert hub[4].id == "pope-004"
-
-
 def test_rows_are_streamed(tmp_path: Path) -> None:
     """A broken row is met when its turn comes and not before."""
     path = write(tmp_path / "pope.parquet", [*POPE[:4], POPE[4] | {"image": {"bytes": b"no image", "path": ""}}])
@@ -182,17 +159,6 @@ def test_rows_are_streamed(tmp_path: Path) -> None:
     assert len([next(samples) for _ in range(4)]) == 4
     with pytest.raises(InputError, match=r"pope\.parquet row 5, image: not readable as an image"):
         next(samples)
-
-
-def test_jsonl_with_image_paths(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images/a.png").write_bytes(png(7))
-    (tmp_path / "b.png").write_bytes(png(8))
-    rows = [{"question": "A?", "answer": "no", "image": "a.png"}, {"question": "B?", "answer": "yes", "image": "b.png"}]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    samples = list(benchmark_samples("pope", tmp_path))
-    assert [shade(sample.images[0]) for sample in samples] == [7, 8]
-    assert [sample.accepted for sample in samples] == [("no",), ("yes",)]
 
 
 def other(folder: Path) -> Path:
@@ -206,17 +172,11 @@ def torn(folder: Path) -> Path:
     return path
 
 
-def half(folder: Path) -> Path:
-    write(folder / "train-00001-of-00002.parquet", POPE)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (other, "not a .parquet or .jsonl or .jsonl.gz file"),
         (torn, r"a\.parquet: cannot be read as parquet"),
-        (half, r"holds 1 of the 2 files train-\*-of-00002\.parquet; fetch the others"),
     ],
 )
 def test_bad_places_are_one_line(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:

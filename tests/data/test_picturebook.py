@@ -6,10 +6,8 @@ import hashlib
 import zlib
 
 import numpy as np
-import pytest
 from picturebook import (
     SYNTHETIC_SETS,
-    Probe,
     Sample,
     probe_set,
     sample_scene,
@@ -85,19 +83,6 @@ def test_lines_say_what_lies_under_them() -> None:
     chart = sample_chart(rng)
     bars = tuple(f"{place} {colour} {height}" for place, (colour, height) in zip(BAR_PLACES, chart.bars, strict=True))
     assert page_lines(chart) == ((*[bars] * 5, (f"the background is {chart.background}", "this is a chart")) * 2)
-
-
-@pytest.mark.parametrize(
-    ("probe", "answer", "right"),
-    [
-        (Probe("what", "key", ("moon",)), "A monkey is there.", False),
-        (Probe("count", "two", ("no", "one")), "There are 2 balls.", True),
-        (Probe("where", "top left", ("top right",)), "At the top left or the top right.", False),
-        (Probe.of("colour", "red", "The red ball is beside a blue one."), "It is red, not blue.", True),
-    ],
-)
-def test_probe_examples(probe: Probe, answer: str, right: bool) -> None:
-    assert probe.correct(answer) is right
 
 
 def test_train_and_test_streams_differ() -> None:

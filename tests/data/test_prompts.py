@@ -42,13 +42,6 @@ def test_half_a_character_is_no_text(encoder):
             ask("So \ud83d?")
 
 
-def test_raw_text_gets_no_template():
-    prompt = ENCODER.completion("A mint <image> page", ["image"])
-    assert prompt.tokens[0] == TOKENIZER.bos_token_id
-    assert text(prompt.tokens[1:]) == "A mint <image> page"
-    assert (prompt.tokens == ENCODER.image_token).sum() == 1
-
-
 def test_follow_up_keeps_the_answers_own_ids():
     first = ENCODER.prompt("What is here?", ["image"])
     answer = [700, 6, 900]  # ids that no tokeniser would choose for their own text
@@ -59,11 +52,6 @@ def test_follow_up_keeps_the_answers_own_ids():
         assert second.tokens[start : start + 4].tolist() == [*answer, ENCODER.eos]
         assert text(second.tokens[start + 4 :]) == "USER: And now? ASSISTANT:"
         assert second.images == first.images
-
-
-def test_wrong_tokeniser_is_refused():
-    with pytest.raises(InputError, match="image_token_index 9"):
-        PromptEncoder(TOKENIZER, 9)
 
 
 def test_buckets():

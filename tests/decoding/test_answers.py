@@ -66,11 +66,8 @@ def test_an_answer_ends_before_the_first_string_to_stop_at(target: LoadedModel, 
         Request("What?", stop="ab")
 
 
-@pytest.mark.parametrize("kind", ["views", "eagle"])
-def test_samples_are_those_of_their_seeds(
-    kind: str, target: LoadedModel, draft: LoadedModel, headed: LoadedModel
-) -> None:
-    engine = engines(target, draft, headed)[kind]
+def test_samples_are_those_of_their_seeds(target: LoadedModel, draft: LoadedModel, headed: LoadedModel) -> None:
+    engine = engines(target, draft, headed)["eagle"]
     asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
     drawn = engine.samples(asked, 3)
     alone = engine.generate([replace(asked, seed=7 + i) for i in range(3)])
@@ -78,13 +75,6 @@ def test_samples_are_those_of_their_seeds(
     assert len({result.tokens for result in drawn}) == 3
     with pytest.raises(InputError, match="temperature: 0 makes all samples equal"):
         engine.samples(Request("What?", NEW), 2)
-
-
-def test_models_that_write_together_draw_samples_too(target: LoadedModel, draft: LoadedModel) -> None:
-    engine = Engine([target, draft], config=CollaborationConfig(gammas=(2, 2), new_buckets=(32,), prompt_buckets=(64,)))
-    asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
-    alone = engine.generate([replace(asked, seed=seed) for seed in (7, 8)])
-    assert [result.tokens for result in engine.samples(asked, 2)] == [result.tokens for result in alone]
 
 
 def test_log_probabilities_are_those_of_full_passes(

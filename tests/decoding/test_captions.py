@@ -6,9 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from eval.lib.config import EvalConfig, Variant
@@ -119,23 +117,6 @@ def models(pair: tuple[Path, Path]) -> EvalConfig:
 @pytest.fixture(scope="module")
 def loaded(models: EvalConfig) -> tuple[LoadedModel, LoadedModel]:
     return load_models(models)[:2]
-
-
-def same_arrays(one: LoadedModel, other: LoadedModel) -> bool:
-    towers = (jax.tree.leaves(model.params["vision_tower"]) for model in (one, other))
-    return all(ours is theirs for ours, theirs in zip(*towers, strict=True))
-
-
-def test_towers_are_held_once(models: EvalConfig, loaded: tuple[LoadedModel, LoadedModel]) -> None:
-    """Target, draft and captioner lie on disk each with the same tower."""
-    target, draft, captioner = load_models(models)
-    assert same_arrays(draft, target)
-    assert isinstance(captioner, CachedCaptions)
-    engine: Any = captioner.captioner
-    assert same_arrays(engine.model, target)
-    other = tiny.noisy(target.params, 0.1)
-    apart = LoadedModel(draft.config, other, draft.tokenizer, draft.image_processor)
-    assert apart.sharing_tower(target) is apart
 
 
 def test_every_image_of_both_turns_is_captioned_in_order(loaded: tuple[LoadedModel, LoadedModel]) -> None:

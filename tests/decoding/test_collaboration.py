@@ -7,12 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval.exactness import forward_logits
 from jaxspec.decoding.engine import CollaborationConfig, Engine
-from jaxspec.decoding.memory import abstract_inputs
 from jaxspec.decoding.requests import Request
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
@@ -76,24 +74,6 @@ def test_who_proposes_does_not_matter(
             np.testing.assert_array_equal(getattr(other.stats, field), getattr(result.stats, field))
     if config is VISUAL:
         check_contrast(chosen[0], plain, asked[0], standard.tokens)
-
-
-def test_memory_is_planned_from_the_shapes_that_run(models: list[LoadedModel]) -> None:
-    engine = Engine(models, config=THREE)
-    asked = requests(engine)
-    read = engine.batcher.read(asked)
-    given = engine.batcher.inputs(read, read[0].sizes)
-    planned = abstract_inputs(engine.assembly.program, 4, read[0].sizes)
-    assert jax.tree.map(jnp.shape, planned[0]) == jax.tree.map(jnp.shape, given[0])
-
-    report = engine.memory_report(asked)
-    arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(engine.assembly.params["models"])}
-    assert report.target_weights == sum(arrays.values())
-    one = engine.memory_report(asked[:1])
-    assert (report.target_cache, report.draft_cache) == (4 * one.target_cache, 4 * one.draft_cache)
-    text = models[0].model.text
-    assert report.draft_cache == 4 * 4 * text.vocab_size * 3 * 2 + 4 * 4 * 2
-    assert str(report).startswith("memory ")
 
 
 def check_contrast(model: LoadedModel, plain: Engine, request: Request, answer: Sequence[int]) -> None:

@@ -49,12 +49,9 @@ def largest(logits: np.ndarray, t: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("combination", "models", "law"),
     [
-        ("weighted:0.6,0.4", 2, mean(0.6, 0.4)),
         ("weighted", 3, mean(1 / 3, 1 / 3, 1 / 3)),
         ("contrastive", 2, linear(1, -0.1)),
-        ("contrastive:mu=0.4", 2, linear(1, -0.4)),
         ("contrastive:beta=0.5,plausibility=0.2", 2, plausible),
-        ("logits:1.5,-0.5,0.25", 3, linear(1.5, -0.5, 0.25)),
         (OWN, 2, largest),
         (OWN_LOGITS, 2, linear(1, 0.5)),
     ],

@@ -29,7 +29,6 @@ J, NEW, BLOCKS = 3, 24, 6
 OPTIONS = {
     "llava": {},
     "qwen2_5_vl": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
-    "qwen3_vl": {},
 }
 ENGINE = EngineConfig(
     views=("kv",), gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jaxspec.config import LlamaConfig, LlavaConfig
 from jaxspec.decoding.drafters import make_drafter
-from jaxspec.decoding.memory import MemoryReport, Sizes, abstract_inputs, plan_memory
+from jaxspec.decoding.memory import Sizes, abstract_inputs, plan_memory
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.decoding.weighting import Static
@@ -41,39 +41,10 @@ DRAFT = LlavaConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def program() -> Speculator:
-    """Views M and T, five drafted tokens, one tower for both models."""
-    drafter = make_drafter(LanguageModel(DRAFT), parse_views(("M", "T")), 5, TARGET.text_config.vocab_size)
-    return Speculator(LanguageModel(TARGET), drafter, Static(), shares_tower=True)
-
-
-@pytest.fixture(scope="module")
-def params() -> dict[str, Any]:
-    draft = abstract_params(DRAFT, jnp.bfloat16)
-    draft.pop("vision_tower")
-    return {"target": abstract_params(TARGET, jnp.bfloat16), "drafter": draft}
-
-
-@pytest.fixture(scope="module")
-def report(program: Speculator, params: dict[str, Any]) -> MemoryReport:
-    return plan_memory(program, params, BATCH, SIZES)
-
-
-@pytest.fixture(scope="module")
-def prefill_memory(program: Speculator, params: dict[str, Any]) -> Any:
-    # `keep_unused`: weights that one of the two programs does not read are on the device all the same.
-    step = jax.jit(run_prefill.__wrapped__, static_argnums=(0, 4), keep_unused=True)
-    inputs = abstract_inputs(program, BATCH, SIZES)
-    return step.lower(program, params, *inputs, NEW).compile(compiler_options=OPTIONS).memory_analysis()
-
-
-@pytest.fixture(scope="module")
-def decode_memory(program: Speculator, params: dict[str, Any]) -> Any:
-    step = jax.jit(run_decode.__wrapped__, static_argnums=0, donate_argnums=2, keep_unused=True)
-    inputs = abstract_inputs(program, BATCH, SIZES)
-    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, NEW), params, *inputs)
-    return step.lower(program, params, state, inputs[1]).compile(compiler_options=OPTIONS).memory_analysis()
+def taken(step: Any, *inputs: Any, **which: Any) -> Any:
+    """What XLA says of a program's memory. Weights that it does not read are on the device all the same."""
+    compiled = jax.jit(step.__wrapped__, keep_unused=True, **which).lower(*inputs).compile(compiler_options=OPTIONS)
+    return compiled.memory_analysis()
 
 
 def total(memory: Any) -> int:
@@ -81,16 +52,21 @@ def total(memory: Any) -> int:
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes + kept
 
 
-def test_the_report_is_what_prefill_takes(report: MemoryReport, prefill_memory: Any) -> None:
-    """Weights, caches and inputs exactly."""
-    held = prefill_memory.argument_size_in_bytes + prefill_memory.output_size_in_bytes
-    assert report.total == pytest.approx(total(prefill_memory), rel=0.05)
+def test_the_report_is_what_prefill_and_decoding_take() -> None:
+    """Views M and T, five drafted tokens, one tower for both models: weights, caches and inputs exactly."""
+    drafter = make_drafter(LanguageModel(DRAFT), parse_views(("M", "T")), 5, TARGET.text_config.vocab_size)
+    program = Speculator(LanguageModel(TARGET), drafter, Static(), shares_tower=True)
+    draft = abstract_params(DRAFT, jnp.bfloat16)
+    draft.pop("vision_tower")
+    params = {"target": abstract_params(TARGET, jnp.bfloat16), "drafter": draft}
+    report, inputs = plan_memory(program, params, BATCH, SIZES), abstract_inputs(program, BATCH, SIZES)
+
+    prefill = taken(run_prefill, program, params, *inputs, NEW, static_argnums=(0, 4))
+    held = prefill.argument_size_in_bytes + prefill.output_size_in_bytes
+    assert report.total == pytest.approx(total(prefill), rel=0.05)
     assert report.total - report.working == pytest.approx(held, rel=1e-6)
 
-
-def test_the_report_is_what_decoding_takes_which_updates_its_state_in_place(
-    report: MemoryReport, decode_memory: Any
-) -> None:
-    # jax 0.12 decodes in 5 % less than 0.10 does.
-    assert report.total == pytest.approx(total(decode_memory), rel=0.06)
-    assert decode_memory.alias_size_in_bytes >= report.target_cache + report.draft_cache
+    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, NEW), params, *inputs)
+    decode = taken(run_decode, program, params, state, inputs[1], static_argnums=0, donate_argnums=2)
+    assert report.total == pytest.approx(total(decode), rel=0.06)  # jax 0.12 decodes in 5 % less than 0.10 does
+    assert decode.alias_size_in_bytes >= report.target_cache + report.draft_cache  # the state is updated in place

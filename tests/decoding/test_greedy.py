@@ -177,6 +177,8 @@ def test_rows_stop_at_their_limits_and_at_eos(gamma: int, tree: str | None) -> N
         assert tiny.outputs(state) == plain(options)
         assert state.count.tolist() == limits
         check_stats(state)
+        if limits[2] == 2:  # the token after prefill's is the last: no other place is drafted
+            assert state.stats.drafted_at[2].tolist() == [1] + [0] * (gamma - 1)
     unbounded, draft = plain(tiny.sampling(B, new=NEW, eos=NOBODY)), (TARGET, tiny.noisy(TARGET_PARAMS, 0.02))
     cut_inside = 0
     for eos in sorted({token for row in unbounded for token in row}):

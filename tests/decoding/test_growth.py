@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.decoding import batcher, running, steps
-from jaxspec.decoding.batcher import rooms
-from jaxspec.decoding.compile_cache import timed
+from jaxspec.decoding import batcher
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedHead
 from jaxspec.models import LanguageModel
@@ -65,32 +62,3 @@ def test_answers_and_counts_are_those_of_whole_caches(
         assert (ours.tokens, ours.trace) == (theirs.tokens, theirs.trace)
         for field, value in vars(theirs.stats).items():
             np.testing.assert_array_equal(getattr(ours.stats, field), value, err_msg=field)
-
-
-@pytest.mark.usefixtures("small")
-def test_only_what_answers_need_is_compiled(
-    headed: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[Any] = []
-
-    def watched(step: Any, *args: Any, **options: Any) -> Any:
-        ran.append(step)
-        return timed(step, *args, **options)
-
-    monkeypatch.setattr(running, "timed", watched)
-    engine = Engine(headed, draft, CHAIN)
-    requests = requests_of(engine, *[0.0] * 4)
-    engine.generate(requests[1:2])
-    assert ran.count(steps.grow) == 0
-    (answer,) = engine.generate(requests[:1])
-    assert len(answer.tokens) > 8
-    assert ran.count(steps.grow) == 1
-    report = engine.memory_report(requests)
-    assert 0 < report.growth < report.target_cache + report.draft_cache
-
-
-def test_rooms() -> None:
-    assert rooms(64, 6) == [64]
-    assert rooms(128, 6) == [128]
-    assert rooms(1024, 6) == [128, 512, 1024]
-    assert rooms(2048, 200) == [512, 2048]  # a room for less than a block would never be left

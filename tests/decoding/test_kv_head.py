@@ -19,12 +19,10 @@ from jaxspec.decoding.drafters import make_drafter
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.anchored import Block
-from jaxspec.models.decoder import Layer, Places
 from jaxspec.models.head_cache import pack
-from jaxspec.models.head_slots import HeadRows, head_rows
+from jaxspec.models.head_slots import head_rows
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import KVHead, corrected, init_head, joined, keys_of, states_before
+from jaxspec.models.kv_head import KVHead, corrected, init_head, keys_of, states_before
 from jaxspec.typing import Array, Params
 
 from tests import tiny
@@ -110,62 +108,6 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
     trained, decoded = jax.jit(both, compiler_options=tiny.QUICK)(params)
     assert np.abs(trained).max() > 1
     np.testing.assert_allclose(decoded, trained, atol=1e-5, rtol=1e-5)
-
-
-def test_absent_images_and_later_tokens_change_nothing() -> None:
-    config, params = tiny.kv_head(TARGET, PARAMS)
-    tokens, shown = dialogues()
-    rng = np.random.default_rng(2)
-    shape = (3, TEXT.num_key_value_heads, tokens.shape[1], TEXT.head_dim)
-    k, v = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)
-    anchor = tokens.shape[1] - 6
-    embeds = jnp.asarray(rng.normal(size=(3, 1, J, TEXT.hidden_size)), jnp.float32)
-
-    @jax.jit
-    def hidden(k: Any, v: Any, rows: HeadRows) -> Any:
-        at = jnp.full((3, 1), anchor)
-        return KVHead(config).apply({"params": params}, embeds, at, at[..., None] + jnp.arange(J), k, v, rows)
-
-    rows = head_rows(config, shown, tokens.shape[1], 4)
-    out = hidden(k, v, rows)
-    for leaf in (k, v):
-        leaf[:, :, anchor:] += 100  # the anchor's own, and what comes later
-    np.testing.assert_array_equal(hidden(k, v, rows), out)
-    wild = rows.replace(images=np.where(rows.images < 0, -1, rows.images))
-    wild.images[:, 2] = anchor + np.arange(config.image_tokens)  # an image of a later turn
-    np.testing.assert_array_equal(hidden(k, v, wild), out)
-    changed = k.copy()
-    changed[:, :, 1:5] += 1  # the first image of rows 0 and 2, and text of row 1
-    assert (np.abs(np.asarray(hidden(changed, v, rows)) - out).max((1, 2, 3)) > 1e-3).all()
-
-
-def test_one_token_without_images_is_the_last_layer_with_its_newest_key_replaced() -> None:
-    config, params = tiny.kv_head(TARGET, PARAMS, pooling="drop", gamma=1)
-    tokens = jnp.asarray(np.random.default_rng(3).integers(3, IMAGE, (2, 9)))
-    target = LanguageModel(TEXT)
-    own = PARAMS["language_model"]
-    rows = PromptRows(tokens, jnp.full(2, 9))
-    embeds = target.embed(own, rows, None)
-    cache = target.read(own, embeds, rows, 9)[1]
-    at = jnp.full((2, 1), 8)
-    x, _ = Layer(config.text_config).apply(  # writes its own key at slot 8, over the target's
-        {"params": params["layers_0"]}, embeds[:, 8:], Places(at, at), (cache.k[-1], cache.v[-1])
-    )
-    prompts = head_rows(config, [np.full(9, -1)] * 2, 9, 0)
-    ours: Any = KVHead(config).apply(
-        {"params": params}, embeds[:, None, 8:], at, at[..., None], cache.k[-1], cache.v[-1], prompts, method=raw
-    )
-    np.testing.assert_allclose(ours[:, 0], x, atol=1e-5, rtol=1e-5)
-    theirs = target.extend(own, tokens[:, 8:], cache.replace(length=jnp.full(2, 8)))[0]
-    head = LanguageModel(config.text_config).logits(joined(params, PARAMS), ours[:, 0])
-    assert np.abs(head - theirs).max() > 1e-2, "the newest key makes no difference"
-
-
-def raw(head: KVHead, embeds: Any, anchors: Any, rotary: Any, k: Any, v: Any, rows: HeadRows) -> Any:
-    """The head's stream before its final norm."""
-    context = head.context(k, v, rows)
-    seen = context.since[:, None] < anchors[..., None]
-    return head.layers[0](embeds[:, 0], Places(rotary[:, 0], rotary[:, 0], seen), Block(context))[0][:, None]
 
 
 @pytest.mark.parametrize(("temperature", "tree"), [(0.0, None), (1.0, "2:5")])

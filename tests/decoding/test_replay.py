@@ -64,15 +64,6 @@ def test_tokens_and_counts_are_those_of_the_target_itself(
                 np.testing.assert_array_equal(getattr(ours.stats, name), counts, err_msg=name)
 
 
-def test_plain_decoding_says_the_record(
-    recorded: RecordedTarget, requests: list[Request], results: list[Result]
-) -> None:
-    plain = RecordedEngine(recorded, None, replace(CONFIG, views=())).generate(
-        [replace(requests[0], max_new_tokens=7), *requests[1:]]
-    )
-    assert [r.tokens for r in plain] == [results[0].tokens[:7], *(r.tokens for r in results[1:])]
-
-
 def test_what_needs_probabilities_is_refused(
     recorded: RecordedTarget, draft: LoadedModel, requests: list[Request]
 ) -> None:

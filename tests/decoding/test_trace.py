@@ -11,7 +11,7 @@ import pytest
 from jaxspec.decoding.trace import trace_record
 from jaxspec.models import build
 
-from tests.tiny import CONTEXT, lvlm, noisy, prompts, sampling, speculator, weighted
+from tests.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
 
 NEW = 24
 VOCABULARY = IMAGE = 30  # in a full pass, a drawn placeholder would show an image
@@ -51,16 +51,3 @@ def test_every_token_is_accounted_for(tree):
                 assert agree[0] == (int(logits[length + i - 1].argmax()) == int(state.tokens[b, i]))
                 agreed += agree[0]
     assert agreed > 5
-
-
-def test_a_view_that_is_dropped_has_no_weight() -> None:
-    """M has no room for a block, and T has: the trace tells the weights that were drafted with."""
-    program = speculator(TARGET, TARGET, ("M", "T"), 3, "inverse_error_power", context="drop_view")
-    program = replace(program, traces=True)
-    batch = prompts([4, 6, 5], [1, 1, 1], ("M", "T"), image=IMAGE)
-    params, options = {"target": PARAMS, "drafter": DRAFT}, sampling(3, new=NEW, eos=(-1,))
-    state = jax.jit(lambda: program.decode(params, program.prefill(params, batch, options, NEW), options))()
-    m, t = (np.asarray(view.length)[:, None] + np.arange(NEW) for view in batch.views)
-    only_t = (m + 3 > CONTEXT) & (t + 3 <= CONTEXT)
-    assert only_t.any()
-    assert (np.asarray(state.trace.weights)[only_t & (np.asarray(state.trace.place) >= 0)] == [0, 1]).all()

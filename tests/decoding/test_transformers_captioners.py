@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from jaxspec.decoding.captioners import TransformersCaptioner, captioner_lack
-from jaxspec.errors import InputError
 from PIL import Image
 
 from tests.tiny.captioners import blip, blip2, florence2
@@ -59,9 +57,3 @@ def test_florence2_in_its_legacy_form_is_refused(tmp_path: Path) -> None:
     lack = captioner_lack(f"florence2:{path}")
     assert lack is not None
     assert lack.endswith("runs code of its own; use florence2:florence-community/Florence-2-base")
-
-
-def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
-    with pytest.raises(InputError, match="captioner florence2: needs torch"):
-        TransformersCaptioner("florence2", "somewhere")

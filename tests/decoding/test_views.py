@@ -82,24 +82,6 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
             np.testing.assert_allclose(jnp.log(both), expected[np.asarray(at)], atol=1e-5)
 
 
-def test_the_mixture_is_the_weighted_sum_of_what_the_views_say() -> None:
-    """In a draft of one view alone, the distributions are the same as in the batch with others."""
-    batch = tiny.weighted(tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T")), 0.3, 0.7)
-    drafter = tiny.speculator(MODEL, MODEL, ("M", "T"), J).drafter
-
-    @jax.jit
-    def draft() -> jax.Array:
-        state = drafter.prefill({"drafter": PARAMS}, batch, None, None, 40)
-        tokens, ones = jnp.full((B, 1), 7, jnp.int32), jnp.ones(B, jnp.int32)
-        inputs = BlockInputs({"drafter": PARAMS}, tokens, ones, batch.weights, tiny.sampling(B, 1.0))
-        return drafter.draft(inputs, state)[0]
-
-    probs, (m, t) = draft().probs, draft().view_probs
-    np.testing.assert_allclose(probs, 0.3 * m + 0.7 * t, atol=1e-6)
-    assert jnp.abs(m - t)[0].max() > 0.05  # with images the views differ
-    np.testing.assert_allclose(m[1], t[1], atol=1e-6)  # without, they are one
-
-
 class WordTokenizer:
     """A tokeniser of single characters; `<image>` and the newline have ids of their own."""
 
@@ -127,15 +109,6 @@ def test_what_stands_for_an_image() -> None:
     assert [name for name, view in VIEWS.items() if view.reads_images] == ["M"]
 
 
-def test_rewrite_replaces_placeholders_in_order() -> None:
-    prompt = np.asarray([1, 99, 5, 99, 99, 6], np.int32)
-    out = rewrite(prompt, 99, [[7, 8], [], [9]])
-    assert out.tokens.dtype == np.int32
-    assert out.tokens.tolist() == [1, 7, 8, 5, 9, 6]
-    assert out.sources is None
-    assert rewrite(prompt[[0, 2]], 99, []).tokens.tolist() == [1, 5]
-
-
 def test_rewrite_shows_feature_rows() -> None:
     """Two images of two and one slots; the first takes three feature rows and ends with an end-of-line."""
     line = Slots(np.asarray([[2, 0], [NEWLINE, NEWLINE]]), rows=3, blend=np.asarray([[0.5, 0.5], [1, 0]], np.float32))
@@ -155,13 +128,6 @@ def test_rewrite_shows_feature_rows() -> None:
     assert longer.rotary[:, -2:].tolist() == [[10, 11]] * 3
     assert longer.sources is not None
     assert longer.sources[-1].tolist() == [TEXT, TEXT]
-
-
-@pytest.mark.parametrize("images", [0, 1, 3])
-def test_rewrite_wants_one_image_a_placeholder(images: int) -> None:
-    prompt = np.asarray([1, 99, 5, 99], np.int32)
-    with pytest.raises(InputError, match=f"2 image placeholders but {images} images"):
-        rewrite(prompt, 99, [[7]] * images)
 
 
 def test_parse_views() -> None:

@@ -10,9 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from jaxspec.decoding.mixtures import simplex_grid
 from jaxspec.decoding.weighting import PRESETS, RULES, Adaptive, Weighting, parse_weighting
 from jaxspec.errors import InputError
 
@@ -101,38 +98,6 @@ def test_rules_equal_the_reference(text: str, window: str, views: int) -> None:
             np.testing.assert_allclose(ours[b], row.weights, rtol=2e-4, atol=2e-5)
 
 
-def perturbed(blocks: list[tuple[np.ndarray, ...]], rng: np.random.Generator, row: int) -> list[tuple[np.ndarray, ...]]:
-    """The same blocks of one row, others of all other rows."""
-    mine = (np.arange(B) == row)[:, None]
-    out = []
-    for (p, q, valid), (p2, q2, valid2) in zip(blocks, history(rng, len(blocks[0][1]), len(blocks))):
-        out.append((np.where(mine[..., None], p, p2), np.where(mine[..., None], q, q2), np.where(mine, valid, valid2)))
-    return out
-
-
-@pytest.mark.parametrize("text", ["grid:window=4", "inverse_error_power", "hard_match", "adaboost"])
-@settings(max_examples=8)
-@given(seed=st.integers(0, 2**31), row=st.integers(0, B - 1))
-def test_weights_lie_on_the_simplex_follow_their_views_and_know_their_own_row_only(
-    text: str, seed: int, row: int
-) -> None:
-    rng, rule = np.random.default_rng(seed), parse_weighting(text)
-    blocks, initial = history(rng, 3), initial_weights(rng, 3)
-    found = weights_after(rule, initial, blocks)
-    for weights in found:
-        assert (weights >= 0).all()
-        np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-
-    turn = rng.permutation(3)
-    turned = weights_after(rule, initial[:, turn], [(p, q[turn], valid) for p, q, valid in blocks])
-    for here, there in zip(found, turned):
-        np.testing.assert_allclose(here[:, turn], there, rtol=1e-3, atol=1e-4)
-
-    elsewhere = weights_after(rule, initial, perturbed(blocks, rng, row))
-    for here, there in zip(found, elsewhere):
-        np.testing.assert_array_equal(here[row], there[row])
-
-
 @pytest.mark.parametrize(
     "text", ["grid", "grid:measure=tvd,steps=4", "inverse_error_power", "inverse_error_softmax:tau=2", "adaboost"]
 )
@@ -149,13 +114,6 @@ def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(text: str)
     for weights in found:
         row.observe(p[0].astype(np.float64), np.moveaxis(q, 0, 2)[0].astype(np.float64))
         np.testing.assert_allclose(weights, np.broadcast_to(row.weights, (B, 2)), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(("views", "steps", "points"), [(1, 10, 1), (2, 10, 11), (3, 10, 66), (4, 10, 286), (4, 2, 10)])
-def test_grid_points(views: int, steps: int, points: int) -> None:
-    grid = simplex_grid(views, steps)
-    assert grid.shape == (points, views)
-    np.testing.assert_allclose(grid, reference.simplex(views, steps), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("draw", "variance"), [("dirichlet", 1 / 12), ("uniform", 0.75 - np.log(2))])

@@ -30,7 +30,6 @@ PLAIN = EngineConfig(
     views=(), batch_size=4, width=WIDTH, new_buckets=(NEW,), prompt_buckets=(64, 256), image_buckets=(0, 1, 2)
 )
 DRAFTS: dict[str, dict[str, Any]] = {
-    "gamma 1": {"views": ("T",), "gamma": 1},
     "gamma 7": {"views": ("M",), "gamma": 7},
     "two views": {"views": ("M", "T"), "gamma": 3, "weighting": "mt-paper"},
     "view and head": {"views": ("T", "kv"), "gamma": 4},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -36,30 +35,3 @@ def test_a_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "a pass, B=1, 15 slots" in text
     assert "of before" not in text
     assert "llava" not in text, "a trial's figures stand under its own pair's name"
-
-
-def test_estimates_stand_beside_what_was_measured(tmp_path: Path) -> None:
-    def write(folder: str, device: str, rows: list[dict[str, object]]) -> None:
-        (tmp_path / folder).mkdir(parents=True)
-        run = {"device": device, "preset": Path(folder).name}
-        (tmp_path / folder / "results.json").write_text(json.dumps({"run": run, "rows": rows}))
-
-    forced = {"kind": "forced", "batch": 1, "forced_tokens_per_pass": 2.29, "speedup_measured": 1.5, "block_ms": 20.0}
-    passes = {"kind": "passes", "batch": 1, "slots": 1024, "target_ms": 18.0, "read_share": 0.9}
-    rows = [passes, passes | {"slots": 512}, passes | {"batch": 8}, forced | {"views": 2}, forced | {"views": 4}]
-    write("llava7b_68m", "TPU v5 lite (tpu)", rows)
-    write("llava7b_160m", "TPU v5 lite (tpu)", [passes])
-    least = {"fits": True, "batch": 1}
-    plain, chain = least | {"program": "plain", "least_ms": 16.2}, least | {"program": "chain", "least_ms": 16.9}
-    write("estimated/llava7b_68m", "cpu (cpu)", [plain, chain, {"program": "plain", "batch": 8, "fits": False}])
-    table = accelerator.summary(tmp_path)
-    assert [row[-1] for row in table.cells] == ["16.2", "-", "-", "16.9", "-", "-"]
-    assert table.cells[0] == ["llava7b_68m", "a pass, B=1, 1024 slots", "18 ms, 90% of bandwidth", "16.2"]
-    assert "TPU v5 lite (tpu)" in table.notes[0]
-
-
-def test_parts_that_fail_are_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("one", "other"):
-        monkeypatch.setitem(accelerator.PARTS, name, f"eval.no_{name} mini")
-    with pytest.raises(SystemExit, match="not done: one, other"):
-        accelerator.main(tmp_path, parts=("one", "other"))

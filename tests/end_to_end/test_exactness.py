@@ -95,12 +95,3 @@ def test_chi_square_is_scipys() -> None:
     assert test.degrees == expected.dof == 2
     assert test.statistic == pytest.approx(expected.statistic)
     assert test.p_value == pytest.approx(expected.pvalue, rel=1e-4)
-
-
-def test_chi_square_tells_distributions_apart() -> None:
-    rng = np.random.default_rng(0)
-    probs = rng.dirichlet(np.ones(10))
-    ours, theirs = rng.choice(10, 2000, p=probs), rng.choice(10, 2000, p=0.9 * probs + 0.01)
-    assert chi_square(ours.tolist(), theirs.tolist()).p_value < 1e-3
-    assert chi_square(["a"] * 100, ["a"] * 100).p_value == 1.0
-    assert chi_square(["a"] * 100, ["b"] * 100).p_value < 1e-6

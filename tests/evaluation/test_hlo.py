@@ -78,16 +78,6 @@ def test_messages_that_gpus_wrap_in_fusions_count() -> None:
     assert block.sent.total() == 8 * 4
 
 
-def test_a_message_in_three_fusions_is_one() -> None:
-    """A TPU's compiler lets one begin, run beside other work and end, each with the message inside."""
-    text = FUSED.replace("all-reduce(%p)", "all-reduce(%p), channel_id=7").replace(
-        "  %fusion-done", "  %fusion.2 = f32[8]{0} fusion(%fusion-start), kind=kOutput, calls=%fused\n  %fusion-done"
-    )
-    block = ProgramText(text).block()
-    assert block.collectives.total() == 1
-    assert block.sent.total() == 8 * 4
-
-
 def test_of_two_loops_that_which_drafts_is_the_block() -> None:
     plain = "".join(f"  %fusion.{i} = f32[4] fusion(%p), calls=%g\n" for i in range(20))
     two = TEXT.replace("ENTRY", f"%plain (p: f32[4]) -> f32[4] {{\n{plain}}}\n\nENTRY")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eval.lib import startup
 from eval.lib.forced import accepted_pattern, measure_forced
 from eval.lib.latency_tables import latency_tables
 from eval.lib.random_pair import (
@@ -94,11 +92,3 @@ def test_the_sweep_over_a_tiny_pair() -> None:
         "Blocks by views and weighting, tiny",
     ]
     assert all(value > 0 for row in rows for name, value in row.items() if name in ("target_ms", "target_prefill_ms"))
-
-
-def test_host_time_with_and_without_an_image(pair: tuple[Path, Path]) -> None:
-    rows = startup.measure_host(*map(str, pair), calls=1)
-    assert [row["what"] for row in rows] == ["host time of a call, text", "host time of a call, one image"]
-    ((title, _, cells, _),) = latency_tables("tiny", rows)
-    assert title == "Start-up and host time"
-    assert len(cells) == 2

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from eval.lib.timing import predicted_speedup
-from jaxspec.decoding.metrics import acceptance_metrics, block_fields
+from jaxspec.decoding.metrics import acceptance_metrics
 
 
 def row(steps, emitted, drafted, accepted, histogram):
@@ -35,18 +35,6 @@ def test_pools_over_blocks_not_over_rows():
 def test_conditional_rate_is_given_that_all_before_were_accepted():
     metrics = acceptance_metrics([row(4, 9, [4, 4, 4], [3, 2, 0], [1, 1, 2, 0])])
     assert metrics["conditional_acceptance_rate_per_position"] == pytest.approx([3 / 4, 2 / 3, 0.0])
-
-
-def test_nothing_drafted_gives_no_rate():
-    metrics = acceptance_metrics([row(0, 0, [0], [0], [0, 0])])
-    assert metrics["tokens_per_pass"] is None
-    assert metrics["draft_acceptance_rate"] is None
-
-
-def test_a_record_says_how_its_blocks_were_drafted():
-    chain, tree = (block_fields(SimpleNamespace(gamma=5, tree=text)) for text in (None, "2:32"))
-    assert chain == {"drafter": "chain", "gamma": 5, "tree": None, "tree_width": 1, "tree_nodes": 5}
-    assert tree == {"drafter": "tree", "gamma": 5, "tree": "2:32", "tree_width": 2, "tree_nodes": 32}
 
 
 def test_equation_one_gives_the_papers_speedup():

@@ -16,7 +16,6 @@ from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
 from PIL import Image
 
-SHARED = Path(__file__).resolve().parents[3] / "shared/data/mmspec"
 PROMPT = {"id": "m_1", "image": "a.jpg", "turns": ["What?", "Why?"], "category": "Games", "topic": "multi-turn"}
 
 TEN = (9,) * 10
@@ -65,13 +64,3 @@ def test_bad_answers(choices: object, tmp_path: Path) -> None:
     path.write_text(json.dumps({"question_id": "m_1", "choices": choices}))
     with pytest.raises(InputError, match="line 1: 'choices' holds no list"):
         answers_of(next(local_rows(path)))
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real rows are not there: {SHARED}")
-def test_real_rows() -> None:
-    prompts = list(read_prompts(SHARED / "mmspec_24.jsonl"))
-    answers = dict(map(answers_of, local_rows(SHARED / "llava15_7b_greedy_24.jsonl")))
-    assert len(prompts) == len(answers) == 24
-    for sample in prompts:
-        assert len(answers[sample.id]) == len(sample.turns)
-        assert sample.images[0].load().mode == "RGB"

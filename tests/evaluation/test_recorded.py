@@ -13,19 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval import mmspec
-from eval.lib.drafts import Answers, History, Similar, lookup_passes, mixture_passes, tree_passes
-from eval.lib.ngrams import IMAGE, Counts, lookup
-from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations, read_published
-from eval.lib.recorded_config import RecordedConfig
+from eval.lib.drafts import Answers, Similar, lookup_passes, mixture_passes, tree_passes
+from eval.lib.ngrams import IMAGE, lookup
+from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations
 from eval.lib.recorded_table import interval
-from jaxspec.command import load_preset
 from jaxspec.decoding.lookup import Text
 from jaxspec.errors import InputError
 from jaxspec.files import ASSETS
 from jaxspec.models.inputs import PromptRows, in_order
 from PIL import Image
-
-SHARED = Path(__file__).resolve().parents[3] / "shared/data"
 
 
 @pytest.mark.parametrize(
@@ -83,15 +79,6 @@ def test_answers_to_similar_prompts_count_more_and_never_those_of_the_own_fold()
     assert set(similar.after([8, 2])) == {4, 5}
 
 
-def test_a_question_is_what_follows_the_answer_before() -> None:
-    turns = Turn([1, 2], [3, 4], True), Turn([1, 2, 3, 4, 6], [7], True)
-    talks = [Conversation("a", "x", turns, 0), Conversation("b", "x", (Turn([6], [8, 9], True),), 1)]
-    talks.append(Conversation("c", "x", (Turn([1, 2, 3, 4], [5, 5], True),), 1))
-    similar = Similar(talks, 1, nearest=1)
-    similar.start(talks[0], 1)
-    assert set(similar.near.after([6])) == {8}
-
-
 def test_a_tree_holds_the_second_likeliest_token_too() -> None:
     """The table saw 3 twice after the prompt and 7 once: a chain drafts 3, a tree of three nodes both."""
     conversations = [talk("a", 0, [2, 7, 8]), *(talk(f"b{i}", 1, [2, 3, 4]) for i in range(2)), talk("c", 1, [2, 7, 8])]
@@ -99,31 +86,6 @@ def test_a_tree_holds_the_second_likeliest_token_too() -> None:
     assert mixture_passes([table], conversations[0], 0, 1) == 2
     assert tree_passes([table], conversations[0], 0, nodes=1, depth=1) == 2  # the chain
     assert tree_passes([table], conversations[0], 0, nodes=4, depth=2) == 1
-
-
-def test_counts_leave_mass_to_shorter_contexts() -> None:
-    counts = Counts(2)
-    counts.add([1, 2, 3, 9, 2, 4], 1)
-    after = counts.after([1, 2])
-    # [1 2] was followed by 3 alone: half of the mass; [2] by 3 and 4: half of what is left.
-    assert after == pytest.approx({3: 0.5 + 0.125, 4: 0.125})
-
-
-def test_learned_weights_follow_the_source_that_is_right() -> None:
-    """One source drafts 9 with much confidence, the other the answer with little."""
-
-    class Fixed(History):
-        def __init__(self, right: bool) -> None:
-            super().__init__(1)
-            self.right = right
-
-        def after(self, tokens: Sequence[int]) -> dict[int, float]:
-            return {tokens[-1] + 1: 0.3} if self.right else {99: 0.9}
-
-    one = talk("a", 0, list(range(3, 30)))
-    sources = [Fixed(True), Fixed(False)]
-    assert mixture_passes(sources, one, 0, 4) == 26
-    assert mixture_passes(sources, one, 0, 4, learned=True) < 10
 
 
 def test_intervals_hold_the_ratio_of_sums() -> None:
@@ -190,16 +152,3 @@ def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Pat
     assert "history, gamma 5" not in texts  # the longer chain is drawn
     (record, *_) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())
     assert record["counts"]["MSD"] == [[9, 2]]
-
-
-@pytest.mark.skipif(not (SHARED / "mmspec").is_dir(), reason=f"the record is not there: {SHARED}")
-def test_published_counts_are_those_of_the_record() -> None:
-    config = load_preset("eval", "recorded")
-    assert isinstance(config, RecordedConfig)
-    found = {}
-    for name, counts in read_published(SHARED / "mmspec").items():
-        new, turns, passes = np.sum(
-            [[sum(one.new_tokens), len(one.new_tokens), sum(one.passes)] for one in counts.values()], 0
-        )
-        found[name] = round((new - turns) / passes, 2)
-    assert found == {"eagle": 1.88, "eagle2": 1.66, "eagle3": 1.04, "vispec": 4.12, "msd": 4.71}

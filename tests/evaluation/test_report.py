@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,12 +37,6 @@ def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[st
         (fresh / name).write_text(text)
     if not stop:
         finish(fresh, out)
-
-
-def test_the_command_of_a_run_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["-m", "eval.block_efficiency", "smollm2", "--rows", "KV head", "--draft", ""]
-    monkeypatch.setattr(sys, "orig_argv", ["/bin/python3", *words])
-    assert shlex.split(describe_run("smollm2", {})["command"]) == ["python", *words]
 
 
 def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:

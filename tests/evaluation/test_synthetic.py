@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,19 +25,18 @@ def test_a_pair_follows_its_cycle() -> None:
         model, params = lvlm(width, 1, seed=0, scale=0.02, vocabulary=RESERVED + 200)
         decoder = {"params": follow_cycle(model.config, params, right)["language_model"]}  # type: ignore[arg-type]
         tokens = jnp.arange(RESERVED + 199)[:, None]  # each alone
-        said.append(np.asarray(jnp.argmax(jnp.asarray(build(model.text).apply(decoder, tokens)), axis=-1))[:, 0])
+        said.append(np.asarray(jax.jit(build(model.text).apply)(decoder, tokens)).argmax(-1)[:, 0])
     assert sorted(said[0][RESERVED:].tolist()) == list(range(RESERVED, RESERVED + 199))
     assert set(said[0]) <= set(said[0][RESERVED:])  # other tokens lead into the cycle
     assert 0.6 < np.mean(said[0] == said[1]) < 0.8
 
 
-@pytest.mark.parametrize(("right", "tokens_a_block"), [("1", 4), ("0", 1)])
-def test_a_pair_agrees_as_asked(right: str, tokens_a_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_agrees_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "load_preset", lambda kind, name: mini.config)
-    names = "synthetic:target", f"synthetic:draft:{right}"
+    names = "synthetic:target", "synthetic:draft:1"
     target, draft = (synthetic_model(name, jnp.dtype("float32")) for name in names)
     engine = Engine(target, draft, EngineConfig(gamma=3, prompt_buckets=(64,), new_buckets=(16,)))
     prompt = engine.encoder.prompt("What is this?", [Image.new("RGB", (48, 48))])
     (result,) = engine.generate([Request(prompt, NEW)])
     assert len(set(result.tokens)) == NEW  # a cycle, from whatever the prompt ends in
-    assert result.stats.emitted / result.stats.steps == tokens_a_block
+    assert result.stats.emitted / result.stats.steps == 4

@@ -194,7 +194,8 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
         if bin:
             import torch
 
-            save_bin({key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in part.items()}, path / file)
+            whole = {key: torch.from_numpy(value.astype(np.float32)) for key, value in part.items()}
+            save_bin({key: value.to(getattr(torch, twin.dtype)) for key, value in whole.items()}, path / file)
         else:
             save_file(part, path / file, metadata={"format": "pt"})
     if twin.shards > 1:

@@ -29,8 +29,6 @@ class Part:
 
     columns: str
     """Names, with `:image`, `:texts`, `:int`, `:talk` or `:votes` behind what is no text."""
-    files: str
-    """How the repository's files begin, before the number: `data/test`."""
     shards: int = 1
     rows: int = 3
     values: dict[str, Any] = field(default_factory=dict)
@@ -82,13 +80,7 @@ _INTERLEAVED = {
 }
 _MMLU = {"subject": [*["law"] * 5, *["art"] * 5], "choices": ["no", "yes", "both", "none"], "answer": 1}
 _SUMS = {"question": "How many are 1 and 2?", "answer": "They are <<1+2=3>>3.\n#### 3"}
-_PAJAMAS = (
-    "arxiv",
-    "book",
-    "c4",
-    *(f"cc_20{part}" for part in ("19-30", "20-05", "21-04", "22-05", "23-06")),
-    "github",
-)
+_PAJAMAS = ("arxiv", "book", "c4", "github", *(f"cc_20{part}" for part in ["19-30", "20-05", "21-04", "22-05", "23-06"]))
 _SAID = "\n<human>: How many are 1 and 2?\n<bot>: They are 3."
 
 
@@ -111,10 +103,12 @@ def _talks(image: Any, question: str = "<image>\nWhat is this?") -> list[dict[st
     return [{"id": str(i), "conversations": said} | ({"image": numbered[i]} if image else {}) for i in range(4)]
 
 
-_RECAP = Part(
-    "id image:image conversations:talk data_source", "data/train", format="JPEG", shards=2,
-)  # fmt: skip
-_MID = "lmms-lab/LLaVA-OneVision-Mid-Data"
+def _parts(columns: str, *places: str, **fields: Any) -> dict[tuple[str, str], Part]:
+    """Return parts of the same columns, by their places `configuration/split`."""
+    return {(place.rpartition("/")[0], place.rpartition("/")[2]): Part(columns, **fields) for place in places}
+
+
+_RECAP = _parts("id image:image conversations:talk data_source", "default/train", format="JPEG", shards=2)
 
 DATA: dict[str, DataTwin] = {
     "liuhaotian/LLaVA-Pretrain": DataTwin(
@@ -130,25 +124,20 @@ DATA: dict[str, DataTwin] = {
         lines={"ShareGPT_V4.3_unfiltered_cleaned_split.json": _talks("", "Which animal barks?")},
     ),
     **{
-        f"lmms-lab/LLaVA-ReCap-{name}": DataTwin(f"{TREE}; columns: {CARD}", {("default", "train"): _RECAP})
+        f"lmms-lab/LLaVA-ReCap-{name}": DataTwin(f"{TREE}; columns: {CARD}", _RECAP)
         for name in ("558K", "118K", "CC3M")
     },
-    _MID: DataTwin(
+    "lmms-lab/LLaVA-OneVision-Mid-Data": DataTwin(
         f"{TREE}; rows: github LLaVA-VL/LLaVA-NeXT, scripts/train/README.md",
-        lines={
-            **{
-                f"{name}/{name}_processed.json": _talks("{}.jpg")
-                for name in ("ureader_tr", "synthdog_en", "synthdog_zh")
-            },
-            "evol_instruct/evol_instruct_processed.json": _talks("", "Which animal barks?"),
-        },
+        lines={f"{name}/{name}_processed.json": _talks("{}.jpg") for name in ("ureader_tr", "synthdog_en", "synthdog_zh")}
+        | {"evol_instruct/evol_instruct_processed.json": _talks("", "Which animal barks?")},
     ),
     "lmms-lab/LLaVA-OneVision-Data": DataTwin(
         f"{TREE}; columns: {CARD}",
-        {
-            (name, "train"): Part("id image:image conversations:talk data_source", f"{name}/train")
-            for name in ("ai2d(cauldron,llava_format)", "chartqa(cauldron,llava_format)")
-        },
+        _parts(
+            "id image:image conversations:talk data_source",
+            *(f"{name}(cauldron,llava_format)/train" for name in ("ai2d", "chartqa")),
+        ),
     ),
     "lmms-lab/M4-Instruct-Data": DataTwin(
         f"{TREE}; {CARD}; rows UNSEEN",
@@ -159,119 +148,90 @@ DATA: dict[str, DataTwin] = {
     ),
     "lmms-lab/POPE": DataTwin(
         f"{TREE}; columns on the card of the copy giobin/POPE",
-        {
-            ("default", "test"): Part(
-                "id question_id question answer image_source image:image category", "data/test", 3,
-                values={"answer": "yes"}, format="JPEG",
-            )
-        },
+        _parts(
+            "id question_id question answer image_source image:image category",
+            "default/test", shards=3, values={"answer": "yes"}, format="JPEG",
+        ),
     ),
     "lmms-lab/LMMs-Eval-Lite": DataTwin(
-        f"{TREE}; columns of the {CARD} of lmms-lab/DocVQA",
-        {("docvqa_val", "lite"): Part(_DOCVQA, "docvqa_val/lite", mode="L")},
+        f"{TREE}; columns of the {CARD} of lmms-lab/DocVQA", _parts(_DOCVQA, "docvqa_val/lite", mode="L")
     ),
     "lmms-lab/ChartQA": DataTwin(
         f"{TREE}; columns on the card of the copy qywang1106/chartqa_split_2_2; number of files UNSEEN",
-        {("default", "test"): Part("type question answer image:image", "data/test", values={"type": "human_test"})},
+        _parts("type question answer image:image", "default/test", values={"type": "human_test"}),
     ),
     "lmms-lab/textvqa": DataTwin(
         f"{TREE}; columns on the card of the copy pppop7/textvqa; number of files UNSEEN",
-        {("default", "validation"): Part(_TEXTVQA, "data/validation", 3, format="JPEG")},
+        _parts(_TEXTVQA, "default/validation", shards=3, format="JPEG"),
     ),
     "lmms-lab/VQAv2": DataTwin(
-        f"{CARD}; number of files UNSEEN",
-        {("default", "validation"): Part(_VQAV2, "data/validation", 2, format="JPEG")},
+        f"{CARD}; number of files UNSEEN", _parts(_VQAV2, "default/validation", shards=2, format="JPEG")
     ),
     "lmms-lab/llava-bench-in-the-wild": DataTwin(
         f"{TREE}; {LMMS}",
-        {
-            ("default", "train"): Part(
-                "question_id question image:image caption gpt_answer category image_id", "data/train"
-            )
-        },
+        _parts("question_id question image:image caption gpt_answer category image_id", "default/train"),
     ),
     "lmms-lab/MMVet": DataTwin(
-        f"{TREE}; {LMMS}",
-        {("default", "test"): Part("question_id image:image question answer image_source capability", "data/test")},
+        f"{TREE}; {LMMS}", _parts("question_id image:image question answer image_source capability", "default/test")
     ),
     "lmms-lab/LLaVA-NeXT-Interleave-Bench": DataTwin(
         f"{TREE}; {CARD}",
-        {
-            ("in_domain", "test"): Part(
-                f"sample_id:int sub_task {' '.join(f'{name}:image' for name in LETTERS)} question answer question_type",
-                "in_domain/test", rows=15, values=_INTERLEAVED, format="JPEG",
-            )
-        },
+        _parts(
+            f"sample_id:int sub_task {' '.join(f'{name}:image' for name in LETTERS)} question answer question_type",
+            "in_domain/test", rows=15, values=_INTERLEAVED, format="JPEG",
+        ),
     ),
     "google-research-datasets/nq_open": DataTwin(
         f"{CARD}; files UNSEEN",
-        {
-            ("nq_open", split): Part("question answer:texts", f"nq_open/{split}", values={"question": "who wrote it"})
-            for split in ("train", "validation")
-        },
+        _parts("question answer:texts", "nq_open/train", "nq_open/validation", values={"question": "who wrote it"}),
     ),
     "openai/gsm8k": DataTwin(
         f"{CARD}; files: nickmalhotra/ProjectIndus names them",
-        {
-            ("main", split): Part("question answer", f"main/{split}", rows=5, values=_SUMS)
-            for split in ("train", "test")
-        },
+        _parts("question answer", "main/train", "main/test", rows=5, values=_SUMS),
     ),
     "openai/openai_humaneval": DataTwin(
         f"{TREE}; columns UNSEEN",
-        {
-            ("openai_humaneval", "test"): Part(
-                "task_id prompt canonical_solution test entry_point", "openai_humaneval/test",
-                values={"prompt": "def f(x):\n", "canonical_solution": "    return x\n", "entry_point": "f"}
-                | {"test": "def check(candidate):\n    assert candidate(1) == 1\n"},
-            )
-        },
+        _parts(
+            "task_id prompt canonical_solution test entry_point", "openai_humaneval/test",
+            values={"prompt": "def f(x):\n", "canonical_solution": "    return x\n", "entry_point": "f"}
+            | {"test": "def check(candidate):\n    assert candidate(1) == 1\n"},
+        ),
     ),
     "cais/mmlu": DataTwin(
         f"{CARD} of the copy hails/mmlu_no_train",
-        {
-            ("all", split): Part("question subject choices:texts answer:int", f"all/{split}", rows=10, values=_MMLU)
-            for split in ("dev", "validation", "test")
-        },
+        _parts(
+            "question subject choices:texts answer:int",
+            "all/dev", "all/validation", "all/test", rows=10, values=_MMLU,
+        ),
     ),
     "abisee/cnn_dailymail": DataTwin(
         f"{TREE}; columns: TFDS's catalogue of it; number of files UNSEEN",
-        {
-            ("3.0.0", "train"): Part("article highlights id", "3.0.0/train", 3),
-            ("3.0.0", "test"): Part("article highlights id", "3.0.0/test"),
-        },
+        _parts("article highlights id", "3.0.0/train", shards=3) | _parts("article highlights id", "3.0.0/test"),
     ),
     "lmms-lab/HallusionBench": DataTwin(
         f"{TREE}; {LMMS}",
-        {
-            ("default", "image"): Part(f"{_HALLUSION} image:image", "data/image", mode="RGBA"),
-            ("default", "non_image"): Part(f"{_HALLUSION} image", "data/non_image", values={"image": None}),
-        },
+        _parts(f"{_HALLUSION} image:image", "default/image", mode="RGBA")
+        | _parts(f"{_HALLUSION} image", "default/non_image", values={"image": None}),
     ),
     "echo840/OCRBench": DataTwin(
         f"{CARD}; number of files UNSEEN",
-        {("default", "test"): Part("dataset question question_type answer:texts image:image", "data/test")},
+        _parts("dataset question question_type answer:texts image:image", "default/test"),
     ),
-    "lmms-lab/TextCaps": DataTwin(
-        f"{TREE}; {CARD}", {("default", "val"): Part(_TEXTCAPS, "data/val", 2, format="JPEG")}
-    ),
+    "lmms-lab/TextCaps": DataTwin(f"{TREE}; {CARD}", _parts(_TEXTCAPS, "default/val", shards=2, format="JPEG")),
     "lmms-lab/ScienceQA": DataTwin(
         f"{TREE}; {CARD}",
-        {
-            (f"ScienceQA-{kind}", "test"): Part(
-                _SCIENCE, f"ScienceQA-{kind}/test", values={"choices": ["sun", "moon"], "answer": 1, "hint": ""}
-            )
-            for kind in ("IMG", "FULL")
-        },
+        _parts(
+            _SCIENCE, "ScienceQA-IMG/test", "ScienceQA-FULL/test",
+            values={"choices": ["sun", "moon"], "answer": 1, "hint": ""},
+        ),
     ),
     "lmms-lab/COCO-Caption2017": DataTwin(
         f"{TREE}; {LMMS}",
-        {
-            ("default", "val"): Part(
-                "question_id image:image question answer:texts id:int license:int file_name coco_url height:int "
-                "width:int date_captured", "data/val", 2, format="JPEG",
-            )
-        },
+        _parts(
+            "question_id image:image question answer:texts id:int license:int file_name coco_url height:int "
+            "width:int date_captured",
+            "default/val", shards=2, format="JPEG",
+        ),
     ),
     "togethercomputer/RedPajama-Data-1T-Sample": DataTwin(
         f"{TREE}; columns: its RedPajama-Data-1T-Sample.py",
@@ -306,12 +266,13 @@ def write(folder: Path, twin: DataTwin) -> None:
 
     cards: dict[str, list[dict[str, str]]] = {}
     for (config, split), part in twin.parts.items():
-        cards.setdefault(config, []).append({"split": split, "path": f"{part.files}-*"})
+        stem = f"{'data' if config == 'default' else config}/{split}"
+        cards.setdefault(config, []).append({"split": split, "path": f"{stem}-*"})
         schema = pyarrow.schema([_typed(pyarrow, *column) for column in _columns(part)])
         for shard in range(part.shards):
             numbers = range(shard * part.rows, (shard + 1) * part.rows)
             rows = [{name: _value(part, name, kind, i) for name, kind in _columns(part)} for i in numbers]
-            file = folder / f"{part.files}-{shard:05d}-of-{part.shards:05d}.parquet"
+            file = folder / f"{stem}-{shard:05d}-of-{part.shards:05d}.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
             parquet.write_table(pyarrow.Table.from_pylist(rows, schema), file, row_group_size=2)
     for name, rows in twin.lines.items():

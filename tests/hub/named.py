@@ -20,19 +20,8 @@ _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _WITHIN = re.compile(rf"(?<![\w./$:~-])(?:\w+:)?({_ID})(?![\w/{{*-])")
 _DATA = re.compile(rf"hub:(?!OWNER)({_ID})")
 _PLACES = {
-    "path",
-    "runs",
-    "photos",
-    "mini",
-    "mini_llava",
-    "deadsnakes",
-    "llava15_68m",
-    "tower",
-    "venv",
-    "shared",
-    "BUCKET",
-    "HOME",
-    "OWNER",
+    *("path", "runs", "photos", "mini", "mini_llava", "deadsnakes", "llava15_68m", "tower", "venv", "shared"),
+    *("BUCKET", "HOME", "OWNER"),
 }
 """What folders of a reader's own are called in the docs."""
 

@@ -65,6 +65,12 @@ def _llava(source: str, seed: int = 0, family: str = "llava", **changes: Any) ->
     return Twin(family, "llava", source, **made)
 
 
+def _llama3(source: str, stop: str | list[str], **changes: Any) -> Twin:
+    ends = {"bos_token_id": "<|begin_of_text|>", "eos_token_id": stop}
+    config = LLAMA3 | ends | changes.pop("config", {})
+    return Twin("llama", "llama3", source, config=config, generation=ends, **changes)
+
+
 def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
     generation = {"bos_token_id": "<|endoftext|>", "eos_token_id": ["<|im_end|>", "<|endoftext|>"]}
     return Twin(family, "qwen", source, **{"chat": True, "config": QWEN, "generation": generation} | changes)
@@ -129,41 +135,29 @@ TWINS: dict[str, Twin] = {
         "llava_onevision", "onevision", UNSEEN, dtype="float16", shards=4, chat=True
     ),
     "lmsys/vicuna-7b-v1.5": Twin(
-        "llama",
-        "llama2",
+        *("llama", "llama2"),
         "github lm-sys/FastChat issue 209: a Vicuna-13B's .bin shards and tokenizer.model alone; not the 7B's",
-        dtype="float16",
-        shards=2,
-        bin=True,
+        *("float16", 2, True),
         config=LLAMA2 | {"pad_token_id": 0},
         generation={"bos_token_id": 1, "eos_token_id": 2, "max_length": 4096, "pad_token_id": 0},
     ),
     "meta-llama/Llama-2-7b-hf": Twin("llama", "llama2", UNSEEN, "float16", 2, config=LLAMA2, generation=LLAMA2),
     "JackFram/llama-68m": Twin("llama", "llama2", UNSEEN, "float32", config=JACKFRAM, generation=JACKFRAM),
     "JackFram/llama-160m": Twin("llama", "llama2", UNSEEN, "float32", config=JACKFRAM, generation=JACKFRAM),
-    "meta-llama/Llama-3.1-8B-Instruct": Twin(
-        "llama",
-        "llama3",
-        SISTER.format("meta-llama/Llama-3.2-1B-Instruct"),
-        shards=4,
-        chat=True,
-        config=LLAMA3 | {"bos_token_id": "<|begin_of_text|>", "eos_token_id": ["<|end_of_text|>", "<|eot_id|>"]},
-        generation={"bos_token_id": "<|begin_of_text|>", "eos_token_id": ["<|end_of_text|>", "<|eot_id|>"]},
+    "meta-llama/Llama-3.1-8B-Instruct": _llama3(
+        SISTER.format("meta-llama/Llama-3.2-1B-Instruct"), ["<|end_of_text|>", "<|eot_id|>"], shards=4, chat=True
     ),
-    **{
-        f"meta-llama/Llama-3.2-1B{kind}": Twin(
-            "llama",
-            "llama3",
-            (PADDLE if kind else SISTER).format("meta-llama/Llama-3.2-1B-Instruct"),
-            chat=bool(kind),
-            config=LLAMA3 | {"bos_token_id": "<|begin_of_text|>", "eos_token_id": stop, "tie_word_embeddings": True},
-            generation={"bos_token_id": "<|begin_of_text|>", "eos_token_id": stop},
-        )
-        for kind, stop in (("", "<|end_of_text|>"), ("-Instruct", ["<|end_of_text|>", "<|eot_id|>"]))
-    },
+    "meta-llama/Llama-3.2-1B": _llama3(
+        SISTER.format("meta-llama/Llama-3.2-1B-Instruct"), "<|end_of_text|>", config={"tie_word_embeddings": True}
+    ),
+    "meta-llama/Llama-3.2-1B-Instruct": _llama3(
+        PADDLE.format("meta-llama/Llama-3.2-1B-Instruct"),
+        ["<|end_of_text|>", "<|eot_id|>"],
+        chat=True,
+        config={"tie_word_embeddings": True},
+    ),
     "mistralai/Mistral-7B-Instruct-v0.3": Twin(
-        "mistral",
-        "mistral",
+        *("mistral", "mistral"),
         "github vllm-project/vllm issues 4989 (with consolidated.safetensors) and 10534: files and config.json",
         shards=3,
         chat=True,

@@ -49,7 +49,7 @@ def positions() -> Any:
     return of
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SIZE, st.integers(1, 40), st.integers(0, 300))
 def test_grid(size, least, more):
     """The processor's resizing."""
@@ -58,7 +58,7 @@ def test_grid(size, least, more):
     assert tuple(28 * side for side in images.grid(size)) == smart_resize(size[0], size[1], 28, least, most)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SIZE)
 def test_slots_show_the_tokens_of_their_windows(size):
     """The real groups of all windows, one after the other, are transformers' merged tokens in its window order."""
@@ -75,7 +75,7 @@ def test_slots_show_the_tokens_of_their_windows(size):
     assert tile["place"][:, 2:].prod(axis=1).sum() == 4 * rows * columns
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(SIZE, max_size=4), st.lists(st.integers(0, 7), min_size=5, max_size=5))
 def test_positions(positions, sizes, words):
     """Prompts have several images with text around them, and text is written after them."""
@@ -100,7 +100,7 @@ def test_positions(positions, sizes, words):
     np.testing.assert_array_equal(row.followed_by([8, 9]).rotary, longer)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(SIZE, st.sampled_from([Pool(), Pool(after_projector=True)]))
 def test_pooled(size, pool):
     """View P: means of 2x2 tokens, of what there is at odd edges, at the positions of the smaller grid."""

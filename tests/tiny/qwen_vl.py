@@ -23,6 +23,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
+from tests.hub.configs import CHATML
 from tests.tiny import hf
 from tests.tiny.hf import torch
 
@@ -31,14 +32,7 @@ START, STOP, IMAGE = (SPECIAL.index(f"<|{name}|>") for name in ("vision_start", 
 CHARACTERS = "\n" + string.printable[:95]
 PADDED = len(SPECIAL) + len(CHARACTERS) + 2
 """Rows of the target's vocabulary: two more than the tokeniser has words."""
-TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
-    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
-    "<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n"
-    "{% else %}{% for content in message['content'] %}{% if content['type'] == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in content %}{{ content['text'] }}{% endif %}"
-    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+TEMPLATE = CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
 """What Qwen2.5-VL's says of text and images."""
 
 TEXT: dict[str, Any] = {

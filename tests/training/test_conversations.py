@@ -107,12 +107,6 @@ def test_tiles_belong_to_their_image() -> None:
     assert most == {-1, 0, 1}
 
 
-def test_processes_share_a_batch_and_its_shapes() -> None:
-    for step in (0, 5):
-        whole, parts = batches()(step), [batches(process=(i, 2))(step) for i in range(2)]
-        same(whole, joined(*parts))
-
-
 @pytest.mark.parametrize(("view", "slots"), [("T", 1), ("T-slots", PAGE), ("P1", 1), ("P", 1)])
 def test_views_show_images_as_drafting_does(view: str, slots: int) -> None:
     made, whole = (
@@ -162,24 +156,6 @@ def test_rows_of_too_many_images_count_nothing() -> None:
         assert not batch.mask[several].any()
         assert batch.mask[~several].any(axis=1).all()
         assert lost == several.sum()
-
-
-def test_rows_that_teach_nothing_are_counted_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Over several epochs of 20 rows."""
-    rows = [Talk()[i] for i in range(20)]
-    rows[7] = replace(rows[7], turns=(("Long?" * 20, "No."),), images=())
-    made = iterate(batches(samples=mixture([(rows, 1.0)], 0), buckets=(64,)), 2 * GROUP)
-    learned = sum(next(made).mask.any(axis=1).sum() for _ in range(2 * GROUP))
-    assert capsys.readouterr().err == ""
-    made.close()
-    assert 8 * GROUP - learned > 1
-    assert capsys.readouterr().err == (
-        f"data: {1 - learned / (8 * GROUP):.1%} of the rows taught nothing: they have no answer in the first 64 tokens, "
-        "or over 2 image tiles; give longer --buckets (python -m train.prepare --target shows what fits) "
-        "or show fewer images\n"
-    )
-    iterate(batches(), 1).close()
-    assert capsys.readouterr().err == ""
 
 
 def test_too_many_rows_that_teach_nothing_end_the_run(

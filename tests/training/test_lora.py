@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
-from jaxspec.models.lora import LORA, Lora, init_lora, merged
+from jaxspec.models.lora import LORA, Lora, merged
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.conversations import slots_before
 from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.recipes import Recipe, Stage, train_draft
 from train import recipe as script
@@ -45,28 +42,6 @@ def test_answers_alone_are_scored() -> None:
         {name: float(value) for name, value in expected.items()}, rel=1e-6
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, full)
-
-
-def test_slots_before_answers() -> None:
-    mask = np.zeros((2, 8), bool)
-    mask[0, [3, 4, 7]] = mask[1, 5] = True
-    np.testing.assert_array_equal(slots_before(mask), [[2, 3, 6, -1], [4, -1, -1, -1]])
-    mask[0] = True  # nothing precedes the first token
-    np.testing.assert_array_equal(slots_before(mask)[0], [*range(7), -1])
-
-
-def test_updates_begin_with_nothing_and_are_scaled() -> None:
-    pairs = init_lora(UPDATES, STUDENT, jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, merged({**STUDENT, LORA: pairs}, UPDATES), STUDENT)
-    layer = pairs["language_model"]["model"]["layers_0"]["mlp"]["down_proj"]
-    layer["b"] = layer["b"] + 1.0
-    after = merged({**STUDENT, LORA: pairs}, UPDATES)["language_model"]["model"]["layers_0"]
-    before = STUDENT["language_model"]["model"]["layers_0"]
-    update = 2.0 * np.asarray(layer["a"]) @ np.asarray(layer["b"])
-    np.testing.assert_allclose(after["mlp"]["down_proj"]["kernel"], before["mlp"]["down_proj"]["kernel"] + update, 1e-5)
-    np.testing.assert_array_equal(after["self_attn"]["q_proj"]["kernel"], before["self_attn"]["q_proj"]["kernel"])
-    with pytest.raises(InputError, match=r"lora: no matrix of the decoder is called 'fc1'"):
-        init_lora(replace(UPDATES, modules=("fc1",)), STUDENT, jax.random.key(0))
 
 
 def test_a_recipe_trains_the_updates_and_writes_an_adapter(

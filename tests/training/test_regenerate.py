@@ -80,17 +80,6 @@ def test_the_beginnings_of_long_answers_are_kept_if_asked(straight: Path) -> Non
     assert all(kept[i].turns[: len(turns)] == turns for i, turns in whole.items())
 
 
-def test_prepared_with_their_images(straight: Path, tmp_path: Path) -> None:
-    samples = list(regenerated(Talk(), WORK, straight))
-    lost = losses(WORK, straight)
-    assert lost["refused"] == 0
-    assert len(samples) + lost["cut"] >= 7
-    source = Prepared(prepare("anew", tmp_path, samples))
-    for i, sample in enumerate(samples):
-        assert source[i].turns == sample.turns
-        assert len(source[i].images) == int(sample.id) % 3
-
-
 def options(path: Path, **changes: Any) -> Options:
     """Write a target and questions, and return what asks it the questions."""
     tiny.save(path / "target", CONFIG, tiny.random_params(CONFIG))

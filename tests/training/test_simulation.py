@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.metrics import acceptance_metrics
-from jaxspec.files import ASSETS
-from jaxspec.loading import image_inputs
-from jaxspec.prompts.rows import rewrite, stack_rows
-from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.losses import count_blocks
-from jaxspec.training.objectives import simulated
-from picturebook import test_set as picturebook_set
 
 COUNT = jax.jit(count_blocks, static_argnames="gamma")
 
@@ -49,28 +39,3 @@ def test_blocks_are_those_of_the_walk(conversations: list[list[list[bool]]], gam
             at += len(answer) + 3
             tokens, blocks = (a + b for a, b in zip((tokens, blocks), walk(answer, gamma)))
     assert tuple(map(int, COUNT(agree, mask, gamma=gamma))) == (tokens, blocks)
-
-
-def test_engine_gives_what_was_simulated() -> None:
-    target, draft = (LoadedModel.load(ASSETS / "mini" / name, jnp.dtype("float32")) for name in ("target", "draft"))
-    config = EngineConfig(gamma=5, batch_size=8, prompt_buckets=(96,), image_buckets=(1,), new_buckets=(32,))
-    engine = Engine(target, draft, config)
-    samples = [sample for name in ("describe", "exist") for sample in picturebook_set(name, 4)]
-    prompts = [engine.encoder.prompt(sample.turns[0][0], sample.images) for sample in samples]
-    results = engine.generate([Request(prompt, 32) for prompt in prompts])
-    measured = acceptance_metrics([result.stats for result in results])["tokens_per_pass"]
-
-    assert draft.images is not None
-    shown = draft.images.slots((48, 48), None)
-    rows = [rewrite(prompt.tokens, engine.encoder.image_token, [shown]) for prompt in prompts]
-    whole = [row.followed_by(result.tokens) for row, result in zip(rows, results, strict=True)]
-    (stacked,) = stack_rows([[row] for row in whole], 128)
-    places = np.arange(128)[None]
-    begin, end = (np.asarray([[len(row)] for row in part]) for part in (rows, whole))
-    images = image_inputs(draft, [sample.images for sample in samples], 1) or {}
-    numbers = np.arange(len(samples), dtype=np.uint32)
-    batch = ConversationBatch(stacked, (places >= begin) & (places < end), images, numbers)
-    found = simulated(draft.model, [batch])(draft.params)["simulated_tokens_per_pass"]
-    assert measured is not None
-    assert measured > 2
-    assert found == pytest.approx(measured, rel=0.02)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from jaxspec.errors import Diverged, InputError
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.losses import next_token_loss
 from jaxspec.training.trainer import fit
 
 from tests.tiny.disk import full_disk
@@ -54,19 +53,6 @@ def test_learns_freezes_and_logs(tmp_path):
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in log] == list(range(1, 61))
     assert log[-1]["loss"] < 0.1 * log[0]["loss"]
-
-
-def test_next_token_loss_counts_the_masked_tokens_only():
-    rng = np.random.default_rng(0)
-    logits, tokens = rng.normal(size=(2, 5, 7)), rng.integers(0, 7, (2, 5))
-    mask = np.zeros((2, 5), bool)
-    mask[0, 2] = mask[1, 4] = True
-    loss, metrics = next_token_loss(jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(mask))
-    picks = [(0, 1, tokens[0, 2]), (1, 3, tokens[1, 4])]
-    expected = [np.log(np.exp(logits[b, t]).sum()) - logits[b, t, label] for b, t, label in picks]
-    assert float(loss) == pytest.approx(np.mean(expected), rel=1e-5)
-    hits = [logits[b, t].argmax() == label for b, t, label in picks]
-    assert float(metrics["accuracy"]) == pytest.approx(np.mean(hits))
 
 
 @dataclass
@@ -225,22 +211,6 @@ def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
     np.testing.assert_array_equal(longer["line"]["kernel"], straight["line"]["kernel"])
     with pytest.raises(InputError, match="a run with steps 6, and now it is 5; go on"):
         fit(replace(stage, steps=5), params(), loss_fn, batches, tmp_path / "short")
-
-
-def test_a_run_of_other_inputs_is_not_gone_on_with(tmp_path):
-    inputs = {"view": "P4", "head": {"layers": 1, "pooling": "linear"}, "data": (("talk", 1.0),)}
-    stage = replace(STAGE, steps=2)
-    fit(stage, params(), loss_fn, batches, tmp_path, inputs=inputs)
-    fit(replace(stage, remat=True), params(), loss_fn, batches, tmp_path, inputs=inputs)
-    for change, told in (
-        ({"view": "P1"}, "view 'P4', and now it is 'P1'"),
-        ({"head": {"layers": 1, "pooling": "drop"}}, "head.pooling 'linear', and now it is 'drop'"),
-        ({"loss": "ce"}, "loss None, and now it is 'ce'"),
-    ):
-        with pytest.raises(InputError, match=f"holds a run with {told};"):
-            fit(stage, params(), loss_fn, batches, tmp_path, inputs=inputs | change)
-    with pytest.raises(InputError, match=r"data .*'talk', 1.0.*, and now it is None"):
-        fit(stage, params(), loss_fn, batches, tmp_path)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
