@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral
+from numbers import Integral, Real
 
 _LONGEST = 200
 """Most characters that are kept of another library's message."""
@@ -23,10 +23,15 @@ class Diverged(InputError):
     """Report a loss or gradient of a training run that is not a number."""
 
 
+def is_number(value: object) -> bool:
+    """Return whether a value is a real number, of Python or numpy, and no boolean."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_counts(**counts: object) -> None:
     """Raise InputError, with the name, for the first count that is not a whole number from 1 on."""
     for name, count in counts.items():
-        if not isinstance(count, Integral) or count < 1:
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
             raise InputError(f"{name}: {count}; give a whole number, 1 or more")
 
 

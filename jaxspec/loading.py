@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -104,6 +104,8 @@ class LoadedModel:
             see `jaxspec.models.int8`. The files' own dtype is the default.
           adapter: Directory of a LoRA adapter in PEFT's format, merged while the tensors are read.
         """
+        if weights not in (None, *get_args(Weights)):
+            raise InputError(f"weights: {weights!r} is unknown; give int8, or leave it out")
         setup_runtime()
         path = locate(path_or_id, revision)
         if is_kv_head(path):

@@ -181,6 +181,8 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
 
 
 def _first_words(path: Path, words: tuple[int, ...], count: int) -> tuple[int, ...]:
+    if not words:
+        raise InputError(f"{path}: has no draft vocabulary; leave out --draft-vocabulary")
     if not 0 < count <= len(words):
         raise InputError(f"{path}: a draft vocabulary of {len(words)} tokens, not {count}")
     return words[:count]

@@ -24,6 +24,8 @@ COUNTS = (1, 2, 4, 8, 16)
 """Devices that a target is split over when it decodes; training also tries 32 and 64."""
 ROOM, TRAINING_ROOM = 0.93, 0.5
 """Share of a device's memory for decoding, and for training without activations."""
+MOST = 1 << 20
+"""Most tokens, images or requests that an option takes."""
 TOKENS = (2, 3, 4)
 """Tokens a pass for which speed-ups are printed."""
 
@@ -114,11 +116,17 @@ def run(args: Plans) -> None:
 
 def _check(args: Plans) -> None:
     """Raise InputError for options out of range, or that nothing reads."""
+    if not args.chips:
+        raise InputError(f"--chips: give one or more of {', '.join(CHIPS)}")
     for kind in args.chips:
         if kind not in CHIPS:
             raise InputError(f"--chips: unknown chip {kind!r}; {nearest(kind, list(CHIPS))}")
     counts = {"gamma": args.gamma, "batch-size": args.batch_size, "new": args.new}
     check_counts(**counts, prompt=args.prompt, train=1 if args.train is None else args.train)
+    counts |= {"prompt": args.prompt, "images": args.images}
+    for name, count in counts.items():
+        if not 0 <= count <= MOST:
+            raise InputError(f"--{name}: {count}; give at most {MOST}")
     if args.train is not None and (args.draft is None or args.kv_head is not None):
         raise InputError(f"--train: {args.train} samples teach a draft; give --draft, no --kv-head")
     if args.train is not None and args.target_weights is not None:

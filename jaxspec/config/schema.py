@@ -57,6 +57,13 @@ def _fits(value: Any, kind: Any) -> bool:
     return not kinds or any(_fits(value, one) for one in kinds)
 
 
+def check_positive(part: str, config: Any, *names: str) -> None:
+    """Raise InputError for the first of these fields that is not more than 0."""
+    for name in names:
+        if not (value := getattr(config, name)) > 0:
+            raise InputError(f"{part}: {name} {value!r} is not supported; give more than 0")
+
+
 def check_choice(part: str, config: Any, name: str, *known: str) -> None:
     """Raise InputError for a field with an unknown word."""
     if (value := getattr(config, name)) not in known:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxspec.config.rope import RopeScaling
-from jaxspec.config.schema import check_choice, known_fields
+from jaxspec.config.schema import check_choice, check_positive, known_fields
 from jaxspec.errors import InputError
 
 
@@ -91,6 +91,7 @@ class RotaryConfig(TextConfig):
             self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads
         )
         check_choice("text config", self, "hidden_act", "silu")
+        check_positive("text config", self, "rms_norm_eps", "rope_theta")
 
     qk_norm: ClassVar[bool] = False
     """Whether each head's queries and keys are normed before they are rotated."""

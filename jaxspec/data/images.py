@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,10 @@ def load_image(path: str | Path) -> Image.Image:
     # A stranger's captions may name a path of several lines.
     path, name = Path(path), repr(str(path))[1:-1][:200]
     if not os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
+        if re.match(r"https?:/", name):
+            raise InputError(f"image {name}: a web address; fetch it, and give the file")
         found = "a folder" if os.path.isdir(path) else "no such file"
+        found = "a pipe or device" if os.path.exists(path) and found[0] == "n" else found
         raise InputError(f"image {name}: {found}; give an image file")
     return _decode(path, name)
 
@@ -114,6 +118,11 @@ def to_rgb(image: Pixels, name: str = "given in memory") -> Image.Image:
     if not isinstance(image, Image.Image):
         image = _of_array(np.asarray(image), name)
     _check_kind(image, name)
+    with reading(f"image {name}: not readable", "give an open, whole image"):
+        return _as_rgb(image)
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):  # `convert` would clip, not scale
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -141,6 +150,8 @@ def _check_kind(image: Image.Image, name: str) -> None:
 
 
 def _of_array(array: np.ndarray, name: str) -> Image.Image:
+    if array.dtype.kind in "OSU":
+        raise InputError(f"image {name}: no array of pixels; open it with PIL's Image.open")
     found = f"{array.dtype} of shape {list(array.shape)}"
     try:
         if array.dtype == np.uint8:

@@ -6,7 +6,7 @@ Lengths, temperatures, limits, weights and keys are traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -21,7 +21,7 @@ from jaxspec.decoding.batcher import Batcher, rows_per_insert
 from jaxspec.decoding.compile_cache import Held, executable, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.decoding.memory import MemoryReport, plan_memory
-from jaxspec.decoding.requests import EncodedRequest, Request, Result, decoded_images, encode
+from jaxspec.decoding.requests import EncodedRequest, Request, Result, decoded_images
 from jaxspec.decoding.running import STRIDE, RunningBatch
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, run_decode, run_logprobs
@@ -123,16 +123,12 @@ class Engine:
     def generate(self, requests: Sequence[Request | str]) -> list[Result]: ...
     def generate(self, requests: Request | str | Sequence[Request | str]) -> Any:
         """Decode one request or question, or a list of them; results keep the list's order."""
-        if isinstance(requests, Request | str):
-            return self.generate([requests])[0]
-        return (
-            map_over_processes(self._generate, requests)
-            if self.batcher.config.data_parallel_processes
-            else self._generate(requests)
-        )
+        listed, spread = _listed(requests), self.batcher.config.data_parallel_processes
+        results = map_over_processes(self._generate, listed) if spread else self._generate(listed)
+        return results[0] if isinstance(requests, Request | str) else results
 
     def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
-        results = self._unreadable(requests) if self.batcher.config.keep_going else {}
+        results = self._refused(requests) if self.batcher.config.keep_going else {}
         kept = [i for i in range(len(requests)) if i not in results]
         read = self.batcher.read([requests[i] for i in kept])
         for chosen in self.batcher.batches(read):
@@ -140,12 +136,12 @@ class Engine:
             results.update(zip([kept[i] for i in chosen], done, strict=True))
         return [results[i] for i in range(len(requests))]
 
-    def _unreadable(self, requests: Sequence[Request | str]) -> dict[int, Result]:
-        """Return a result with an error for each unreadable request, by index."""
+    def _refused(self, requests: Sequence[Request | str]) -> dict[int, Result]:
+        """Return a result with an error for each request that `check` refuses, by index."""
         found = {}
         for i, request in enumerate(requests):
             try:
-                decoded_images(encode(self.encoder, [request]), 0)
+                self.check(request)
             except InputError as error:
                 found[i] = Result("", (), None, 0.0, 0.0, 0, error=str(error))
         return found
@@ -207,15 +203,18 @@ class Engine:
 
         They come from the target, or from the combination of collaborating models.
         """
-        if not len(tokens):
-            raise InputError("tokens: []; give the token ids of an answer")
+        answer, known = np.asarray([tokens]), self.assembly.lead.model.text.vocab_size
+        if answer.dtype.kind not in "iu" or answer.ndim != 2 or not answer.size:
+            raise InputError(f"tokens: {tokens!r:.60}; give the token ids of an answer")
+        if not 0 <= answer.min() <= answer.max() < known:
+            raise InputError(f"tokens: {tokens!r:.60}; give ids from 0 to {known - 1}")
         asked = Request(request) if isinstance(request, str) else request
         (read,) = self.batcher.read([replace(asked, max_new_tokens=1)])
         prompts, starts = self.batcher.scored(read, tokens)
-        answer, held = np.asarray([tokens], np.int32), self.batcher.held([read])
-        return np.asarray(timed(run_logprobs, held, prompts, answer, starts)[0])
+        given = prompts, answer.astype(np.int32), starts
+        return np.asarray(timed(run_logprobs, self.batcher.held([read]), *given)[0])
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request | str) -> None:
         """Raise InputError if the request is too long or an image cannot be read."""
         decoded_images(self.batcher.read([request]), 0)
 
@@ -225,10 +224,10 @@ class Engine:
         together = self.batcher.together(read)
         return self.batcher.prefill(together, read, together.sizes.new)[0]
 
-    def warmup(self, requests: Sequence[Request | str]) -> None:
+    def warmup(self, requests: Request | str | Sequence[Request | str]) -> None:
         """Compile all programs that these requests need, with a progress bar on terminals."""
         batcher, most = self.batcher, self.batcher.config.batch_size
-        read = batcher.read(requests)
+        read = batcher.read(_listed(requests))
         kinds: dict[Any, list[EncodedRequest]] = {}
         for chosen in batcher.batches(read):
             some = [read[i] for i in chosen]
@@ -252,10 +251,10 @@ class Engine:
                     bar.update(2)
                     room = size
 
-    def memory_report(self, requests: Sequence[Request | str]) -> MemoryReport:
+    def memory_report(self, requests: Request | str | Sequence[Request | str]) -> MemoryReport:
         """Return the bytes that the largest batch of these requests will take on a device."""
         batcher, most = self.batcher, self.batcher.config.batch_size
-        read = batcher.read(requests)
+        read = batcher.read(_listed(requests))
         sizes = batcher.largest(read)
         batch = bucket(min(len(read), most), BATCH_BUCKETS, "batch")
         waits = batcher.config.continuous_batching and len(read) > most
@@ -264,6 +263,16 @@ class Engine:
         return plan_memory(
             self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller
         )
+
+
+def _listed(requests: Any) -> Sequence[Request | str]:
+    """Return one request, or any iterable of them, as a list."""
+    if isinstance(requests, Request | str):
+        return [requests]
+    if isinstance(requests, dict | bytes) or not isinstance(requests, Iterable):
+        kind = type(requests).__name__
+        raise InputError(f"requests: a {kind}; give a Request, a question as a string, or a list")
+    return list(requests)
 
 
 def _checked(config: object, kind: type[Config], what: str) -> Config:

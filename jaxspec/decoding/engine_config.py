@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, get_args
 
 from jaxspec.decoding.combination import Combination, parse_combination
@@ -14,6 +15,8 @@ from jaxspec.errors import InputError, check_counts
 from jaxspec.prompts.views import parse_views, parse_weights
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+WIDEST = 256
+"""Largest `width`: programs of far wider passes compile for minutes."""
 # From 640 on three an octave: an image and a question, 640 tokens in LLaVA-1.5, need no 1,024.
 PROMPT_BUCKETS = (64, 128, 256, 512, *(step * 2**n for n in range(7, 15) for step in (5, 6, 8)))
 _FEW_IMAGES = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256)
@@ -34,7 +37,7 @@ class Batching:
       prompt_buckets: Prompt lengths to compile for; each prompt is padded to the next.
       image_buckets: Numbers of image tiles, or attention windows, to compile for.
       new_buckets: Numbers of new tokens to compile for.
-      keep_going: Whether an unreadable request gets a result with an `error`, not an exception.
+      keep_going: Whether a request that `check` refuses gets a result with an `error`.
       data_parallel_processes: Whether JAX processes, each with own models, share a call's requests.
     """
 
@@ -56,8 +59,12 @@ class Batching:
         if self.batch_size not in range(1, BATCH_BUCKETS[-1] + 1):
             raise InputError(f"batch_size: {self.batch_size}; give 1 to {BATCH_BUCKETS[-1]}")
         for name in ("prompt_buckets", "image_buckets", "new_buckets"):
-            if not getattr(self, name):
-                raise InputError(f"{name}: (); give one or more numbers")
+            buckets, least = getattr(self, name), 0 if name == "image_buckets" else 1
+            if not isinstance(buckets, list | tuple) or not buckets:
+                raise InputError(f"{name}: {buckets!r}; give one or more numbers, as (128, 512)")
+            wrong = [size for size in buckets if not isinstance(size, Integral) or size < least]
+            if wrong or list(buckets) != sorted(buckets):
+                raise InputError(f"{name}: {buckets}; give whole numbers from {least} up, sorted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +96,18 @@ class EngineConfig(Batching):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(gamma=self.gamma)
-        if self.width is not None:
-            check_counts(width=self.width)
+        if self.width is not None and self.width not in range(1, WIDEST + 1):
+            raise InputError(f"width: {self.width}; give 1 to {WIDEST}")
         if self.context not in get_args(ContextPolicy):
             raise InputError(
                 f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}"
             )
+        for name, example in {"tree": "2:32", "weighting": "mt-paper"}.items():
+            if not isinstance(value := getattr(self, name), str | None):
+                raise InputError(f"{name}: {value!r}; give a string, as {example!r}")
         if self.tree is not None:
             parse_tree(self.tree, self.gamma)
-        if isinstance(self.views, str):
+        if isinstance(self.views, str) or not all(isinstance(one, str) for one in self.views or ()):
             raise InputError(f"views: {self.views!r}; give a tuple of names, as ('M', 'T')")
         if self.views:
             parse_weights(self.weights, len(parse_views(self.views)))

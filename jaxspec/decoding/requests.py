@@ -14,7 +14,7 @@ from jaxspec.data.images import ImageSource, Picture
 from jaxspec.decoding.collaboration import CollaborationStats
 from jaxspec.decoding.memory import Sizes
 from jaxspec.decoding.state import DecodeStats
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, is_number
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import PromptRow
 
@@ -61,15 +61,15 @@ class Request:
         if self.images and not isinstance(self.prompt, str):
             raise InputError("images: the prompt is token ids; give its images to the encoder")
         check_counts(max_new_tokens=self.max_new_tokens)
-        if not 0 <= self.temperature <= HOTTEST:
+        if not is_number(self.temperature) or not 0 <= self.temperature <= HOTTEST:
             raise InputError(
-                f"temperature: {self.temperature}; give 0 (greedy) or more, up to {HOTTEST:g}"
+                f"temperature: {self.temperature!r}; give 0 (greedy) or more, up to {HOTTEST:g}"
             )
         if not isinstance(self.top_k, Integral) or self.top_k < 0:
             raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or a whole number")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p: {self.top_p}; give more than 0 and at most 1")
-        if isinstance(self.stop, str) or not all(
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise InputError(f"top_p: {self.top_p!r}; give more than 0 and at most 1")
+        if not isinstance(self.stop, list | tuple) or not all(
             isinstance(text, str) and text for text in self.stop
         ):
             raise InputError(f"stop: {self.stop!r}; give a list of non-empty strings")
@@ -93,7 +93,7 @@ class Result(Generic[Stats]):
         drafted (-1: the target wrote it), whether it was each view's likeliest token (`agree`; None
         if the views gave no distribution), and the views' `weights`.
       compile_ms: Compile time, which no other time includes.
-      error: Reason why the request could not be read, with `keep_going`; then `text` is empty.
+      error: Reason why the request got no answer, with `keep_going`; then `text` is empty.
       caption_ms: Captioning time of the images; a caption from disk counts its original time.
     """
 

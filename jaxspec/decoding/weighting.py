@@ -365,6 +365,8 @@ def parse_weighting(text: str) -> Weighting:
     if text in PRESETS:
         return PRESETS[text]
     name, _, options = text.partition(":")
+    if name in PRESETS:
+        raise InputError(f"weighting: {name} takes no options; give {PRESETS[name]} with others")
     if name not in RULES:
         raise InputError(f"weighting: {name!r} is unknown; {nearest(name, (*RULES, *PRESETS))}")
     rule = RULES[name]

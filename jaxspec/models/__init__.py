@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.cache import KVCache, TreeMask, init_cache
 from jaxspec.config import (
+    KVHeadConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaNextConfig,
@@ -115,6 +116,8 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(model_type: str) -> Family:
     """Return the entry of a model type. Raises InputError for an unknown one."""
+    if model_type == KVHeadConfig.model_type:
+        raise InputError("config.json: a KV head, not a model; give it as --kv-head")
     if model_type not in FAMILIES:
         raise InputError(
             f"config.json: model_type {model_type!r} is not supported; "

@@ -193,7 +193,7 @@ class PromptEncoder:
             return place_images(question, images)
         check_text(question)
         if images:
-            raise InputError(f"prompt {question[:60]!r}: the target is a text model; give none")
+            raise InputError(f"prompt {question[:60]!r}: the target is a text model; give no image")
         return question
 
     def _following(self, question: str, answer: Sequence[int], images: int) -> str:

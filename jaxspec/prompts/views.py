@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, is_number
 from jaxspec.models.inputs import Pool
 from jaxspec.prompts.captions import caption_ids
 from jaxspec.prompts.encoder import PromptEncoder
@@ -135,6 +135,8 @@ def parse_weights(weights: Sequence[float] | None, views: int) -> tuple[float, .
     """Return weights of the views, scaled to sum to one; uniform when none are given."""
     if weights is None:
         return (1.0 / views,) * views
+    if not isinstance(weights, list | tuple) or not all(map(is_number, weights)):
+        raise InputError(f"weights: {weights!r}; give a tuple of numbers, as (0.5, 0.5)")
     if len(weights) != views:
         raise InputError(f"weights: {len(weights)} given for {views} views; give one a view")
     if any(not np.isfinite(w) or w < 0 for w in weights) or max(weights) == 0:

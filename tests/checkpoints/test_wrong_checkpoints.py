@@ -86,6 +86,8 @@ def without_weights(*others: str, keep_config: bool = True) -> Callable[[Path], 
 
 
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "rope_theta of zero": (config("text_config", rope_parameters={"rope_theta": 0}), "rope_theta 0 is not supported"),
+    "a negative placeholder": (config(image_token_index=-1), "image_token_index -1 is not supported"),
     "another family": (config(model_type="gpt9"), "model_type 'gpt9' is not supported; supported: llama, "),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), "the model is quantised (gptq); take the"),
     "float8": (float8, f"{HEAD} is F8_E4M3, supported: F32, F16, BF16"),

@@ -159,6 +159,8 @@ def test_a_session_reads_images_of_later_turns(family: str) -> None:
 
 def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, headed: LoadedModel) -> None:
     engine, together, page = Engine(target), CollaborationConfig(), tiny.page()
+    closed = Image.fromarray(page)
+    closed.close()
     assert Engine(headed).config.views == ("kv",)
     assert Engine(headed, draft).config.views == ("M", "kv")
     wrong: list[tuple[str, Callable[[], Any]]] = [
@@ -170,13 +172,34 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
         ("image photo.jpg: no such file", lambda: engine.generate(Request("Hi", images=["photo.jpg"]))),
         ("prompt: has no tokens", lambda: engine.generate(Request(Prompt(np.zeros(0, np.int32))))),
         ("images: the prompt is token ids", lambda: Request(engine.encoder.prompt("Hi"), images=[page])),
+        ("image given in memory: not readable", lambda: engine.generate(Request("Hi", images=[closed]))),
+        ("image given in memory: no array of pixels", lambda: engine.generate(Request("Hi", images=[b"PNG"]))),
+        (
+            "image https://a.org/b.png: a web address",
+            lambda: engine.generate(Request("Hi", images=["https://a.org/b.png"])),
+        ),
+        ("requests: a bytes; give a Request", lambda: engine.generate(b"Hi")),  # type: ignore[arg-type]
+        ("requests: a int; give a Request", lambda: engine.warmup(5)),  # type: ignore[arg-type]
+        ("temperature: '1'; give 0", lambda: Request("Hi", temperature="1")),  # type: ignore[arg-type]
+        ("top_p: None; give more than 0", lambda: Request("Hi", top_p=None)),  # type: ignore[arg-type]
+        ("stop: None; give a list", lambda: Request("Hi", stop=None)),  # type: ignore[arg-type]
+        ("max_new_tokens: True; give a whole number", lambda: Request("Hi", True)),
+        ("views: ('M', 5); give a tuple of names", lambda: EngineConfig(views=("M", 5))),  # type: ignore[arg-type]
+        ("weights: '0.5'; give a tuple of numbers", lambda: EngineConfig(views=("M",), weights="0.5")),  # type: ignore[arg-type]
+        ("tree: 2; give a string, as '2:32'", lambda: EngineConfig(tree=2)),  # type: ignore[arg-type]
+        ("weighting: mt-paper takes no options; give grid", lambda: EngineConfig(weighting="mt-paper:window=4")),
+        ("width: 100000; give 1 to 256", lambda: EngineConfig(width=100000)),
+        ("prompt_buckets: (64, 32); give whole numbers from 1 up", lambda: EngineConfig(prompt_buckets=(64, 32))),
+        ("tokens: [-1]; give ids from 0 to", lambda: engine.logprobs("Hi", [-1])),
+        ("tokens: [1.5]; give the token ids", lambda: engine.logprobs("Hi", [1.5])),  # type: ignore[list-item]
+        ("weights: 'int4' is unknown; give int8", lambda: LoadedModel.load("a", weights="int4")),  # type: ignore[arg-type]
     ]
     for message, call in wrong:
         with pytest.raises(InputError, match=re.escape(message)):
             call()
 
 
-def test_a_broken_image_fails_its_own_request_alone(target: LoadedModel, tmp_path: Path) -> None:
+def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(target: LoadedModel, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     PAGES[0].save(tmp_path / "page.png")
     good = Request("What?", 4, images=[PAGES[0]])
@@ -184,8 +207,10 @@ def test_a_broken_image_fails_its_own_request_alone(target: LoadedModel, tmp_pat
     bad = Request("What?", 4, images=[str(tmp_path / "broken.png")])
     with pytest.raises(InputError, match=r"request 1: .*broken\.png"):
         Engine(target).generate([good, bad, good])
-    first, second, third = Engine(target, config=EngineConfig(keep_going=True)).generate([good, bad, file])
+    asked = [good, bad, file, Request("Hi" * 300)]
+    first, second, third, long = Engine(target, config=EngineConfig(keep_going=True)).generate(asked)
     assert "broken.png" in second.error
+    assert "over the target's context" in long.error
     assert (second.tokens, first.error) == ((), "")
     assert first.tokens == third.tokens == Engine(target).generate(good).tokens
 

@@ -17,5 +17,5 @@ ANSWERS = (("eyes_pages_t0", 2.0), ("eyes_more_t0", 1.0))
 config = replace(
     smollm2_eyes_kv,
     head={**smollm2_eyes_kv.head, "gamma": 7, "parallel": True, "markov": 64},
-    stages=(Stage("kv_head", TRAIN, ANSWERS),),
+    stages=(Stage("kv_head", replace(TRAIN, steps=900), ANSWERS),),
 )
