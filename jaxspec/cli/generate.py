@@ -37,7 +37,8 @@ class Generate(Ask):
     """Directory or hub id of a small LLaVA or text model with the target's tokeniser."""
     kv_head: str | None = None
     """Directory or hub id of the target's KV head or EAGLE-3 head. It drafts alone, or with --draft
-    as one more view, kv. With none of --draft, --kv-head and --views lookup the target decodes alone."""
+    as one more view, kv. With none of --draft, --kv-head and --views lookup the target decodes
+    alone."""
     views: str | None = None
     """Views of the prompt that the draft sees, comma-separated: M (the prompt itself; the default),
     T (text only), C (captions for images), P (image tokens pooled to a quarter), P36 (pooled to
