@@ -288,7 +288,7 @@ def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "views: M shows images and the target is a text model; use view T" in refusal("generate", *both)
     seeing = ("--target", world / "target", *both[2:])
     assert "use view T" in refusal("generate", *seeing)
-    assert "the target is a text model; give none" in refusal("generate", *both[:4], *pictures(world, "rgb"))
+    assert "the target is a text model; give no image" in refusal("generate", *both[:4], *pictures(world, "rgb"))
     answers = []
     for arguments in (both[:4], (*both, "--views", "T")):
         main(["generate", *map(str, arguments), "--max-new-tokens", str(NEW), "--json"])
