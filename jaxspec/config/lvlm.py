@@ -35,12 +35,11 @@ class _Lvlm:
         tied = self.tie_word_embeddings or self.text_config.tie_word_embeddings
         object.__setattr__(self, "tie_word_embeddings", tied)
         object.__setattr__(self, "text_config", replace(self.text_config, tie_word_embeddings=tied))
-        for name in (
-            f.name for f in fields(self) if f.name.endswith(("_token_id", "_token_index"))
-        ):
-            if getattr(self, name) < 0:
-                part, value = f"{self.model_type} config", getattr(self, name)
-                raise InputError(f"{part}: {name} {value} is not supported; give 0 or more")
+        for f in fields(self):
+            token, value = f.name.endswith(("_token_id", "_token_index")), getattr(self, f.name)
+            if token and value < 0:
+                part = f"{self.model_type} config"
+                raise InputError(f"{part}: {f.name} {value} is not supported; give 0 or more")
 
     @classmethod
     def known(cls, raw: dict[str, Any]) -> dict[str, Any]:

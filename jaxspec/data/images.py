@@ -22,8 +22,8 @@ def load_image(path: str | Path) -> Image.Image:
     if not os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         if re.match(r"https?:/", name):
             raise InputError(f"image {name}: a web address; fetch it, and give the file")
-        found = "a folder" if os.path.isdir(path) else "no such file"
-        found = "a pipe or device" if os.path.exists(path) and found[0] == "n" else found
+        other = "a folder" if os.path.isdir(path) else "a pipe or device"
+        found = other if os.path.exists(path) else "no such file"
         raise InputError(f"image {name}: {found}; give an image file")
     return _decode(path, name)
 
