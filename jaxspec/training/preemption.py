@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -51,6 +52,7 @@ class Preemption:
         silence_unread()  # if the terminal is gone, printing must not keep the run from saving
         if number == signal.SIGINT:  # a second Ctrl-C does not wait for the step
             signal.signal(number, self._before[number] or signal.SIG_DFL)
+            print("\nsaving after this step; a second Ctrl-C stops at once", file=sys.stderr)
         if jax.process_count() > 1:
             signal.raise_signal(signal.SIGTERM)
         else:
