@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     if config.kv_head is None:
         raise InputError(f"preset {preset}: has no KV head; give one with --kv-head")
-    timed = f"the median of {config.repeats} runs by turns"
+    timed = f"the median of {config.repeats} runs by turns" if config.times else ""
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         shown = [name for row in config.rows for name in row.views]
         models = load_models(config, views=[*shown, "kv"])
@@ -80,15 +80,16 @@ def main(args: Sequence[str] | None = None) -> None:
         run.collect(parts(), lambda: [draft_table(config, run.rows, run.failed)])
 
 
+COUNTS = {"alpha": "draft_acceptance_rate", "tau": "tokens_per_pass"}
+"""Columns for each draft length, and their fields in rows."""
 FIELDS = {
     "omega": "speedup_call",
     "omega, loop": "speedup_measured",
-    "alpha": "draft_acceptance_rate",
-    "tau": "tokens_per_pass",
+    **COUNTS,
     "delta": "call_tokens_per_second",
     "delta, loop": "decode_tokens_per_second",
 }
-"""Columns for each draft length, and their fields in rows."""
+"""The same where passes are timed."""
 
 
 def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
@@ -117,10 +118,12 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
         for draft in dict.fromkeys(row["row"] for row in rows):
             found = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
             lines.append(((place, draft), [] if {(name, draft) for name in sets} & lost else found))
+    fields = FIELDS if config.times else COUNTS
     columns = {
-        f"{name} gamma={gamma}": column(FIELDS[name], gamma) for gamma in gammas for name in FIELDS
+        f"{name} gamma={gamma}": column(fields[name], gamma) for gamma in gammas for name in fields
     }
-    columns["prefill ms"] = column("prefill_ms")
+    if config.times:
+        columns["prefill ms"] = column("prefill_ms")
 
     def plain(field: str) -> str:
         return ", ".join(f"{name} {number(mean_over(rows, [name], field))}" for name in config.sets)
@@ -129,16 +132,20 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
         f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch "
         f"{config.batch_size}, temperature {config.temperature:g}, {config.dtype}, "
         f"{(*rows, *failed)[0]['device']}. avg is the plain mean over sets.",
-        "omega: tokens/s of whole calls, with the prefill of target and draft, over plain "
-        "decoding's in the same run; alpha: accepted over drafted tokens; tau: tokens a pass of "
-        "the target, the bonus token counted; delta: tokens/s of whole calls. loop: the same of "
-        "the decode loop alone. prefill ms: of target and draft, for each sample; the draft's own "
-        "is this less plain decoding's.",
-        f"Plain decoding: {plain('plain_call_tokens_per_second')} tokens/s of whole calls, "
-        f"{plain('plain_tokens_per_second')} of the loop, {plain('plain_prefill_ms')} ms of "
-        "prefill.",
+        "alpha: accepted over drafted tokens; tau: tokens a pass of the target, the bonus token "
+        "counted.",
         *remarks(config.sets),
     ]
+    if config.times:
+        notes += [
+            "omega: tokens/s of whole calls, with the prefill of target and draft, over plain "
+            "decoding's in the same run; delta: tokens/s of whole calls. loop: the same of the "
+            "decode loop alone. prefill ms: of target and draft, for each sample; the draft's own "
+            "is this less plain decoding's.",
+            f"Plain decoding: {plain('plain_call_tokens_per_second')} tokens/s of whole calls, "
+            f"{plain('plain_tokens_per_second')} of the loop, {plain('plain_prefill_ms')} ms of "
+            "prefill.",
+        ]
     if config.temperature == 0:
         same = min((row["token_identity_rate"] for row in rows), default=0.0)
         notes.append(
