@@ -32,7 +32,7 @@ DRAFT = LlavaConfig(
 )
 PAGES = (("picturebook:attributes,describe,read,exist,reason,chart,facts,sums", 1.0),)
 TUNE = TrainConfig(
-    steps=700, batch=32, learning_rate=3e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",), save_every=50
+    steps=1500, batch=32, learning_rate=3e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",), save_every=50
 )
 
 config = Recipe(
