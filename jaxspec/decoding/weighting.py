@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
 
 import jax
@@ -358,18 +358,14 @@ one was printed."""
 
 
 def parse_weighting(text: str) -> Weighting:
-    """Return the rule that a text names: `grid:window=16,measure=tvd`, or a preset as `mt-paper`.
+    """Return the rule of a name or preset with its fields: `grid:steps=5`, `mt-paper:window=16`.
 
     Raises InputError for an unknown name, field or value, with the nearest one.
     """
-    if text in PRESETS:
-        return PRESETS[text]
     name, _, options = text.partition(":")
-    if name in PRESETS:
-        raise InputError(f"weighting: {name} takes no options; give {PRESETS[name]} with others")
-    if name not in RULES:
+    if name not in PRESETS and name not in RULES:
         raise InputError(f"weighting: {name!r} is unknown; {nearest(name, (*RULES, *PRESETS))}")
-    rule = RULES[name]
+    rule = PRESETS.get(name) or RULES[name]()
     known = [field.name for field in fields(rule)]
     given: dict[str, Any] = {}
     for part in filter(None, options.split(",")):
@@ -378,7 +374,7 @@ def parse_weighting(text: str) -> Weighting:
             mend = nearest(field, known) if known else "the rule has no fields"
             raise InputError(f"weighting {name}: field {field!r} is unknown; {mend}")
         given[field] = _read(value)
-    return rule(**given)
+    return replace(rule, **given)
 
 
 def _read(text: str) -> Any:

@@ -135,6 +135,10 @@ def test_text_forms_are_read_back(text: str) -> None:
     assert hash(rule) == hash(parse_weighting(text))
 
 
+def test_a_preset_takes_other_fields() -> None:
+    assert parse_weighting("mt-release:window=4") == replace(PRESETS["mt-release"], window=4)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
