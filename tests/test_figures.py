@@ -23,7 +23,13 @@ import pytest
 from tests.conftest import ROOT
 
 RESULTS = ROOT / "results"
-OTHERS = ("families.md", "picturebook.md", "slices.md", "tables.md", "tpu.md")  # sizes, versions and what the papers print
+OTHERS = (
+    "families.md",
+    "picturebook.md",
+    "slices.md",
+    "tables.md",
+    "tpu.md",
+)  # sizes, versions and what the papers print
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.name not in OTHERS]
 FIGURE = re.compile(r"(?<![\w.-])(?<!Python )(?<!jax )(?<!transformers )(?<!` )(?<!arXiv )\d+\.\d+(?![\w.]*\d|-)")
 COMMENT = re.compile(r"<!-- (derived|cited): (.*?) -->")
@@ -40,7 +46,9 @@ def measured(folder: str) -> frozenset[float]:
     """Return the numbers of a folder's tables, and the speed-ups of its rows."""
     place = RESULTS / folder
     text = "\n".join(
-        path.read_text(encoding="utf-8") for path in sorted(place.rglob("*")) if path.suffix in (".md", ".csv", ".jsonl")
+        path.read_text(encoding="utf-8")
+        for path in sorted(place.rglob("*"))
+        if path.suffix in (".md", ".csv", ".jsonl")
     )
     numbers = {float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e[+-]\d+)?", text)}
     for path in place.rglob("results.json"):

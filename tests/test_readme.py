@@ -13,7 +13,10 @@ from jaxspec.models import FAMILIES
 
 from tests.conftest import ROOT
 
-PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FOLDERS = ("jaxspec", "eval", "train", "configs", "tests", "results")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 

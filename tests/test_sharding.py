@@ -64,7 +64,9 @@ def test_splits_divide_or_fall_back(model_type):
     whole = sum(leaf.size * 2 for leaf in jax.tree.leaves(params))
     for model in (2, 3, 8):
         places = shardings(config, params, abstract_mesh(model=model, fsdp=2))
-        jax.tree.map(lambda leaf, place: place.shard_shape(leaf.shape), params, places)  # raises where one does not divide
+        jax.tree.map(
+            lambda leaf, place: place.shard_shape(leaf.shape), params, places
+        )  # raises where one does not divide
         held = bytes_held(at_place(params, places))
         assert whole / (2 * model) <= held < whole
         if text.num_key_value_heads % model == 0 and text.vocab_size % model == 0:  # nearly all of a model divides

@@ -27,11 +27,19 @@ SIGLIP = {"model_type": "siglip_vision_model"}
 @pytest.mark.parametrize(
     ("kind", "raw", "message"),
     [
-        (LlamaConfig, {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope' is not supported"),
+        (
+            LlamaConfig,
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+            "rope_type 'longrope' is not supported",
+        ),
         (LlamaConfig, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         (MistralConfig, {}, "sliding_window 4096 is smaller than max_position_embeddings"),
         (Qwen2Config, WINDOW | {"max_window_layers": 31}, SMALL),
-        (Qwen2Config, {"use_sliding_window": True, "layer_types": ["full_attention"] * 31 + ["sliding_attention"]}, SMALL),
+        (
+            Qwen2Config,
+            {"use_sliding_window": True, "layer_types": ["full_attention"] * 31 + ["sliding_attention"]},
+            SMALL,
+        ),
         (OptConfig, {"activation_function": "gelu_new"}, "activation_function 'gelu_new' is not supported"),
         (VisionConfig, SIGLIP | {"image_size": [12, 24]}, "image_size [12, 24] is not supported"),
         (LlavaConfig, {"vision_feature_layer": [-2, -5]}, "vision_feature_layer [-2, -5] is not supported; give int"),
@@ -39,7 +47,11 @@ SIGLIP = {"model_type": "siglip_vision_model"}
         (LlavaConfig, {"text_config": {"model_type": "opt"}}, "'opt' is not one of ['llama', 'mistral'"),
         (LlavaNextConfig, {"image_grid_pinpoints": [[336, 600]]}, "1 to 100 whole tiles of 336 pixels"),
         (LlavaOnevisionConfig, {"vision_feature_select_strategy": "default"}, "and 'full' with SigLIP's"),
-        (QwenVLConfig, {"vision_config": {"window_size": 20}}, "window_size 20 must hold 1 to 64 merge groups of 2 x 14"),
+        (
+            QwenVLConfig,
+            {"vision_config": {"window_size": 20}},
+            "window_size 20 must hold 1 to 64 merge groups of 2 x 14",
+        ),
     ],
 )
 def test_what_is_not_supported_is_one_line(kind: Any, raw: dict[str, Any], message: str) -> None:

@@ -35,5 +35,3 @@ def test_a_text_that_is_no_tree(text: str) -> None:
 def test_texts_of_trees() -> None:
     assert [parse_tree(text, 5).nodes(5) for text in ("1", "2", "2:9", "3", "chains:3")] == [5, 62, 9, 64, 15]
     assert [parse_tree(text, 5).nodes(5) for text in ("dynamic:2", "dynamic:4:24")] == [18, 24]
-
-

@@ -80,7 +80,13 @@ _INTERLEAVED = {
 }
 _MMLU = {"subject": [*["law"] * 5, *["art"] * 5], "choices": ["no", "yes", "both", "none"], "answer": 1}
 _SUMS = {"question": "How many are 1 and 2?", "answer": "They are <<1+2=3>>3.\n#### 3"}
-_PAJAMAS = ("arxiv", "book", "c4", "github", *(f"cc_20{part}" for part in ["19-30", "20-05", "21-04", "22-05", "23-06"]))
+_PAJAMAS = (
+    "arxiv",
+    "book",
+    "c4",
+    "github",
+    *(f"cc_20{part}" for part in ["19-30", "20-05", "21-04", "22-05", "23-06"]),
+)
 _SAID = "\n<human>: How many are 1 and 2?\n<bot>: They are 3."
 
 

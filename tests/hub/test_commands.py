@@ -70,7 +70,11 @@ def folder(tmp_path: Path, offline_hub: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("text", dict.fromkeys(command.text for command in SHORT))
 def test_it_runs_to_its_end(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = Command("", text)
-    drafts = {"llava15_68m": "mjbooo/lvlm68m", "llava15_68m_answers": "mjbooo/lvlm68m", "text_68m": "JackFram/llama-68m"}
+    drafts = {
+        "llava15_68m": "mjbooo/lvlm68m",
+        "llava15_68m_answers": "mjbooo/lvlm68m",
+        "text_68m": "JackFram/llama-68m",
+    }
     for recipe, draft in drafts.items():  # as recipes leave them
         shutil.copytree(locate(draft), folder / "runs" / "train" / recipe / "hf")
     run(command)

@@ -269,7 +269,10 @@ def damaged(data: bytes) -> dict[str, tuple[bytes, str]]:
     return {
         "cut in its tensors": (data[:-64], "not readable as GGUF"),
         "an endless list": (data[:tokens] + b"\xff" * 7 + b"\x0f" + data[tokens + 8 :], "not readable as GGUF"),
-        "more layers": (data[:blocks] + b"\x05" + data[blocks + 1 :], "model.layers.2.input_layernorm.weight is missing"),
+        "more layers": (
+            data[:blocks] + b"\x05" + data[blocks + 1 :],
+            "model.layers.2.input_layernorm.weight is missing",
+        ),
         "a strange tensor": (data[:name] + b"blk.1.attn_Q.weight" + data[name + 19 :], "is missing"),
     }
 

@@ -38,7 +38,20 @@ WORDS = (
 )
 VALUES = (
     *("", "-1", "0", "1", "5", "1e309", "nan", "99999999999999999999", "0.5,0.5", "M,T", "kv", "C", "P36", "M,M", "X"),
-    *("2:9", "dynamic:3", "chains:0", "mt-paper", "grid:window=x", "grid:=", ",", "/", ".", "..", "/dev/null", "nothing"),
+    *(
+        "2:9",
+        "dynamic:3",
+        "chains:0",
+        "mt-paper",
+        "grid:window=x",
+        "grid:=",
+        ",",
+        "/",
+        ".",
+        "..",
+        "/dev/null",
+        "nothing",
+    ),
     *("a\nb", "\x1b[2J", "\udce9", "é", "a" * 300, "<image>", "<image><image>", "weighted:1,1", "contrastive:mu=nan"),
 )
 

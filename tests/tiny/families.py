@@ -64,7 +64,9 @@ def _qwen_vl() -> tuple[ModelConfig, Any]:
 
 def _qwen3_vl() -> tuple[ModelConfig, Any]:
     rope = RopeScaling(mrope_section=(2, 1, 1), mrope_interleaved=True)
-    text = Qwen3Config(vocab_size=_WORDS, num_key_value_heads=1, head_dim=8, rope_scaling=rope, eos_token_id=2, **_SHAPE)
+    text = Qwen3Config(
+        vocab_size=_WORDS, num_key_value_heads=1, head_dim=8, rope_scaling=rope, eos_token_id=2, **_SHAPE
+    )
     vision = Qwen3VisionConfig(
         2, 16, 24, 2, patch_size=4, out_hidden_size=16, num_position_embeddings=9, deepstack_visual_indexes=(1,)
     )

@@ -79,7 +79,9 @@ def model(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = No
 def qwen3(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any) -> Any:
     """A Qwen3-VL with a square of 5x5 learned positions."""
     rope = {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True, "rope_theta": 100.0}
-    decoder = {name: value for name, value in TEXT.items() if name not in ("rope_theta", "eos_token_id", "bos_token_id")}
+    decoder = {
+        name: value for name, value in TEXT.items() if name not in ("rope_theta", "eos_token_id", "bos_token_id")
+    }
     tower = {name: value for name, value in VISION.items() if name not in ("window_size", "fullatt_block_indexes")}
     config = Qwen3VLConfig(
         text_config=decoder | {"head_dim": 16, "rope_parameters": rope} | (text or {}),
