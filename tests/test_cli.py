@@ -182,7 +182,7 @@ def test_the_race_tells_the_median_of_its_prompts(
         ("demo", ["--model", "smollm2", "--drafter", "draft"], "--drafter: smollm2 has no shipped draft"),
         ("demo", ["--model", "smollm2", "--image", "{}/rgb.png"], "--image: smollm2 is a text model"),
         ("collaborate", ["--models", "{}/target", "--prompt", "Hi"], "1 model; give at least 2"),
-        ("plan", ["{}/target", "--images", "-1"], "--images: -1; give at most 1048576"),
+        ("plan", ["{}/target", "--images", "-1"], "--images: -1; give 0 to 1048576"),
         ("plan", ["{}/target", "--chips"], "--chips: give one or more of v3"),
         ("plan", ["{}/head"], "a KV head, not a model; give it as --kv-head"),
         ("genrate", ["--target", "{}/target"], "command 'genrate': unknown; did you mean 'generate'?"),

@@ -126,7 +126,7 @@ def _check(args: Plans) -> None:
     counts |= {"prompt": args.prompt, "images": args.images}
     for name, count in counts.items():
         if not 0 <= count <= MOST:
-            raise InputError(f"--{name}: {count}; give at most {MOST}")
+            raise InputError(f"--{name}: {count}; give 0 to {MOST}")
     if args.train is not None and (args.draft is None or args.kv_head is not None):
         raise InputError(f"--train: {args.train} samples teach a draft; give --draft, no --kv-head")
     if args.train is not None and args.target_weights is not None:

@@ -103,7 +103,8 @@ class EngineConfig(Batching):
                 f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}"
             )
         for name, example in {"tree": "2:32", "weighting": "mt-paper"}.items():
-            if not isinstance(value := getattr(self, name), str | None):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name == "weighting"):
                 raise InputError(f"{name}: {value!r}; give a string, as {example!r}")
         if self.tree is not None:
             parse_tree(self.tree, self.gamma)

@@ -187,6 +187,7 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
         ("views: ('M', 5); give a tuple of names", lambda: EngineConfig(views=("M", 5))),  # type: ignore[arg-type]
         ("weights: '0.5'; give a tuple of numbers", lambda: EngineConfig(views=("M",), weights="0.5")),  # type: ignore[arg-type]
         ("tree: 2; give a string, as '2:32'", lambda: EngineConfig(tree=2)),  # type: ignore[arg-type]
+        ("weighting: None; give a string", lambda: EngineConfig(weighting=None)),  # type: ignore[arg-type]
         ("width: 100000; give 1 to 256", lambda: EngineConfig(width=100000)),
         ("prompt_buckets: (64, 32); give whole numbers from 1 up", lambda: EngineConfig(prompt_buckets=(64, 32))),
         ("tokens: [-1]; give ids from 0 to", lambda: engine.logprobs("Hi", [-1])),
