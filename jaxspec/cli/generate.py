@@ -83,11 +83,13 @@ def run(args: Generate) -> None:
         raise InputError(f"--gamma: {args.gamma}; give 1 or more, or give no draft")
     default = ("M",) * (args.draft is not None) + ("kv",) * (args.kv_head is not None)
     views = default if args.views is None else view_names(args.views)
+    # The cut is reported, which would mislead without drafts.
+    gamma = capped_gamma("--gamma", args.gamma, args.max_new_tokens) if views else args.gamma
     config = EngineConfig(
         views=views,
         weights=weights,
         weighting=args.weighting,
-        gamma=capped_gamma("--gamma", args.gamma, args.max_new_tokens),
+        gamma=gamma,
         tree=args.tree,
         width=args.width,
         context=args.context,

@@ -26,7 +26,7 @@ from jaxspec.data.images import image_hash, load_image
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, reading
-from jaxspec.files import write_text
+from jaxspec.files import local_path, write_text
 from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.runtime import cache_directory
 
@@ -85,7 +85,7 @@ def load_captioner(
     """
     kind, where, how = check_captioner(text)
     if kind == "file":
-        return CaptionFile(Path(text.removeprefix("file:")))
+        return CaptionFile(local_path(text.removeprefix("file:")))
     if kind == "jax":
         path = locate(where)
         lvlm = LoadedModel.load(path, dtype, share_tower_with=share_tower_with)
@@ -220,7 +220,7 @@ class TransformersCaptioner:
     @property
     def identity(self) -> str:
         name = f"{self.source} {self._path.name}"
-        if Path(self.source).is_dir():
+        if Path(self.source).expanduser().is_dir():
             name = _fingerprint(self._path)
         return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
 
