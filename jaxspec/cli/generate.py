@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import Ask, answer, check_views, numbers, progress, view_names
+from jaxspec.cli.ask import Ask, answer, check_views, clear, numbers, progress, view_names
 from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result
@@ -116,6 +116,7 @@ def run(args: Generate) -> None:
     if args.captioner is not None:
         progress(f"loading captioner {args.captioner}")
         captioner = load_captioner(args.captioner, args.computes_in, share_tower_with=target)
+    clear()  # a warning of the engine's has a line of its own
     engine = Engine(*loaded, config=config, captioner=captioner)
 
     def describe(result: Result) -> tuple[dict[str, Any], str]:

@@ -25,7 +25,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.data.images import image_hash, load_image
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.errors import InputError, reading
+from jaxspec.errors import InputError, install_command, reading
 from jaxspec.files import local_path, write_text
 from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.runtime import cache_directory
@@ -210,7 +210,7 @@ class TransformersCaptioner:
 
     def __post_init__(self) -> None:
         if find_spec("torch") is None:
-            raise InputError(f"captioner {self.kind}: needs torch; pip install -e '.[captioner]'")
+            raise InputError(f"captioner {self.kind}: needs torch; {install_command('captioner')}")
 
     @cached_property
     def _path(self) -> Path:
