@@ -132,7 +132,7 @@ def _refusal(
                     f"{name}: {values[0]}: a web address; fetch it, and give the file or directory"
                 )
             return f"{name}: {values[0]}; give {_noun(argument)}"
-    return f"{getattr(event, 'message', type(event).__name__)}; {advice}"
+    return str(getattr(event, "message", f"{type(event).__name__}; {advice}"))
 
 
 def _unknown(
@@ -159,9 +159,11 @@ def _unknown(
 
 
 def _noun(argument: Any) -> str:
-    """Return what an argument takes: a whole number, a number, or tyro's word for it."""
-    metavar = argument.lowered.metavar.removeprefix("{None}|")
-    return {"INT": "a whole number", "FLOAT": "a number"}.get(metavar, metavar)
+    """Return what an argument takes: a whole number, numbers, or tyro's word for it."""
+    metavar = argument.lowered.metavar.removeprefix("{None}|").strip("{}")
+    kinds = {"INT": "a whole number", "FLOAT": "a number"}
+    lists = {"[INT [INT ...]]": "whole numbers", "[FLOAT [FLOAT ...]]": "numbers"}
+    return (kinds | lists).get(metavar, metavar)
 
 
 def start(program: str) -> None:
