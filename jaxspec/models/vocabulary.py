@@ -89,7 +89,7 @@ def _with_head(
     changes: Any = {"draft_vocabulary": words, "tie_word_embeddings": False}
     text = replace(text_config(config), **changes)
     head = {"lm_head": {"kernel": kernel}}
-    if text_config(config) is config:
-        return text, {**params, **head}
-    whole = params["language_model"]
-    return replace(config, text_config=text), {**params, "language_model": {**whole, **head}}
+    whole = text if text_config(config) is config else replace(config, text_config=text)
+    if "language_model" not in params:  # text models, and Qwen-VL's LVLMs
+        return whole, {**params, **head}
+    return whole, {**params, "language_model": {**params["language_model"], **head}}
