@@ -8,13 +8,10 @@ scores costs 0.3 ms, and its head 5 ms.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config
+from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config, untied
 from jaxspec.errors import InputError
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -86,10 +83,7 @@ def widened(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 def _with_head(
     config: ModelConfig, params: Params, kernel: Float[Array, "D words"], words: tuple[int, ...]
 ) -> tuple[ModelConfig, Params]:
-    changes: Any = {"draft_vocabulary": words, "tie_word_embeddings": False}
-    text = replace(text_config(config), **changes)
-    head = {"lm_head": {"kernel": kernel}}
-    whole = text if text_config(config) is config else replace(config, text_config=text)
+    config, head = untied(config, draft_vocabulary=words), {"lm_head": {"kernel": kernel}}
     if "language_model" not in params:  # text models, and Qwen-VL's LVLMs
-        return whole, {**params, **head}
-    return whole, {**params, "language_model": {**params["language_model"], **head}}
+        return config, {**params, **head}
+    return config, {**params, "language_model": {**params["language_model"], **head}}
