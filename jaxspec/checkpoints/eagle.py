@@ -10,8 +10,8 @@ SafeAILab's and SpecForge's, which this library writes too:
 | `midlayer.self_attn.{q,k,v}_proj.weight`                                | [out, 2 D]          |
 | `midlayer.self_attn.o_proj.weight`, `midlayer.mlp.*_proj.weight`        | as a Llama's        |
 | `norm.weight`                                                           | [D]                 |
-| `midlayer.self_attn.{q,k}_norm.weight`                                  | optional, as Qwen3's |
-| `lm_head.weight`                                                        | [draft words, D], or the target's |
+| `midlayer.self_attn.{q,k}_norm.weight`                                  | optional (Qwen3's)  |
+| `lm_head.weight`                                                        | optional, [words, D] |
 | `embed_tokens.weight`                                                   | optional            |
 | `d2t` int64 or int32 [draft words]                                      | target id less index |
 | `t2d` bool [vocabulary]                                                 | whether it is drafted |

@@ -206,7 +206,12 @@ def rewritten(head: Path, path: Path, entries: dict[str, Any], tensors: dict[str
 
 
 NESTED = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
-PLAIN = {"architectures": ["LlamaForCausalLM"], "jaxspec": ..., "eagle_aux_hidden_state_layer_ids": ..., "eagle_config": ...}
+PLAIN = {
+    "architectures": ["LlamaForCausalLM"],
+    "jaxspec": ...,
+    "eagle_aux_hidden_state_layer_ids": ...,
+    "eagle_config": ...,
+}
 
 
 @pytest.mark.parametrize(
@@ -290,13 +295,24 @@ EAGLE_1 = {"midlayer.hidden_norm.weight": None, "midlayer.input_layernorm.weight
         ({"fc_norm": True}, {}, "config.json has fc_norm true, which is not supported"),
         ({"logit_scale": 0.5}, {}, "has logit_scale 0.5, which"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "has use_aux_hidden_state false"),
-        ({"eagle_config": {"use_last_layernorm": False, "parallel_draft_step": 4}}, {}, "use_last_layernorm false, para"),
+        (
+            {"eagle_config": {"use_last_layernorm": False, "parallel_draft_step": 4}},
+            {},
+            "use_last_layernorm false, para",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, {}, "fp8"),
         ({"sliding_window": 512}, {}, "sliding_window 512 is smaller than"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]}, {}, r"reads four target layers, \[1, 2, 3, 4\]; give three"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
+            {},
+            r"reads four target layers, \[1, 2, 3, 4\]; give three",
+        ),
         ({"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]}, {}, r"reads target layers \[-3, 1, 2\]; give none below 0"),
-        ({"eagle_aux_hidden_state_layer_ids": ..., "eagle_config": {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]}}, {})
-        + (r"reads target layers \[-2, 2, 3\]; give none below 0",),
+        (
+            PLAIN | {"eagle_config": NESTED | {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]}},
+            {},
+            r"\[-2, 2, 3\]; give none",
+        ),
         ({"eagle_aux_hidden_state_layer_ids": "all"}, {}, "target_layers 'all' is not supported|not readable"),
         ({"draft_vocab_size": -5}, {}, "draft_vocab_size -5; give 1 or more"),
         ({"draft_vocab_size": 4.5}, {}, "draft_vocab_size 4.5; give 1 or more"),

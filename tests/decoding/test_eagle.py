@@ -18,7 +18,8 @@ from jaxspec.config import KVHeadConfig, RopeScaling
 from jaxspec.decoding.drafter import BlockInputs
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import text_params
+from jaxspec.models import LanguageModel, text_params
+from jaxspec.models.inputs import PromptRows
 
 from tests import tiny
 from tests.tiny import families
@@ -124,6 +125,19 @@ def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[np.nd
         places = np.asarray(rows.rotary)[0]
     places = np.broadcast_to(places, (3, rows.tokens.shape[1]))[:, : length - 1].T
     return np.asarray(rows.tokens)[0, :length], hidden, places
+
+
+def test_states_are_taken_after_deepstacks_addition() -> None:
+    """The state after layer 0 differs by what is added there; transformers' is the one before."""
+    model = LanguageModel(replace(tiny.CONFIG.text_config, num_hidden_layers=2))
+    params, draw = tiny.random_params(model.config), np.random.default_rng(0)
+    rows = PromptRows(jnp.ones((1, 4), int), jnp.full(1, 4))
+    embeds, added = (jnp.asarray(draw.normal(size=(1, 4, 32)), jnp.float32) for _ in range(2))
+    plain, stacked = (
+        model.read(params, jnp.concatenate([embeds, more], axis=-1), rows, 4, (0, 1, 2))[1].hidden
+        for more in (jnp.zeros_like(added), added)
+    )
+    np.testing.assert_allclose((stacked - plain)[0, 0, :, 32:64], added[0], atol=1e-5)
 
 
 def test_other_targets_are_refused() -> None:
