@@ -160,7 +160,7 @@ def _unknown(
 
 def _noun(argument: Any) -> str:
     """Return what an argument takes: a whole number, numbers, or tyro's word for it."""
-    metavar = argument.lowered.metavar.removeprefix("{None}|").strip("{}")
+    metavar: str = argument.lowered.metavar.removeprefix("{None}|").strip("{}")
     kinds = {"INT": "a whole number", "FLOAT": "a number"}
     lists = {"[INT [INT ...]]": "whole numbers", "[FLOAT [FLOAT ...]]": "numbers"}
     return (kinds | lists).get(metavar, metavar)
