@@ -55,7 +55,7 @@ def check_files(path: Path) -> None:
     home = Path(os.path.realpath(path))
     homes = [home]
     if home.parent.name == "snapshots":  # of a hub cache, whose models may share their blobs
-        homes += [Path(os.path.realpath(folder / "blobs")) for folder in home.parents[1:3]]
+        homes += [folder / "blobs" for folder in home.parents[1:3]]  # not where a link leads
     for file in (*path.glob("*"), *path.glob("additional_chat_templates/*")):
         if file.suffix not in _READ:
             continue
