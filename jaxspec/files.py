@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import re
 import shutil
@@ -23,6 +22,8 @@ ASSETS = Path(__file__).resolve().parent / "assets"
 """Folder of files that ship with the package: a page, and models, each pair in its own folder."""
 TRIALS = Path("runs", "debug")
 """Folder for the output of trials (`--debug`)."""
+_BESIDE = (".answers", ".skipped.jsonl", ".unfinished")
+"""Ends of the names of files and folders that commands write next to their output."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """Errors of file systems without locks."""
 
@@ -44,14 +45,15 @@ def is_trial(place: Path) -> bool:
 
 
 def forget_trial(place: Path) -> None:
-    """Remove an earlier trial's output: `place`, and files next to it named `place.*`."""
+    """Remove an earlier trial's output: `place`, and what commands write next to it."""
     if not is_trial(place):
         return
     with writing(place):
-        for left in (place, *place.parent.glob(f"{glob.escape(place.name)}.*")):
+        for end in ("", *_BESIDE):
+            left = place.with_name(place.name + end)
             if left.is_dir():
                 shutil.rmtree(left)
-            elif left.suffix != ".lock":
+            else:
                 left.unlink(missing_ok=True)
 
 
@@ -148,14 +150,19 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
         fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with sole(_lock_of(path)):
             old = _restore(path)
-            for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-                shutil.rmtree(left)
+            half = re.compile(rf"\.{re.escape(path.name)}\.\d+\.tmp")
+            for left in path.parent.iterdir():
+                if half.fullmatch(left.name):  # not `.NAME.v2.123.tmp`, which a neighbour writes
+                    shutil.rmtree(left)
             if old.exists():  # a program was killed after the second rename: `path` is the new one
                 old.rename(fresh)
                 shutil.rmtree(fresh)
             fresh.mkdir()
+            held = os.open(fresh, os.O_RDONLY)  # so that no other directory can get its number
             try:
                 yield fresh
+                if not (fresh.is_dir() and os.path.samestat(os.fstat(held), fresh.stat())):
+                    raise InputError(f"{fresh}: was removed while {path} was written; try again")
                 if path.is_dir() and any(path.iterdir()):
                     for entry in path.iterdir():
                         if not replaced(entry.name) and not os.path.lexists(fresh / entry.name):
@@ -167,6 +174,7 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
                 else:
                     fresh.rename(path)
             finally:
+                os.close(held)
                 _restore(path)
                 shutil.rmtree(fresh, ignore_errors=True)
 
