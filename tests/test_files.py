@@ -136,17 +136,19 @@ def test_a_neighbours_half_is_let_alone(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "qwen2.5")) == ["first", "second"]
 
 
+def remove_half(path: Path, again: bool) -> None:
+    with whole_directory(path, lambda name: True) as fresh:
+        shutil.rmtree(fresh)
+        if again:
+            (fresh / "second half").mkdir(parents=True)
+
+
 def test_half_of_a_directory_is_not_published(tmp_path: Path) -> None:
     fill(tmp_path / "out", "own")
     removed = r"\.out\.\d+\.tmp: was removed while .*out was written; try again"
     for again in (True, False):
-        with (
-            pytest.raises(InputError, match=removed),
-            whole_directory(tmp_path / "out", lambda name: True) as fresh,
-        ):
-            shutil.rmtree(fresh)
-            if again:
-                (fresh / "second half").mkdir(parents=True)
+        with pytest.raises(InputError, match=removed):
+            remove_half(tmp_path / "out", again)
     assert os.listdir(tmp_path / "out") == ["own"]
     assert os.listdir(tmp_path) == ["out"]
 

@@ -96,7 +96,7 @@ def test_sizes_are_those_of_upright_images(photos: Path) -> None:
         ({"conversations": said(("<image>", "Ho")), "image": ["1.png", "2.png"]}, "1 <image> placeholders but 2"),
         ({"conversations": said(("Hi", "see <image>"))}, "in an answer"),
         ({"conversations": said(("Hi", "Ho"))[:1] * 2}, "out of turn"),
-        ({"conversations": said(("Hi", "Ho")), "image": "broken.png"}, "not readable as an image"),
+        ({"conversations": said(("Hi", "Ho")), "image": "broken.png"}, "not one of the formats"),
         ({"conversations": said(("Hi", "Ho")), "video": "1.png"}, "no folder of frames"),
         ({"prompt": {"role": "prompter", "text": "Hi", "replies": [7]}}, "no message"),
     ],

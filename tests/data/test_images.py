@@ -61,7 +61,10 @@ NO_IMAGES = {
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_what_is_no_image_is_called_by_its_name(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(content)
-    for name, load in (("row 3", StoredImage(content, "row 3").load), ("a.png", lambda: load_image(tmp_path / "a.png"))):
+    for name, load in (
+        ("row 3", StoredImage(content, "row 3").load),
+        ("a.png", lambda: load_image(tmp_path / "a.png")),
+    ):
         with pytest.raises(InputError) as refused:
             load()
         assert f"{name}: {NO_IMAGES[content]}" in str(refused.value)
