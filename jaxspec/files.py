@@ -9,7 +9,8 @@ import shutil
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ _BESIDE = (".answers", ".skipped.jsonl", ".unfinished")
 """Ends of the names of files and folders that commands write next to their output."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """Errors of file systems without locks."""
+_NUMBERED = re.compile(r"(.*)-\d+-of-(\d+)(\..*)")
+"""The name of one of several files: its beginning, the number of files, its end."""
 
 
 def trial_of(place: Path) -> Path:
@@ -55,6 +58,19 @@ def forget_trial(place: Path) -> None:
                 shutil.rmtree(left)
             else:
                 left.unlink(missing_ok=True)
+
+
+def lacking_files(files: Iterable[Path]) -> str:
+    """Return how many files of a numbered set are there, if not all; else "".
+
+    `train-00000-of-00002.parquet` alone gives "1 of the 2 files train-*-of-00002.parquet".
+    """
+    named = [(file.parent, _NUMBERED.fullmatch(file.name)) for file in files]
+    sets = Counter((folder, *found.groups()) for folder, found in named if found)
+    for (_, name, of, end), count in sets.items():
+        if count != int(of):
+            return f"{count} of the {int(of)} files {name}-*-of-{of}{end}"
+    return ""
 
 
 def _said_by_system(error: BaseException) -> str | None:

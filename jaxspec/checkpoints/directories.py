@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.files import check_directory, whole_directory, writing
 from jaxspec.models import family_of
@@ -40,6 +40,9 @@ _PARTS = re.compile(
 """Names of the files that a checkpoint consists of."""
 _WEIGHTS = (".safetensors", ".bin")
 _READ = (*_WEIGHTS, ".json", ".model", ".txt", ".jinja")
+_POINTER = b"version https://git-lfs"
+"""Beginning of the file that a clone without git-lfs has in place of a large one."""
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 _TORCH = (2, 11)
 """The first torch that lists tensors without reading them; loading was unsafe before 2.10."""
 _LARGEST = 256 << 20
@@ -47,7 +50,7 @@ _LARGEST = 256 << 20
 
 
 def check_files(path: Path) -> None:
-    """Raise InputError for a file that is a pipe, a device, huge, or outside of the directory.
+    """Raise InputError for a file that is a pipe, a device, huge, outside, or a git-lfs pointer.
 
     Links may lead within the directory, and to the blobs of a hub cache. The error for any other
     link is the same whether or not its target exists.
@@ -65,6 +68,10 @@ def check_files(path: Path) -> None:
         found = there.stat() if there.exists() else None
         if found and not stat.S_ISREG(found.st_mode):
             raise InputError(f"{file}: no regular file; remove it")
+        if found and found.st_size < 1024 and there.read_bytes().startswith(_POINTER):
+            raise InputError(
+                f"{file}: a pointer of git-lfs, not the file; run `git lfs pull` there"
+            )
         if found and file.suffix not in _WEIGHTS and found.st_size > _LARGEST:
             raise InputError(f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read")
 
@@ -147,8 +154,33 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     file = path / "config.json"
     if "model_type" not in raw:
         raise InputError(f"{file}: no model_type; is this a model's directory?")
+    if "mm_vision_tower" in raw or "mm_projector_type" in raw:
+        raise InputError(f"{file}: {_original_llava(raw)}")
+    kind = family_of(str(raw["model_type"])).config
+    parts = ("text_config", "vision_config")
+    if issubclass(kind, TextConfig):
+        parts = _SIZES
+    elif issubclass(kind, QwenVLConfig) and "text_config" not in raw:
+        parts = (*_SIZES, "vision_config")
+    if lacking := [name for name in parts if raw.get(name) in (None, {})]:
+        # Defaults would describe another model, a 7B.
+        raise InputError(f"{file}: no {', '.join(lacking)}; fetch the model's own config.json")
     with reading(f"{file}: not readable", "fetch it again"):
-        return family_of(str(raw["model_type"])).config.from_hf(raw)
+        return kind.from_hf(raw)
+
+
+def _original_llava(raw: Mapping[str, Any]) -> str:
+    """Return what a config.json of LLaVA's own repository is, and the hub's twin of it."""
+    size = {4096: "7b", 5120: "13b"}.get(raw.get("hidden_size", 0), "")
+    name = str((raw.get("architectures") or ["LLaVA"])[0])
+    recent = "anyres" in str(raw.get("image_aspect_ratio"))
+    twin = f"llava-hf/llava-v1.6-vicuna-{size}-hf" if recent else f"llava-hf/llava-1.5-{size}-hf"
+    known = size and "Llama" in name
+    return (
+        f"{name[:60]} in the original LLaVA format, which is not read; take a model in Hugging "
+        + (f"Face layout, as {twin} is" if known else "Face layout, whose hub id ends in -hf")
+        + ", or convert it with transformers' convert_llava_weights_to_hf.py"
+    )
 
 
 def quantised(path: Path, raw: dict[str, Any]) -> list[str]:

@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from jaxspec.data.tfds_records import TFDS, tfds_records
 from jaxspec.errors import InputError, first_line, needing, reading
+from jaxspec.files import lacking_files
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 BATCH = 8
@@ -26,8 +26,6 @@ BATCH = 8
 LONGEST = 1 << 26
 """Bytes of a line of JSONL."""
 ANY = re.compile(".*")
-_NUMBERED = re.compile(r"(.*)-\d+-of-(\d+)(\..*)")
-"""The name of one of several files: its beginning, the number of files, its end."""
 
 
 @dataclass(frozen=True)
@@ -131,19 +129,6 @@ def _parquet_row(row: Any, place: str, folder: Path | None) -> DataRow | InputEr
             return DataRow(place, row.to_pylist()[0], folder)
     except InputError as error:
         return error
-
-
-def lacking_files(files: Iterable[Path]) -> str:
-    """Return how many files of a numbered set are there, if not all; else "".
-
-    `train-00000-of-00002.parquet` alone gives "1 of the 2 files train-*-of-00002.parquet".
-    """
-    named = [(file.parent, _NUMBERED.fullmatch(file.name)) for file in files]
-    sets = Counter((folder, *found.groups()) for folder, found in named if found)
-    for (_, name, of, end), count in sets.items():
-        if count != int(of):
-            return f"{count} of the {int(of)} files {name}-*-of-{of}{end}"
-    return ""
 
 
 def _files(path: Path) -> list[Path]:
