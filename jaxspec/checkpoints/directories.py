@@ -55,6 +55,7 @@ def check_files(path: Path) -> None:
     Links may lead within the directory, and to the blobs of a hub cache. The error for any other
     link is the same whether or not its target exists.
     """
+    _check_name(path)
     home = Path(os.path.realpath(path))
     homes = [home]
     if home.parent.name == "snapshots":  # of a hub cache, whose models may share their blobs
@@ -74,6 +75,14 @@ def check_files(path: Path) -> None:
             )
         if found and file.suffix not in _WEIGHTS and found.st_size > _LARGEST:
             raise InputError(f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read")
+
+
+def _check_name(path: Path) -> None:
+    """Raise InputError for a path that tokenizers and safetensors cannot open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{path}: a path with bytes that are not UTF-8; rename it") from None
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -237,15 +246,26 @@ def written_once(
 def check_destination(path: str | Path, overwrite: bool, source: Path | None = None) -> None:
     """Raise InputError where a checkpoint would replace its source, or anything unasked."""
     path = Path(os.path.abspath(Path(path).expanduser()))
+    _check_name(path)
     check_directory(path)
     if source is not None and path.resolve() in (read := source.resolve(), *read.parents):
         raise InputError(f"{path}: holds the checkpoint that is read; give another path")
     if not path.is_dir() or not any(path.iterdir()):
         return
-    if not (path / "config.json").is_file():
+    if not _holds_checkpoint(path):
         raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
     if not overwrite:
         raise InputError(f"{path}: holds a checkpoint; give another path, or --overwrite")
+
+
+def _holds_checkpoint(path: Path) -> bool:
+    """Return whether a directory has a model's config.json and weights; others have one too."""
+    try:
+        raw = read_json(path / "config.json")
+    except InputError:
+        return False
+    described = raw.keys() & {"model_type", "architectures", "speculators_model_type"}
+    return bool(described) and any(file.suffix in _WEIGHTS for file in path.iterdir())
 
 
 def check_output(out: Path, *runs: Path) -> None:

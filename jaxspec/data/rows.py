@@ -8,6 +8,7 @@ these files: a row that cannot be read is an InputError in its place, and the ne
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -85,13 +86,19 @@ def raised(rows: Iterable[DataRow | InputError]) -> Iterator[DataRow]:
 
 
 def json_list(file: Path) -> Iterator[DataRow | InputError]:
-    """Yield the rows of a `.json` file, which is a list of objects.
+    """Yield the rows of a `.json` file, which is a list of objects, or an object in each line.
 
-    Yields an InputError for each element that is no row. Raises InputError for a file that is no
-    JSON list.
+    Yields an InputError for each element that is no row. Raises InputError for a file that is
+    neither.
     """
     with reading(f"data {file}: not JSON", "mend the file"):
-        values = json.loads(file.read_bytes())
+        content = file.read_bytes()
+        try:
+            values = json.loads(content)
+        except json.JSONDecodeError:
+            json.loads(content.lstrip().partition(b"\n")[0])
+            yield from _lines(io.BytesIO(content), file)
+            return
     if not isinstance(values, list):
         kind = type(values).__name__
         raise InputError(f"data {file}: a JSON {kind}, not a list of rows; name JSONL .jsonl")
