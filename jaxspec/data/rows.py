@@ -96,7 +96,9 @@ def json_list(file: Path) -> Iterator[DataRow | InputError]:
         try:
             values = json.loads(content)
         except json.JSONDecodeError:
-            json.loads(content.lstrip().partition(b"\n")[0])
+            first = content.lstrip().partition(b"\n")[0]
+            if not first.startswith(b"{") or not json.loads(first):
+                raise
             yield from _lines(io.BytesIO(content), file)
             return
     if not isinstance(values, list):
