@@ -280,7 +280,7 @@ print([name for name in {heavy} if sys.modules.get(name)])
         (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M is one view; name more in --views"),
         (["--weights", "half"], "'half' is not a list of numbers"),
         (["--image", "{}/target"], "target: a folder; give an image file"),
-        (["--image", "{}/empty.png"], "empty.png: not readable"),
+        (["--image", "{}/empty.png"], "empty.png: an empty file; fetch it again"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
         (["--target", "{}/nothing"], "nothing': no such directory"),
         (["--gamma", "3"], "--gamma: needs a draft; give --draft or --kv-head, or leave it out"),
@@ -340,7 +340,15 @@ def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for arguments in (both[:4], (*both, "--views", "T")):
         main(["generate", *map(str, arguments), "--max-new-tokens", str(NEW), "--json"])
         answers.append(json.loads(capsys.readouterr().out))
-    assert answers[0]["tokens"] == answers[1]["tokens"]
+    (tmp_path / "form.jinja").write_text(words.chat_template)
+    bare = tiny.save(tmp_path / "bare", text, params)
+    form = ("--chat-template", str(tmp_path / "form.jinja"))
+    assert "leaves it out; give one" in refusal("generate", "--target", bare, *both[2:4], *form, "--no-chat-template")
+    for arguments in (form, (), ("--no-chat-template",)):
+        main(["generate", "--target", str(bare), *both[2:4], *arguments, "--max-new-tokens", str(NEW), "--json"])
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["tokens"] == answers[1]["tokens"] == answers[2]["tokens"]
+    assert all(answer["tokens"] != answers[0]["tokens"] for answer in answers[3:])
     stats = answers[1]["stats"]
     # Of 12 tokens the first is the prefill's, and each block writes one more than it accepts, or cuts that one off.
     assert 0 <= stats["num_accepted_draft_tokens"] + stats["num_spec_steps"] - (NEW - 1) <= 1

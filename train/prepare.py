@@ -141,6 +141,7 @@ def main(command: Llava | Text | Book) -> Path:
                 counts | {"skipped": skipped.count} | ({"fits": _fits(reached)} if reached else {})
             ),
             file_format=command.file_format,
+            lost=skipped.summary,
         )
         if skipped.count:
             print(

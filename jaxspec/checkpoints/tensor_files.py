@@ -9,6 +9,7 @@ Safetensors and PyTorch's .bin differ only in how a file's tensors are listed.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from jaxspec.checkpoints.directories import (
 )
 from jaxspec.checkpoints.torch_files import list_torch_file
 from jaxspec.errors import InputError, collected, reading
+from jaxspec.files import lacking_files
 
 FLOATS = {
     "F32": np.dtype(np.float32),
@@ -131,29 +133,45 @@ def _in_safetensors(file: Path) -> list[StoredTensor]:
 
 
 def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
-    """Return the tensors of one file or of an index's shards; problems go to `problems`.
+    """Return the tensors of one file or of all shards; problems go to `problems`.
 
-    Safetensors are read before .bin.
+    Safetensors are read before .bin, and one file before shards. Shards need no index.
     """
-    names = (SINGLE, INDEX, BIN, BIN_INDEX)
-    found = next((path / name for name in names if (path / name).is_file()), None)
-    if found is None:
-        mend = other_weights(path) or without_torch() or "save the model as safetensors"
-        problems.append(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
-        return []
-    if found.name in (BIN, BIN_INDEX) and (lack := without_torch()):
-        problems.append(f"{found}: {lack}")
-        return []
-    files = [found]
-    if found.suffix == ".json":
-        files = []
-        with collected(problems):
-            files = [path / name for name in sorted(set(read_index(found).values()))]
+    files: list[Path] = []
+    with collected(problems):
+        files = _model_files(path)
     tensors: list[StoredTensor] = []
     for file in files:
         with collected(problems):
             tensors += list_file(file)
     return tensors
+
+
+def shards_of(path: Path, single: str) -> list[Path]:
+    """Return the shards that a directory holds in place of a single file, in name order."""
+    stem, suffix = os.path.splitext(single)
+    name = re.compile(rf"{stem}-\d+-of-\d+{re.escape(suffix)}")
+    return sorted(file for file in path.iterdir() if name.fullmatch(file.name))
+
+
+def _model_files(path: Path) -> list[Path]:
+    """Return the files of a directory's model; InputError where there is none or a shard lacks."""
+    for single, index in ((SINGLE, INDEX), (BIN, BIN_INDEX)):
+        shards = shards_of(path, single)
+        places = [place for place in (path / single, path / index, *shards) if place.is_file()]
+        if not places:
+            continue
+        if single == BIN and (lack := without_torch()):
+            raise InputError(f"{places[0]}: {lack}")
+        if places[0].name == single:
+            return places[:1]
+        if places[0].name == index:
+            return [path / name for name in sorted(set(read_index(places[0]).values()))]
+        if lacking := lacking_files(shards):
+            raise InputError(f"{path}: {lacking}, and no {index}; fetch the others")
+        return shards
+    mend = other_weights(path) or without_torch() or "save the model as safetensors"
+    raise InputError(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
 
 
 def read_index(file: Path) -> dict[str, str]:

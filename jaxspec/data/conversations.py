@@ -22,7 +22,7 @@ import json
 import math
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -59,6 +59,8 @@ class Skipped:
     limit: int
     log: Path
     count: int = field(default=0, init=False)
+    _reasons: Counter[str] = field(default_factory=Counter, init=False)
+    """How often each reason was given, without the row's place."""
 
     def start(self) -> None:
         """Remove an earlier run's log."""
@@ -68,6 +70,7 @@ class Skipped:
 
     def add(self, name: str, reason: InputError) -> None:
         self.count += 1
+        self._reasons[str(reason).partition(": ")[2] or str(reason)] += 1
         with writing(self.log), self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps({"id": name, "reason": str(reason)}, ensure_ascii=False) + "\n")
         if self.count > self.limit:
@@ -75,6 +78,13 @@ class Skipped:
                 f"data: {self.count} rows cannot be read, and {self.limit} may be skipped; mend "
                 f"them, or raise the limit ({self.log} has all of them); the last: {reason}"
             ) from reason
+
+    def summary(self) -> str:
+        """Return how many rows were skipped, the commonest reason, and the log."""
+        if not self._reasons:
+            return "the file holds no rows; name another"
+        ((reason, count),) = self._reasons.most_common(1)
+        return f"{self.count} rows were skipped, {count} of them: {reason} ({self.log} has all)"
 
 
 def readable(

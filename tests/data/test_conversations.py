@@ -88,6 +88,8 @@ def test_videos_are_frames_from_first_to_last(photos: Path) -> None:
 def test_sizes_are_those_of_upright_images(photos: Path) -> None:
     sample = read({"conversations": said(("<image><image>?", "Yes.")), "image": ["turned.jpg", "3.png"]}, photos)
     assert [image.size for image in sample.images] == [(9, 5), (3, 7)]
+    values = {"conversations": said(("<image>?", "Yes.")), "image": {"bytes": None, "path": "3.png"}}
+    assert read(values, photos).images[0].size == (3, 7)  # as the hub stores an image that is a file
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_sizes_are_those_of_upright_images(photos: Path) -> None:
         ({"conversations": said(("<image>", "Ho")), "image": ["1.png", "2.png"]}, "1 <image> placeholders but 2"),
         ({"conversations": said(("Hi", "see <image>"))}, "in an answer"),
         ({"conversations": said(("Hi", "Ho"))[:1] * 2}, "out of turn"),
-        ({"conversations": said(("Hi", "Ho")), "image": "broken.png"}, "not readable as an image"),
+        ({"conversations": said(("Hi", "Ho")), "image": "broken.png"}, "not one of the formats"),
         ({"conversations": said(("Hi", "Ho")), "video": "1.png"}, "no folder of frames"),
         ({"prompt": {"role": "prompter", "text": "Hi", "replies": [7]}}, "no message"),
     ],
@@ -131,6 +133,29 @@ def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:
         main(Text(tmp_path / "text.jsonl", "text", skip=3, out=tmp_path / "out"))
     left = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert left == ["text.skipped.jsonl"]  # no half of a data set
+
+
+def test_a_set_without_samples_says_why(tmp_path: Path) -> None:
+    rows = [{"conversations": said(("Hi", "Ho")), "image": name} for name in ("a.png", "a.png", "b.png")]
+    (tmp_path / "mix.json").write_text(json.dumps(rows))
+    reason = r"3 rows were skipped, 2 of them: no such image file 'a\.png' in .* \(.*mix\.skipped\.jsonl has all\)"
+    with pytest.raises(InputError, match=f"data mix: no sample is left; {reason}"):
+        main(Llava(tmp_path / "mix.json", "mix", out=tmp_path))
+    (tmp_path / "mix.json").write_text("[]")
+    with pytest.raises(InputError, match="no sample is left; the file holds no rows; name another"):
+        main(Llava(tmp_path / "mix.json", "mix", out=tmp_path))
+
+
+def test_json_lines_under_another_name(tmp_path: Path) -> None:
+    rows = [{"text": "text 0"}, {"text": "text 1"}]
+    (tmp_path / "mix.json").write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n")
+    skipped = Skipped(1, tmp_path / "log.jsonl")
+    samples = list(readable(tmp_path / "mix.json", skipped))
+    assert [sample.turns for sample in samples] == [(("", "text 0"),), (("", "text 1"),)]
+    assert "mix.json line 3: not JSON" in skipped.log.read_text()
+    (tmp_path / "mix.json").write_text("{\n 'no': 1}")
+    with pytest.raises(InputError, match=r"mix\.json: not JSON \("):
+        list(readable(tmp_path / "mix.json", skipped))
 
 
 def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
