@@ -77,6 +77,48 @@ def test_a_stopped_run_goes_on_behind_its_whole_groups(tmp_path: Path, capsys: p
         run.restore()
 
 
+INPUTS = {
+    "draft": "draft",
+    "adapter": "draft",
+    "target": "replay:rows.jsonl",
+    "captioner": "file:rows.jsonl",
+    "data": ["read", "mine=rows.jsonl"],
+    "images": "photos",
+    "drafts": ["mine=draft:P36"],
+    "pairings": [{"models": ["other", "draft"]}],
+}
+
+
+@pytest.mark.parametrize("option", INPUTS)
+def test_a_stopped_run_does_not_go_on_with_other_models_or_data(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names stay the same, as after `export --overwrite draft`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("draft", "other", "photos"):
+        Path(name).mkdir()
+        Path(name, "config.json").write_text("{}")
+    files = Path("rows.jsonl"), Path("draft/adapter_model.safetensors"), Path("photos/a.png")
+    for file in files:
+        file.write_bytes(bytes(1000))
+
+    def run() -> Run:
+        run = Run("tiny", {option: INPUTS[option]}, tmp_path / "out")
+        run.restore()
+        return run
+
+    stopped = run()
+    stopped.add([{"dataset": "a", "turn": 1, "row": "M"}])
+    stopped.write(Table("A title", ["set"], []))
+    Path("other/notes.txt~").write_text("unread")
+    assert len(run().rows) == 1
+    for file in files:
+        file.write_bytes(bytes(999) + b"1" * (2 if option == "images" else 1))
+    with pytest.raises(InputError, match=r"unfinished: .*, whose content is another now .*; give") as error:
+        run()
+    assert "\n" not in str(error.value)
+
+
 DAMAGES = ["{", '{"run": {"options": {}}, "rows": [1]}', ("gamma", "gamna"), ("0.5", "0.7")]
 
 
