@@ -21,7 +21,7 @@ from flax.traverse_util import unflatten_dict
 from jaxspec.checkpoints.directories import check_files, read_json, write_json, written_whole
 from jaxspec.checkpoints.fitting import hub_name, named_tensors, refuse, slots_of, tensor_name
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, list_file, write_tensors
 from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.models import family_of
@@ -200,7 +200,7 @@ def save_adapter(
         write_json(fresh / CONFIG, entries)
         write_tensors(
             fresh / WEIGHTS,
-            {_PREFIX + name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()},
+            {_PREFIX + name: cast(leaf, dtype) for name, leaf in tensors.items()},
         )
         save_processors(fresh, config, None, image_processor)
 

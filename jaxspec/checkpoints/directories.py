@@ -214,14 +214,3 @@ def check_destination(path: str | Path, overwrite: bool, source: Path | None = N
         raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
     if not overwrite:
         raise InputError(f"{path}: holds a checkpoint; give another path, or --overwrite")
-
-
-def check_output(out: Path, *runs: Path) -> None:
-    """Raise InputError, before training begins, where its model may not be written.
-
-    Args:
-      runs: Directories of the run's stages; one of them must exist if `out` holds a model.
-    """
-    check_destination(out, overwrite=True)
-    if (out / "config.json").exists() and not any(run.exists() for run in runs):
-        raise InputError(f"--out {out}: holds another run's model; give another path, or remove it")

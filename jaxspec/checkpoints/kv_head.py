@@ -44,7 +44,7 @@ from jaxspec.checkpoints.eagle import Engine, as_own_head, eagle_config, eagle_t
 from jaxspec.checkpoints.fitting import named_tensors, refuse, slots_in, unfit
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.tensor_files import StoredTensor, list_directory, write_tensors
+from jaxspec.checkpoints.tensor_files import StoredTensor, cast, list_directory, write_tensors
 from jaxspec.config import KVHeadConfig
 from jaxspec.config.eagle import is_eagle
 from jaxspec.errors import InputError
@@ -81,7 +81,7 @@ def save_kv_head(
       architectures: The target's classes in transformers, which speculators' layout names.
     """
     tensors = {
-        name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
+        name: cast(tensor, dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
     }
     raw = config.to_dict()
     if config.fused:

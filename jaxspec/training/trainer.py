@@ -67,7 +67,7 @@ def fit(
     Raises:
       InputError: mesh, patterns or directory do not fit, or the directory holds another run.
       Preempted: SIGTERM, Ctrl-C or SIGHUP came, and everything is saved.
-      Diverged: the loss is not a number. The newest checkpoint is from before.
+      Diverged: the loss or a parameter is not finite. The newest checkpoint is from before.
     """
     mesh = config.mesh.make(config.batch)
     trainable, frozen = partition(params, config.frozen)
@@ -117,6 +117,7 @@ def fit(
                     log.write(done, evaluate(merge(on_host(state.params), frozen)))
             if stops or _due(config.save_every, done, last):
                 with step.pause(done):
+                    step.check(done, state)
                     checkpoints.save(done, state, place, wait=last or stops)
             bar.update()
             if stops and not last:

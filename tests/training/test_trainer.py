@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import socket
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.errors import Diverged, InputError
+from jaxspec.models.lora import Lora
 from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.kv_head import Anchoring
+from jaxspec.training.objectives import Distillation
+from jaxspec.training.recipes import StagedRecipe
 from jaxspec.training.trainer import fit
 
 from tests.tiny.disk import full_disk
@@ -199,6 +206,32 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
     with pytest.raises(Diverged, match="step 3: loss is nan; lower the learning rate"):
         fit(STAGE, params(), loss_fn, poisoned, tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == ["2"]
+
+
+def test_parameters_that_are_not_finite_end_the_run_before_they_are_saved(tmp_path):
+    """The loss and the gradient of the step before are."""
+    stage = replace(STAGE, steps=2, warmup=0, learning_rate=1e30, rates=((".*", 1e30),), save_every=1)
+    with pytest.raises(Diverged, match=r"step 1: params/line/kernel is not finite; lower the learning rate"):
+        fit(stage, params(), loss_fn, batches, tmp_path)
+    assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((partial(replace, STAGE), name) for name in ("learning_rate", "final_rate", "beta2", "weight_decay", "clip")),
+        *((partial(replace, STAGE), name) for name in ("warmup", "evaluate_every")),
+        (lambda rates: replace(STAGE, rates=(("line", rates),)), "rates"),
+        (Distillation, "share"),
+        (partial(Anchoring, anchors=3), "decay"),
+        (Lora, "alpha"),
+        (partial(StagedRecipe, target="", stages=(), buckets=()), "unlearned"),
+    ],
+)
+def test_numbers_are_checked_where_they_are_taken(kind, name):
+    for value in (math.nan, math.inf, 1e39, -1.0):
+        with pytest.raises(InputError, match=rf"^{name}.*: {re.escape(str(value))}; give a number"):
+            kind(**{name: value})
 
 
 def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
