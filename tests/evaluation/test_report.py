@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from eval.lib.config import Variant
 from eval.lib.report import Run, begin, describe_run, finish, write_results
-from eval.lib.tables import Table, show
+from eval.lib.tables import Table, markdown, show
 from jaxspec.errors import InputError
 
 WORDS = re.compile(r"[\w.]+")
@@ -28,6 +28,19 @@ def test_every_cell_is_there_beside_what_names_its_row(
         of_row = [words for words in map(WORDS.findall, lines) if words[:2] == row[:2]]
         assert {cell for words in of_row for cell in words} == set(row)
     assert all(any(name in line for line in lines) for name in HEADER)
+
+
+def test_names_do_not_break_a_table() -> None:
+    text = markdown(Table("a\nb", ["set", "m|x", "n\ny"], [["a|b", "c\r\nd", "e"]], ["left\nout"]))
+    assert text.splitlines() == [
+        "# a b",
+        "",
+        r"| set | m\|x | n y |",
+        "|---|---:|---:|",
+        r"| a\|b | c d | e |",
+        "",
+        "left out",
+    ]
 
 
 def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[str, ...], stop: bool = False) -> None:
