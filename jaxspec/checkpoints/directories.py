@@ -7,7 +7,6 @@ import json
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +19,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.files import check_directory, whole_directory, writing
 from jaxspec.models import family_of
-from jaxspec.runtime import cache_directory
+from jaxspec.runtime import cache_directory, say
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -197,7 +196,7 @@ def written_once(
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):  # another process may write it: wait, use its result
             if not (path / "config.json").is_file():
-                print(f"{source}: written to {path}, once, in float32", file=sys.stderr)
+                say(f"{source}: written to {path}, once, in float32")
                 write(path)
     return path
 
