@@ -158,6 +158,8 @@ def test_a_set_is_named_with_its_file() -> None:
         ("", "preset: missing"),
         ("minni", "did you mean 'mini'"),
         ("mini --limt 3", "--limt: no such option; did you mean '--limit'"),
+        ("mini --limit 2 3", "--limit: takes one value, and '2', '3' are two"),
+        ("mini --limit x", "--limit: 'x'; give a whole number"),
         ("mini --sets describ", "unknown set 'describ'; did you mean 'describe'"),
     ],
 )
