@@ -25,7 +25,7 @@ class InputError(ValueError):
 
 
 class Diverged(InputError):
-    """Report a loss or gradient of a training run that is not a number."""
+    """Report a loss, gradient or parameter of a training run that is not finite."""
 
 
 def is_number(value: object) -> bool:
@@ -38,6 +38,16 @@ def check_counts(**counts: object) -> None:
     for name, count in counts.items():
         if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
             raise InputError(f"{name}: {count}; give a whole number, 1 or more")
+
+
+def check_numbers(least: float = 0.0, most: float = 3.4e38, **numbers: object) -> None:
+    """Raise InputError, with the name, for the first value that is no number in a range.
+
+    The default range is that of float32, from 0 on.
+    """
+    for name, number in numbers.items():
+        if not is_number(number) or not least <= number <= most:  # type: ignore[operator]
+            raise InputError(f"{name}: {number}; give a number from {least:g} to {most:g}")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -37,6 +37,18 @@ def setup_runtime() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
+def clear() -> None:
+    """Clear a line of progress, which has no end, from a terminal."""
+    if sys.stderr.isatty():
+        print(end="\r\033[K", file=sys.stderr, flush=True)
+
+
+def say(words: object) -> None:
+    """Print a line to stderr, in place of a line of progress."""
+    clear()
+    print(words, file=sys.stderr)
+
+
 def parse_dtype(name: str) -> jnp.dtype:
     """Return the dtype of this name; InputError for one that models do not use."""
     if name not in DTYPES:

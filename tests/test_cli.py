@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from jaxspec.checkpoints import gguf_files
+from jaxspec.checkpoints.directories import written_once
 from jaxspec.cli import demo, main
+from jaxspec.cli.ask import progress
 from jaxspec.cli.race import draw
 from jaxspec.config import text_config
 from PIL import Image
@@ -130,6 +132,18 @@ def test_a_terminal_is_shown_the_answer_while_it_is_written(
     main([*args, "--no-stream"])
     assert capsys.readouterr().out == whole
     assert list(filter(None, written)) == [whole[:-1], "\n"]
+
+
+def test_a_line_of_progress_is_cleared_before_a_line_that_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress("loading models")
+    written_once(b"", "gguf", "model", Path.mkdir, "model.gguf")
+    shown, stays = capsys.readouterr().err.rsplit("\r\033[K", 1)
+    assert shown == "\r\033[Kloading models ..."
+    assert stays.startswith("model.gguf: written to ")
 
 
 @pytest.mark.parametrize(("model", "drafter"), [("eyes", "kv_head"), ("mini", "draft")])

@@ -37,7 +37,7 @@ from jaxspec.checkpoints.fitting import (
     tied_names,
 )
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, list_file, write_tensors
 from jaxspec.config import ModelConfig, text_config, untied
 from jaxspec.errors import InputError, reading
 from jaxspec.files import local_path
@@ -278,7 +278,7 @@ def save_adapter(
         write_json(fresh / CONFIG, entries)
         write_tensors(
             fresh / WEIGHTS,
-            {_PREFIX + name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()},
+            {_PREFIX + name: cast(leaf, dtype) for name, leaf in tensors.items()},
         )
         save_processors(fresh, config, None, image_processor)
 

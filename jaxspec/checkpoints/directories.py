@@ -7,7 +7,6 @@ import json
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +19,7 @@ from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.errors import InputError, install_command, reading
 from jaxspec.files import check_directory, whole_directory, writing
 from jaxspec.models import family_of
-from jaxspec.runtime import cache_directory
+from jaxspec.runtime import cache_directory, say
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -239,7 +238,7 @@ def written_once(
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):  # another process may write it: wait, use its result
             if not (path / "config.json").is_file():
-                print(f"{source}: written to {path}, once, in float32", file=sys.stderr)
+                say(f"{source}: written to {path}, once, in float32")
                 write(path)
     return path
 
@@ -267,14 +266,3 @@ def _holds_checkpoint(path: Path) -> bool:
         return False
     described = raw.keys() & {"model_type", "architectures", "speculators_model_type"}
     return bool(described) and any(file.suffix in _WEIGHTS for file in path.iterdir())
-
-
-def check_output(out: Path, *runs: Path) -> None:
-    """Raise InputError, before training begins, where its model may not be written.
-
-    Args:
-      runs: Directories of the run's stages; one of them must exist if `out` holds a model.
-    """
-    check_destination(out, overwrite=True)
-    if (out / "config.json").exists() and not any(run.exists() for run in runs):
-        raise InputError(f"--out {out}: holds another run's model; give another path, or remove it")

@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -81,13 +82,13 @@ class StoredTensor:
         with reading(f"{self.file}: ends before its tensors do", "fetch it again"):
             mapped = np.memmap(self.file, _DTYPES[self.dtype], "r", self.offset, self.shape)
             out = np.array(mapped if box is None else mapped[tuple(box)])
-        if self.dtype in FLOATS:
-            check_finite(self, out)
+        if self.dtype in FLOATS and not is_finite(out):
+            raise InputError(f"{self.file}: {self.name} holds NaN or infinity; fetch it")
         return out
 
 
-def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
-    """Raise InputError where a tensor holds infinity or NaN.
+def is_finite(numbers: np.ndarray) -> bool:
+    """Return whether floating-point numbers hold neither infinity nor NaN.
 
     As integers, unsigned or signed, infinity is the least number whose exponent bits are all set,
     and NaN is above it. numpy compares integers at the speed of memory, and bfloat16 ten times
@@ -98,7 +99,8 @@ def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
     for start in range(0, bits.size, _CHUNK):
         part = bits[start : start + _CHUNK]
         if part.max() >= below or part.view(f"i{part.itemsize}").max() >= above:
-            raise InputError(f"{tensor.file}: {tensor.name} holds NaN or infinity; fetch it")
+            return False
+    return True
 
 
 def list_file(file: Path) -> list[StoredTensor]:
@@ -185,8 +187,24 @@ def read_index(file: Path) -> dict[str, str]:
     return index
 
 
+def cast(tensor: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return a tensor as it is written; `write_tensors` refuses values that become infinity."""
+    with np.errstate(over="ignore"):
+        # "C": safetensors writes the buffer without regard to strides.
+        return tensor.astype(dtype, order="C")
+
+
 def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write a safetensors file with the permissions of the directory's config.json."""
+    """Write a safetensors file with the permissions of the directory's config.json.
+
+    Raises InputError for weights that are not finite.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind not in "biu" and not is_finite(tensor):
+            raise InputError(
+                f"weights {name}: not finite in {tensor.dtype}, and are not written; take a dtype "
+                "with larger numbers, or train again with a lower learning rate"
+            )
     save_file(tensors, file, metadata={"format": "pt"})
     # safetensors makes a file that only its owner can read.
     file.chmod((file.parent / "config.json").stat().st_mode)

@@ -23,6 +23,7 @@ from jaxspec.models.int8 import Weights
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.placeholders import place_images
 from jaxspec.prompts.views import View, parse_views, prompt_views
+from jaxspec.runtime import clear, say
 
 
 def progress(words: str) -> None:
@@ -32,18 +33,6 @@ def progress(words: str) -> None:
     """
     if sys.stderr.isatty():
         print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
-
-
-def clear() -> None:
-    """Clear the words of `progress` from a terminal."""
-    if sys.stderr.isatty():
-        print(end="\r\033[K", file=sys.stderr, flush=True)
-
-
-def say(words: object) -> None:
-    """Print a line to stderr that nothing overwrites."""
-    clear()
-    print(words, file=sys.stderr)
 
 
 def show(answer: Iterator[Result]) -> Result:

@@ -128,6 +128,8 @@ def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[En
     encoded = []
     for index, one in enumerate(requests):
         name = f"request {index}" if len(requests) > 1 else ""
+        if isinstance(one, Request) and isinstance(one.prompt, Prompt) and one.prompt.sample:
+            name = f"sample {one.prompt.sample!r}, turn {one.prompt.turn}"
         with _named(name):
             if not isinstance(one, Request | str):
                 kind = type(one).__name__

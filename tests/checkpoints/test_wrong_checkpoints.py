@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jaxspec.checkpoints.huggingface import load
+from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
@@ -264,3 +265,13 @@ def test_weights_are_numbers(dtype, number, good, tmp_path):
     save_file(tensors, shard)
     with pytest.raises(InputError, match=f"{shard.name}: {name} holds NaN or infinity"):
         load(path)
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(np.nan, None), (np.inf, jnp.bfloat16), (1e5, jnp.float16)])
+def test_weights_that_are_no_numbers_are_not_written(number, dtype, good, tmp_path):
+    """100,000 is infinity in float16."""
+    model = load(good)
+    params = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(number), model.params)
+    with pytest.raises(InputError, match=r"^weights \S+: not finite in \w+, and are not written"):
+        save(tmp_path / "out", model.config, params, SaveOptions(dtype=dtype))
+    assert not list(tmp_path.iterdir())

@@ -65,6 +65,15 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
                             {"from": "human", "value": "cut"}]}, (("Hi", "Ho"),)),
         ({"question": "1+1?", "answer": "2"}, (("1+1?", "2"),)),
         ({"instruction": "Add", "output": "Done"}, (("Add", "Done"),)),
+        ({"instruction": "Translate.", "input": "The house.", "output": "La maison."},
+         (("Translate.\nThe house.", "La maison."),)),
+        ({"instruction": "Name three.", "input": "", "output": "A, B, C"}, (("Name three.", "A, B, C"),)),
+        ({"input": "1+1?", "output": "2"}, (("1+1?", "2"),)),
+        ({"instruction": "Who?", "context": "Ann slept.", "response": "Ann"}, (("Who?\nAnn slept.", "Ann"),)),
+        ({"system_prompt": "Be brief.", "question": "Hi", "response": "Ho"}, (("Be brief.\nHi", "Ho"),)),
+        ({"instruction": "And?", "output": "Two", "system": "Be brief.", "history": [["First?", "One"]]},
+         (("Be brief.\nFirst?", "One"), ("And?", "Two"))),
+        ({"conversations": said(("Hi", "Ho")), "system": "Be brief."}, (("Be brief.\nHi", "Ho"),)),
         ({"text": "Once upon a time."}, (("", "Once upon a time."),)),
         ({"text": "\n<human>: 1+1?\n<bot>: 2\n<human>: Why?\n<bot>: So <bot>: it is."},
          (("1+1?", "2"), ("Why?", "So <bot>: it is."))),
@@ -123,6 +132,24 @@ def test_what_is_skipped_is_counted_and_logged_by_id(tmp_path: Path) -> None:
     assert [entry["id"] for entry in log] == ["40", "41", "42", "odd"]
     assert [entry["reason"].count("text.jsonl line") for entry in log] == [1] * 4
     assert skipped.count == 4
+
+
+def test_what_is_not_read_is_named_once_with_its_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither columns that are no part of a conversation are named, nor those that repeat what is read."""
+    rows = [
+        {"question": "1+1?", "answer": "2", "rationale": "One and one.", "id": 1, "source": "a book"},
+        {"question": "2+2?", "answer": "4", "rationale": "Two and two.", "text": "Q: 2+2?\nA: 4"},
+        {"question": "3+3?", "answer": "6", "rationale": "", "choices": ["5", "6"], "response": "six"},
+        {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"},
+                                      {"role": "assistant", "content": "Ho", "thinking": "They greet."}]},
+        {"question": "Odd?", "answer": 7, "rationale": "A row that is skipped."},
+    ]  # fmt: skip
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    main(Text(tmp_path / "chat.jsonl", "chat", out=tmp_path))
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "not read: rationale (2 rows), choices (1 row), response (1 row), thinking (1 row); "
+        "put what belongs to the conversation into its questions and answers"
+    )
 
 
 def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:

@@ -207,6 +207,9 @@ def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(target: Loa
     bad = Request("What?", 4, images=[str(tmp_path / "broken.png")])
     with pytest.raises(InputError, match=r"request 1: .*broken\.png"):
         Engine(target).generate([good, bad, good])
+    sampled = replace(Engine(target).encoder.prompt("Hi" * 300), sample="kitchen")
+    with pytest.raises(InputError, match=r"^sample 'kitchen', turn 1: prompt: .* over the target's context"):
+        Engine(target).generate(Request(sampled))
     asked = [good, bad, file, Request("Hi" * 300)]
     first, second, third, long = Engine(target, config=EngineConfig(keep_going=True)).generate(asked)
     assert "broken.png" in second.error
