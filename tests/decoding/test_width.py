@@ -100,6 +100,20 @@ def test_streams_sessions_and_freed_rows(models):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("question", ["And?", "a"])
+def test_a_session_goes_on_behind_a_stop_string(models, question):
+    """Plain decoding pauses at token 9, and reads it in the next prefill; a block may have read it before."""
+    runs = []
+    for options in ({}, DRAFTS["gamma 7"]):
+        turns = Session(engine(models, **options))
+        begun = turns.engine.encoder.decode(turns.engine.generate(Request(question, 9)).tokens)
+        talk = [turns.ask(question, max_new_tokens=NEW, stop=[begun])]
+        talk += [turns.ask(text, max_new_tokens=20) for text in WORDS[1:4]]
+        assert len(talk[0].tokens) == 9
+        runs.append(tokens(talk))
+    assert runs[0] == runs[1]
+
+
 def test_a_mesh(models):
     mesh = make_mesh(model=2, data=2)
     target, draft = models
