@@ -14,14 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.config import LvlmConfig, QwenTowerConfig
+from jaxspec.decoding.running import RunningBatch
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel
+from jaxspec.models import LanguageModel, split_tower
 from jaxspec.sharding import make_mesh, shardings
 
 from tests import tiny
+from tests.tiny.families import FAMILIES
 
 WIDTH, NEW = 8, 40
 WORDS = ("Hi", "What is this?", "Tell me more of it", "Why", "Say it again, please", "And?", "a")
@@ -79,10 +83,46 @@ def test_answers_do_not_depend_on_the_draft(models, expected, name, size):
     assert sum(result.stats.accepted_at.sum() for result in found)
 
 
-def test_bfloat16():
-    models = pair(jnp.bfloat16)
-    plain, found = (tokens(engine(models, **options).generate(ASKED)) for options in ({}, DRAFTS["two views"]))
-    assert found == plain
+@pytest.mark.parametrize("family", FAMILIES)
+def test_caches_hold_the_same_bits(family):
+    """Of every family in bfloat16, after prefill and after the loop, whichever programs have written them."""
+    models = pair_of(family)
+    views = ("M",) if models[0].images else ("T",)
+    asked = [Request(words, NEW, images=[tiny.page(i, 25, 31)] * bool(models[0].images)) for i, words in enumerate(WORDS[:4])]
+    runs = []
+    for options in ({}, {"views": views, "gamma": 3}):
+        one = engine(models, **options, prompt_buckets=(448,), image_buckets=(32,))
+        batch = RunningBatch(one.batcher, one.batcher.read(asked))
+        begun = bits(batch)
+        batch.decode()
+        runs.append((begun, bits(batch)))
+        if options:
+            assert batch.state.stats.accepted_at.sum() > NEW
+    for plain, drafted in zip(*runs):
+        jax.tree.map(np.testing.assert_array_equal, plain, drafted)
+
+
+def pair_of(family: str) -> list[LoadedModel]:
+    """Return a target with wide layers, and a draft that looks through its tower."""
+    config, processor = FAMILIES[family]()
+    wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    if isinstance(config, LvlmConfig):
+        sight: Any = {"out_hidden_size": 256} if isinstance(config.vision_config, QwenTowerConfig) else {}
+        vision = replace(config.vision_config, hidden_size=32, intermediate_size=40, **sight)
+        config = replace(config, text_config=replace(config.text_config, **wide), vision_config=vision)
+    else:
+        config = replace(config, **wide)
+    params = tiny.random_params(config, scale=0.05)
+    tower = flatten_dict(split_tower(config, params)[0]) if isinstance(config, LvlmConfig) else {}
+    draft = unflatten_dict(flatten_dict(tiny.noisy(params, 0.005)) | tower)
+    models = [jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), one) for one in (params, draft)]
+    return [LoadedModel(config, one, tiny.tokenizer(), processor) for one in models]
+
+
+def bits(batch: RunningBatch) -> list[np.ndarray]:
+    """Return the lengths of the target's cache, and its keys and values up to them."""
+    cache = jax.tree.map(np.asarray, batch.state.target)
+    return [cache.length, *(leaf[i, :, :n] for leaf in (*cache.k, *cache.v) for i, n in enumerate(cache.length))]
 
 
 def test_streams_sessions_and_freed_rows(models):
