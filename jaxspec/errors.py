@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -33,6 +34,12 @@ def check_counts(**counts: object) -> None:
     for name, count in counts.items():
         if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
             raise InputError(f"{name}: {count}; give a whole number, 1 or more")
+
+
+def check_path(name: str, path: object) -> None:
+    """Raise InputError, with the name, for what is no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{name}: {path!r:.60}; give a directory's name")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
