@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -48,6 +49,12 @@ def check_numbers(least: float = 0.0, most: float = 3.4e38, **numbers: object) -
     for name, number in numbers.items():
         if not is_number(number) or not least <= number <= most:  # type: ignore[operator]
             raise InputError(f"{name}: {number}; give a number from {least:g} to {most:g}")
+
+
+def check_path(name: str, path: object) -> None:
+    """Raise InputError, with the name, for what is no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{name}: {path!r:.60}; give a directory's name")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ from jaxspec.config import (
 )
 from jaxspec.config.schema import WHOLE
 from jaxspec.data.images import Picture
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_path
 from jaxspec.models import LanguageModel, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
@@ -41,7 +41,7 @@ from jaxspec.models.vocabulary import head_kernel
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import bucket
 from jaxspec.prompts.views import View
-from jaxspec.runtime import setup_runtime
+from jaxspec.runtime import parse_dtype, setup_runtime
 from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
@@ -108,6 +108,14 @@ class LoadedModel:
         """
         if weights not in (None, *get_args(Weights)):
             raise InputError(f"weights: {weights!r} is unknown; give int8, or leave it out")
+        if not isinstance(mesh, Mesh | None):
+            raise InputError(f"mesh: {mesh!r:.60}; give what jaxspec.sharding.make_mesh returns")
+        if not isinstance(share_tower_with, LoadedModel | None):
+            kind = type(share_tower_with).__name__
+            raise InputError(f"share_tower_with: a {kind}; give what LoadedModel.load returns")
+        if adapter is not None:
+            check_path("adapter", adapter)
+        dtype = None if dtype is None else parse_dtype(dtype)
         setup_runtime()
         path = locate(path_or_id, revision)
         if is_kv_head(path):
@@ -140,6 +148,7 @@ class LoadedModel:
 
         Raises InputError for a head that was made for another target.
         """
+        check_path("KV head", path)
         config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
         config = config.for_target(self.config)
         text = config.text_config

@@ -23,6 +23,7 @@ from jaxspec.config import text_config
 from PIL import Image
 
 from tests import tiny
+from tests.tiny import families
 
 NEW = 12
 Refusal = Callable[..., str]
@@ -314,6 +315,19 @@ def test_refused_before_a_model_is_read(
     if "--target" not in args:
         args += ["--target", str(world / "target")]
     assert words in refusal("generate", *args)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_commands_take_prompts_without_images(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(families.write(tmp_path, family) / "target")
+    asked = ["--prompt", "What?", "--max-new-tokens", "2", "--json"]
+    main(["plan", path, "--images", "0"])
+    for words in (["generate", "--target", path], ["collaborate", "--models", f"{path},{path}"]):
+        capsys.readouterr()
+        main([*words, *asked])
+        assert json.loads(capsys.readouterr().out)["tokens"]
 
 
 def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

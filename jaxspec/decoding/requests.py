@@ -169,6 +169,12 @@ def _named(name: str) -> Iterator[None]:
         raise InputError(f"{name}: {error}") from error
 
 
+def decoded(request: EncodedRequest) -> EncodedRequest:
+    """Return the request with its images as pixels; InputError for one that cannot be read."""
+    images = tuple(Picture.of(picture.rgb()) for picture in request.prompt.images)
+    return replace(request, prompt=replace(request.prompt, images=images))
+
+
 def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[Image]]:
     """Return each request's images as RGB, then `spare` empty lists."""
     return (

@@ -32,8 +32,9 @@ class MeshConfig:
         """
         devices, data = jax.devices() if devices is None else devices, self.data
         if data is None:
-            left = len(devices) // (self.fsdp * self.model)
-            data = max(1, math.gcd(batch // self.fsdp if batch % self.fsdp == 0 else 1, left))
+            parts, data = self.fsdp * self.model, 1
+            if min(self.fsdp, self.model) > 0 and len(devices) >= parts and batch % self.fsdp == 0:
+                data = math.gcd(batch // self.fsdp, len(devices) // parts)
         mesh = make_mesh(self.model, self.fsdp, data, devices)
         check_batch(batch, mesh)
         processes = len({device.process_index for device in devices})
