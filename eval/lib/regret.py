@@ -25,6 +25,7 @@ from eval.lib.tables import Record
 from jaxspec.cluster import map_over_processes
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.decoding.mixtures import costs, mixture_costs, simplex_grid
+from jaxspec.decoding.sources.draft_model import DraftModel
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.weighting import Weighting, parse_weighting
@@ -153,15 +154,16 @@ def record(
 def _record(
     program: Speculator, params: Params, state: Any, tokens: Array, length: Array
 ) -> Recording:
-    drafter, views = program.drafter, len(program.drafter.views)
+    (draft,), (own,) = program.sources, state.drafter
+    assert isinstance(draft, DraftModel)
     batch, new = tokens.shape
     ones = jnp.ones(batch)
     logits, _ = program.target.extend(params["target"], tokens[:, :-1], state.target)
-    fed = jnp.concatenate(
-        [state.drafter.last[:, None], jnp.tile(tokens[:, :-1], (views, 1))], axis=1
-    )
-    view_logits, _ = drafter.model.extend(params["drafter"], fed, state.drafter.cache)
-    view_logits = fit_vocabulary(view_logits, drafter.vocabulary).reshape(views, batch, new, -1)
+    fed = jnp.tile(tokens[:, :-1], (draft.width, 1))
+    fed = jnp.concatenate([own.last[:, None], fed], axis=1)
+    view_logits, _ = draft.model.extend(params[draft.name], fed, own.cache)
+    view_logits = fit_vocabulary(view_logits, program.drafter.vocabulary)
+    view_logits = view_logits.reshape(draft.width, batch, new, -1)
 
     def soft(logits: Float[Array, "... B T V"]) -> Float[Array, "... B T V"]:
         return jnp.swapaxes(tempered(jnp.swapaxes(logits, -3, -2), ones), -3, -2)

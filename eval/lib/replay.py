@@ -195,7 +195,7 @@ class RecordedEngine(Engine):
         super().__post_init__()
         assert isinstance(self.config, EngineConfig)
         self.batcher = RecordedBatcher(self.assembly, self.config, self.batcher.captioner)
-        if self.assembly.program.drafts and not parse_weighting(self.config.weighting).hard_labels:
+        if self.assembly.program.sources and not parse_weighting(self.config.weighting).hard_labels:
             raise InputError(
                 f"weighting {self.config.weighting}: learns from probabilities, and recorded "
                 "answers have none"

@@ -12,7 +12,6 @@ from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.ask import Ask, answer, check_views, numbers, progress, view_names
 from jaxspec.decoding.captioners import check_captioner, load_captioner
-from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
@@ -61,9 +60,6 @@ class Generate(Ask):
     width: int | None = None
     """Tokens that each pass of the target reads, padding included: gamma + 1 or more. In 16 bits
     the answer then equals plain decoding's at the same width, token for token. Not with --tree."""
-    context: ContextPolicy = "extrapolate"
-    """What to do when a view is longer than the draft's trained positions: extrapolate (draft on),
-    drop_view (give the view weight 0), or error."""
     revision: str | None = None
     """Branch, tag or commit of a target on the hub."""
     draft_revision: str | None = None
@@ -72,7 +68,7 @@ class Generate(Ask):
     """Devices to split the target over; each holds the whole draft."""
 
 
-OF_DRAFTS = ("views", "captioner", "weights", "weighting", "gamma", "tree", "context")
+OF_DRAFTS = ("views", "captioner", "weights", "weighting", "gamma", "tree")
 """Options that need a draft or a KV head."""
 
 
@@ -90,7 +86,6 @@ def run(args: Generate) -> None:
         gamma=capped_gamma("--gamma", args.gamma, args.max_new_tokens),
         tree=args.tree,
         width=args.width,
-        context=args.context,
         batch_size=1,
     )
     _check_drafts(args, views)
@@ -117,7 +112,7 @@ def run(args: Generate) -> None:
     engine = Engine(*loaded, config=config, captioner=captioner)
 
     def describe(result: Result) -> tuple[dict[str, Any], str]:
-        drafts, block = engine.assembly.program.drafts, block_fields(config)
+        drafts, block = engine.assembly.program.sources, block_fields(config)
         block = block if drafts else dict.fromkeys(block) | {"gamma": 0}
         stats = acceptance_metrics([result.stats]) | block
         length = stats["tokens_per_pass"]

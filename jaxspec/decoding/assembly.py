@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +14,16 @@ from jaxspec.decoding.compile_cache import Held
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
 from jaxspec.decoding.one_proposer import OneProposer
-from jaxspec.decoding.program import Member, Program
+from jaxspec.decoding.inputs import Member
+from jaxspec.decoding.program import Program
 from jaxspec.decoding.requests import EncodedRequest
+from jaxspec.decoding.sources.draft_model import DraftModel
+from jaxspec.decoding.sources.eagle3 import Eagle3
+from jaxspec.decoding.sources.head import HeadSource
+from jaxspec.decoding.sources.kv_head import KVHeadSource
+from jaxspec.decoding.sources.lookup import Lookup
+from jaxspec.decoding.sources.one_pass import OnePassHead
+from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
@@ -23,7 +32,7 @@ from jaxspec.loading import LoadedModel, check_pair, check_vocabulary, check_wor
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.prompts.rows import PromptRow
 from jaxspec.prompts.views import VIEWS, View, parse_view, parse_views, prompt_views
-from jaxspec.sharding import mesh_of, put, shardings, small_sharding
+from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
 
@@ -35,19 +44,21 @@ class Form:
     view: View
     name: str
     """Name of the model in error messages."""
-    spare: int | None = 0
-    """Number of tokens past the last new one that the context must hold; None: no limit."""
+    drafts: bool = False
+    """Whether it only drafts: past its trained positions it drafts on, perhaps worse."""
 
     def check_context(self, request: EncodedRequest, row: PromptRow) -> None:
         """Raise InputError if prompt and answer exceed the model's context."""
         limit = text_config(self.model.config).max_position_embeddings
-        if self.spare is None or len(row) + request.max_new_tokens + self.spare <= limit:
+        if len(row) + request.max_new_tokens <= limit:
             return
-        if self.spare:
-            raise InputError(
-                f"view {self.view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new "
-                f"ones pass the draft's {limit} trained positions; use context 'drop_view'"
+        if self.drafts:
+            warnings.warn(
+                f"{self.name}: prompts and answers pass its {limit} trained positions, so that "
+                "it may draft worse there; answers stay the target's",
+                stacklevel=2,
             )
+            return
         raise InputError(
             f"prompt: {len(row)} tokens and {request.max_new_tokens} new ones are over "
             f"{self.name}'s context of {limit}; shorten the prompt or lower max_new_tokens"
@@ -99,15 +110,9 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     shown = prompt_views(views)
     params: dict[str, Any] = {"target": target.params}
     form = Form(target, VIEWS["M" if target.images else "T"], "the target")
-    head = None
-    if any(view.reads_target for view in views):
-        head = target.head
-        if head is None:
-            raise InputError("view kv: the target has no KV head; give one, or leave the view out")
-        mesh, place = mesh_of(target.params), small_sharding(target.params)
-        if mesh is not None:
-            place = shardings(head.config.text_config, head.params, mesh)
-        params["head"] = put(head.params, place)
+    head = target.head if any(view.reads_target for view in views) else None
+    if head is None and any(view.reads_target for view in views):
+        raise InputError("view kv: the target has no KV head; give one, or leave the view out")
     shares, forms = False, [form]
     draft = draft if shown else None
     if draft is not None:
@@ -117,39 +122,59 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         ).sharing_tower(target)
         shares = same_tower(target, draft)
         # With a shared tower the features come from the target's.
-        params["drafter"] = split_tower(draft.config, draft.params)[1] if shares else draft.params
-        spare = config.gamma if config.context == "error" else None
-        forms += [Form(draft, view, "the draft", spare) for view in shown]
+        own = split_tower(draft.config, draft.params)[1] if shares else draft.params
+        params[DraftModel.name] = own
+        forms += [Form(draft, view, "the draft", drafts=True) for view in shown]
     models = target.model, draft and draft.model, head and head.config
-    program = build_program(*models, config, shares)
-    towers = target, *(draft if tower else None for tower in program.towers[1:])
+    sources = sources_of(config, *models, shares)
+    for source in sources:
+        if head is not None and isinstance(source, HeadSource):
+            mesh, place = mesh_of(target.params), small_sharding(target.params)
+            place = place if mesh is None else source.places(head.params, mesh)
+            params[source.name] = put(head.params, place)
+    program = build_program(target.model, sources, config)
+    towers = target, *(draft if source.tower else None for source in sources)
     return Assembly(program, params, tuple(forms), towers, target)
 
 
-def build_program(
+def sources_of(
+    config: EngineConfig,
     target: LanguageModel,
     draft: LanguageModel | None,
     head: KVHeadConfig | None,
-    config: EngineConfig,
     shares_tower: bool,
-) -> Autoregressive | Speculator:
-    """Return the program of a target with a draft, a KV head, lookup, or none of them."""
-    size = target.text.vocab_size
+) -> tuple[Source, ...]:
+    """Return the sources of drafts that the config's views name."""
     views = parse_views(config.views) if config.views else ()
-    lookup = any(view.looks_up for view in views)
-    readers = [draft] if draft is not None else []
-    readers += [LanguageModel(head.text_config)] if head is not None else []
-    if not readers and not lookup:
+    shown, sources = prompt_views(views), []
+    if draft is not None and shown:
+        members = tuple(Member(draft, view.pool, view.reads_images) for view in shown)
+        sources.append(DraftModel(members, shares_tower))
+    if head is not None:
+        kind = Eagle3 if head.fused else OnePassHead if head.parallel else KVHeadSource
+        sources.append(kind(head, config.gamma))
+    if any(view.looks_up for view in views):
+        sources.append(Lookup(target.text.vocab_size))
+    return tuple(sources)
+
+
+def build_program(
+    target: LanguageModel, sources: Sequence[Source], config: EngineConfig
+) -> Autoregressive | Speculator:
+    """Return the program of a target with its sources of drafts; without any it decodes alone."""
+    if not sources:
         return Autoregressive(target, config.width or 1)
     tree = None if config.tree is None else parse_tree(config.tree, config.gamma)
-    scored = min((len(model.text.draft_vocabulary) or size for model in readers), default=size)
+    scored = min(source.vocabulary for source in sources)
     if tree is not None and tree.width > scored:
         raise InputError(f"tree: {config.tree!r} has more branches than there are tokens, {scored}")
-    shown = prompt_views(views) if draft is not None else ()
-    reader = draft or target
-    if head is not None:
-        head.check_gamma(config.gamma)
-    drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head, lookup)
+    for source in sources:
+        if source.longest is not None and config.gamma > source.longest:
+            raise InputError(
+                f"gamma: {config.gamma} is more than the {source.longest} tokens that the draft "
+                f"writes in one pass; give at most {source.longest}"
+            )
+    drafter = make_drafter(sources, config.gamma, target.text.vocab_size, tree)
     weighting = parse_weighting(config.weighting)
     block = drafter.nodes + 1
     # Nodes of a tree are in other cache slots than a chain's tokens, so that sums round otherwise.
@@ -158,7 +183,7 @@ def build_program(
     width = config.width or block
     if width < block:
         raise InputError(f"width: {width}, and a block has {block} tokens; give {block} or more")
-    return Speculator(target, drafter, weighting, shares_tower, config.trace, width)
+    return Speculator(target, drafter, weighting, config.trace, width)
 
 
 def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:

@@ -8,7 +8,6 @@ from numbers import Integral
 from typing import Literal, get_args
 
 from jaxspec.decoding.combination import Combination, parse_combination
-from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts
@@ -80,7 +79,6 @@ class EngineConfig(Batching):
       width: Tokens that each target pass reads, padding included: gamma + 1 or more. At one width,
         and without a tree, answers equal plain decoding's in 16 bits too; caches do not grow.
         None: no padding.
-      context: Policy past the draft's trained positions: `extrapolate`, `drop_view` or `error`.
       trace: Whether `Result.trace` records the origin of each token.
     """
 
@@ -90,7 +88,6 @@ class EngineConfig(Batching):
     gamma: int = 5
     tree: str | None = None
     width: int | None = None
-    context: ContextPolicy = "extrapolate"
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -98,10 +95,6 @@ class EngineConfig(Batching):
         check_counts(gamma=self.gamma)
         if self.width is not None and self.width not in range(1, WIDEST + 1):
             raise InputError(f"width: {self.width}; give 1 to {WIDEST}")
-        if self.context not in get_args(ContextPolicy):
-            raise InputError(
-                f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}"
-            )
         for name, example in {"tree": "2:32", "weighting": "mt-paper"}.items():
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name == "weighting"):

@@ -20,7 +20,9 @@ from tests.tiny.loops import (
     NEWLINE,
     PATCHES,
     QUICK,
+    blind,
     outputs,
+    params_of,
     prompts,
     run_plain,
     run_speculative,
@@ -28,6 +30,7 @@ from tests.tiny.loops import (
     speculator,
     stack,
     take,
+    view_rows,
     weighted,
 )
 from tests.tiny.models import (
