@@ -16,7 +16,14 @@ import jax.numpy as jnp
 
 from eval.lib.synthetic import random_params
 from eval.lib.tables import Record
-from eval.lib.timing import Passes, measure_roofline, pass_work, time_loops
+from eval.lib.timing import (
+    Passes,
+    greedy_options,
+    measure_roofline,
+    pass_work,
+    rewound,
+    time_loops,
+)
 from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.drafter import Drafter
@@ -31,7 +38,6 @@ from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.int8 import Weights
-from jaxspec.prompts.views import VIEWS
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 

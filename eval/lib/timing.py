@@ -20,8 +20,8 @@ from tqdm import tqdm
 from jaxspec.cache import KVCache
 from jaxspec.config import TextConfig
 from jaxspec.decoding.compile_cache import Held, executable
-from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.drafter import Drafter
+from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, place

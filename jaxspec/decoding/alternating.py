@@ -19,8 +19,8 @@ from jaxspec.decoding.collaboration import (
     prefill_members,
     verify_combined,
 )
-from jaxspec.decoding.speculative import next_token
 from jaxspec.decoding.inputs import Member, PromptBatch
+from jaxspec.decoding.speculative import next_token
 from jaxspec.decoding.state import Pause, keep_decoding
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int, Params

@@ -13,8 +13,8 @@ from jaxspec.decoding.alternating import Alternating
 from jaxspec.decoding.compile_cache import Held
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
-from jaxspec.decoding.one_proposer import OneProposer
 from jaxspec.decoding.inputs import Member
+from jaxspec.decoding.one_proposer import OneProposer
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.requests import EncodedRequest
 from jaxspec.decoding.sources.draft_model import DraftModel

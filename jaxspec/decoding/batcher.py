@@ -20,9 +20,9 @@ from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.assembly import Assembly
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, Batching, EngineConfig
+from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.memory import Sizes
 from jaxspec.decoding.requests import EncodedRequest, Request, decoded_images, each, encode
-from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.sources.source import Buckets
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import larger_cache, run_prefill

@@ -1,7 +1,7 @@
 """Draft a block from a mixture of sources.
 
 IbED: one small model reads several views of every prompt. Its distributions, and those of other
-sources, are mixed, and all sources are fed the same drawn tokens. A drafter knows no kind of source.
+sources, are mixed, and all are fed the same drawn tokens. A drafter knows no kind of source.
 """
 
 from __future__ import annotations
@@ -116,9 +116,7 @@ class Drafter(ABC):
             ]
         )
 
-    def _joined(
-        self, parts: list[tuple[Array, Any]]
-    ) -> tuple[Float[Array, "R B T V"], States]:
+    def _joined(self, parts: list[tuple[Array, Any]]) -> tuple[Float[Array, "R B T V"], States]:
         scores, scratch = zip(*parts)
         return jnp.concatenate([fit_vocabulary(x, self.vocabulary) for x in scores]), scratch
 

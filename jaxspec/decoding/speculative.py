@@ -258,7 +258,7 @@ def prefill_target(
     embeds = model.embed(params, rows, features)
     if batch.past is None:
         logits, cache = model.prefill(params, embeds, rows, slots, kept)
-        return logits, features, cache.replace(split=True)
+        return logits, features, cache
     every, cache = model.advance(params, embeds, batch.past)
     logits = jnp.take_along_axis(every, rows.length[:, None, None] - 1, axis=1)[:, 0]
     return logits, features, cache.replace(length=batch.past.length + rows.length)

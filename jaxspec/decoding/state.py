@@ -124,7 +124,7 @@ def init_state(
         tokens=jnp.zeros((len(first), slots), jnp.int32).at[:, 0].set(first),
         count=jnp.minimum(1, options.max_new_tokens),
         done=ended | (options.max_new_tokens <= 1),
-        target=target,
+        target=map_caches(lambda cache: cache.replace(split=True), target),
         drafter=drafter,
         weighting=weighting,
         stats=stats,

@@ -15,7 +15,7 @@ from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.drafter import BlockInputs
+from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models import text_params
@@ -68,8 +68,9 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
 
     @jax.jit
     def block(state: Any) -> tuple[Any, Any]:
-        inputs = BlockInputs(params, state.tokens, state.count, jnp.ones((1, 1)), options, state.target)
-        return spec.drafter.draft(inputs, state.drafter)[0], spec.block(params, state, options)
+        committed = Committed(params, state.tokens, state.count, state.target)
+        draft, _ = spec.drafter.draft(committed, state.drafter, jnp.ones((1, 1)), options)
+        return draft, spec.block(params, state, options)
 
     emitted = []
     for _ in range(BLOCKS):

@@ -14,12 +14,12 @@ from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.assembly import build_program
-from jaxspec.decoding.drafter import DraftState
-from jaxspec.decoding.drafters import make_drafter
+from jaxspec.decoding.sources.kv_head import KVHeadSource, pack
+from jaxspec.decoding.sources.one_pass import OnePassHead
+from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.head_cache import pack
 from jaxspec.models.head_slots import head_rows
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import KVHead, corrected, init_head, keys_of, states_before
@@ -86,23 +86,21 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         trained = corrected(config, params, TARGET.logits(PARAMS, hidden), embeds[:, at])
 
         prompt = head_rows(config, [image[:start] for image in shown], start, 2)
-        drafter = make_drafter(LanguageModel(config.text_config), (), J, TEXT.vocab_size, head=config)
-        shared = {"target": PARAMS, "head": params}
+        source = OnePassHead(config, J) if config.parallel else KVHeadSource(config, J)
+        shared = {"target": PARAMS, source.name: params}
         read_so_far = target.replace(length=jnp.full(3, start))
-        state = DraftState(None, None, pack(config, params, read_so_far, prompt, start + NEW + J))
+        state = pack(config, params, read_so_far, prompt, start + NEW + J)
         decoded = []
         for begin, emitted in zip(starts, blocks, strict=True):
-            steps, block = [], state
-            if config.parallel:
-                block = drafter.planned(shared, tokens[:, begin], block)
-            for s in range(J):
-                logits, block = drafter.extend(shared, tokens[:, begin + s, None], block)
+            committed = Committed(shared, tokens, jnp.full(3, begin + 1), read_so_far)
+            logits, scratch = source.begin(committed, state)
+            steps = [logits[0, :, 0]]
+            for s in range(1, J):
+                logits, scratch = source.score(committed, scratch, tokens[:, begin + s, None])
                 steps.append(logits[0, :, 0])
-            block = block.replace(plan=None)
             decoded.append(jnp.stack(steps, axis=1))
-            block = block.replace(head=block.head.replace(length=state.head.length))
             done = target.replace(length=jnp.full(3, begin + emitted))
-            state = drafter.commit(block, jnp.full(3, emitted), done)
+            state = source.commit(state, scratch, done, jnp.full(3, emitted), None)
         return trained, jnp.stack(decoded, axis=1)
 
     trained, decoded = jax.jit(both, compiler_options=tiny.QUICK)(params)
@@ -119,7 +117,7 @@ def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | N
     spec = tiny.speculator(target, LanguageModel(config.text_config), ("kv",), J, tree=tree, head=config)
     new = 1 + 5 * (J + 1)
     options = tiny.sampling(4, temperature, new=new, eos=(-1,))
-    state = tiny.run_speculative(spec, {"target": params, "head": head}, batch, options, new)
+    state = tiny.run_speculative(spec, tiny.params_of(spec, params, head=head), batch, options, new)
     assert state.stats.steps.tolist() == [5] * 4
     assert state.stats.histogram[:, 0].sum() == 0
     assert temperature > 0 or tiny.outputs(state) == tiny.outputs(tiny.run_plain(target, params, batch, options, new))

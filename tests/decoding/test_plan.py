@@ -63,11 +63,11 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
     tower = replace(target.vision_config, num_hidden_layers=layers)
     program, params = abstract_program(target, replace(target, vision_config=tower), ("M",), 3, jnp.float32)
     other = tower != target.vision_config
-    assert program.shares_tower is not other
-    assert ("vision_tower" in params["drafter"]) is other
+    assert program.sources[0].shares_tower is not other
+    assert ("vision_tower" in params["draft"]) is other
     sizes = sizes_of(program, 64, 1, 16)
     assert sizes.tiles == (1, int(other))
-    assert plan(program, params, 2, 1, sizes).memory.draft_weights == bytes_held(params["drafter"])
+    assert plan(program, params, 2, 1, sizes).memory.draft_weights == bytes_held(params["draft"])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.decoding import speculative
-from jaxspec.decoding.drafter import BlockInputs, DraftState
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.models import build
 from jaxspec.models.int8 import int8_params
@@ -30,6 +29,7 @@ from tests.tiny import (
     lvlm,
     narrow,
     noisy,
+    params_of,
     prompts,
     run_plain,
     run_speculative,
@@ -103,9 +103,9 @@ def drawn(
     prompt = weighted(prompts([4], [1], views, image=IMAGE, head=head), *weights)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), prompt)
     target = INT8 if int8 else PARAMS
-    params = {"target": target, "drafter": own, "head": head_params}
     if gamma:
         program = speculator(TARGET, draft, views, gamma, weighting, tree, head=head)
+        params = params_of(program, target, own, head_params)
 
     counts, blocks = np.zeros([VOCABULARY] * LENGTH), np.zeros(gamma + 1)
     for seed in range(ROUNDS):
@@ -229,10 +229,9 @@ def test_a_correction_that_verification_does_not_know_is_noticed(monkeypatch: py
     """Tokens drawn with the correction for the token before, and accepted as if drawn without."""
     propose = ChainDrafter._propose
 
-    def forgetful(self: ChainDrafter, inputs: BlockInputs, logits: Array, state: DraftState) -> Any:
-        draft, read = propose(self, inputs, logits, state)
-        assert state.plan is not None
-        _, probs = self._distributions(inputs, state.plan.scores[None])
+    def forgetful(self: ChainDrafter, committed: Any, mixing: Any, scores: Array, scratch: Any) -> Any:
+        draft, read = propose(self, committed, mixing, scores, scratch)
+        _, probs = self._mixed(mixing, scratch[0].scores[None])
         return draft.replace(probs=probs[0]), read
 
     monkeypatch.setattr(ChainDrafter, "_propose", forgetful)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.assembly import build_program, sources_of
+from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.draft_model import ViewRows
+from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState
 from jaxspec.models import LanguageModel
 from jaxspec.models.head_slots import head_rows

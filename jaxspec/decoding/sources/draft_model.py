@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -146,9 +145,7 @@ class DraftModel(Source[DraftState, KVCache]):
             cache = keep_path(cache, length + 1, self._feed(jnp.maximum(kept, 0)))
         return state.replace(cache=cache.replace(length=length + self._feed(emitted)))
 
-    def sizes(
-        self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets
-    ) -> tuple[int, ...]:
+    def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
         return (bucket(max(lengths), buckets.prompt, "prompt tokens of a view"),)
 
     def inputs(

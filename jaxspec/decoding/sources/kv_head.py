@@ -47,9 +47,7 @@ class TargetKeys(HeadSource[KVCache, Scratch]):
         cache = block.replace(length=state.length)
         return adopt_target_kv(self.config, cache, target, emitted, self.gamma + 1)
 
-    def sizes(
-        self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets
-    ) -> tuple[int, ...]:
+    def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
         text = len(reads_as_text(self.config, shown))
         images = int(shown.max(initial=-1)) + 1
         return (

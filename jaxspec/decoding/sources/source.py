@@ -159,9 +159,7 @@ class Source(ABC, Generic[State, Scratch]):
             is a node that none has read.
         """
 
-    def sizes(
-        self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets
-    ) -> tuple[int, ...]:
+    def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
         """Return the sizes of its inputs for one prompt, rounded up to buckets.
 
         Args:
