@@ -1,9 +1,15 @@
-"""Draft with a model that reads the prompt in several views, as one batch (IbED)."""
+"""Draft with a model that reads the prompt in several views (IbED).
+
+The views of a request share weights and drafted tokens, and differ in their caches: the model is
+mapped over a leading axis of views with `jax.vmap`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +23,8 @@ from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.prompts.rows import bucket
 from jaxspec.typing import Array, Float, Int, Params
+
+Tree = TypeVar("Tree")
 
 
 class ViewRows(struct.PyTreeNode):
@@ -101,9 +109,12 @@ class DraftModel(Source[DraftState, KVCache]):
 
         While `count` is 1, the first of the two is the last token of each view's own prompt.
         """
-        fed = self._feed(committed.newest(2, 2))
-        first = jnp.where(self._feed(committed.count) == 1, state.last, fed[:, 0])
-        scores, cache = self._read(committed, state.cache, fed.at[:, 0].set(first), None)
+        first, newest = jnp.moveaxis(committed.newest(2, 2), 1, 0)
+        last, cache = self._by_view((state.last, state.cache))
+        first = jnp.where(committed.count == 1, last, first)
+        fed = jnp.stack([first, jnp.broadcast_to(newest, first.shape)], axis=-1)
+        extend = partial(self.model.extend, committed.params[self.name])
+        scores, cache = jax.vmap(extend)(fed, cache)
         return scores[:, :, 1:], cache
 
     def score(
@@ -113,19 +124,9 @@ class DraftModel(Source[DraftState, KVCache]):
         tokens: Int[Array, "B T"],
         tree: TreeMask | None = None,
     ) -> tuple[Float[Array, "R B T V"], KVCache]:
-        if tree is not None and len(tree.seen) > 1:  # a mask per row; else one for all rows
-            tree = tree.replace(seen=self._feed(tree.seen))
-        return self._read(committed, scratch, self._feed(tokens), tree)
-
-    def _read(
-        self, committed: Committed, cache: KVCache, fed: Int[Array, "R*B T"], tree: TreeMask | None
-    ) -> tuple[Float[Array, "R B T V"], KVCache]:
-        logits, cache = self.model.extend(committed.params[self.name], fed, cache, tree)
-        return logits.reshape(self.width, -1, *logits.shape[1:]), cache
-
-    def _feed(self, tokens: Int[Array, "B ..."]) -> Int[Array, "R*B ..."]:
-        """Repeat the rows for each view: [a, b] becomes [a, b, a, b] with the views M and T."""
-        return jnp.tile(tokens, (self.width, *[1] * (tokens.ndim - 1)))
+        """Let all views read the same tokens."""
+        extend = partial(self.model.extend, committed.params[self.name])
+        return jax.vmap(lambda cache: extend(tokens, cache, tree))(scratch)
 
     def commit(
         self,
@@ -140,10 +141,18 @@ class DraftModel(Source[DraftState, KVCache]):
         The accepted path of a tree moves behind the root. Its last node may be unread: the next
         block reads it, as the second newest token.
         """
-        cache, length = scratch, state.cache.length
+        cache = scratch.replace(length=self._by_view(state.cache.length))
         if kept is not None:
-            cache = keep_path(cache, length + 1, self._feed(jnp.maximum(kept, 0)))
-        return state.replace(cache=cache.replace(length=length + self._feed(emitted)))
+            path = jnp.maximum(kept, 0)
+            cache = jax.vmap(lambda cache: keep_path(cache, cache.length + 1, path))(cache)
+        cache = cache.replace(length=cache.length + emitted)
+        return state.replace(
+            cache=jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), cache)
+        )
+
+    def _by_view(self, tree: Tree) -> Tree:
+        """Return the leaves [R, B, ...] of view-major leaves [R*B, ...]."""
+        return jax.tree.map(lambda leaf: leaf.reshape(self.width, -1, *leaf.shape[1:]), tree)
 
     def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
         return (bucket(max(lengths), buckets.prompt, "prompt tokens of a view"),)
