@@ -138,11 +138,13 @@ class LoadedModel:
         """
         config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
         config = config.for_target(self.config)
-        if (words := config.text_config.draft_vocabulary) and "lm_head" not in params:
-            params = {
-                **params,
-                "lm_head": {"kernel": head_kernel(text_params(self.config, self.params), words)},
-            }
+        text = config.text_config
+        words, tied = text.draft_vocabulary, text_config(self.config).tie_word_embeddings
+        if "lm_head" not in params and (words or (config.fused and tied)):
+            kernel = head_kernel(
+                text_params(self.config, self.params), words or tuple(range(text.vocab_size))
+            )
+            params = {**params, "lm_head": {"kernel": kernel}}
         return replace(self, head=LoadedHead(config, put(params, small_sharding(self.params))))
 
     def without_tiles(self) -> LoadedModel:

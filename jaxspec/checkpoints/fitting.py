@@ -177,13 +177,17 @@ def misfits(
     return problems + [f"{stored[name].name} is unexpected" for name in surplus]
 
 
+def tied_names(slots: Iterable[str]) -> tuple[str, str]:
+    """Return the names of a decoder's embedding and output matrix, which has no slot if tied."""
+    embedding = next((name for name in slots if name.endswith("embed_tokens.weight")), "")
+    return embedding, re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embedding)
+
+
 def _drop_tied_head(
     config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
 ) -> list[str]:
-    text = text_config(config)
-    embeddings = next((name for name in slots if name.endswith("embed_tokens.weight")), "")
-    name = re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embeddings)
-    if not text.tie_word_embeddings or name not in stored:
+    embeddings, name = tied_names(slots)
+    if not text_config(config).tie_word_embeddings or name not in stored:
         return []
     head, embedding = stored.pop(name), stored.get(embeddings)
     if embedding is None or {embedding.dtype, head.dtype} - FLOATS.keys():

@@ -104,15 +104,16 @@ def load(
     if found.problems or found.config is None:
         refuse(path, found.problems)
     update = None if adapter is None else read_adapter(adapter, found.config)
+    config = found.config if update is None else update.config
     places = None
     if mesh is not None:
-        places = shardings(found.config, abstract_params(found.config, weights=weights), mesh)
-    params = read_params(found.config, found.tensors, dtype, places, weights, update, path.name)
+        places = shardings(config, abstract_params(config, weights=weights), mesh)
+    params = read_params(config, found.tensors, dtype, places, weights, update, path.name)
     shards = [shard for leaf in jax.tree.leaves(params) for shard in leaf.addressable_shards]
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)
     report = LoadReport(nbytes, devices, time.perf_counter() - start, _peak_memory() - before)
-    return Checkpoint(found.config, params, report)
+    return Checkpoint(config, params, report)
 
 
 def read_params(
@@ -133,7 +134,7 @@ def read_params(
     slots, tree = slots_of(config)
     names = flatten_dict(jax.tree.unflatten(tree, list(slots)), sep="/")
     at = flatten_dict(places or {}, sep="/")
-    tensors = {**tensors, **(adapter.whole if adapter else {})}
+    tensors = adapter.applied(tensors) if adapter else tensors
     work = tqdm(names.items(), f"load {title}", unit="tensor", delay=2, disable=None)
     params: dict[str, jax.Array] = {}
     for key, name in work:

@@ -37,7 +37,11 @@ FLOATS = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Supported dtypes of stored parameters; quantised models have others."""
-_DTYPES = FLOATS | dict.fromkeys(("I64", "int64"), np.dtype(np.int64))
+_INTEGERS = {
+    **dict.fromkeys(("I64", "int64"), np.dtype(np.int64)),
+    **dict.fromkeys(("I32", "int32"), np.dtype(np.int32)),
+}
+_DTYPES = FLOATS | _INTEGERS
 """Dtypes that can be read; torch's files and safetensors name integers in their own ways."""
 _CHUNK = 1 << 19
 """Numbers that are checked at a time, so that they stay in the processor's cache."""
@@ -61,6 +65,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+    @property
+    def whole_numbers(self) -> bool:
+        """Return whether it holds integers that can be read."""
+        return self.dtype in _INTEGERS
 
     def read(self, box: Box | None = None) -> np.ndarray:
         """Return the tensor, or a box of it, and read no other bytes.

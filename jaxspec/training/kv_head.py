@@ -287,6 +287,8 @@ def _started(
     if words not in ((), kept) and (found.fused or found.markov):
         raise InputError(f"start {path}: has its own draft vocabulary; give --draft-vocabulary 0")
     if found.fused and wanted.fused:
+        if "lm_head" not in head:
+            raise InputError(f"start {path}: has no output matrix of its own; give another head")
         return replace(wanted, text_config=found.for_target(target).text_config), head
     config, theirs = (
         replace(one, text_config=replace(one.text_config, draft_vocabulary=words or kept))

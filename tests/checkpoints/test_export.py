@@ -154,7 +154,7 @@ def test_vocabulary_of_a_target(source, tmp_path, refusal):
     main(["export", str(draft), str(tmp_path / "padded"), "--vocab-of", str(source)])
     assert load(tmp_path / "padded").config.vocab_size == text_config(tiny.CONFIG).vocab_size
     card = (tmp_path / "padded" / "README.md").read_text()
-    assert "| draft for | `llava`" in card
+    assert "draft for" not in card  # a directory's name says nothing to others
     assert ", of which the last 3 are means" in card
     hf.reload(tmp_path / "padded", LlamaForCausalLM)
     with pytest.raises(InputError, match="tokens, more than the target's"):
@@ -223,7 +223,10 @@ def test_export_a_kv_head(head, source, tmp_path, capsys, refusal):
         found, read = load_kv_head(copy)
         assert found == config
         equal(read, params)
-        assert "| draft for | `target` (configuration " in (copy / "README.md").read_text()
+        card = (copy / "README.md").read_text()
+        assert f"| draft for | a target of configuration {config.target_hash}, which loading checks |" in card
+        assert "The source names no licence" in card
+        assert "license:" not in card
     for option in (["--text-only"], ["--vocab-of", str(source)]):
         told = refusal("export", head, tmp_path / "other", *option)
         assert "a KV head takes no vocab-of" in told

@@ -34,12 +34,13 @@ class Eagle3(HeadSource[KVCache, KVCache]):
     ) -> KVCache:
         rows = batch.prompt
         slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+        rotary = rows.rotary if self.config.text_config.rope_scaling.mrope_section else None
         return pack_own(
             self.config,
             params[self.name],
             target,
             self.model.embed(self.weights(params), rows, None),
-            slots if rows.rotary is None else rows.rotary,
+            slots if rotary is None else rotary,
             rows.tokens.shape[1] + room,
         )
 
@@ -115,7 +116,7 @@ def pack_own(
         k=(padded(context.k),),
         v=(padded(context.v),),
         length=target.length - 1,
-        shift=target.shift,
+        shift=target.shift if rotary.ndim == 3 else jnp.zeros_like(target.shift),
         hidden=hidden,
         kept=config.own_states,
         split=True,
