@@ -120,8 +120,9 @@ def plan_memory(
     inputs, options = abstract_inputs(program, batch, sizes)
     state = abstract_state(program, params, inputs, options, sizes.new)
     caches, weighting = map(bytes_held, (state.target, state.weighting))
-    drafter = state.drafter if isinstance(state.drafter, tuple) else (state.drafter,)
-    drafts = tuple(map(bytes_held, drafter))
+    # A target alone has no drafter, and collaborating models have one of pending proposals.
+    parts = state.drafter if program.sources else jax.tree.leaves([state.drafter])
+    drafts = tuple(map(bytes_held, parts))
     weights = {id(leaf): leaf for leaf in jax.tree.leaves(program.weights(params))}
     return MemoryReport(
         target_weights=bytes_held(weights),

@@ -13,7 +13,6 @@ import pytest
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.assembly import build_program
 from jaxspec.decoding.sources.kv_head import KVHeadSource, pack
 from jaxspec.decoding.sources.one_pass import OnePassHead
 from jaxspec.decoding.sources.source import Committed
@@ -165,6 +164,6 @@ def test_a_head_takes_its_own_target_only() -> None:
 def test_one_pass_drafts_at_most_what_it_was_trained_for() -> None:
     config, _ = tiny.kv_head(TARGET, PARAMS, parallel=True, gamma=3)
     for gamma in (2, 3):
-        build_program(TARGET, None, config, EngineConfig(views=("kv",), gamma=gamma), False)
-    with pytest.raises(InputError, match="gamma: 5, and one pass drafts 3; give at most that"):
-        build_program(TARGET, None, config, EngineConfig(views=("kv",)), False)
+        tiny.speculator(TARGET, TARGET, ("kv",), gamma, head=config)
+    with pytest.raises(InputError, match="gamma: 5 is more than the 3 tokens that the draft writes in one pass"):
+        tiny.speculator(TARGET, TARGET, ("kv",), 5, head=config)

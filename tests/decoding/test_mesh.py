@@ -91,7 +91,8 @@ def test_a_kv_head_is_split_as_its_target_is(pair, options):
     asked = Request(engines[0].encoder.prompt("What is this?", [page]), NEW)
     expected, result = (engine.generate(asked) for engine in engines)
     assert (result.tokens, result.stats.steps) == (expected.tokens, expected.stats.steps)
-    own = engines[1].assembly.params["kv_head"]["layers_0"]["mlp"]["gate_proj"]["kernel"]
+    (source,) = engines[1].assembly.program.sources
+    own = engines[1].assembly.params[source.name]["layers_0"]["mlp"]["gate_proj"]["kernel"]
     keys = engines[1].prefill([asked]).drafter[0].k[0]
     assert own.addressable_shards[0].data.shape == (32, 24)
     assert keys.addressable_shards[0].data.shape[1] == keys.shape[1] // 2
