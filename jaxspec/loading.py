@@ -54,11 +54,24 @@ SPARE_TOKENS = 64
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """Hold a KV head's configuration and parameters."""
+    """Hold a draft head's configuration and parameters."""
 
     config: KVHeadConfig
     params: Params
-    """The head's own, and the target's output head for the words of a draft vocabulary."""
+    """The head's own, and the target's output matrix for the words of a draft vocabulary."""
+
+    @classmethod
+    def load(cls, path: str | Path, target: LoadedModel) -> LoadedHead:
+        """Read the head of a directory, in the target's dtype.
+
+        Raises InputError for a head that was made for another target.
+        """
+        config, params = load_kv_head(path, jax.tree.leaves(target.params)[0].dtype)
+        config = config.for_target(target.config)
+        if (words := config.text_config.draft_vocabulary) and "lm_head" not in params:
+            kernel = head_kernel(text_params(target.config, target.params), words)
+            params = {**params, "lm_head": {"kernel": kernel}}
+        return cls(config, put(params, small_sharding(target.params)))
 
 
 @dataclass(frozen=True)
@@ -72,8 +85,6 @@ class LoadedModel:
     """None for text models."""
     report: huggingface.LoadReport | None = None
     """Report of the reading; None for models that were not read from files."""
-    head: LoadedHead | None = None
-    """KV head that drafts for this target, in the view kv."""
 
     @classmethod
     def load(
@@ -109,7 +120,7 @@ class LoadedModel:
         setup_runtime()
         path = locate(path_or_id, revision)
         if is_kv_head(path):
-            raise InputError(f"{path}: a KV head, not a model; give it to with_head of its target")
+            raise InputError(f"{path}: a draft head, not a model; give it as a draft")
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")
@@ -130,22 +141,6 @@ class LoadedModel:
         has_vision = LanguageModel(config).has_vision
         processor = load_image_processor(path, config) if has_vision else None
         return cls(with_stop_tokens(config, path), {}, load_tokenizer(path), processor)
-
-    def with_head(self, path: str | Path) -> LoadedModel:
-        """Return the model with a directory's KV head, in the model's dtype.
-
-        Raises InputError for a head that was made for another target.
-        """
-        config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
-        config = config.for_target(self.config)
-        text = config.text_config
-        words, tied = text.draft_vocabulary, text_config(self.config).tie_word_embeddings
-        if "lm_head" not in params and (words or (config.fused and tied)):
-            kernel = head_kernel(
-                text_params(self.config, self.params), words or tuple(range(text.vocab_size))
-            )
-            params = {**params, "lm_head": {"kernel": kernel}}
-        return replace(self, head=LoadedHead(config, put(params, small_sharding(self.params))))
 
     def without_tiles(self) -> LoadedModel:
         """Return a LLaVA-NeXT that reads images as LLaVA-1.5 does.
@@ -194,6 +189,28 @@ class LoadedModel:
         """Return the reader of images for its tower; None for text models."""
         reader = family_of(self.config.model_type).images
         return reader and reader(self.config, self.image_processor)
+
+
+LoadedDraft = LoadedModel | LoadedHead
+
+
+def load_draft(
+    path_or_id: str | Path,
+    target: LoadedModel,
+    dtype: jnp.dtype | None = None,
+    revision: str | None = None,
+    tiles: bool = True,
+) -> LoadedDraft:
+    """Read a draft model or a head; its files say which it is.
+
+    Args:
+      target: Target to draft for. A draft model with an equal tower shares the target's.
+      dtype, revision, tiles: See `LoadedModel.load`.
+    """
+    path = locate(path_or_id, revision)
+    if is_kv_head(path):
+        return LoadedHead.load(path, target)
+    return LoadedModel.load(path, dtype, tiles=tiles, share_tower_with=target)
 
 
 def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:

@@ -8,30 +8,34 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jaxspec.config import KVHeadConfig, LvlmConfig, text_config
+from jaxspec.config import LvlmConfig, text_config
 from jaxspec.decoding.alternating import Alternating
 from jaxspec.decoding.compile_cache import Held
 from jaxspec.decoding.drafters import make_drafter
+from jaxspec.decoding.drafts import NOTHING, Mixture, mixture, sources_of
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
 from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.one_proposer import OneProposer
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.requests import EncodedRequest
 from jaxspec.decoding.sources.draft_model import DraftModel
-from jaxspec.decoding.sources.eagle3 import Eagle3
 from jaxspec.decoding.sources.head import HeadSource
-from jaxspec.decoding.sources.kv_head import KVHeadSource
-from jaxspec.decoding.sources.lookup import Lookup
-from jaxspec.decoding.sources.one_pass import OnePassHead
 from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel, check_pair, check_vocabulary, check_words, same_tower
+from jaxspec.loading import (
+    LoadedHead,
+    LoadedModel,
+    check_pair,
+    check_vocabulary,
+    check_words,
+    same_tower,
+)
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.prompts.rows import PromptRow
-from jaxspec.prompts.views import VIEWS, View, parse_view, parse_views, prompt_views
+from jaxspec.prompts.views import VIEWS, View, parse_view, parse_weights
 from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
@@ -77,6 +81,8 @@ class Assembly:
     """Models of the program's towers."""
     lead: LoadedModel
     """Model whose tokeniser and chat template write the prompts."""
+    mixture: Mixture = NOTHING
+    """What drafts."""
 
     @cached_property
     def held(self) -> Held:
@@ -84,39 +90,23 @@ class Assembly:
         return Held(self.program, mesh_of(self.lead.params), self.params)
 
 
-def chosen_views(
-    target: LoadedModel, draft: LoadedModel | None, views: tuple[str, ...] | None
-) -> tuple[str, ...]:
-    """Return the views to draft from; None: M for a draft, and kv for a KV head.
+def speculation(
+    target: LoadedModel, drafts: Sequence[LoadedModel | LoadedHead], config: EngineConfig
+) -> Assembly:
+    """Assemble a target with its drafts and lookup, or alone.
 
-    Raises InputError for views without a draft or a KV head to read them.
-    """
-    if views is None:
-        return ("M",) * (draft is not None) + ("kv",) * (target.head is not None)
-    shown = prompt_views(parse_views(views)) if views else ()
-    if shown and draft is None:
-        raise InputError(f"views: {','.join(views)} need a draft; give one, or leave them out")
-    return views
-
-
-def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineConfig) -> Assembly:
-    """Assemble a target with the draft and KV head that the views need, or alone.
-
-    Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft
-    lacks.
+    Raises InputError if draft and target do not share a tokeniser, a view needs what the draft
+    lacks, or a head was made for another target.
     """
     check_vocabulary("target", target, spare=0)
-    views = parse_views(config.views) if config.views else ()
-    shown = prompt_views(views)
+    models = [draft for draft in drafts if isinstance(draft, LoadedModel)]
+    heads = [draft for draft in drafts if isinstance(draft, LoadedHead)]
+    parts = mixture(config.views, len(models), len(heads))
     params: dict[str, Any] = {"target": target.params}
-    form = Form(target, VIEWS["M" if target.images else "T"], "the target")
-    head = target.head if any(view.reads_target for view in views) else None
-    if head is None and any(view.reads_target for view in views):
-        raise InputError("view kv: the target has no KV head; give one, or leave the view out")
-    shares, forms = False, [form]
-    draft = draft if shown else None
+    forms = [Form(target, VIEWS["M" if target.images else "T"], "the target")]
+    shares, draft = False, next(iter(models), None)
     if draft is not None:
-        check_pair(target, draft, shown)
+        check_pair(target, draft, parts.views)
         draft = replace(
             draft, params=put(draft.params, small_sharding(target.params))
         ).sharing_tower(target)
@@ -124,38 +114,17 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         # With a shared tower the features come from the target's.
         own = split_tower(draft.config, draft.params)[1] if shares else draft.params
         params[DraftModel.name] = own
-        forms += [Form(draft, view, "the draft", drafts=True) for view in shown]
-    models = target.model, draft and draft.model, head and head.config
-    sources = sources_of(config, *models, shares)
+        forms += [Form(draft, view, "the draft", drafts=True) for view in parts.views]
+    head = next((head.config.for_target(target.config) for head in heads), None)
+    sources = sources_of(parts, target.model, draft and draft.model, head, config.gamma, shares)
     for source in sources:
-        if head is not None and isinstance(source, HeadSource):
+        if isinstance(source, HeadSource):
             mesh, place = mesh_of(target.params), small_sharding(target.params)
-            place = place if mesh is None else source.places(head.params, mesh)
-            params[source.name] = put(head.params, place)
+            place = place if mesh is None else source.places(heads[0].params, mesh)
+            params[source.name] = put(heads[0].params, place)
     program = build_program(target.model, sources, config)
     towers = target, *(draft if source.tower else None for source in sources)
-    return Assembly(program, params, tuple(forms), towers, target)
-
-
-def sources_of(
-    config: EngineConfig,
-    target: LanguageModel,
-    draft: LanguageModel | None,
-    head: KVHeadConfig | None,
-    shares_tower: bool,
-) -> tuple[Source, ...]:
-    """Return the sources of drafts that the config's views name."""
-    views = parse_views(config.views) if config.views else ()
-    shown, sources = prompt_views(views), []
-    if draft is not None and shown:
-        members = tuple(Member(draft, view.pool, view.reads_images) for view in shown)
-        sources.append(DraftModel(members, shares_tower))
-    if head is not None:
-        kind = Eagle3 if head.fused else OnePassHead if head.parallel else KVHeadSource
-        sources.append(kind(head, config.gamma))
-    if any(view.looks_up for view in views):
-        sources.append(Lookup(target.text.vocab_size))
-    return tuple(sources)
+    return Assembly(program, params, tuple(forms), towers, target, parts)
 
 
 def build_program(
@@ -174,6 +143,7 @@ def build_program(
                 f"gamma: {config.gamma} is more than the {source.longest} tokens that the draft "
                 f"writes in one pass; give at most {source.longest}"
             )
+    parse_weights(config.weights, sum(source.width for source in sources))
     drafter = make_drafter(sources, config.gamma, target.text.vocab_size, tree)
     weighting = parse_weighting(config.weighting)
     block = drafter.nodes + 1
@@ -239,8 +209,6 @@ def _member_view(name: str, model: LoadedModel, number: int) -> View:
     view = parse_view(name)
     refused = {
         "captions are for drafts": view.reads_captions,
-        "KV heads are for drafts": view.reads_target,
-        "lookup is for drafts": view.looks_up,
         "the slots counted are a target's": view.counts_slots,
         "it is a text model": view.reads_images and model.images is None,
     }

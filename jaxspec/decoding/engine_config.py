@@ -8,10 +8,11 @@ from numbers import Integral
 from typing import Literal, get_args
 
 from jaxspec.decoding.combination import Combination, parse_combination
+from jaxspec.decoding.sources.lookup import LOOKUP
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts
-from jaxspec.prompts.views import parse_views, parse_weights
+from jaxspec.prompts.views import parse_views
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 WIDEST = 256
@@ -71,8 +72,8 @@ class EngineConfig(Batching):
     """Choose how a target decodes: with which views and draft blocks, and in which batches.
 
     Attributes:
-      views: Draft's views, then kv, then lookup; None: M and kv, if loaded; (): no draft.
-      weights: First block's weights, one for each view; None: uniform.
+      views: Views of a draft model, then `lookup` if it drafts too; None: M for a draft model.
+      weights: First block's weights: of each view, then a head's, then lookup's; None: uniform.
       weighting: Rule by which weights learn, as `parse_weighting` reads it: `grid:window=16`.
       gamma: Draft length: drafted tokens in each block, or on a tree's longest path.
       tree: Token tree instead of a chain: `2`, `2:32` (32 nodes), `chains:2` or `dynamic:4:24`.
@@ -103,8 +104,8 @@ class EngineConfig(Batching):
             parse_tree(self.tree, self.gamma)
         if isinstance(self.views, str) or not all(isinstance(one, str) for one in self.views or ()):
             raise InputError(f"views: {self.views!r}; give a tuple of names, as ('M', 'T')")
-        if self.views:
-            parse_weights(self.weights, len(parse_views(self.views)))
+        if shown := [name for name in self.views or () if name != LOOKUP]:
+            parse_views(shown)
         parse_weighting(self.weighting)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +11,8 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import KVHeadConfig, ModelConfig
-from jaxspec.decoding.assembly import build_program, sources_of
+from jaxspec.decoding.assembly import build_program
+from jaxspec.decoding.drafts import mixture, sources_of
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
 from jaxspec.decoding.sources.head import HeadSource
@@ -65,7 +65,7 @@ def chip_of(device: Any) -> Chip | None:
 def abstract_program(
     target: ModelConfig,
     draft: ModelConfig | None,
-    views: Sequence[str],
+    views: tuple[str, ...] | None,
     gamma: int,
     dtype: Any,
     tree: str | None = None,
@@ -75,16 +75,17 @@ def abstract_program(
 ) -> tuple[Autoregressive | Speculator, Params]:
     """Return the program of these models, and its parameters as shapes.
 
-    Without views the target decodes alone. A draft whose tower has the target's shapes shares it.
+    Without drafts the target decodes alone. A draft whose tower has the target's shapes shares it.
 
     Args:
       weights: "int8" for a target that `LoadedModel.load` quantises.
     """
     params: dict[str, Any] = {"target": abstract_params(target, dtype, weights)}
-    config = EngineConfig(views=tuple(views), gamma=gamma, tree=tree, width=width)
+    config = EngineConfig(views=views, gamma=gamma, tree=tree, width=width)
+    parts = mixture(views, int(draft is not None), int(head is not None))
     shares = draft is not None and towers_alike(target, draft)
     models = LanguageModel(target), None if draft is None else LanguageModel(draft)
-    sources = sources_of(config, *models, head, shares)
+    sources = sources_of(parts, *models, head, gamma, shares)
     for source in sources:
         if isinstance(source, HeadSource):
             params[source.name] = _abstract_head(source.config, dtype)

@@ -24,6 +24,8 @@ from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.sampling import largest
 from jaxspec.typing import Array, Float, Int, Params
 
+LOOKUP = "lookup"
+"""Its name among the views of `EngineConfig`."""
 LONGEST = 3
 """Tokens of the longest suffix that is looked for."""
 CONFIDENCE = {1: 0.2, 2: 0.4, 3: 0.6}
@@ -97,7 +99,7 @@ class Text(struct.PyTreeNode):
 class Lookup(Source[Text, Text]):
     """Draft what followed the newest tokens earlier in prompt and answer."""
 
-    name = "lookup"
+    name = LOOKUP
     partial = True
     tokens: int
     """The target's V."""
