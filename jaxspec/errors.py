@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import requires
 from numbers import Integral, Real
+from pathlib import Path
 
+_CLONE = Path(__file__).resolve().parents[1]
 _LONGEST = 200
 """Most characters that are kept of another library's message."""
 
@@ -67,6 +72,16 @@ def reading(what: str, mend: str = "save it again with save_pretrained") -> Iter
         raise InputError(f"{what} ({first_line(error)}); {mend}") from error
 
 
+def install_command(extra: str) -> str:
+    """Return the pip command for an extra: in a clone by its name, else by its requirements."""
+    if (_CLONE / "pyproject.toml").is_file():
+        return f"pip install -e '.[{extra}]'"
+    # The package index has another project of this name, so an installed wheel has no extras.
+    lines = [re.split(" *; *", line) for line in requires("jaxspec") or ()]
+    names = [name for name, *marks in lines if re.search(f"extra == .{extra}.", "".join(marks))]
+    return f"pip install {shlex.join(names)}"
+
+
 @contextmanager
 def needing(what: str, extra: str) -> Iterator[None]:
     """Raise InputError for a failing import within; name what needs it and the extra to install."""
@@ -74,7 +89,7 @@ def needing(what: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise InputError(
-            f"{what}: {error.name} is not installed; pip install -e '.[{extra}]'"
+            f"{what}: {error.name} is not installed; {install_command(extra)}"
         ) from error
 
 

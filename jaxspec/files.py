@@ -27,6 +27,13 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """Errors of file systems without locks."""
 
 
+def local_path(name: str | Path) -> Path:
+    """Return the path of a name, its `~` expanded; InputError for an address such as https://."""
+    if "://" in str(name):  # Path would drop a slash of it
+        raise InputError(f"{str(name)!r}: a web address; fetch it, and give the file or directory")
+    return Path(name).expanduser()
+
+
 def trial_of(place: Path) -> Path:
     """Return the place for a trial's output, apart from the output of the real run at `place`.
 

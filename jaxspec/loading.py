@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
+from jaxspec.checkpoints.generation import GenerationSettings, read_generation_settings
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import (
@@ -28,10 +29,9 @@ from jaxspec.config import (
     LlavaNextConfig,
     LvlmConfig,
     ModelConfig,
-    TextConfig,
     text_config,
 )
-from jaxspec.config.schema import WHOLE, check_fields
+from jaxspec.config.schema import WHOLE
 from jaxspec.data.images import Picture
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, family_of, split_tower, text_params
@@ -85,6 +85,8 @@ class LoadedModel:
     """None for text models."""
     report: huggingface.LoadReport | None = None
     """Report of the reading; None for models that were not read from files."""
+    settings: GenerationSettings | None = None
+    """generation_config.json's; None without the file."""
 
     @classmethod
     def load(
@@ -140,7 +142,9 @@ class LoadedModel:
     def _described(cls, path: Path, config: ModelConfig) -> LoadedModel:
         has_vision = LanguageModel(config).has_vision
         processor = load_image_processor(path, config) if has_vision else None
-        return cls(with_stop_tokens(config, path), {}, load_tokenizer(path), processor)
+        settings = read_generation_settings(path)
+        config = with_stop_tokens(config, settings)
+        return cls(config, {}, load_tokenizer(path), processor, settings=settings)
 
     def without_tiles(self) -> LoadedModel:
         """Return a LLaVA-NeXT that reads images as LLaVA-1.5 does.
@@ -213,20 +217,15 @@ def load_draft(
     return LoadedModel.load(path, dtype, tiles=tiles, share_tower_with=target)
 
 
-def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
+def with_stop_tokens(config: ModelConfig, settings: GenerationSettings | None) -> ModelConfig:
     """Return the configuration with generation_config.json's end-of-sequence ids, if it exists.
 
     As in transformers: chat models name the token that ends a turn there, and often nowhere else.
     Without an id in the file, no token ends an answer.
     """
-    file = path / "generation_config.json"
-    if not file.is_file():
+    if settings is None:
         return config
-    stop = directories.read_json(file).get("eos_token_id")
-    check_fields(str(file), TextConfig, {"eos_token_id": stop})
-    text = replace(
-        text_config(config), eos_token_id=tuple(stop) if isinstance(stop, list) else stop
-    )
+    text = replace(text_config(config), eos_token_id=settings.stop)
     return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
 
 

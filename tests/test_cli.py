@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxspec.checkpoints import gguf_files
 from jaxspec.cli import demo, main
 from jaxspec.cli.race import draw
 from jaxspec.config import text_config
@@ -23,6 +24,8 @@ from tests import tiny
 
 NEW = 12
 Refusal = Callable[..., str]
+ASKED = ["--target", "{}/target", "--prompt", "Hi"]
+COMMANDS = ("demo", "generate", "collaborate", "export", "import", "inspect", "plan")
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +144,11 @@ def test_the_demo_tells_what_drafting_was_worth(
         (tmp_path / contest.name / name).symlink_to(world / there)
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
     monkeypatch.setattr(demo, "smollm2_file", lambda: tmp_path if model == "eyes" else None)
+    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
     monkeypatch.setitem(demo.CONTESTS, model, contest)
     main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
     out = capsys.readouterr().out
-    assert ("pip install" in out) == (model == "mini")
+    assert ("A larger one: pip install -e '.[gguf]' && pip install" in out) == (model == "mini")
     counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", out)
     assert counts is not None
     assert int(counts[1]) < int(counts[2])
@@ -187,10 +191,53 @@ def test_the_race_tells_the_median_of_its_prompts(
         ("plan", ["{}/head"], "a KV head, not a model; give it as --kv-head"),
         ("genrate", ["--target", "{}/target"], "command 'genrate': unknown; did you mean 'generate'?"),
         ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
+        ("--gamma", [], "command '--gamma': unknown; use one of demo"),
+        ("generate", [], "--prompt, --target: missing; see jaxspec generate --help"),
+        ("generate", ["--target", "x", "--prmpt", "Hi"], "--prmpt: no such option; did you mean '--prompt'?"),
+        ("generate", [*ASKED, "--zzz=1"], "--zzz: no such option; see jaxspec generate --help"),
+        ("generate", [*ASKED, "--image", "b", "b"], "--image: takes one value, and 'b', 'b' are two; quote"),
+        ("generate", [*ASKED, "you", "all?"], "--prompt: takes one value, and 'Hi', 'you' are two; quote"),
+        ("generate", [*ASKED, "--tiles", "yes"], "--tiles: takes no value; leave out 'yes'"),
+        ("generate", [*ASKED, "--tiles=yes"], "--tiles: takes no value; leave out 'yes'"),
+        ("generate", [*ASKED, "--gamma", "2.5"], "--gamma: '2.5'; give a whole number"),
+        ("generate", [*ASKED, "--width", "x"], "--width: 'x'; give a whole number"),
+        ("generate", [*ASKED, "--top-p", "x"], "--top-p: 'x'; give a number"),
+        ("generate", [*ASKED, "--gamma"], "--gamma: the value is missing; give a whole number"),
+        ("generate", [*ASKED, "--dtype", "f32"], "--dtype: 'f32'; did you mean 'float32'?"),
+        ("generate", [*ASKED, "--image", "https://a.org/b.png"], "--image: 'https://a.org/b.png': a web address"),
+        ("demo", ["--image", "https://a.org/b.png"], "--image: 'https://a.org/b.png': a web address"),
+        ("generate", [*ASKED, "--adapter", "https://a.org/b"], "'https://a.org/b': a web address; fetch it"),
+        ("inspect", [], "path: missing; see jaxspec inspect --help"),
+        ("inspect", ["{}/targe"], "no such directory; did you mean '{}/target'?"),
+        ("inspect", ["smolm2-135m"], "no such directory; did you mean 'smollm2-135m'?"),
+        ("inspect", ["https://huggingface.co/llava-hf/llava/tree/main"], "did you mean 'llava-hf/llava'?"),
+        ("export", ["a", "b", "c"], "'c': nothing takes it; see jaxspec export --help"),
     ],
 )
 def test_refused_commands(command: str, args: list[str], words: str, world: Path, refusal: Refusal) -> None:
-    assert words in refusal(command, *(part.format(world) for part in args))
+    assert words.format(world) in refusal(command, *(part.format(world) for part in args))
+
+
+def test_no_command(refusal: Refusal) -> None:
+    assert refusal() == "jaxspec: error: command: missing; use one of " + ", ".join(COMMANDS) + "\n"
+
+
+def test_the_home_directory_is_named_by_its_sign(
+    world: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    monkeypatch.setenv("HOME", str(world))
+    place = ["generate", "--target", "~/target", "--prompt", "Hi"]
+    assert f"image {world}/empty.png: not readable" in refusal(*place, "--image", "~/empty.png")
+    assert f"adapter {world}/draft: no adapter_config.json" in refusal(*place, "--adapter", "~/draft")
+
+
+def test_options_without_effect_are_named(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["generate", "--target", str(world / "target"), "--prompt", "Hi", "--max-new-tokens", str(NEW)]
+    for temperature, line in (("0", "--top-p, --seed: without effect at --temperature 0"), ("1", "")):
+        main([*place, "--top-p", "0.5", "--seed", "3", "--temperature", temperature])
+        lines = capsys.readouterr().err.splitlines()
+        assert "".join(word for word in lines if "without effect" in word).startswith(line)
+        assert ("without effect" in "".join(lines)) == bool(line)
 
 
 def test_a_first_answer_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from jaxspec.command import run_script
 from jaxspec.data.sources import Prepared, data_folder, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.files import forget_trial, trial_of
+from jaxspec.files import forget_trial, local_path, trial_of
 from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
@@ -84,7 +84,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     """Answer the questions; prepare the whole when all are answered, and return its folder."""
     shard = _shard(options.shard)
     join_cluster(options.cluster)
-    source = named(options.data) or Prepared(Path(options.data))
+    source = named(options.data) or Prepared(local_path(options.data))
     if options.debug:
         few, answers = min(4, options.samples or 4), options.answers and f"{options.answers}.debug"
         options = replace(options, samples=few, out=trial_of(options.out), answers=answers)

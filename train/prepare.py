@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
-from jaxspec.command import input_errors, script_name
+from jaxspec.command import input_errors, parse_subcommand, script_name
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import FileFormat, prepare
@@ -181,10 +180,5 @@ def _fits(reached: Sequence[tuple[int, int]]) -> str:
 
 if __name__ == "__main__":
     with input_errors(script_name()):
-        main(
-            tyro.extras.subcommand_cli_from_dict(
-                {"llava": Llava, "text": Text, "picturebook": Book},
-                prog="python -m train.prepare",
-                description=__doc__,
-            )
-        )
+        kinds = {"llava": Llava, "text": Text, "picturebook": Book}
+        main(parse_subcommand(kinds, sys.argv[1:], "python -m train.prepare", __doc__))

@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tyro
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import on_first
-from jaxspec.command import input_errors, load_preset, preset_names, script_name
+from jaxspec.command import input_errors, load_preset, parse_options, preset_names, script_name
 from jaxspec.config.kv_head import Feature, Pooling
-from jaxspec.errors import InputError, nearest
+from jaxspec.errors import InputError
 from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype
 from jaxspec.training.kv_head import HeadRecipe, train_kv_head
@@ -192,16 +191,7 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
         (part, type(default), field(default=default)) for part, default in parts.items()
     ]
     command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
-    found, unknown = tyro.cli(
-        command, prog=f"python -m train.recipe {name}", args=args, return_unknown_args=True
-    )
-    if unknown:
-        known = [option.name for option in fields(kind)]
-        known += [
-            f"{part}.{option.name}" for part, default in parts.items() for option in fields(default)
-        ]
-        options = [f"--{option}".replace("_", "-") for option in known]
-        raise InputError(f"{unknown[0]}: no such option; {nearest(unknown[0], options)}")
+    found = parse_options(command, args, f"python -m train.recipe {name}")
     options = kind(**{option.name: getattr(found, option.name) for option in fields(kind)})
     changed = {
         key: value

@@ -12,6 +12,7 @@ from eval.lib.sets import MMSPEC, SETS, check_names, evaluation_set
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine_config import IMAGE_BUCKETS, PROMPT_BUCKETS, EngineConfig
 from jaxspec.errors import InputError, check_counts
+from jaxspec.files import local_path
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import Placement
 from picturebook import FOLLOW_UPS, SYNTHETIC_SETS
@@ -212,4 +213,4 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
 def set_places(entries: Sequence[str]) -> dict[str, Path | None]:
     """Return the names in NAME or NAME=PATH, and their paths."""
     parts = [entry.partition("=") for entry in entries]
-    return {name: Path(path) if path else None for name, _, path in parts}
+    return {name: local_path(path) if path else None for name, _, path in parts}

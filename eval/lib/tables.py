@@ -136,7 +136,7 @@ def markdown(table: Table) -> str:
 
 def show(table: Table) -> None:
     """Print the table; transpose or split it if the terminal is narrow."""
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names of rows may hold brackets
     rows = [table.header, *table.cells]
     columns = list(zip(*rows, strict=True))
     if _width(columns) > console.width >= _width(rows):

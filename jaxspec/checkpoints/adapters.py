@@ -34,6 +34,7 @@ from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
 from jaxspec.config import ModelConfig, text_config, untied
 from jaxspec.errors import InputError, reading
+from jaxspec.files import local_path
 from jaxspec.models import family_of
 from jaxspec.models.lora import LORA, Lora
 from jaxspec.typing import Array, Params
@@ -115,7 +116,7 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
     Raises InputError, one line, where a file is missing, an entry of adapter_config.json asks for
     more than W + scale * B A, or a tensor does not fit the model.
     """
-    path = Path(path).expanduser()
+    path = local_path(path)
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise InputError(f"adapter {path}: no {name}; give the directory that PEFT has written")

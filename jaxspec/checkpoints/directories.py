@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock
 
 from jaxspec.config import ModelConfig
-from jaxspec.errors import InputError, reading
+from jaxspec.errors import InputError, install_command, reading
 from jaxspec.files import check_directory, whole_directory, writing
 from jaxspec.models import family_of
 from jaxspec.runtime import cache_directory
@@ -88,7 +88,8 @@ def without_torch() -> str:
     least = ".".join(map(str, _TORCH))
     return (
         f"PyTorch's .bin is read with torch {least} or later, and here is {found or 'none'}; "
-        "pip install -e '.[torch]', or save the model as safetensors (`jaxspec export` with torch)"
+        f"{install_command('torch')}, or save the model as safetensors "
+        "(`jaxspec export` with torch)"
     )
 
 

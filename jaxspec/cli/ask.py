@@ -110,6 +110,10 @@ class Ask:
         return self.dtype and jnp.dtype(self.dtype)
 
 
+SAMPLING = ("top_k", "top_p", "seed")
+"""Options that only sampling reads."""
+
+
 def answer(
     args: Ask,
     engine: Engine,
@@ -129,6 +133,10 @@ def answer(
     memory = engine.memory_report([request])  # validates the request before anything is printed
     for line in (*loaded, memory):
         say(line)
+    idle = [name for name in SAMPLING if getattr(args, name) != getattr(Ask, name)]
+    if idle and args.temperature == 0:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        say(f"{options}: without effect at --temperature 0, which takes the likeliest token")
     progress("compiling and decoding")
     if not sys.stderr.isatty():
         say("compiling and decoding ...")

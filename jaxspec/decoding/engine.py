@@ -6,8 +6,10 @@ Lengths, temperatures, limits, weights and keys are traced.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -83,6 +85,9 @@ class Engine:
             if drafts:
                 raise InputError("draft: collaborating models need none; leave it out")
             assembly = collaboration(self.target, config)
+        for model in models:
+            if model.settings is not None and model.settings.unapplied:
+                warn_once(str(model.settings))
         self.config, self.assembly = config, assembly
         self.batcher = Batcher(assembly, config, captioner)
         self.encoder = self.batcher.encoder
@@ -258,6 +263,12 @@ class Engine:
         return plan_memory(
             self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller
         )
+
+
+@cache
+def warn_once(line: str) -> None:
+    """Log a warning, the first time in a process: scripts make many engines of a target."""
+    logging.getLogger("jaxspec").warning(line)
 
 
 def _listed(requests: Any) -> Sequence[Request | str]:

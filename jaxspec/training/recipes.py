@@ -32,6 +32,7 @@ from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, t
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Prepared, mixture
 from jaxspec.errors import InputError, nearest
+from jaxspec.files import local_path
 from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models import init_params, split_tower
 from jaxspec.models.lora import LORA, Lora, init_lora
@@ -174,8 +175,9 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
             return split_tower(target.config, target.params)[0]
         return read_tower(recipe.target, jnp.dtype("float32"))
 
-    if isinstance(recipe.start, str) and recipe.lora and (Path(recipe.start) / ADAPTER).is_file():
-        config, tensors, adapter = composed(Path(recipe.start))
+    start = Path(recipe.start).expanduser() if isinstance(recipe.start, str) else None
+    if start is not None and recipe.lora and (start / ADAPTER).is_file():
+        config, tensors, adapter = composed(start)
         params = {**read_params(config, tensors), LORA: read_pairs(adapter)}
         return replace(target, config=config, params=params)
     if isinstance(recipe.start, str):
@@ -337,7 +339,8 @@ def parse_data(
     if own:
         stages = tuple(replace(stage, data=own) for stage in stages)
     places = {
-        name: Path(path or name) for name, _, path in (entry.partition("=") for entry in entries)
+        name: local_path(path or name)
+        for name, _, path in (entry.partition("=") for entry in entries)
     }
     known = _names(stages, held_out)
     for name in places:

@@ -151,6 +151,8 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
         ("", "preset: missing"),
         ("minni", "did you mean 'mini'"),
         ("mini --limt 3", "--limt: no such option; did you mean '--limit'"),
+        ("mini --limit 2 3", "--limit: takes one value, and '2', '3' are two"),
+        ("mini --limit x", "--limit: 'x'; give a whole number"),
         ("mini --sets describ", "unknown set 'describ'; did you mean 'describe'"),
     ],
 )

@@ -21,8 +21,10 @@ def test_every_cell_is_there_beside_what_names_its_row(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    show(Table("A title", HEADER, ROWS, ["a note"]))
+    show(Table("A title [a]", HEADER, ROWS, ["a note of '[b]' :cat:"]))
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0].rstrip() == "A title [a]"  # no style of rich's, and no picture
+    assert " ".join(lines).rstrip().endswith("a note of '[b]' :cat:")
     assert max(map(len, lines)) <= columns
     for row in ROWS:
         of_row = [words for words in map(WORDS.findall, lines) if words[:2] == row[:2]]
