@@ -158,7 +158,7 @@ def converse(
 
 
 def _turn(result: Result, engine: Engine) -> Turn:
-    drafts = engine.assembly.program.drafts
+    drafts = engine.assembly.program.sources
     timed = not isinstance(engine.assembly.lead, RecordedTarget)
     return Turn(
         text=result.text,

@@ -41,10 +41,28 @@ class KVCache(struct.PyTreeNode):
     kept: tuple[int, ...] = struct.field(pytree_node=False, default=())
     """Numbers of layers after which hidden states are kept, concatenated; () keeps the final-normed
     ones."""
+    split: bool = struct.field(pytree_node=False, default=False)
+    """Whether keys and values lie over a mesh as the target's do, by heads and rows; a draft
+    model's lie whole on each device."""
 
     @property
     def slots(self) -> int:
         return self.k[0].shape[2]
+
+    def grown(self, slots: int) -> KVCache:
+        """Return the cache with `slots` more slots at its end."""
+        k, v = (tuple(longer(leaf, 2, slots) for leaf in leaves) for leaves in (self.k, self.v))
+        bias = self.bias if self.bias is None else longer(self.bias, 1, slots)
+        # An empty row uses its last slot, see `hidden_before`.
+        hidden = self.hidden if self.hidden is None else longer(self.hidden, 2, slots, kept=1)
+        return self.replace(k=k, v=v, bias=bias, hidden=hidden)
+
+
+def longer(leaf: Array, axis: int, slots: int, kept: int = 0) -> Array:
+    """Return the array with `slots` zeros before the last `kept` entries of the axis."""
+    front, back = jnp.split(leaf, [leaf.shape[axis] - kept], axis)
+    space = jnp.zeros((*leaf.shape[:axis], slots, *leaf.shape[axis + 1 :]), leaf.dtype)
+    return jnp.concatenate([front, space, back], axis)
 
 
 LayerCache = tuple[Array, ...]

@@ -17,7 +17,7 @@ from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.generation import GenerationSettings, read_generation_settings
-from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head
+from jaxspec.checkpoints.kv_head import is_head, load_kv_head
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import (
     load_image_processor,
@@ -54,11 +54,28 @@ SPARE_TOKENS = 64
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """Hold a KV head's configuration and parameters."""
+    """Hold a draft head's configuration and parameters."""
 
     config: KVHeadConfig
     params: Params
-    """The head's own, and the target's output head for the words of a draft vocabulary."""
+    """The head's own, and the target's output matrix for the words of a draft vocabulary."""
+
+    @classmethod
+    def load(cls, path: str | Path, target: LoadedModel) -> LoadedHead:
+        """Read the head of a directory, in the target's dtype.
+
+        Raises InputError for a head that was made for another target.
+        """
+        check_path("draft", path)
+        config, params = load_kv_head(path, jax.tree.leaves(target.params)[0].dtype)
+        config = config.for_target(target.config)
+        text = config.text_config
+        words, tied = text.draft_vocabulary, text_config(target.config).tie_word_embeddings
+        if "lm_head" not in params and (words or (config.fused and tied)):
+            words = words or tuple(range(text.vocab_size))
+            kernel = head_kernel(text_params(target.config, target.params), words)
+            params = {**params, "lm_head": {"kernel": kernel}}
+        return cls(config, put(params, small_sharding(target.params)))
 
 
 @dataclass(frozen=True)
@@ -72,8 +89,6 @@ class LoadedModel:
     """None for text models."""
     report: huggingface.LoadReport | None = None
     """Report of the reading; None for models that were not read from files."""
-    head: LoadedHead | None = None
-    """KV head that drafts for this target, in the view kv."""
     settings: GenerationSettings | None = None
     """generation_config.json's; None without the file."""
 
@@ -118,8 +133,8 @@ class LoadedModel:
         dtype = None if dtype is None else parse_dtype(dtype)
         setup_runtime()
         path = locate(path_or_id, revision)
-        if is_kv_head(path):
-            raise InputError(f"{path}: a KV head, not a model; give it to with_head of its target")
+        if is_head(path):
+            raise InputError(f"{path}: a draft head, not a model; give it as a draft")
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")
@@ -142,23 +157,6 @@ class LoadedModel:
         settings = read_generation_settings(path)
         config = with_stop_tokens(config, settings)
         return cls(config, {}, load_tokenizer(path), processor, settings=settings)
-
-    def with_head(self, path: str | Path) -> LoadedModel:
-        """Return the model with a directory's KV head, in the model's dtype.
-
-        Raises InputError for a head that was made for another target.
-        """
-        check_path("KV head", path)
-        config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
-        config = config.for_target(self.config)
-        text = config.text_config
-        words, tied = text.draft_vocabulary, text_config(self.config).tie_word_embeddings
-        if "lm_head" not in params and (words or (config.fused and tied)):
-            kernel = head_kernel(
-                text_params(self.config, self.params), words or tuple(range(text.vocab_size))
-            )
-            params = {**params, "lm_head": {"kernel": kernel}}
-        return replace(self, head=LoadedHead(config, put(params, small_sharding(self.params))))
 
     def without_tiles(self) -> LoadedModel:
         """Return a LLaVA-NeXT that reads images as LLaVA-1.5 does.
@@ -207,6 +205,28 @@ class LoadedModel:
         """Return the reader of images for its tower; None for text models."""
         reader = family_of(self.config.model_type).images
         return reader and reader(self.config, self.image_processor)
+
+
+LoadedDraft = LoadedModel | LoadedHead
+
+
+def load_draft(
+    path_or_id: str | Path,
+    target: LoadedModel,
+    dtype: jnp.dtype | None = None,
+    revision: str | None = None,
+    tiles: bool = True,
+) -> LoadedDraft:
+    """Read a draft model or a head; its files say which it is.
+
+    Args:
+      target: Target to draft for. A draft model with an equal tower shares the target's.
+      dtype, revision, tiles: See `LoadedModel.load`.
+    """
+    path = locate(path_or_id, revision)
+    if is_head(path):
+        return LoadedHead.load(path, target)
+    return LoadedModel.load(path, dtype, tiles=tiles, share_tower_with=target)
 
 
 def with_stop_tokens(config: ModelConfig, settings: GenerationSettings | None) -> ModelConfig:

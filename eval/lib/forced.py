@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eval.lib.random_pair import Pair, blocks, greedy
+from eval.lib.random_pair import Pair, blocks
 from eval.lib.tables import Record
-from eval.lib.timing import predicted_speedup, time_loops
+from eval.lib.timing import greedy_options, predicted_speedup, time_loops
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_prefill
@@ -59,7 +59,7 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     """
     config, gamma = pair.config, pair.config.gamma
     drafter, inputs = pair.drafter(views), pair.prompts(batch, views)
-    options = greedy(batch, config.new)
+    options = greedy_options(batch, config.new)
     programs: dict[str, Any] = {"plain": Autoregressive(pair.target.model)}
     for tau in config.forced:
         pattern = accepted_pattern(tau, gamma)

@@ -16,20 +16,28 @@ import jax.numpy as jnp
 
 from eval.lib.synthetic import random_params
 from eval.lib.tables import Record
-from eval.lib.timing import Passes, measure_roofline, pass_work, time_loops
+from eval.lib.timing import (
+    Passes,
+    greedy_options,
+    measure_roofline,
+    pass_work,
+    rewound,
+    time_loops,
+)
 from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.drafters import make_drafter
+from jaxspec.decoding.inputs import Member, PromptBatch
+from jaxspec.decoding.sources.draft_model import DraftModel, ViewRows
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
+from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_prefill
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.int8 import Weights
-from jaxspec.prompts.views import VIEWS
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 
@@ -99,10 +107,8 @@ class Pair:
 
     def drafter(self, views: int) -> Drafter:
         """Return a drafter with so many equal views."""
-        shown = (VIEWS["T"],) * views
-        return make_drafter(
-            self.draft.model, shown, self.config.gamma, self.target.model.text.vocab_size
-        )
+        source = DraftModel((Member(self.draft.model, reads_images=False),) * views)
+        return make_drafter([source], self.config.gamma, self.target.model.text.vocab_size)
 
     def prompts(self, batch: int, views: int) -> PromptBatch:
         """Return rows of `context` tokens."""
@@ -112,9 +118,8 @@ class Pair:
             % text_config(self.config.draft).vocab_size
         )
         rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, length, jnp.int32))
-        return PromptBatch(
-            rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views, jnp.float32)
-        )
+        weights = jnp.full((batch, views), 1 / views, jnp.float32)
+        return PromptBatch(rows, None, weights, (ViewRows((rows,) * views, None),))
 
     def image_prompt(self, model: LoadedModel, images: int) -> tuple[PromptRows, Array | None]:
         """Return a prompt with so many images and a text, and the images' features."""
@@ -129,7 +134,7 @@ class Pair:
 
     @property
     def params(self) -> Params:
-        return {"target": self.target.params, "drafter": self.draft.params}
+        return {"target": self.target.params, DraftModel.name: self.draft.params}
 
 
 def measure_passes(pair: Pair) -> list[Record]:
@@ -231,7 +236,7 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
     `share` is the time that the rule adds to a block of the same views with static weights, as a
     share of that block; `state_bytes` is the size of its state for each row.
     """
-    options = greedy(batch, pair.config.new)
+    options = greedy_options(batch, pair.config.new)
     calls, found = {}, []
     for views in pair.config.views:
         for rule in ("static", *rules) if views > 1 else ("static",):
@@ -278,13 +283,3 @@ def _run_blocks(
         return after.replace(count=state.count, done=state.done, target=target, drafter=drafter)
 
     return jax.lax.fori_loop(0, times, step, state)
-
-
-def greedy(batch: int, new: int) -> Sampling:
-    """Return the options of greedy rows that write exactly `new` tokens."""
-    whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
-    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), batch)
-    data = jax.random.key_data(keys)
-    return Sampling(
-        real, whole, real + 1, whole + new, jnp.full(1, -1, jnp.int32), data, greedy=True
-    )

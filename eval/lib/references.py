@@ -16,7 +16,7 @@ from jaxspec.cache import KVCache
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.combination import Combination, greedy_token
 from jaxspec.decoding.engine import Engine
-from jaxspec.decoding.program import Member
+from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.requests import Request
 from jaxspec.prompts.rows import pad_rows
 from jaxspec.sampling import tempered

@@ -25,11 +25,11 @@ from eval.lib.tables import Record
 from jaxspec.cluster import map_over_processes
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.decoding.mixtures import costs, mixture_costs, simplex_grid
+from jaxspec.decoding.sources.draft_model import DraftModel
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
@@ -66,9 +66,7 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
     mixing = [
         row
         for row in config.rows
-        if prompt_views(parse_views(row.views)) == parse_views(row.views)
-        and len(row.views) > 1
-        and row.tree is None
+        if row.shown == row.views and len(row.views) > 1 and row.tree is None
     ]
     if not mixing:
         raise InputError("regret: no row mixes views in a chain; choose another preset or --rows")
@@ -84,7 +82,8 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
                 answers = [result.tokens for result in plain.generate(requests)]
             for views in dict.fromkeys(row.views for row in mixing):
                 some = [row for row in mixing if row.views == views]
-                engine = models.engine(config.engine(Variant("views", views)))
+                shown = Variant("views", views)
+                engine = models.engine(shown, config.engine(shown))
                 found = map_over_processes(
                     partial(_replayed, config, engine, some),
                     list(zip(requests, answers, strict=True)),
@@ -154,15 +153,16 @@ def record(
 def _record(
     program: Speculator, params: Params, state: Any, tokens: Array, length: Array
 ) -> Recording:
-    drafter, views = program.drafter, len(program.drafter.views)
+    (draft,), (own,) = program.sources, state.drafter
+    assert isinstance(draft, DraftModel)
     batch, new = tokens.shape
     ones = jnp.ones(batch)
     logits, _ = program.target.extend(params["target"], tokens[:, :-1], state.target)
-    fed = jnp.concatenate(
-        [state.drafter.last[:, None], jnp.tile(tokens[:, :-1], (views, 1))], axis=1
-    )
-    view_logits, _ = drafter.model.extend(params["drafter"], fed, state.drafter.cache)
-    view_logits = fit_vocabulary(view_logits, drafter.vocabulary).reshape(views, batch, new, -1)
+    fed = jnp.tile(tokens[:, :-1], (draft.width, 1))
+    fed = jnp.concatenate([own.last[:, None], fed], axis=1)
+    view_logits, _ = draft.model.extend(params[draft.name], fed, own.cache)
+    view_logits = fit_vocabulary(view_logits, program.drafter.vocabulary)
+    view_logits = view_logits.reshape(draft.width, batch, new, -1)
 
     def soft(logits: Float[Array, "... B T V"]) -> Float[Array, "... B T V"]:
         return jnp.swapaxes(tempered(jnp.swapaxes(logits, -3, -2), ones), -3, -2)

@@ -17,13 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from jaxspec.cache import KVCache
 from jaxspec.config import TextConfig
 from jaxspec.decoding.compile_cache import Held, executable
+from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.engine import Engine, Request, Result
+from jaxspec.decoding.sources.source import Committed
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import place_drafter, rewound, split
+from jaxspec.decoding.state import DecodeState, place
 from jaxspec.models import abstract_params
-from jaxspec.sampling import argmax
+from jaxspec.sampling import Sampling, argmax
 from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params
 
@@ -67,28 +70,25 @@ def _milliseconds(call: Callable[[int], Any], count: int) -> float:
 
 
 class Passes:
-    """Passes over one state (a cache, or a structure with caches), which each call hands to the
-    next.
+    """Passes over one cache, which each call hands to the next.
 
     Args:
-      extend: (params, tokens [B, T], state) -> logits [..., B, T, V], state.
-      place: Function that places the state on a mesh.
+      extend: (params, tokens [B, T], cache) -> logits [B, T, V], cache.
     """
 
     def __init__(
         self,
-        extend: Callable[..., tuple[Array, Any]],
+        extend: Callable[..., tuple[Array, KVCache]],
         params: Params,
-        state: Any,
+        cache: KVCache,
         batch: int,
-        place: Callable[[Any], Any] = split,
     ) -> None:
-        self.how, self.params, self.state, self.batch = (extend, place), params, state, batch
+        self.extend, self.params, self.state, self.batch = extend, params, cache, batch
 
     def over(self, tokens: int) -> Callable[[int], Any]:
         """Return `call(n)`, which runs n passes over so many tokens, each from the same length."""
         fed = jnp.ones((self.batch, tokens), jnp.int32)
-        held = Held(self.how, mesh_of(self.params), self.params)
+        held = Held(self.extend, mesh_of(self.params), self.params)
 
         def call(times: int) -> Array:
             args = fed, self.state, jnp.int32(times)
@@ -98,23 +98,79 @@ class Passes:
         return call
 
 
-@partial(jax.jit, static_argnames=("how",), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("extend",), donate_argnames=("cache",))
 def _run_passes(
-    how: tuple[Callable[..., Any], Callable[[Any], Any]],
+    extend: Callable[..., Any],
     params: Params,
     tokens: Int[Array, "B T"],
-    state: Any,
+    cache: KVCache,
     times: Array,
-) -> tuple[Int[Array, "B T"], Any]:
-    extend, place = how
-
-    def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+) -> tuple[Int[Array, "B T"], KVCache]:
+    def step(_: int, carry: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
         logits, after = extend(params, *carry)
-        said = argmax(logits)
-        return said.reshape(-1, *tokens.shape)[0], rewound(after, state)
+        return argmax(logits), rewound(after, cache)
 
-    tokens, state = jax.lax.fori_loop(0, times, step, (tokens, state))
-    return tokens, place(state)
+    tokens, cache = jax.lax.fori_loop(0, times, step, (tokens, cache))
+    return tokens, place(cache)
+
+
+def drafting(
+    drafter: Drafter, params: Params, state: DecodeState, weights: Array
+) -> Callable[[int], Any]:
+    """Return `call(n)`, which drafts n blocks from one state, greedily: what a block does."""
+    held, begun = Held(drafter, mesh_of(params["target"]), params), [state.drafter]
+    options = greedy_options(len(state.count), state.tokens.shape[1])
+
+    def call(times: int) -> Array:
+        args = state.tokens, begun[0], state.count, state.target, weights, options, jnp.int32(times)
+        out, begun[0] = executable(_run_drafts, held, *args)(params, *args)
+        return out
+
+    return call
+
+
+@partial(jax.jit, static_argnames=("drafter",), donate_argnames=("states",))
+def _run_drafts(
+    drafter: Drafter,
+    params: Params,
+    tokens: Int[Array, "B C"],
+    states: Any,
+    count: Int[Array, " B"],
+    target: KVCache,
+    weights: Array,
+    options: Sampling,
+    times: Array,
+) -> tuple[Int[Array, "B C"], Any]:
+    def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+        tokens, before = carry
+        draft, scratch = drafter.draft(
+            Committed(params, tokens, count, target), before, weights, options
+        )
+        after = drafter.commit(before, scratch, target, jnp.zeros_like(count))
+        return tokens.at[:, 0].set(draft.tokens[:, 0]), rewound(after, states)
+
+    tokens, states = jax.lax.fori_loop(0, times, step, (tokens, states))
+    return tokens, place(states)
+
+
+def rewound(after: Any, before: Any) -> Any:
+    """Return `after` with the lengths and other integers of `before`.
+
+    The floats stay: entries written past a row's length are never read.
+    """
+    return jax.tree.map(
+        lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before
+    )
+
+
+def greedy_options(batch: int, new: int) -> Sampling:
+    """Return the options of greedy rows that write exactly `new` tokens."""
+    whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
+    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), batch)
+    data = jax.random.key_data(keys)
+    return Sampling(
+        real, whole, real + 1, whole + new, jnp.full(1, -1, jnp.int32), data, greedy=True
+    )
 
 
 class Rates(NamedTuple):
@@ -157,7 +213,8 @@ class PassTimes:
     """Milliseconds at the batch and cache size of the given requests."""
 
     draft_ms: float
-    """T_q: one draft pass over all views; for a tree, over a level of average size."""
+    """T_q: drafting a block, mixing and drawing included, over gamma. A one-pass head drafts its
+    gamma tokens in one pass, and an EAGLE-3 head first reads the last block again."""
     target_ms: float
     """T_p: one target pass over one token."""
     verify_ms: float
@@ -177,13 +234,15 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     state = engine.prefill(requests)
     params, rows = engine.assembly.params, len(state.count)
     target = Passes(program.target.extend, params["target"], state.target, rows)
-    draft = Passes(program.drafter.extend, params, state.drafter, rows, place_drafter)
+    drafter = program.drafter
+    weights = jnp.full((rows, drafter.width), 1 / drafter.width)
     calls = {
-        "draft_ms": draft.over(-(-program.drafter.reads // program.drafter.gamma)),
+        "draft_ms": drafting(drafter, params, state, weights),
         "target_ms": target.over(1),
-        "verify_ms": target.over(program.drafter.nodes + 1),
+        "verify_ms": target.over(drafter.nodes + 1),
     }
-    return PassTimes(**time_loops(calls, repeats))
+    times = time_loops(calls, repeats)
+    return PassTimes(**times | {"draft_ms": times["draft_ms"] / drafter.gamma})
 
 
 def predicted_speedup(

@@ -143,11 +143,6 @@ class KVHeadConfig:
         text = self.text_config
         return (1,) if isinstance(text, EagleConfig) and not text.norm_output else ()
 
-    def check_gamma(self, gamma: int) -> None:
-        """Raise InputError for a draft length that the head cannot draft."""
-        if self.parallel and gamma > self.gamma:
-            raise InputError(f"gamma: {gamma}, and one pass drafts {self.gamma}; give at most that")
-
     def for_target(self, target: Any) -> Self:
         """Return the configuration with the layers of this target that it reads.
 

@@ -19,9 +19,9 @@ from jaxspec.decoding.collaboration import (
     prefill_members,
     verify_combined,
 )
-from jaxspec.decoding.program import Member
+from jaxspec.decoding.inputs import Member, PromptBatch
 from jaxspec.decoding.speculative import next_token
-from jaxspec.decoding.state import Pause, PromptBatch, keep_decoding
+from jaxspec.decoding.state import Pause, keep_decoding
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Verdict

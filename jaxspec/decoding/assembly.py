@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jaxspec.config import KVHeadConfig, LvlmConfig, text_config
+from jaxspec.config import LvlmConfig, text_config
 from jaxspec.decoding.alternating import Alternating
 from jaxspec.decoding.compile_cache import Held
 from jaxspec.decoding.drafters import make_drafter
+from jaxspec.decoding.drafts import NOTHING, Mixture, mixture, sources_of
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
+from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.one_proposer import OneProposer
-from jaxspec.decoding.program import Member, Program
+from jaxspec.decoding.program import Program
 from jaxspec.decoding.requests import EncodedRequest
+from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel, check_pair, check_vocabulary, check_words, same_tower
+from jaxspec.loading import (
+    LoadedDraft,
+    LoadedModel,
+    check_pair,
+    check_vocabulary,
+    check_words,
+    same_tower,
+)
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.prompts.rows import PromptRow
-from jaxspec.prompts.views import VIEWS, View, parse_view, parse_views, prompt_views
-from jaxspec.sharding import mesh_of, put, shardings, small_sharding
+from jaxspec.prompts.views import VIEWS, View, parse_view, parse_weights
+from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
 
@@ -35,19 +46,21 @@ class Form:
     view: View
     name: str
     """Name of the model in error messages."""
-    spare: int | None = 0
-    """Number of tokens past the last new one that the context must hold; None: no limit."""
+    drafts: bool = False
+    """Whether it only drafts: past its trained positions it drafts on, perhaps worse."""
 
     def check_context(self, request: EncodedRequest, row: PromptRow) -> None:
         """Raise InputError if prompt and answer exceed the model's context."""
         limit = text_config(self.model.config).max_position_embeddings
-        if self.spare is None or len(row) + request.max_new_tokens + self.spare <= limit:
+        if len(row) + request.max_new_tokens <= limit:
             return
-        if self.spare:
-            raise InputError(
-                f"view {self.view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new "
-                f"ones pass the draft's {limit} trained positions; use context 'drop_view'"
+        if self.drafts:
+            warnings.warn(
+                f"{self.name}: prompts and answers pass its {limit} trained positions, so that "
+                "it may draft worse there; answers stay the target's",
+                stacklevel=2,
             )
+            return
         raise InputError(
             f"prompt: {len(row)} tokens and {request.max_new_tokens} new ones are over "
             f"{self.name}'s context of {limit}; shorten the prompt or lower max_new_tokens"
@@ -66,6 +79,8 @@ class Assembly:
     """Models of the program's towers."""
     lead: LoadedModel
     """Model whose tokeniser and chat template write the prompts."""
+    mixture: Mixture = NOTHING
+    """What drafts."""
 
     @cached_property
     def held(self) -> Held:
@@ -73,83 +88,57 @@ class Assembly:
         return Held(self.program, mesh_of(self.lead.params), self.params)
 
 
-def chosen_views(
-    target: LoadedModel, draft: LoadedModel | None, views: tuple[str, ...] | None
-) -> tuple[str, ...]:
-    """Return the views to draft from; None: M for a draft, and kv for a KV head.
+def speculation(
+    target: LoadedModel, drafts: Sequence[LoadedDraft], config: EngineConfig
+) -> Assembly:
+    """Assemble a target with its drafts and lookup, or alone.
 
-    Raises InputError for views without a draft or a KV head to read them.
-    """
-    if views is None:
-        return ("M",) * (draft is not None) + ("kv",) * (target.head is not None)
-    shown = prompt_views(parse_views(views)) if views else ()
-    if shown and draft is None:
-        raise InputError(f"views: {','.join(views)} need a draft; give one, or leave them out")
-    return views
-
-
-def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineConfig) -> Assembly:
-    """Assemble a target with the draft and KV head that the views need, or alone.
-
-    Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft
-    lacks.
+    Raises InputError if draft and target do not share a tokeniser, a view needs what the draft
+    lacks, or a head was made for another target.
     """
     check_vocabulary("target", target, spare=0)
-    views = parse_views(config.views) if config.views else ()
-    shown = prompt_views(views)
+    parts = mixture(config.views, [draft.config for draft in drafts])
     params: dict[str, Any] = {"target": target.params}
-    form = Form(target, VIEWS["M" if target.images else "T"], "the target")
-    head = None
-    if any(view.reads_target for view in views):
-        head = target.head
-        if head is None:
-            raise InputError("view kv: the target has no KV head; give one, or leave the view out")
-        mesh, place = mesh_of(target.params), small_sharding(target.params)
-        if mesh is not None:
-            place = shardings(head.config.text_config, head.params, mesh)
-        params["head"] = put(head.params, place)
-    shares, forms = False, [form]
-    draft = draft if shown else None
+    forms = [Form(target, VIEWS["M" if target.images else "T"], "the target")]
+    draft = next((draft for draft in drafts if isinstance(draft, LoadedModel)), None)
+    shares, trees = False, [draft.params for draft in drafts if draft.config is parts.head]
     if draft is not None:
-        check_pair(target, draft, shown)
+        check_pair(target, draft, parts.views)
         draft = replace(
             draft, params=put(draft.params, small_sharding(target.params))
         ).sharing_tower(target)
         shares = same_tower(target, draft)
         # With a shared tower the features come from the target's.
-        params["drafter"] = split_tower(draft.config, draft.params)[1] if shares else draft.params
-        spare = config.gamma if config.context == "error" else None
-        forms += [Form(draft, view, "the draft", spare) for view in shown]
-    models = target.model, draft and draft.model, head and head.config
-    program = build_program(*models, config, shares)
-    towers = target, *(draft if tower else None for tower in program.towers[1:])
-    return Assembly(program, params, tuple(forms), towers, target)
+        trees = [split_tower(draft.config, draft.params)[1] if shares else draft.params, *trees]
+        forms += [Form(draft, view, "the draft", drafts=True) for view in parts.views]
+    sources = sources_of(parts, target.model, config.gamma, shares)
+    mesh = mesh_of(target.params)
+    for source, tree in zip(sources, trees):
+        place = small_sharding(target.params) if mesh is None else source.places(tree, mesh)
+        params[source.name] = put(tree, place)
+    program = build_program(target.model, sources, config)
+    towers = target, *(draft if source.tower else None for source in sources)
+    return Assembly(program, params, tuple(forms), towers, target, parts)
 
 
 def build_program(
-    target: LanguageModel,
-    draft: LanguageModel | None,
-    head: KVHeadConfig | None,
-    config: EngineConfig,
-    shares_tower: bool,
+    target: LanguageModel, sources: Sequence[Source], config: EngineConfig
 ) -> Autoregressive | Speculator:
-    """Return the program of a target with a draft, a KV head, lookup, or none of them."""
-    size = target.text.vocab_size
-    views = parse_views(config.views) if config.views else ()
-    lookup = any(view.looks_up for view in views)
-    readers = [draft] if draft is not None else []
-    readers += [LanguageModel(head.text_config)] if head is not None else []
-    if not readers and not lookup:
+    """Return the program of a target with its sources of drafts; without any it decodes alone."""
+    if not sources:
         return Autoregressive(target, config.width or 1)
     tree = None if config.tree is None else parse_tree(config.tree, config.gamma)
-    scored = min((len(model.text.draft_vocabulary) or size for model in readers), default=size)
+    scored = min(source.vocabulary for source in sources)
     if tree is not None and tree.width > scored:
         raise InputError(f"tree: {config.tree!r} has more branches than there are tokens, {scored}")
-    shown = prompt_views(views) if draft is not None else ()
-    reader = draft or target
-    if head is not None:
-        head.check_gamma(config.gamma)
-    drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head, lookup)
+    for source in sources:
+        if source.longest is not None and config.gamma > source.longest:
+            raise InputError(
+                f"gamma: {config.gamma} is more than the {source.longest} tokens that the draft "
+                f"writes in one pass; give at most {source.longest}"
+            )
+    parse_weights(config.weights, sum(source.width for source in sources))
+    drafter = make_drafter(sources, config.gamma, target.text.vocab_size, tree)
     weighting = parse_weighting(config.weighting)
     block = drafter.nodes + 1
     # Nodes of a tree are in other cache slots than a chain's tokens, so that sums round otherwise.
@@ -158,7 +147,7 @@ def build_program(
     width = config.width or block
     if width < block:
         raise InputError(f"width: {width}, and a block has {block} tokens; give {block} or more")
-    return Speculator(target, drafter, weighting, shares_tower, config.trace, width)
+    return Speculator(target, drafter, weighting, config.trace, width)
 
 
 def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:
@@ -214,8 +203,6 @@ def _member_view(name: str, model: LoadedModel, number: int) -> View:
     view = parse_view(name)
     refused = {
         "captions are for drafts": view.reads_captions,
-        "KV heads are for drafts": view.reads_target,
-        "lookup is for drafts": view.looks_up,
         "the slots counted are a target's": view.counts_slots,
         "it is a text model": view.reads_images and model.images is None,
     }

@@ -20,6 +20,7 @@ from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.assembly import Assembly
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, Batching, EngineConfig
+from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.memory import Sizes
 from jaxspec.decoding.requests import (
     EncodedRequest,
@@ -29,11 +30,11 @@ from jaxspec.decoding.requests import (
     each,
     encode,
 )
-from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts
+from jaxspec.decoding.sources.source import Buckets
+from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import larger_cache, run_prefill
 from jaxspec.errors import InputError
 from jaxspec.loading import image_inputs, image_tiles, prompt_encoder
-from jaxspec.models.head_slots import head_rows, reads_as_text
 from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows, which_image
 from jaxspec.prompts.views import parse_weights
@@ -122,25 +123,21 @@ class Batcher:
 
     def _sizes(self, request: EncodedRequest) -> Sizes:
         config, prompt = self.config, request.prompt
-        first, *others = map(len, request.rows)
-        longest = max(others, default=0)
-        drafts, head = self.program.drafts and others, self.program.head
-
-        def tokens(count: int, what: str = "prompt tokens") -> int:
-            return bucket(count, config.prompt_buckets, what)
-
-        towers = self.assembly.towers
-        sizes = Sizes(
-            length=tokens(first if drafts else max(first, longest)),
-            tiles=tuple(image_tiles(model, prompt, config.image_buckets) for model in towers),
+        program, lengths = self.program, iter(map(len, request.rows))
+        longest = max(islice(lengths, len(program.members)))
+        buckets = Buckets(config.prompt_buckets, config.image_buckets)
+        shown = self._shown(request) if program.sources else np.zeros(0, int)
+        return Sizes(
+            length=bucket(longest, config.prompt_buckets, "prompt tokens"),
+            tiles=tuple(
+                image_tiles(model, prompt, config.image_buckets) for model in self.assembly.towers
+            ),
             new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
-            views=tokens(longest, "prompt tokens of a view") if drafts else 0,
+            sources=tuple(
+                source.sizes([*islice(lengths, len(source.forms))], shown, buckets)
+                for source in program.sources
+            ),
         )
-        if head is None:
-            return sizes
-        images = bucket(len(prompt.images), config.image_buckets, "images of one prompt")
-        text = tokens(len(reads_as_text(head, self._shown(request))))
-        return sizes._replace(text=text, images=images)
 
     def _shown(self, request: EncodedRequest) -> np.ndarray:
         """Return the index of the image that each slot of the target's row shows, -1 for text."""
@@ -162,8 +159,7 @@ class Batcher:
         """Return the bucket that holds all requests."""
         if not requests:
             raise InputError("requests: []; give one or more")
-        length, tiles, *rest = zip(*(request.sizes for request in requests), strict=True)
-        return Sizes(max(length), tuple(map(max, zip(*tiles, strict=True))), *map(max, rest))
+        return jax.tree.map(lambda *sizes: max(sizes), *(request.sizes for request in requests))
 
     @property
     def grows(self) -> bool:
@@ -219,7 +215,7 @@ class Batcher:
             with on_mesh(self.mesh):
                 past = larger_cache(missing, past)
         width = bucket(len(rest), self.config.prompt_buckets, "prompt tokens")
-        rows = stack_rows([[rest]], width)[0]
+        (rows,) = stack_rows([[rest]], width)
         return batch.replace(target=rows, whole=batch.target, past=past)
 
     def inputs(
@@ -237,22 +233,25 @@ class Batcher:
         options = sampling_options(requests, self.assembly.lead.config, width)
         requests, count = requests[:prompts], prompts or width
         padded = [*requests, *[requests[-1]] * (count - len(requests))]
-        forms = [list(request.rows) for request in padded]
         pictures = decoded_images(requests, count - len(requests))
         images = [
             None if model is None else image_inputs(model, pictures, tiles)
             for model, tiles in zip(self.assembly.towers, sizes.tiles, strict=True)
         ]
+        forms, members = zip(*(request.rows for request in padded)), len(self.program.members)
+        rows = [stack_rows([form], sizes.length)[0] for form in islice(forms, members)]
         weights: Any = None
-        head: Any = self.program.head
-        if isinstance(self.config, EngineConfig) and self.program.drafts:
-            own = parse_weights(self.config.weights, len(self.config.views or ()))
-            weights = np.tile(np.asarray(own, np.float32), (count, 1))
-        if head is not None:
-            shown = [self._shown(request) for request in padded]
-            head = head_rows(head, shown, sizes.text, sizes.images)
-        rows = stack_rows(forms, sizes.length, sizes.views or None)
-        return self.program.inputs(rows, images, weights, head), options
+        sources: list[Any] = []
+        if isinstance(self.config, EngineConfig) and self.program.sources:
+            mixed = sum(source.width for source in self.program.sources)
+            share = np.asarray(parse_weights(self.config.weights, mixed), np.float32)
+            weights = np.tile(share, (count, 1))
+        shown = [self._shown(request) for request in padded if self.program.sources]
+        for source, tiles, own in zip(self.program.sources, images[members:], sizes.sources):
+            views = [*islice(forms, len(source.forms))]
+            stacked = stack_rows(views, own[0]) if views else ()
+            sources.append(source.inputs(stacked, tiles, shown, own))
+        return self.program.inputs(rows, images[:members], weights, tuple(sources)), options
 
     def scored(
         self, request: EncodedRequest, tokens: Sequence[int]

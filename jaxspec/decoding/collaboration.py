@@ -23,13 +23,12 @@ from flax import struct
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.combination import combined, greedy_token
-from jaxspec.decoding.program import Member, Program
+from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
+from jaxspec.decoding.program import Program
 from jaxspec.decoding.speculative import copied
 from jaxspec.decoding.state import (
     DecodeState,
     Drafting,
-    PromptBatch,
-    Prompts,
     append,
     draw_next,
     init_state,

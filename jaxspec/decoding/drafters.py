@@ -1,26 +1,24 @@
 """Draft a chain, a tree of a static shape, or a tree that each row chooses.
 
-All nodes of a tree level are read in one pass. The draft's cache holds the nodes in reading order:
-the root, then the nodes with children, level by level. The last level is never read.
+All nodes of a tree level are read in one pass. Sources hold the nodes in reading order: the root,
+then the nodes with children, level by level. The last level is never read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import TreeMask
-from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.drafter import BlockInputs, ContextPolicy, Drafter, DraftState
+from jaxspec.decoding.drafter import Drafter, Mixing, States
+from jaxspec.decoding.sources.source import Committed, Source
 from jaxspec.decoding.tree import Tree, TreeSpec, ancestors, likeliest_nodes, static_tree
-from jaxspec.models import LanguageModel
-from jaxspec.prompts.views import View
 from jaxspec.sampling import argmax, draw, draw_siblings, filtered, largest
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Float, Int
 from jaxspec.verification import Draft
 
 
@@ -37,34 +35,38 @@ class ChainDrafter(Drafter):
         return self.gamma
 
     def _propose(
-        self, inputs: BlockInputs, logits: Float[Array, "R B 1 V"], state: DraftState
-    ) -> tuple[Draft, DraftState]:
-        options = inputs.options
+        self,
+        committed: Committed,
+        mixing: Mixing,
+        scores: Float[Array, "R B one V"],
+        scratch: States,
+    ) -> tuple[Draft, States]:
+        options = mixing.options
 
-        def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
-            both = self._distributions(inputs, logits)
+        def propose(scores: Array, place: Array) -> tuple[Array, Array, Array]:
+            both = self._mixed(mixing, scores)
             mixed, view_probs = (probs[..., 0, :] for probs in both)
             best = argmax(mixed)
             if options.greedy:  # `match` needs no distribution
                 return best, mixed, view_probs
             probs = filtered(mixed, options, best)
-            return draw(inputs.keys(place), probs, options.temperature == 0), probs, view_probs
+            return draw(mixing.keys(place), probs, options.temperature == 0), probs, view_probs
 
         def step(
-            carry: tuple[Array, DraftState], place: Array
-        ) -> tuple[tuple[Array, DraftState], tuple[Array, ...]]:
-            token, state = carry
-            logits, state = self.extend(inputs.params, token[:, None], state)
-            proposal = propose(logits, place)
-            return (proposal[0], state), proposal
+            carry: tuple[Array, States], place: Array
+        ) -> tuple[tuple[Array, States], tuple[Array, ...]]:
+            token, scratch = carry
+            scores, scratch = self.score(committed, scratch, token[:, None])
+            proposal = propose(scores, place)
+            return (proposal[0], scratch), proposal
 
-        first = propose(logits, jnp.zeros((), jnp.int32))
-        (_, state), rest = jax.lax.scan(step, (first[0], state), jnp.arange(1, self.gamma))
+        first = propose(scores, jnp.zeros((), jnp.int32))
+        (_, scratch), rest = jax.lax.scan(step, (first[0], scratch), jnp.arange(1, self.gamma))
         tokens, probs, view_probs = (
             jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest)
         )
         tokens, probs = jnp.moveaxis(tokens, 0, 1), jnp.moveaxis(probs, 0, 1)
-        return Draft(tokens, probs, jnp.moveaxis(view_probs, 0, 2)), state
+        return Draft(tokens, probs, jnp.moveaxis(view_probs, 0, 2)), scratch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +80,19 @@ class _Grown(Drafter):
         return self.tree.nodes(self.gamma)
 
     def _read_level(
-        self, params: Params, tokens: Int[Array, "B T"], depth: int, seen: Array, state: DraftState
-    ) -> tuple[Float[Array, "R B T V"], DraftState]:
+        self,
+        committed: Committed,
+        scratch: States,
+        tokens: Int[Array, "B T"],
+        depth: int,
+        seen: Array,
+    ) -> tuple[Float[Array, "R B T V"], States]:
         """Read T nodes of one level.
 
         seen: Whether each node attends to each node read so far, [B or 1, T, nodes].
         """
         mask = TreeMask(jnp.full((1, tokens.shape[1]), depth), seen)
-        return self.extend(params, tokens, state, mask)
+        return self.score(committed, scratch, tokens, mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +112,13 @@ class TreeDrafter(_Grown):
         return len(self.shape.inner)
 
     def _propose(
-        self, inputs: BlockInputs, logits: Float[Array, "R B 1 V"], state: DraftState
-    ) -> tuple[Draft, DraftState]:
-        shape, params = self.shape, inputs.params
+        self,
+        committed: Committed,
+        mixing: Mixing,
+        scores: Float[Array, "R B one V"],
+        scratch: States,
+    ) -> tuple[Draft, States]:
+        shape = self.shape
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
         tokens, levels = [], []
         children = np.zeros(1, int)
@@ -119,11 +130,12 @@ class TreeDrafter(_Grown):
             if depth:
                 seen = shape.seen[inner[read]][:, inner[: read[-1] + 1]]
                 fed = tokens[-1][:, np.searchsorted(children, inner[read])]
-                logits, state = self._read_level(params, fed, depth, jnp.asarray(seen)[None], state)
+                above = jnp.asarray(seen)[None]
+                scores, scratch = self._read_level(committed, scratch, fed, depth, above)
             (children,) = np.nonzero(shape.depth == depth + 1)
-            mixed, view_probs = self._distributions(inputs, logits)
+            mixed, view_probs = self._mixed(mixing, scores)
             most = int(shape.rank[children].max()) + 1
-            siblings, probs = self._siblings(inputs, mixed, read, most)
+            siblings, probs = self._siblings(mixing, mixed, read, most)
             parent = np.searchsorted(inner[read], parents[children])
             tokens.append(siblings[:, parent, shape.rank[children]])
             levels.append((probs, view_probs))
@@ -131,24 +143,24 @@ class TreeDrafter(_Grown):
             tokens=jnp.concatenate(tokens, axis=1),
             probs=jnp.concatenate([probs for probs, _ in levels], axis=1),
             view_probs=jnp.concatenate([view_probs for _, view_probs in levels], axis=2),
-            tree=shape.token_tree(inputs.count.shape[0]),
+            tree=shape.token_tree(mixing.count.shape[0]),
         )
-        return draft, state
+        return draft, scratch
 
     def _siblings(
-        self, inputs: BlockInputs, mixed: Float[Array, "B T V"], read: np.ndarray, most: int
+        self, mixing: Mixing, mixed: Float[Array, "B T V"], read: np.ndarray, most: int
     ) -> tuple[Int[Array, "B T siblings"], Float[Array, "B T V"]]:
         """Return `most` children of T nodes, and the distributions that they were drawn from.
 
         In a greedy program the children are the likeliest tokens, and the distributions are unused.
         """
-        options = inputs.options
+        options = mixing.options
         if options.greedy:
             return largest(mixed, most)[1], mixed
 
         def drawn(node: Array, mixed: Array) -> tuple[Array, Array]:
             probs = filtered(mixed, options, argmax(mixed))
-            return draw_siblings(inputs.keys(node), probs, mixed, most), probs
+            return draw_siblings(mixing.keys(node), probs, mixed, most), probs
 
         return jax.vmap(drawn, in_axes=(0, 1), out_axes=1)(jnp.asarray(read), mixed)
 
@@ -169,9 +181,13 @@ class DynamicTreeDrafter(_Grown):
         return 1 + (self.gamma - 1) * self.tree.width
 
     def _propose(
-        self, inputs: BlockInputs, logits: Float[Array, "R B 1 V"], state: DraftState
-    ) -> tuple[Draft, DraftState]:
-        width, batch = self.tree.width, inputs.count.shape[0]
+        self,
+        committed: Committed,
+        mixing: Mixing,
+        scores: Float[Array, "R B one V"],
+        scratch: States,
+    ) -> tuple[Draft, States]:
+        width, batch = self.tree.width, mixing.count.shape[0]
         # Nodes of the level read last, and the logarithms of their joint probabilities.
         read, value = jnp.zeros((batch, 1), jnp.int32), jnp.zeros((batch, 1))
         # Nodes of each level read so far, and their parents in reading order.
@@ -186,8 +202,8 @@ class DynamicTreeDrafter(_Grown):
                 above.append(max(0, 1 + (depth - 2) * width) + best // width)
                 seen = ancestors(jnp.concatenate(above, axis=1), depth)[:, -width:]
                 fed = jnp.take_along_axis(levels[-1][0], best, axis=1)
-                logits, state = self._read_level(inputs.params, fed, depth, seen, state)
-            mixed, view_probs = self._distributions(inputs, logits)
+                scores, scratch = self._read_level(committed, scratch, fed, depth, seen)
+            mixed, view_probs = self._mixed(mixing, scores)
             views.append(view_probs)
             chance, choice = largest(mixed, width)
             # A mixture that rounds to over 1 would rank a child before its parent.
@@ -197,23 +213,15 @@ class DynamicTreeDrafter(_Grown):
         tokens, parents, joint = (jnp.concatenate(parts, axis=1) for parts in zip(*levels))
         read = jnp.concatenate(expanded, axis=1)
         tokens, tree = likeliest_nodes(self.tree, self.gamma, tokens, parents, joint, read)
-        return Draft(tokens, None, jnp.concatenate(views, axis=2), tree), state
+        return Draft(tokens, None, jnp.concatenate(views, axis=2), tree), scratch
 
 
 def make_drafter(
-    model: LanguageModel,
-    views: tuple[View, ...],
-    gamma: int,
-    vocabulary: int,
-    tree: TreeSpec | None = None,
-    context: ContextPolicy = "extrapolate",
-    head: KVHeadConfig | None = None,
-    lookup: bool = False,
+    sources: Sequence[Source], gamma: int, vocabulary: int, tree: TreeSpec | None = None
 ) -> Drafter:
     """Return a drafter of the tree, or of a chain if `tree` is None."""
-    shared: dict[str, Any] = {"model": model, "views": views, "gamma": gamma}
-    shared |= {"vocabulary": vocabulary, "context": context, "head": head, "lookup": lookup}
+    mixture = tuple(sorted(sources, key=lambda source: source.partial))
     if tree is None:
-        return ChainDrafter(**shared)
+        return ChainDrafter(sources=mixture, gamma=gamma, vocabulary=vocabulary)
     kind = DynamicTreeDrafter if tree.kind == "dynamic" else TreeDrafter
-    return kind(**shared, tree=tree)
+    return kind(sources=mixture, gamma=gamma, vocabulary=vocabulary, tree=tree)

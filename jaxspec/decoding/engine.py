@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxspec.cluster import map_over_processes
-from jaxspec.decoding.assembly import chosen_views, collaboration, speculation
+from jaxspec.decoding.assembly import collaboration, speculation
 from jaxspec.decoding.batcher import Batcher, rows_per_insert
 from jaxspec.decoding.compile_cache import Held, executable, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
@@ -28,11 +28,11 @@ from jaxspec.decoding.running import STRIDE, RunningBatch
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, run_decode, run_logprobs
 from jaxspec.errors import InputError, check_counts
-from jaxspec.loading import LoadedModel
+from jaxspec.loading import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.rows import bucket
-from jaxspec.prompts.views import needs_captioner, parse_views
+from jaxspec.prompts.views import needs_captioner
 
 __all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Request", "Result"]
 
@@ -52,14 +52,14 @@ class Engine:
 
     Attributes:
       target: Target model, or the list of models that decode collaboratively.
-      draft: Draft model.
+      draft: Draft model or head, or a list of one of each, which draft together.
       config: `EngineConfig`, or `CollaborationConfig` for a list of models; None: all defaults.
       captioner: Captioner for view C, called before prefill with all images of a call.
       encoder: `PromptEncoder` with the target's chat template, which turns questions into prompts.
     """
 
     target: LoadedModel | Sequence[LoadedModel]
-    draft: LoadedModel | None = None
+    draft: LoadedDraft | Sequence[LoadedDraft] | None = None
     config: EngineConfig | CollaborationConfig | None = None
     captioner: Captioner | None = None
 
@@ -67,21 +67,22 @@ class Engine:
         models = [self.target] if isinstance(self.target, LoadedModel) else self.target
         if not isinstance(models, Sequence) or not all(isinstance(m, LoadedModel) for m in models):
             raise InputError(f"target: {self.target!r:.60}; give what LoadedModel.load returns")
-        if not isinstance(self.draft, LoadedModel | None):
-            kind = type(self.draft).__name__
-            raise InputError(f"draft: {kind}; give a LoadedModel, and options as config=...")
+        drafts = self.draft if isinstance(self.draft, Sequence) else [self.draft]
+        drafts = [draft for draft in drafts if draft is not None]
+        for draft in drafts:
+            if not isinstance(draft, LoadedDraft):
+                kind = type(draft).__name__
+                raise InputError(f"draft: {kind}; give what load_draft returns")
         captioner = None
         if isinstance(self.target, LoadedModel):
             config = _checked(self.config, EngineConfig, "an EngineConfig for one target")
-            views = chosen_views(self.target, self.draft, config.views)
-            config = replace(config, views=views)
-            assembly = speculation(self.target, self.draft, config)
-            if views and needs_captioner(parse_views(views), self.captioner):
+            assembly = speculation(self.target, drafts, config)
+            if needs_captioner(assembly.mixture.views, self.captioner):
                 captioner = self.captioner
         else:
             kind = "a CollaborationConfig for a list"
             config = _checked(self.config, CollaborationConfig, kind)
-            if self.draft is not None:
+            if drafts:
                 raise InputError("draft: collaborating models need none; leave it out")
             assembly = collaboration(self.target, config)
         for model in models:
@@ -95,8 +96,7 @@ class Engine:
     def from_pretrained(
         cls,
         target: str | Path,
-        draft: str | Path | None = None,
-        kv_head: str | Path | None = None,
+        draft: str | Path | Sequence[str | Path] | None = None,
         dtype: Any = None,
         mesh: Mesh | None = None,
         target_weights: Weights | None = None,
@@ -106,8 +106,7 @@ class Engine:
 
         Args:
           target: Directory or hub id of the target.
-          draft: Directory or hub id of a draft model.
-          kv_head: Directory of a KV head of the target.
+          draft: Directory or hub id of a draft model or head, or a list of one of each.
           dtype: Dtype of the computation, see `LoadedModel.load`.
           mesh: Mesh to split the target over.
           target_weights: Format of the target's weights, `weights` of `LoadedModel.load`.
@@ -115,12 +114,8 @@ class Engine:
         """
         config = EngineConfig(**options)
         loaded = LoadedModel.load(target, dtype, mesh=mesh, weights=target_weights)
-        if kv_head is not None:
-            loaded = loaded.with_head(kv_head)
-        drafted = None
-        if draft is not None:
-            drafted = LoadedModel.load(draft, dtype, share_tower_with=loaded)
-        return cls(loaded, drafted, config)
+        names = [draft] if isinstance(draft, str | Path) else draft or ()
+        return cls(loaded, [load_draft(name, loaded, dtype) for name in names], config)
 
     @overload
     def generate(self, requests: Request | str) -> Result: ...

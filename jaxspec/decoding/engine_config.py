@@ -7,11 +7,10 @@ from numbers import Integral
 from typing import Literal, get_args
 
 from jaxspec.decoding.combination import Combination, parse_combination
-from jaxspec.decoding.drafters import ContextPolicy
+from jaxspec.decoding.drafts import read_views
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts
-from jaxspec.prompts.views import parse_views, parse_weights
 from jaxspec.runtime import say
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -72,15 +71,14 @@ class EngineConfig(Batching):
     """Choose how a target decodes: with which views and draft blocks, and in which batches.
 
     Attributes:
-      views: Draft's views, then kv, then lookup; None: M and kv, if loaded; (): no draft.
-      weights: First block's weights, one for each view; None: uniform.
+      views: Views of a draft model, then `lookup` if it drafts too; None: M for a draft model.
+      weights: First block's weights: of each view, then a head's, then lookup's; None: uniform.
       weighting: Rule by which weights learn, as `parse_weighting` reads it: `grid:window=16`.
       gamma: Draft length: drafted tokens in each block, or on a tree's longest path.
       tree: Token tree instead of a chain: `2`, `2:32` (32 nodes), `chains:2` or `dynamic:4:24`.
       width: Tokens that each target pass reads, padding included: gamma + 1 or more. At one width,
         and without a tree, answers equal plain decoding's in 16 bits too; caches do not grow.
         None: no padding.
-      context: Policy past the draft's trained positions: `extrapolate`, `drop_view` or `error`.
       trace: Whether `Result.trace` records the origin of each token.
     """
 
@@ -90,7 +88,6 @@ class EngineConfig(Batching):
     gamma: int = 5
     tree: str | None = None
     width: int | None = None
-    context: ContextPolicy = "extrapolate"
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -98,10 +95,6 @@ class EngineConfig(Batching):
         check_counts(gamma=self.gamma)
         if self.width is not None and self.width not in range(1, WIDEST + 1):
             raise InputError(f"width: {self.width}; give 1 to {WIDEST}")
-        if self.context not in get_args(ContextPolicy):
-            raise InputError(
-                f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}"
-            )
         for name, example in {"tree": "2:32", "weighting": "mt-paper"}.items():
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name == "weighting"):
@@ -110,8 +103,7 @@ class EngineConfig(Batching):
             parse_tree(self.tree, self.gamma)
         if isinstance(self.views, str) or not all(isinstance(one, str) for one in self.views or ()):
             raise InputError(f"views: {self.views!r}; give a tuple of names, as ('M', 'T')")
-        if self.views:
-            parse_weights(self.weights, len(parse_views(self.views)))
+        read_views(self.views or ())
         parse_weighting(self.weighting)
 
 

@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Sharding
 
 from jaxspec.cache import KVCache
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
-from jaxspec.decoding.program import Member, Program
-from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import DecodeState, PromptBatch, map_caches
+from jaxspec.decoding.inputs import Images, Member, PromptBatch
+from jaxspec.decoding.program import Program
+from jaxspec.decoding.sources.source import Source
+from jaxspec.decoding.state import DecodeState, map_caches
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.attention import BLOCK
-from jaxspec.models.head_slots import no_rows
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.qwen_vl import full_block
 from jaxspec.models.vision import TILE_BLOCK
@@ -33,17 +34,13 @@ class Sizes(NamedTuple):
     """Hold the sizes of each row that one compiled program is padded to."""
 
     length: int
-    """Prompt tokens."""
+    """Prompt tokens of the target, or of the longest of all collaborating models."""
     tiles: tuple[int, ...]
-    """Image tiles of each tower: target's and draft's, or those of all collaborating models."""
+    """Image tiles of each of the program's towers."""
     new: int
     """New tokens."""
-    text: int = 0
-    """Prompt tokens of the target that a KV head reads."""
-    images: int = 0
-    """Images that a KV head reads."""
-    views: int = 0
-    """Prompt tokens of the draft's longest view; 0 if all forms have `length` slots."""
+    sources: tuple[tuple[int, ...], ...] = ()
+    """Sizes of the inputs of each source of drafts, see `Source.sizes`."""
 
     def of_members(self, count: int) -> Sizes:
         """Return the sizes of the first `count` models alone."""
@@ -51,7 +48,7 @@ class Sizes(NamedTuple):
 
     @property
     def flat(self) -> tuple[int, ...]:
-        return (self.length, *self.tiles, self.new, self.text, self.images, self.views)
+        return tuple(jax.tree.leaves(self))
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,8 @@ class MemoryReport:
     """Weights of the target or of all collaborating models; shared arrays count once."""
     draft_weights: int
     target_cache: int
-    draft_cache: int
-    """Draft's caches, or the logits of pending proposals (`Alternating`)."""
+    draft_caches: tuple[int, ...]
+    """State of each source of drafts, or the pending proposals of collaborating models."""
     weighting: int
     """State of the weighting."""
     inputs: int
@@ -79,8 +76,13 @@ class MemoryReport:
     """Smaller caches, which exist while the largest are made from them."""
 
     @property
+    def draft_cache(self) -> int:
+        """Return the bytes of all drafts' states."""
+        return sum(self.draft_caches)
+
+    @property
     def total(self) -> int:
-        return sum(vars(self).values())
+        return sum(jax.tree.leaves(vars(self)))
 
     def __str__(self) -> str:
         parts = {
@@ -118,15 +120,18 @@ def plan_memory(
     before = plan_memory(program, params, batch, sizes._replace(new=smaller)) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
     state = abstract_state(program, params, inputs, options, sizes.new)
-    caches, draft_cache, weighting = map(bytes_held, (state.target, state.drafter, state.weighting))
+    caches, weighting = map(bytes_held, (state.target, state.weighting))
+    # A target alone has no drafter, and collaborating models have one of pending proposals.
+    parts = state.drafter if program.sources else jax.tree.leaves([state.drafter])
+    drafts = tuple(map(bytes_held, parts))
     weights = {id(leaf): leaf for leaf in jax.tree.leaves(program.weights(params))}
     return MemoryReport(
         target_weights=bytes_held(weights),
-        draft_weights=bytes_held((params.get("drafter", {}), params.get("head", {}))),
+        draft_weights=bytes_held([params.get(source.name, {}) for source in program.sources]),
         target_cache=caches,
-        draft_cache=draft_cache,
+        draft_caches=drafts,
         weighting=weighting,
-        inputs=bytes_held((inputs, options, state)) - caches - draft_cache - weighting,
+        inputs=bytes_held((inputs, options, state)) - caches - sum(drafts) - weighting,
         working=_working(program, state, batch, sizes),
         insert=waiting.target_cache + waiting.draft_cache + waiting.weighting + waiting.inputs
         if waiting
@@ -146,17 +151,15 @@ def abstract_state(
         return state
     whole = partial(at_place, place=replicated(mesh))
 
-    def split(cache: KVCache) -> KVCache:
+    def placed(cache: KVCache) -> KVCache:
+        if not cache.split:
+            return whole(cache)
         keys = jax.tree.map(
             lambda x: x.update(sharding=cache_sharding(mesh, x.shape)), (cache.k, cache.v)
         )
         return whole(cache.replace(k=(), v=())).replace(k=keys[0], v=keys[1])
 
-    rest = whole(state.replace(target=None))
-    head = getattr(state.drafter, "head", None)
-    if head is not None:
-        rest = rest.replace(drafter=rest.drafter.replace(head=split(head)))
-    return rest.replace(target=map_caches(split, state.target, whole))
+    return map_caches(placed, state, whole)
 
 
 def at_place(tree: Any, place: Any) -> Any:
@@ -169,7 +172,7 @@ def at_place(tree: Any, place: Any) -> Any:
 def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:
     """Return the shapes of a batch and its options, to plan or compile ahead of time."""
 
-    views = program.forms[len(program.members) :]
+    members = len(program.members)
 
     def shows(form: Member) -> bool:
         return form.reads_images and any(sizes.tiles)
@@ -177,20 +180,22 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
     def zeros(form: Member, length: int, mrope: bool) -> PromptRows:
         return prompt_zeros(form.model, form.pool, batch, length, shows(form), mrope)
 
+    def tiles(model: LanguageModel | None, count: int) -> Images:
+        return image_zeros(model.config, batch, count) if model and count else None
+
+    def of_source(source: Source, images: Images, own: tuple[int, ...]) -> Any:
+        mrope = any(shows(form) and form.model.mrope for form in source.forms)  # one batch
+        rows = [zeros(form, own[0], mrope) for form in source.forms]
+        inputs = source.inputs(rows, images, [np.zeros(0, int)] * batch, own)
+        return jax.tree.map(jnp.asarray, inputs)
+
     def make() -> tuple[PromptBatch, Sampling]:
         rows = [zeros(one, sizes.length, shows(one) and one.model.mrope) for one in program.members]
-        mrope = any(shows(view) and view.model.mrope for view in views)  # views are one batch
-        rows += [zeros(view, sizes.views or sizes.length, mrope) for view in views]
-        images = [
-            image_zeros(model.config, batch, tiles) if model and tiles else None
-            for model, tiles in zip(program.towers, sizes.tiles)
-        ]
-        drafter = program.drafter if isinstance(program, Speculator) else None
-        weights = None if drafter is None else jnp.zeros((batch, drafter.width))
-        head = program.head and jax.tree.map(
-            jnp.asarray, no_rows(program.head, batch, sizes.text, sizes.images)
-        )
-        return program.inputs(rows, images, weights, head), _options(batch)
+        images = list(map(tiles, program.towers, sizes.tiles))
+        sources = tuple(map(of_source, program.sources, images[members:], sizes.sources))
+        width = sum(source.width for source in program.sources)
+        weights = jnp.zeros((batch, width)) if width else None
+        return program.inputs(rows, images[:members], weights, sources), _options(batch)
 
     return jax.eval_shape(make)
 

@@ -16,9 +16,9 @@ from jaxspec.decoding.collaboration import (
     prefill_members,
     verify_combined,
 )
-from jaxspec.decoding.program import Member
+from jaxspec.decoding.inputs import Member, PromptBatch
 from jaxspec.decoding.speculative import next_token
-from jaxspec.decoding.state import Pause, PromptBatch, keep_decoding, newest
+from jaxspec.decoding.state import Pause, keep_decoding, newest
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 

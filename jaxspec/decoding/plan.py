@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
+import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.decoding.assembly import build_program
+from jaxspec.decoding.drafts import DraftConfig, mixture, sources_of
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
+from jaxspec.decoding.sources.source import Buckets
 from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.models import LanguageModel, abstract_params, split_tower, towers_alike
+from jaxspec.models import LanguageModel, abstract_params, towers_alike
 from jaxspec.models.int8 import Weights
-from jaxspec.models.kv_head import abstract_head
-from jaxspec.prompts.views import parse_views, prompt_views
-from jaxspec.sharding import abstract_mesh, replicated, shardings
+from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.typing import Params
 
 
@@ -62,36 +62,29 @@ def chip_of(device: Any) -> Chip | None:
 
 def abstract_program(
     target: ModelConfig,
-    draft: ModelConfig | None,
-    views: Sequence[str],
+    drafts: Sequence[DraftConfig],
+    views: tuple[str, ...] | None,
     gamma: int,
     dtype: Any,
     tree: str | None = None,
-    head: KVHeadConfig | None = None,
     weights: Weights | None = None,
     width: int | None = None,
 ) -> tuple[Autoregressive | Speculator, Params]:
     """Return the program of these models, and its parameters as shapes.
 
-    Without views the target decodes alone. A draft whose tower has the target's shapes shares it.
+    Without drafts the target decodes alone. A draft whose tower has the target's shapes shares it.
 
     Args:
       weights: "int8" for a target that `LoadedModel.load` quantises.
     """
-    params: dict[str, Any] = {"target": abstract_params(target, dtype, weights)}
-    shown = prompt_views(parse_views(views)) if views else ()
-    config = EngineConfig(views=tuple(views), gamma=gamma, tree=tree, width=width)
-    reader, shares = None, False
-    if shown:
-        assert draft is not None
-        reader, shares = LanguageModel(draft), towers_alike(target, draft)
-        own = abstract_params(draft, dtype)
-        params["drafter"] = split_tower(draft, own)[1] if shares else own
-    if head is not None:
-        params["head"] = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_head(head)
-        )
-    return build_program(LanguageModel(target), reader, head, config, shares), params
+    parts, model = mixture(views, drafts), LanguageModel(target)
+    shares = parts.model is not None and towers_alike(target, parts.model)
+    sources = sources_of(parts, model, gamma, shares)
+    config = EngineConfig(views=views, gamma=gamma, tree=tree, width=width)
+    shapes = {source.name: source.shapes(dtype) for source in sources}
+    params = {"target": abstract_params(target, dtype, weights)}
+    params |= {name: own for name, own in shapes.items() if own}
+    return build_program(model, sources, config), params
 
 
 def usual_head(target: ModelConfig, **options: Any) -> KVHeadConfig:
@@ -108,7 +101,12 @@ def sizes_of(program: Autoregressive | Speculator, prompt: int, tiles: int, new:
     """Return the sizes of rows with these prompt slots, image tiles and new tokens."""
     tiles = tiles if program.target.has_vision else 0
     counted = tuple(tiles if tower else 0 for tower in program.towers)
-    return Sizes(prompt, counted, new, *((prompt, tiles) if program.head else ()))
+    shown = np.zeros(0, int)
+    buckets = Buckets((prompt,), (tiles,))
+    sources = tuple(
+        source.sizes([prompt] * len(source.forms), shown, buckets) for source in program.sources
+    )
+    return Sizes(prompt, counted, new, sources)
 
 
 def split_over(
@@ -116,10 +114,9 @@ def split_over(
 ) -> Params:
     """Return the shapes placed as in an engine: target and head split, the draft replicated."""
     places: dict[str, Any] = {"target": shardings(program.target.config, params["target"], mesh)}
-    if program.head is not None:
-        places["head"] = shardings(program.head.text_config, params["head"], mesh)
-    if "drafter" in params:
-        places["drafter"] = jax.tree.map(lambda _: replicated(mesh), params["drafter"])
+    for source in program.sources:
+        if source.name in params:
+            places[source.name] = source.places(params[source.name], mesh)
     return at_place(params, places)
 
 
@@ -146,17 +143,12 @@ def plan(
         params = split_over(program, params, abstract_mesh(model=devices))
     report = plan_memory(program, params, batch, sizes)
     plain = bytes_held(read_by_pass(params["target"])) + report.target_cache
-    drafted = report.draft_cache + bytes_held(
-        [read_by_pass(params.get(name, {})) for name in ("drafter", "head")]
+    gamma = program.most_tokens - 1
+    drafted = sum(
+        source.passes(gamma) * (bytes_held(read_by_pass(source.weights(params))) + cache)
+        for source, cache in zip(program.sources, report.draft_caches, strict=True)
     )
-    if "head" in params and "lm_head" not in params["head"]:  # the target's scores the words
-        scores = [leaf for path, leaf in flat(params["target"]).items() if "lm_head" in path]
-        drafted += bytes_held(scores)
-    drafts = 0
-    if isinstance(program, Speculator):
-        head, alone = program.head, not program.drafter.views
-        drafts = 1 if alone and head and head.parallel else program.drafter.gamma
-    return Plan(report, plain, plain + drafts * drafted)
+    return Plan(report, plain, plain + drafted)
 
 
 def read_by_pass(params: Params) -> list[Any]:

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from jaxspec.cache import KVCache
-from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts
+from jaxspec.decoding.inputs import Images, Member, PromptBatch, Prompts
+from jaxspec.decoding.sources.source import Source
+from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.models import LanguageModel
-from jaxspec.models.head_slots import HeadRows
-from jaxspec.models.inputs import Pool, PromptRows
+from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
-from jaxspec.typing import Array, Float, Params
+from jaxspec.typing import Float, Params
 
 State = TypeVar("State", bound=DecodeState[Any, Any, Any])
-Images = dict[str, Float[Array, "B U ..."]] | None
-"""The tiles of each row's images; None where no row has any."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """Pair a model with its form of prompts. Static: part of the compiled program."""
-
-    model: LanguageModel
-    pool: Pool | None = None
-    """Pooling of image features; None keeps all."""
-    reads_images: bool = True
-    """Whether the prompt shows images."""
 
 
 class Program(ABC, Generic[State]):
@@ -50,29 +36,25 @@ class Program(ABC, Generic[State]):
         """Return the cache of each member."""
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        """Return the sources of drafts; () for a program that drafts nothing."""
+        return ()
+
+    @property
     def forms(self) -> tuple[Member, ...]:
-        """Return the forms in which a prompt is read: the members', then those of the draft."""
-        return self.members
+        """Return the forms in which a prompt is read: the members', then those of each source."""
+        return (*self.members, *(form for source in self.sources for form in source.forms))
 
     @property
     def towers(self) -> tuple[LanguageModel | None, ...]:
-        """Return the models that read image tiles, in the order of `Sizes.tiles`."""
-        return tuple(one.model if one.reads_images else None for one in self.members)
+        """Return the models that encode image tiles, one for each member and each source."""
+        members = (one.model if one.reads_images else None for one in self.members)
+        return (*members, *(source.tower for source in self.sources))
 
     @property
     def compiler_options(self) -> dict[str, bool]:
         """Return XLA's options for prefill and loop."""
         return {}
-
-    @property
-    def drafts(self) -> bool:
-        """Return whether a draft proposes blocks."""
-        return False
-
-    @property
-    def head(self) -> KVHeadConfig | None:
-        """Return the KV head that reads the target's cache, or None."""
-        return None
 
     @property
     @abstractmethod
@@ -88,23 +70,19 @@ class Program(ABC, Generic[State]):
         self,
         rows: Sequence[PromptRows],
         images: Sequence[Images],
-        weights: Float[Array, "B R"] | None = None,
-        head: HeadRows | None = None,
+        weights: Float[Any, "B R"] | None = None,
+        sources: tuple[Any, ...] = (),
     ) -> PromptBatch:
         """Return the batch that `prefill` reads.
 
         Args:
-          rows: Prompts in each of the program's `forms`.
-          images: Tiles for each of the program's `towers`.
-          weights: Initial weights of the draft's views.
-          head: Slots of the target's rows that a KV head reads.
+          rows: Prompts in the form of each member.
+          images: Tiles for each member.
+          weights: Initial weights of the mixture.
+          sources: Inputs of each source of drafts.
         """
-        count = len(self.members)
-        first, *others = map(Prompts, rows[:count], images)
-        (own,) = images[count:] or (None,)
-        return PromptBatch(
-            first.rows, first.images, tuple(rows[count:]), own, weights, head, others=tuple(others)
-        )
+        first, *others = map(Prompts, rows, images)
+        return PromptBatch(first.rows, first.images, weights, sources, others=tuple(others))
 
     @abstractmethod
     def prefill(

@@ -11,16 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask, keep_path
-from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.drafter import BlockInputs, Drafter
-from jaxspec.decoding.program import Member, Program
+from jaxspec.decoding.drafter import Drafter, States
+from jaxspec.decoding.inputs import Member, PromptBatch
+from jaxspec.decoding.program import Program
+from jaxspec.decoding.sources.source import Committed, Source
 from jaxspec.decoding.state import (
     DecodeState,
     DecodeStats,
     Drafting,
-    DraftState,
     Pause,
-    PromptBatch,
     Tree,
     commit,
     draw_next,
@@ -134,41 +133,22 @@ class Autoregressive(TargetProgram[None]):
 
 
 @dataclass(frozen=True)
-class Speculator(TargetProgram[DraftState]):
-    """Decode with a target, a drafter and a weighting of the drafter's views.
+class Speculator(TargetProgram[States]):
+    """Decode with a target, a drafter and a weighting of its sources.
 
-    `params` also has "drafter" for a draft model and "head" for a KV head.
+    `params` also has an entry for each source with parameters, by its name.
     """
 
     target: LanguageModel
     drafter: Drafter
     weighting: Weighting
-    shares_tower: bool = False
-    """Whether the draft reads the target's image features, because both towers are equal."""
     traces: bool = False
     """Whether to record the origin of each token."""
     width: int = 1
 
     @property
-    def forms(self) -> tuple[Member, ...]:
-        """Return the target's form, then that of each view."""
-        draft = self.drafter.model
-        views = [Member(draft, view.pool, view.reads_images) for view in self.drafter.views]
-        return (*self.members, *views)
-
-    @property
-    def towers(self) -> tuple[LanguageModel | None, ...]:
-        """Return the target, and the draft if it reads images through its own tower."""
-        own = any(view.reads_images for view in self.drafter.views) and not self.shares_tower
-        return self.target, self.drafter.model if own else None
-
-    @property
-    def drafts(self) -> bool:
-        return True
-
-    @property
-    def head(self) -> KVHeadConfig | None:
-        return self.drafter.head
+    def sources(self) -> tuple[Source, ...]:
+        return self.drafter.sources
 
     @property
     def spare_slots(self) -> int:
@@ -180,19 +160,19 @@ class Speculator(TargetProgram[DraftState]):
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> TargetState[DraftState]:
+    ) -> TargetState[States]:
         """Run the prompts through target and draft, and draw the first token from the target.
 
         The released TABED code drafts that token too, in a block that contains the prompt. Here
         it belongs to no block.
         """
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
-        kept = None if self.head is None else self.head.target_states
+        states = [source.target_states for source in self.sources]
+        kept = next((layers for layers in states if layers is not None), None)
         logits, features, cache = prefill_target(self.target, params["target"], batch, slots, kept)
         assert batch.weights is not None
-        shared = features if self.shares_tower else None
         room = new_slots + max(self.drafter.nodes, self.drafter.reads) + 1
-        drafter = self.drafter.prefill(params, batch, shared, cache, room)
+        drafter = self.drafter.prefill(params, batch, features, cache, room)
         logits, cache, drafter, weights = copied(
             (logits, cache, drafter, batch.weights), batch, options
         )
@@ -204,10 +184,10 @@ class Speculator(TargetProgram[DraftState]):
     def decode(
         self,
         params: Params,
-        state: TargetState[DraftState],
+        state: TargetState[States],
         options: Sampling,
         pause: Pause | None = None,
-    ) -> TargetState[DraftState]:
+    ) -> TargetState[States]:
         return jax.lax.while_loop(
             lambda state: keep_decoding(state, pause),
             lambda state: self.block(params, state, options),
@@ -215,18 +195,17 @@ class Speculator(TargetProgram[DraftState]):
         )
 
     def block(
-        self, params: Params, state: TargetState[DraftState], options: Sampling
-    ) -> TargetState[DraftState]:
+        self, params: Params, state: TargetState[States], options: Sampling
+    ) -> TargetState[States]:
         """Run one block for all rows; each row accepts as many drafts as its own verdict says."""
         gamma = self.drafter.gamma
         last = newest(state)
         weights = self.weighting.weights(
             state.weighting, step_keys(options, state.count, WEIGHTS_STREAM)
         )
-        weights = self.drafter.within_context(state.drafter, weights)
         with jax.named_scope("draft"):
-            inputs = BlockInputs(params, state.tokens, state.count, weights, options, state.target)
-            draft, drafter = self.drafter.draft(inputs, state.drafter)
+            committed = Committed(params, state.tokens, state.count, state.target)
+            draft, scratch = self.drafter.draft(committed, state.drafter, weights, options)
         with jax.named_scope("extend"):
             fed = jnp.concatenate([last[:, None], draft.tokens], axis=1)
             mask = None if draft.tree is None else draft.tree.mask
@@ -253,13 +232,14 @@ class Speculator(TargetProgram[DraftState]):
                     state.trace, count, state.tokens, draft, verdict, weights, valid
                 )
                 state = state.replace(trace=trace)
-            return state.replace(drafter=self.drafter.commit(drafter, emitted, state.target, kept))
+            drafter = self.drafter.commit(state.drafter, scratch, state.target, emitted, kept)
+            return state.replace(drafter=drafter)
 
     def judge(
         self,
         logits: Float[Array, "B T V"],
         draft: Draft,
-        state: TargetState[DraftState],
+        state: TargetState[States],
         options: Sampling,
     ) -> Verdict:
         """Return the verdict on a draft, given the target's logits after each token it read."""

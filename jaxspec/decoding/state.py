@@ -12,11 +12,8 @@ import numpy as np
 from flax import struct
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.lookup import Text
 from jaxspec.decoding.trace import Trace
 from jaxspec.decoding.weighting import Scores
-from jaxspec.models.head_slots import HeadRows
-from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling, draw
 from jaxspec.sharding import CACHE_AXES, constrain
 from jaxspec.typing import Array, Bool, Float, Int
@@ -25,44 +22,10 @@ from jaxspec.verification import Verdict
 Caches = TypeVar("Caches", KVCache, tuple[KVCache, ...])
 """Target's cache, or one for each collaborating model."""
 Drafting = TypeVar("Drafting")
-"""State of a drafter, pending proposals of collaborating models, or None."""
+"""States of a drafter's sources, pending proposals of collaborating models, or None."""
 Stats = TypeVar("Stats")
 """Counts of the loop."""
 Tree = TypeVar("Tree")
-
-
-class Prompts(struct.PyTreeNode):
-    """Hold the prompts of B requests as one model reads them."""
-
-    rows: PromptRows
-    images: dict[str, Float[Array, "B U ..."]] | None = None
-    """Image tiles of each row; None if no row has images."""
-
-
-class PromptBatch(struct.PyTreeNode):
-    """Hold the prompts of B requests, as the target reads them and in R views for the draft."""
-
-    target: PromptRows
-    images: dict[str, Float[Array, "B U ..."]] | None
-    """Image tiles of each row; None if no row has images."""
-    views: tuple[PromptRows, ...] = ()
-    view_images: dict[str, Float[Array, "B U ..."]] | None = None
-    """Tiles for the draft's own tower; None if it has none or shares the target's features."""
-    weights: Float[Array, "B R"] | None = None
-    """Initial weights of the views."""
-    head: HeadRows | None = None
-    """Slots of the target's rows that a KV head reads."""
-    whole: PromptRows | None = None
-    """Target's whole prompts, if `target` holds only the tokens after `past`."""
-    past: KVCache | None = None
-    """Target's cache of an earlier turn; then `target` holds only the new tokens."""
-    others: tuple[Prompts, ...] = ()
-    """Prompts of collaborating models 2 to M; the first model reads `target` and `images`."""
-
-    @property
-    def prompt(self) -> PromptRows:
-        """Return the target's whole prompts."""
-        return self.target if self.whole is None else self.whole
 
 
 def same_values(one: Any, other: object) -> bool:
@@ -102,36 +65,6 @@ class DecodeStats(struct.PyTreeNode):
         return float(self.emitted / self.steps) if self.steps else math.nan
 
 
-class Plan(struct.PyTreeNode):
-    """Hold the scores of a block from one pass of a KV head; tokens are chosen one by one."""
-
-    scores: Float[Array, "B J V"]
-    place: Int[Array, ""]
-    """Place of the next token, 0 at first; all nodes of a tree's level have the same."""
-
-
-class DraftState(struct.PyTreeNode):
-    """Carry a draft's caches from block to block.
-
-    Between blocks a row of `cache` is two tokens short of the committed ones: after full acceptance
-    the draft has not read its own last proposal, so every block reads the two newest tokens again.
-    """
-
-    cache: KVCache | None
-    """Draft model's cache, view-major: row r*B + b is view r of request b; None without a model."""
-    last: Int[Array, " R*B"] | None
-    """Last token of each row's prompt, which the first block reads again."""
-    head: KVCache | None = None
-    """Head's cache, B rows. A KV head's holds the target's keys and values of all committed tokens
-    but the newest and, within a block, the head's own. An EAGLE-3 head's holds its own, which
-    between blocks come from the target's hidden states."""
-    text: Text | None = None
-    """Prompt and answer before this block, which lookup searches."""
-    plan: Plan | None = None
-    """Scores of the block that is being drafted, for a head that is `parallel`; None between
-    blocks."""
-
-
 class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
     """Carry all that a decode loop changes. Caches hold all committed tokens but the newest."""
 
@@ -143,7 +76,7 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
     target: Caches
     """Target's cache, or one for each collaborating model."""
     drafter: Drafting
-    """`DraftState` of a drafter, or `Pending` proposals (`Alternating`)."""
+    """State of each source of drafts, or `Pending` proposals (`Alternating`)."""
     weighting: Scores | Float[Array, "B R"] | None
     """State of the weighting: `Scores` of an adaptive rule, or the weights."""
     stats: Stats
@@ -170,31 +103,18 @@ def whole(tree: Tree) -> Tree:
     return jax.tree.map(constrain, tree)
 
 
-def split(tree: Tree) -> Tree:
-    """Shard the caches of a tree over heads and rows of a mesh, and replicate the rest."""
+def place(tree: Tree) -> Tree:
+    """Shard over a mesh the caches that lie there as the target's, and replicate the rest."""
 
-    def split_cache(cache: KVCache) -> KVCache:
+    def placed(cache: KVCache) -> KVCache:
+        if not cache.split:
+            return whole(cache)
         k, v = (
             tuple(constrain(leaf, *CACHE_AXES) for leaf in leaves) for leaves in (cache.k, cache.v)
         )
         return whole(cache.replace(k=(), v=())).replace(k=k, v=v)
 
-    return map_caches(split_cache, tree, constrain)
-
-
-def place(
-    state: DecodeState[Caches, Drafting, Stats],
-) -> DecodeState[Caches, Drafting, Stats]:
-    """Shard the caches of the target and its KV head over a mesh, and replicate the rest."""
-    rest = whole(state.replace(target=None, drafter=None))
-    return rest.replace(target=split(state.target), drafter=place_drafter(state.drafter))
-
-
-def place_drafter(drafter: Drafting) -> Drafting:
-    """Shard the cache of a KV head over a mesh, if there is one, and replicate the rest."""
-    if not isinstance(drafter, DraftState):
-        return whole(drafter)
-    return whole(drafter.replace(head=None)).replace(head=split(drafter.head))
+    return map_caches(placed, tree, constrain)
 
 
 def init_state(
@@ -215,20 +135,10 @@ def init_state(
         tokens=jnp.zeros((len(first), slots), jnp.int32).at[:, 0].set(first),
         count=jnp.minimum(1, options.max_new_tokens),
         done=ended | (options.max_new_tokens <= 1),
-        target=target,
+        target=map_caches(lambda cache: cache.replace(split=True), target),
         drafter=drafter,
         weighting=weighting,
         stats=stats,
-    )
-
-
-def rewound(after: Tree, before: Tree) -> Tree:
-    """Return `after` with the lengths and other integers of `before`.
-
-    The floats stay: entries written past a row's length are never read.
-    """
-    return jax.tree.map(
-        lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before
     )
 
 

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache
-from jaxspec.decoding.program import Member, Program
-from jaxspec.decoding.state import (
-    DecodeState,
-    Pause,
-    PromptBatch,
-    Prompts,
-    map_caches,
-    place,
-    split,
-    whole,
-)
+from jaxspec.cache import KVCache, longer
+from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
+from jaxspec.decoding.program import Program
+from jaxspec.decoding.state import DecodeState, Pause, place, whole
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -81,33 +74,18 @@ def _logits(
 @partial(jax.jit, static_argnames=("slots",))
 def grow(slots: int, state: DecodeState) -> DecodeState:
     """Return the state with `slots` more slots for new tokens in every row."""
-    target, drafter = map_caches(partial(larger_cache, slots), (state.target, state.drafter))
-    if (text := getattr(drafter, "text", None)) is not None:
-        text = text.replace(tokens=_longer(text.tokens, 1, slots))
-        drafter = drafter.replace(text=text)
-    trace = jax.tree.map(lambda leaf: _longer(leaf, 1, slots), state.trace)
-    return place(
-        state.replace(
-            target=target, drafter=drafter, trace=trace, tokens=_longer(state.tokens, 1, slots)
-        )
-    )
+
+    def grown(part: Any) -> Any:
+        return part.grown(slots) if hasattr(part, "grown") else part
+
+    larger = jax.tree.map(grown, state, is_leaf=lambda part: hasattr(part, "grown"))
+    return place(larger.replace(tokens=longer(state.tokens, 1, slots)))
 
 
 @partial(jax.jit, static_argnames=("slots",))
 def larger_cache(slots: int, cache: KVCache) -> KVCache:
     """Return the cache with `slots` more slots at its end."""
-    k, v = (tuple(_longer(leaf, 2, slots) for leaf in leaves) for leaves in (cache.k, cache.v))
-    bias = cache.bias if cache.bias is None else _longer(cache.bias, 1, slots)
-    # An empty row uses its last slot, see `hidden_before`.
-    hidden = cache.hidden if cache.hidden is None else _longer(cache.hidden, 2, slots, kept=1)
-    return split(cache.replace(k=k, v=v, bias=bias, hidden=hidden))
-
-
-def _longer(leaf: Array, axis: int, slots: int, kept: int = 0) -> Array:
-    """Return the array with `slots` zeros before the last `kept` entries of the axis."""
-    front, back = jnp.split(leaf, [leaf.shape[axis] - kept], axis)
-    space = jnp.zeros((*leaf.shape[:axis], slots, *leaf.shape[axis + 1 :]), leaf.dtype)
-    return jnp.concatenate([front, space, back], axis)
+    return place(cache.grown(slots))
 
 
 @partial(jax.jit, donate_argnames=("state",))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxspec.cache import longer
 from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Draft, Verdict
 
@@ -21,6 +23,10 @@ class Trace(struct.PyTreeNode):
     """Whether it was the view's likeliest token."""
     asked: Bool[Array, "B C"]
     """Whether the views gave a distribution: not for the prefill token or a bonus token."""
+
+    def grown(self, slots: int) -> Trace:
+        """Return the trace with `slots` more places for new tokens."""
+        return jax.tree.map(lambda leaf: longer(leaf, 1, slots), self)
 
 
 def init_trace(weights: Float[Array, "B R"], slots: int) -> Trace:

@@ -22,7 +22,7 @@ once a block, and a token's scores depend on the tokens drafted before it by `co
 
 Decoding and training use the same parameters in two ways:
 
-- decoding: `models/head_cache.py` makes an ordinary `KVCache`, and the head is a `CausalLM` over
+- decoding: `decoding/sources/` makes an ordinary `KVCache`, and the head is a `CausalLM` over
   it (`joined`);
 - training: `KVHead` runs blocks of J tokens from A anchors at once (`models/anchored.py`).
 """

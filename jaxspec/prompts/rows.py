@@ -168,28 +168,18 @@ def which_image(row: PromptRow, slots: Sequence[int]) -> np.ndarray:
     return shown
 
 
-def stack_rows(
-    rows: Sequence[Sequence[PromptRow]], width: int, views: int | None = None
-) -> tuple[PromptRows, ...]:
-    """Return host arrays of each form of B prompts, right-padded.
+def stack_rows(forms: Sequence[Sequence[PromptRow]], width: int) -> tuple[PromptRows, ...]:
+    """Return host arrays of prompts in one or more forms, right-padded to `width` slots.
 
-    The first form is the target's. Either all of the draft's views have rotary positions or none:
-    they are one batch, and a text draft has none, even if the target has.
+    Either all forms have rotary positions or none has: a draft's views are one batch.
 
-    Args:
-      width: Slots of the first form, and of the others without `views`.
-      views: Slots of the other forms.
+    forms: For each form, the row of each prompt.
     """
-    parts = slice(1), slice(1, None)
-    mrope = [any(row.rotary is not None for forms in rows for row in forms[part]) for part in parts]
-    widths = width, width if views is None else views
-    return tuple(
-        _stack([forms[i] for forms in rows], widths[i > 0], mrope[i > 0])
-        for i in range(len(rows[0]))
-    )
+    mrope = any(row.rotary is not None for rows in forms for row in rows)
+    return tuple(_stack(rows, width, mrope) for rows in forms)
 
 
-def _stack(rows: list[PromptRow], width: int, mrope: bool) -> PromptRows:
+def _stack(rows: Sequence[PromptRow], width: int, mrope: bool) -> PromptRows:
     tokens, length = pad_rows([row.tokens for row in rows], width)
     sources = _pad([row.sources for row in rows], width, TEXT)
     blend = _pad([row.blend for row in rows], width, 0)

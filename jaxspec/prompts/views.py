@@ -11,7 +11,6 @@
 | P    | its features average-pooled to a quarter, before the projector | pooled |
 | P36  | the same, to 36 tokens                                | IbED         |
 | P-1d, P-after | pooled in reading order; pooled after the projector    |     |
-| kv   | no prompt: a KV head's reading of the target's cache  | AASD         |
 
 For images in tiles, view P shows the base tile alone, which is the whole image. Where a quarter of
 its tokens is no square, P keeps the nearest square below (169 of OneVision's 729 tokens).
@@ -44,10 +43,6 @@ class View:
     pool: Pool | None = None
     """How the image features are pooled (view P)."""
     reads_captions: bool = False
-    reads_target: bool = False
-    """A KV head reads the target's cache; the draft is shown no prompt."""
-    looks_up: bool = False
-    """Lookup reads what the row has written; the draft is shown no prompt."""
     counts_slots: bool = False
     """The draft is shown as many tokens for an image as the target, without its features."""
 
@@ -85,8 +80,6 @@ VIEWS = {
     "T-special": View("T-special", reads_images=False),
     "T-slots": View("T-slots", reads_images=False, counts_slots=True),
     "C": View("C", reads_images=False, reads_captions=True),
-    "kv": View("kv", reads_images=False, reads_target=True),
-    "lookup": View("lookup", reads_images=False, looks_up=True),
 }
 
 
@@ -94,15 +87,7 @@ def parse_views(names: Sequence[str]) -> tuple[View, ...]:
     """Return the named views, in order."""
     if not names or len(set(names)) < len(names):
         raise InputError(f"views: {','.join(names)!r} must name at least one view, each once")
-    views = tuple(parse_view(name) for name in names)
-    if list(views) != sorted(views, key=lambda view: (view.looks_up, view.reads_target)):
-        raise InputError(f"views: {','.join(names)!r}; name kv behind all others, lookup last")
-    return views
-
-
-def prompt_views(views: Sequence[View]) -> tuple[View, ...]:
-    """Return the views that show a draft the prompt."""
-    return tuple(view for view in views if not (view.reads_target or view.looks_up))
+    return tuple(parse_view(name) for name in names)
 
 
 def is_view(name: str) -> bool:

@@ -182,7 +182,7 @@ class ConversationBatches:
             if view.reads_images
             else 0
         )
-        (rows,) = stack_rows([[form.row] for form in forms], width)
+        (rows,) = stack_rows([[form.row for form in forms]], width)
         if tiles and rows.sources is None:  # so that rows without images share the program
             blended = model.model.blended(view.pool)
             sources = np.full((len(forms), width, blended), TEXT, np.int32)

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec.cache import KVCache, write
-from jaxspec.decoding.program import Member
-from jaxspec.decoding.state import PromptBatch, Prompts
+from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array

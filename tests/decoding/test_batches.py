@@ -64,8 +64,9 @@ def test_views_are_as_wide_as_they_need(target: LoadedModel, draft: LoadedModel)
     state = engine.prefill([request])
     (read,) = engine.batcher.read([request])
     wide, narrow = (len(row) for row in read.rows)
-    assert (read.sizes.length, read.sizes.views) == tuple(bucket(n, config.prompt_buckets, "") for n in (wide, narrow))
-    assert state.target.slots - state.drafter.cache.slots == read.sizes.length - read.sizes.views > 0
+    sizes = read.sizes.length, *read.sizes.sources[0]
+    assert sizes == tuple(bucket(n, config.prompt_buckets, "") for n in (wide, narrow))
+    assert state.target.slots - state.drafter[0].cache.slots == read.sizes.length - read.sizes.sources[0][0] > 0
     assert (
         engine.memory_report([request]).draft_cache
         < Engine(target, draft, replace(config, views=("M",))).memory_report([request]).draft_cache

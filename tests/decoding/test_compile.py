@@ -18,7 +18,7 @@ from tests.tiny import lvlm, noisy, prompts, sampling, speculator
 TARGET, PARAMS = lvlm(16, 2, seed=0)
 PLAIN = Autoregressive(TARGET)
 CHAIN, DYNAMIC = (speculator(TARGET, TARGET, ("M", "T"), 3, tree=tree) for tree in (None, "dynamic:2:4"))
-BOTH = {"target": PARAMS, "drafter": noisy(PARAMS, 0.1)}
+BOTH = {"target": PARAMS, "draft": noisy(PARAMS, 0.1)}
 NEW = 8
 
 
@@ -34,7 +34,7 @@ def test_a_greedy_program_has_no_branch_and_updates_its_state_in_place(program: 
     """No cache is copied, nor are its heads brought in another order to be multiplied."""
     state, made = compiled(program)
     assert " conditional(" not in made.as_text()
-    caches = [state.target, *([state.drafter.cache] if state.drafter else [])]
+    caches = [state.target, *([state.drafter[0].cache] if state.drafter else [])]
     size = sum(leaf.nbytes for one in caches for leaf in (*one.k, *one.v))
     assert made.memory_analysis().alias_size_in_bytes >= size
     copied = re.findall(r"= f32\[([\d,]+)\]\S* (?:copy|transpose)\(", made.as_text())

@@ -116,8 +116,8 @@ def test_programs_used_last_outlive_the_others(
 
 
 def test_only_the_same_tower_is_shared(engine: Engine, target: LoadedModel, draft: LoadedModel) -> None:
-    assert engine.assembly.program.shares_tower
-    assert "vision_tower" not in engine.assembly.params["drafter"]
+    assert engine.assembly.program.sources[0].shares_tower
+    assert "vision_tower" not in engine.assembly.params["draft"]
     processor = tiny.image_processor()
     processor.image_mean = [0.5] * 3
     half = replace(target, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params))
@@ -128,7 +128,7 @@ def test_only_the_same_tower_is_shared(engine: Engine, target: LoadedModel, draf
         (half, other, False),
         (target, replace(draft, image_processor=processor), False),
     ]:
-        assert Engine(seeing, drafting, CONFIG).assembly.program.shares_tower == shared
+        assert Engine(seeing, drafting, CONFIG).assembly.program.sources[0].shares_tower == shared
 
 
 def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:

@@ -13,13 +13,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jaxspec.config import LlamaConfig, LlavaConfig
-from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.memory import Sizes, abstract_inputs, plan_memory
-from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.plan import abstract_program
 from jaxspec.decoding.steps import run_decode, run_prefill
-from jaxspec.decoding.weighting import Static
-from jaxspec.models import LanguageModel, abstract_params
-from jaxspec.prompts.views import parse_views
 
 from tests.tiny import QUICK
 
@@ -28,7 +24,7 @@ OPTIONS = QUICK | {
     "xla_disable_hlo_passes": "while-loop-invariant-code-motion,while-loop-expensive-invariant-code-motion",
 }
 BATCH, LENGTH, IMAGES, NEW = 1, 4096, 5, 128
-SIZES = Sizes(LENGTH, (IMAGES, IMAGES), NEW)
+SIZES = Sizes(LENGTH, (IMAGES, IMAGES), NEW, ((LENGTH,),))
 TARGET = LlavaConfig(LlamaConfig(vocab_size=32064, max_position_embeddings=LENGTH, num_hidden_layers=8))
 DRAFT = LlavaConfig(
     LlamaConfig(
@@ -54,11 +50,8 @@ def total(memory: Any) -> int:
 
 def test_the_report_is_what_prefill_and_decoding_take() -> None:
     """Views M and T, five drafted tokens, one tower for both models: weights, caches and inputs exactly."""
-    drafter = make_drafter(LanguageModel(DRAFT), parse_views(("M", "T")), 5, TARGET.text_config.vocab_size)
-    program = Speculator(LanguageModel(TARGET), drafter, Static(), shares_tower=True)
-    draft = abstract_params(DRAFT, jnp.bfloat16)
-    draft.pop("vision_tower")
-    params = {"target": abstract_params(TARGET, jnp.bfloat16), "drafter": draft}
+    program, params = abstract_program(TARGET, [DRAFT], ("M", "T"), 5, jnp.bfloat16)
+    assert "vision_tower" not in params["draft"]
     report, inputs = plan_memory(program, params, BATCH, SIZES), abstract_inputs(program, BATCH, SIZES)
 
     prefill = taken(run_prefill, program, params, *inputs, NEW, static_argnums=(0, 4))

@@ -2,21 +2,19 @@
 
 Everything runs on one batch of ragged prompts with 0 to 2 images, so that a combination of views and gamma is
 compiled once: weights, parameters, limits, EOS ids and temperatures are traced. The prompts and answers pass the
-draft's trained positions, so the context policy `extrapolate` is at work throughout.
+draft's trained positions throughout.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.cache import KVCache
-from jaxspec.decoding.drafter import DraftState
-from jaxspec.decoding.state import DecodeState, PromptBatch
+from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.state import DecodeState
 from jaxspec.models import LanguageModel
 from jaxspec.models.int8 import int8_params
 from jaxspec.sampling import Sampling
@@ -32,20 +30,20 @@ TARGET, TARGET_PARAMS = tiny.lvlm(32, 2, seed=0)
 INT8_PARAMS = int8_params(TARGET_PARAMS)
 DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
 HEADS = {
-    "kv": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
+    "KV head": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
     "eagle": tiny.kv_head(TARGET, TARGET_PARAMS, feature="fused", target_layers=(0, 1, 2)),
     "one pass": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2, key_layers=(0, 1)),
 }
-"""All are a view kv; here those that are not one token a pass have names of their own."""
+"""Each drafts as `head`; here it has a name of its own."""
 SHAPES = [(1, None), (3, None), (7, None), (3, "2:9"), (3, "dynamic:2:6")]
 """Draft lengths and trees."""
 GRID = [
     *(((view,), 3, None) for view in "MTPC"),
     *((("M", "T"), *shape) for shape in [*SHAPES, (5, None), (3, "chains:2")]),
     (("M", "T", "C", "P"), 3, None),
-    (("kv",), 3, None),
-    (("kv",), 3, "2:5"),
-    (("M", "T", "kv"), 3, None),
+    (("KV head",), 3, None),
+    (("KV head",), 3, "2:5"),
+    (("M", "T", "KV head"), 3, None),
     (("eagle",), 3, None),
     (("M", "T", "eagle"), 2, "dynamic:2:4"),
     (("one pass",), 3, None),
@@ -55,7 +53,7 @@ GRID = [
     *((("lookup",), 3, tree) for tree in (None, "chains:2")),
     *(
         (("M", "eagle", "lookup"), 3, None),
-        (("kv", "lookup"), 3, None),
+        (("KV head", "lookup"), 3, None),
         (("M", "lookup"), 3, "dynamic:2:6"),
         (("M", "T", "lookup"), 3, None),
     ),
@@ -73,7 +71,7 @@ def head_of(views: tuple[str, ...]) -> tuple[Any, Params]:
 
 
 def in_engine(views: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple("kv" if view in HEADS else view for view in views)
+    return tuple("head" if view in HEADS else view for view in views)
 
 
 def batch_of(*views: str) -> PromptBatch:
@@ -95,14 +93,14 @@ def speculative(
     target: Params = TARGET_PARAMS,
     **policy: Any,
 ) -> DecodeState:
-    """Decode; `policy` sets the drafter's context, its tree, or the weighting."""
+    """Decode; `policy` sets the tree or the weighting."""
     head, head_params = head_of(views)
     batch = batch_of(*views) if batch is None else batch
     views = in_engine(views)
     spec = tiny.speculator(TARGET, draft[0], views, gamma, head=head, **policy)
-    batch = batch.replace(view_images=batch.view_images if draft[0].has_vision else None)
+    batch = batch if draft[0].has_vision else tiny.blind(batch)
     batch = batch if weights is None else tiny.weighted(batch, *weights)
-    params = {"target": target, "drafter": draft[1], "head": head_params}
+    params = tiny.params_of(spec, target, draft[1], head_params)
     return tiny.run_speculative(spec, params, batch, options, NEW)
 
 
@@ -131,7 +129,7 @@ def same_stats(one: DecodeState, other: DecodeState, rows: list[int] | None = No
 @pytest.mark.parametrize(
     ("views", "gamma", "tree", "target"),
     [(*case, TARGET_PARAMS) for case in GRID]
-    + [(("M", "T"), 3, None, INT8_PARAMS), (("M", "T"), 3, "2:9", INT8_PARAMS), (("kv",), 3, None, INT8_PARAMS)],
+    + [(("M", "T"), 3, None, INT8_PARAMS), (("M", "T"), 3, "2:9", INT8_PARAMS), (("KV head",), 3, None, INT8_PARAMS)],
 )
 def test_speculation_writes_the_targets_tokens(
     views: tuple[str, ...], gamma: int, tree: str | None, target: Params
@@ -252,8 +250,9 @@ def test_a_text_target_with_a_draft_of_a_larger_vocabulary() -> None:
     """No tower at all, and surplus ids as likely as the others, which must never be proposed."""
     target, params = tiny.text_only(TARGET, TARGET_PARAMS)
     draft, draft_params = tiny.resized(TARGET, DRAFT_PARAMS, tiny.VOCABULARY + 6)
-    batch = tiny.prompts(LENGTHS, [0] * B, ("T",)).replace(images=None, view_images=None)
-    spec, both = tiny.speculator(target, draft, ("T",), 3), {"target": params, "drafter": draft_params}
+    batch = tiny.prompts(LENGTHS, [0] * B, ("T",)).replace(images=None)
+    batch, spec = tiny.blind(batch), tiny.speculator(target, draft, ("T",), 3)
+    both = tiny.params_of(spec, params, draft_params)
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     state = tiny.run_speculative(spec, both, batch, options, NEW)
     assert tiny.outputs(state) == tiny.outputs(tiny.run_plain(target, params, batch, options, NEW))
@@ -267,38 +266,9 @@ def test_a_draft_that_shares_the_tower_reads_the_targets_features() -> None:
     shared = dict(DRAFT_PARAMS) | {"vision_tower": TARGET_PARAMS["vision_tower"]}
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     own = speculative(("M", "T"), 3, options, draft=(TARGET, shared))
-    spec = replace(tiny.speculator(TARGET, TARGET, ("M", "T"), 3), shares_tower=True)
-    params = {"target": TARGET_PARAMS, "drafter": {k: v for k, v in shared.items() if k != "vision_tower"}}
-    state = tiny.run_speculative(spec, params, batch_of("M", "T").replace(view_images=None), options, NEW)
+    spec = tiny.speculator(TARGET, TARGET, ("M", "T"), 3, shares_tower=True)
+    blind = {name: leaf for name, leaf in shared.items() if name != "vision_tower"}
+    params, batch = tiny.params_of(spec, TARGET_PARAMS, blind), tiny.blind(batch_of("M", "T"))
+    state = tiny.run_speculative(spec, params, batch, options, NEW)
     assert tiny.outputs(state) == tiny.outputs(own) == plain(options)
     assert same_stats(own, state)
-
-
-def test_a_view_past_its_context_is_dropped() -> None:
-    """The prompts of all rows with images leave M no room for a block: what remains is T, token for token."""
-    batch, options = batch_of("M", "T"), tiny.sampling(B, new=NEW, eos=NOBODY)
-    m, t = (np.asarray(view.length) for view in batch.views)
-    assert ((m + 3 > tiny.CONTEXT) | (m == t)).all()
-    assert (t + 3 <= tiny.CONTEXT).any()
-    dropped = speculative(("M", "T"), 3, options, context="drop_view")
-    assert tiny.outputs(dropped) == plain(options)
-    check_stats(dropped)
-    assert same_stats(dropped, speculative(("T",), 3, options))
-    assert not same_stats(dropped, speculative(("M", "T"), 3, options))
-    for weights in [(0.9, 0.1), (1.0, 0.0)]:
-        assert same_stats(dropped, speculative(("M", "T"), 3, options, weights=weights, context="drop_view"))
-
-
-def test_a_view_is_dropped_exactly_when_a_block_would_pass_its_context() -> None:
-    """Between blocks a row's cache is two short; a block of 3 reads up to four positions on from there."""
-    drafter = tiny.speculator(TARGET, TARGET, ("M", "T"), 3, context="drop_view").drafter
-    last = tiny.CONTEXT - 4
-    m, t = [last, last + 1, last + 1, last + 9], [last - 2, last - 2, last, last + 7]
-    zeros = jnp.zeros(2 * B, jnp.int32)
-    state = DraftState(KVCache((), (), jnp.asarray([*m, *t]), zeros), zeros)
-    weights = drafter.within_context(state, jnp.broadcast_to(jnp.asarray([0.25, 0.75]), (B, 2)))
-    np.testing.assert_array_equal(weights, [[0.25, 0.75], [0, 1], [0, 1], [0, 1]])
-    swapped = replace(drafter, views=drafter.views[::-1])
-    state = state.replace(cache=state.cache.replace(length=jnp.asarray([*t, *m])))
-    weights = swapped.within_context(state, jnp.broadcast_to(jnp.asarray([1.0, 0.0]), (B, 2)))
-    np.testing.assert_array_equal(weights, [[1, 0]] * B)

@@ -13,13 +13,12 @@ import pytest
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.assembly import build_program
-from jaxspec.decoding.drafter import DraftState
-from jaxspec.decoding.drafters import make_drafter
+from jaxspec.decoding.sources.kv_head import KVHeadSource, pack
+from jaxspec.decoding.sources.one_pass import OnePassHead
+from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.head_cache import pack
 from jaxspec.models.head_slots import head_rows
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import KVHead, corrected, init_head, keys_of, states_before
@@ -86,23 +85,21 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         trained = corrected(config, params, TARGET.logits(PARAMS, hidden), embeds[:, at])
 
         prompt = head_rows(config, [image[:start] for image in shown], start, 2)
-        drafter = make_drafter(LanguageModel(config.text_config), (), J, TEXT.vocab_size, head=config)
-        shared = {"target": PARAMS, "head": params}
+        source = OnePassHead(config, J) if config.parallel else KVHeadSource(config, J)
+        shared = {"target": PARAMS, source.name: params}
         read_so_far = target.replace(length=jnp.full(3, start))
-        state = DraftState(None, None, pack(config, params, read_so_far, prompt, start + NEW + J))
+        state = pack(config, params, read_so_far, prompt, start + NEW + J)
         decoded = []
         for begin, emitted in zip(starts, blocks, strict=True):
-            steps, block = [], state
-            if config.parallel:
-                block = drafter.planned(shared, tokens[:, begin], block)
-            for s in range(J):
-                logits, block = drafter.extend(shared, tokens[:, begin + s, None], block)
+            committed = Committed(shared, tokens, jnp.full(3, begin + 1), read_so_far)
+            logits, scratch = source.begin(committed, state)
+            steps = [logits[0, :, 0]]
+            for s in range(1, J):
+                logits, scratch = source.score(committed, scratch, tokens[:, begin + s, None])
                 steps.append(logits[0, :, 0])
-            block = block.replace(plan=None)
             decoded.append(jnp.stack(steps, axis=1))
-            block = block.replace(head=block.head.replace(length=state.head.length))
             done = target.replace(length=jnp.full(3, begin + emitted))
-            state = drafter.commit(block, jnp.full(3, emitted), done)
+            state = source.commit(state, scratch, done, jnp.full(3, emitted), None)
         return trained, jnp.stack(decoded, axis=1)
 
     trained, decoded = jax.jit(both, compiler_options=tiny.QUICK)(params)
@@ -115,11 +112,11 @@ def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | N
     """Its layer, reading all images, computes what the target will: every block is accepted as far as it goes."""
     target, params = tiny.lvlm(32, 1, seed=0)
     config, head = tiny.kv_head(target, params, noise=0.0, pooling="none")
-    batch = tiny.prompts([5, 3, 7, 5], [1, 0, 2, 1], ("kv",), head=config)
-    spec = tiny.speculator(target, LanguageModel(config.text_config), ("kv",), J, tree=tree, head=config)
+    batch = tiny.prompts([5, 3, 7, 5], [1, 0, 2, 1], ("head",), head=config)
+    spec = tiny.speculator(target, LanguageModel(config.text_config), ("head",), J, tree=tree, head=config)
     new = 1 + 5 * (J + 1)
     options = tiny.sampling(4, temperature, new=new, eos=(-1,))
-    state = tiny.run_speculative(spec, {"target": params, "head": head}, batch, options, new)
+    state = tiny.run_speculative(spec, tiny.params_of(spec, params, head=head), batch, options, new)
     assert state.stats.steps.tolist() == [5] * 4
     assert state.stats.histogram[:, 0].sum() == 0
     assert temperature > 0 or tiny.outputs(state) == tiny.outputs(tiny.run_plain(target, params, batch, options, new))
@@ -131,9 +128,8 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope(tmp_path: Path) -> No
     config = KVHeadConfig.of_target(target.config, pooling="none", gamma=J)
     head = init_head(config, text_params(target.config, target.params), jax.random.key(0))
     settings = {"prompt_buckets": (64, 128), "image_buckets": (0, 4, 16), "new_buckets": (32,)}
-    plain = Engine(target, config=EngineConfig(views=(), **settings))
-    headed = replace(target, head=LoadedHead(config, head))
-    engine = Engine(headed, config=EngineConfig(views=("kv",), gamma=J, **settings))
+    plain = Engine(target, config=EngineConfig(**settings))
+    engine = Engine(target, LoadedHead(config, head), EngineConfig(gamma=J, **settings))
     request = Request(plain.encoder.prompt("What?", [tiny.page(0)]), 1 + 5 * (J + 1))
     result = engine.generate(request)
     assert result.tokens == plain.generate(request).tokens
@@ -167,6 +163,6 @@ def test_a_head_takes_its_own_target_only() -> None:
 def test_one_pass_drafts_at_most_what_it_was_trained_for() -> None:
     config, _ = tiny.kv_head(TARGET, PARAMS, parallel=True, gamma=3)
     for gamma in (2, 3):
-        build_program(TARGET, None, config, EngineConfig(views=("kv",), gamma=gamma), False)
-    with pytest.raises(InputError, match="gamma: 5, and one pass drafts 3; give at most that"):
-        build_program(TARGET, None, config, EngineConfig(views=("kv",)), False)
+        tiny.speculator(TARGET, TARGET, ("head",), gamma, head=config)
+    with pytest.raises(InputError, match="gamma: 5 is more than the 3 tokens that the draft writes in one pass"):
+        tiny.speculator(TARGET, TARGET, ("head",), 5, head=config)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxspec.cache import TreeMask
-from jaxspec.decoding.lookup import CONFIDENCE, Text, backed_off
+from jaxspec.decoding.sources.lookup import CONFIDENCE, Text, backed_off
 from jaxspec.decoding.tree import branching
 from jaxspec.models.inputs import PromptRows, in_order
 

@@ -11,7 +11,7 @@ import pytest
 from jaxspec.decoding.trace import trace_record
 from jaxspec.models import build
 
-from tests.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
+from tests.tiny import lvlm, noisy, prompts, sampling, speculator, view_rows, weighted
 
 NEW = 24
 VOCABULARY = IMAGE = 30  # in a full pass, a drawn placeholder would show an image
@@ -23,7 +23,7 @@ DRAFT = noisy(PARAMS, 0.2)
 def test_every_token_is_accounted_for(tree):
     program = replace(speculator(TARGET, TARGET, ("M", "T"), 3, "mt-paper", tree), traces=True)
     batch = weighted(prompts([4, 6, 5], [1, 1, 1], ("M", "T"), image=IMAGE), 0.75, 0.25)
-    params, options = {"target": PARAMS, "drafter": DRAFT}, sampling(3, new=NEW, eos=(-1,))
+    params, options = {"target": PARAMS, "draft": DRAFT}, sampling(3, new=NEW, eos=(-1,))
     state = jax.jit(lambda: program.decode(params, program.prefill(params, batch, options, NEW), options))()
     forward = jax.jit(lambda tokens, pixels: build(TARGET.config).apply({"params": DRAFT}, tokens, pixels))
     agreed = 0
@@ -43,8 +43,9 @@ def test_every_token_is_accounted_for(tree):
             if tree is None:
                 assert (record["agree"][i] is None) == (i == 0 or whole)
         # View M again, by one pass over the whole answer.
-        length = int(batch.views[0].length[b])
-        row = jnp.concatenate([batch.views[0].tokens[b, :length], state.tokens[b, :count]])[None]
+        (view, _) = view_rows(batch)
+        length = int(view.length[b])
+        row = jnp.concatenate([view.tokens[b, :length], state.tokens[b, :count]])[None]
         logits = np.asarray(forward(row, batch.images["pixels"][b : b + 1]))[0]
         for i, agree in enumerate(record["agree"]):
             if agree is not None:

@@ -41,7 +41,7 @@ def mixed_probs(b: int, written: Path) -> np.ndarray:
     batch = batch_of(*VIEWS)
     width = batch.target.tokens.shape[1] + NEW + GAMMA
     probs = np.zeros(tiny.VOCABULARY)
-    for view, weight in zip(batch.views, WEIGHTS, strict=True):
+    for view, weight in zip(tiny.view_rows(batch), WEIGHTS, strict=True):
         length = int(view.length[b])
         row = np.zeros((1, width), np.int32)
         row[0, : length + len(written)] = [*np.asarray(view.tokens[b, :length]), *written]

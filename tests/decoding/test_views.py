@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.decoding.drafter import BlockInputs
+from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.models import build
 from jaxspec.models.decoder import CausalLM
@@ -41,15 +41,18 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
 
     @jax.jit
     def two_blocks() -> tuple:
-        state = drafter.prefill({"drafter": PARAMS}, batch, None, None, 40)
-        ones = jnp.ones(B, jnp.int32)
+        nothing: Any = None  # no draft model reads the target's cache
+        params = {"draft": PARAMS}
+        state = drafter.prefill(params, batch, None, nothing, 40)
         told = jnp.asarray(written[:, :1])
-        first, state = drafter.draft(BlockInputs({"drafter": PARAMS}, told, ones, batch.weights, options), state)
-        state = drafter.commit(state, kept + 1, None)
+        committed = Committed(params, told, jnp.ones(B, jnp.int32), nothing)
+        first, scratch = drafter.draft(committed, state, batch.weights, options)
+        state = drafter.commit(state, scratch, nothing, kept + 1)
         # Row by row, the newest two of: first token, accepted drafts, correction or bonus.
         told = jnp.concatenate([told, first.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
         told = told.at[jnp.arange(B), kept + 1].set(written[:, 1])
-        second, _ = drafter.draft(BlockInputs({"drafter": PARAMS}, told, kept + 2, batch.weights, options), state)
+        committed = Committed(params, told, kept + 2, nothing)
+        second, _ = drafter.draft(committed, state, batch.weights, options)
         return first, second, told
 
     @partial(jax.jit, compiler_options=tiny.QUICK)
@@ -71,8 +74,9 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
     first, second, told = two_blocks()
     for r, view in enumerate(views):
         for b in range(B):
-            length = int(batch.views[r].length[b])
-            parts = (batch.views[r].tokens[b, :length], told[b, : kept[b] + 2], second.tokens[b, : J - 1])
+            rows = tiny.view_rows(batch)[r]
+            length = int(rows.length[b])
+            parts = (rows.tokens[b, :length], told[b, : kept[b] + 2], second.tokens[b, : J - 1])
             row = np.concatenate([np.asarray(part) for part in parts])
             whole = alone_pooled if view == "P" else alone
             expected = whole(row[None], batch.images["pixels"][b : b + 1])[0]

@@ -53,7 +53,7 @@ def following(prompt: PromptRows, b: int, answer: np.ndarray, params: Params) ->
 
 def test_the_loop_shows_what_was_verified() -> None:
     spec = tiny.speculator(TARGET, TARGET, ("M", "T"), GAMMA, "inverse_error_power:window=4")
-    params = {"target": TARGET_PARAMS, "drafter": DRAFT_PARAMS}
+    params = {"target": TARGET_PARAMS, "draft": DRAFT_PARAMS}
     state = jax.jit(spec.prefill, static_argnums=3, compiler_options=tiny.QUICK)(params, BATCH, OPTIONS, NEW)
     counts, weights = [np.asarray(state.count)], []
     accepted = [np.zeros(B, int)]
@@ -66,7 +66,7 @@ def test_the_loop_shows_what_was_verified() -> None:
     answers = np.asarray(state.tokens)
     for b in range(B):
         p = following(BATCH.target, b, answers[b], TARGET_PARAMS)
-        q = np.stack([following(view, b, answers[b], DRAFT_PARAMS) for view in BATCH.views], axis=1)
+        q = np.stack([following(view, b, answers[b], DRAFT_PARAMS) for view in tiny.view_rows(BATCH)], axis=1)
         row = reference.Reference(reference.inverse_error_power(), np.asarray([0.3, 0.7]), 4)
         for before, after, n, ours in zip(counts, counts[1:], np.diff(accepted, axis=0)[:, b], weights):
             fresh = int(after[b] - before[b])

@@ -87,7 +87,7 @@ def test_a_draft_with_the_same_tower(target, turns):
     draft = replace(loaded, params={**params, "visual": {**params["visual"], **tower}})
     decoder = engine(loaded, draft, "M", "T", "P")
     assert same_tower(loaded, draft)
-    assert all("merger" in name for name in decoder.assembly.params["drafter"]["visual"])
+    assert all("merger" in name for name in decoder.assembly.params["draft"]["visual"])
     accepts_some(check(decoder, turns))
     requests = turns[0][0]
     requests = decoder.batcher.read(requests)

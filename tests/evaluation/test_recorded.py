@@ -17,7 +17,7 @@ from eval.lib.drafts import Answers, Similar, lookup_passes, mixture_passes, tre
 from eval.lib.ngrams import IMAGE, lookup
 from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations
 from eval.lib.recorded_table import interval
-from jaxspec.decoding.lookup import Text
+from jaxspec.decoding.sources.lookup import Text
 from jaxspec.errors import InputError
 from jaxspec.files import ASSETS
 from jaxspec.models.inputs import PromptRows, in_order

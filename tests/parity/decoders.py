@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import TextConfig
-from jaxspec.decoding.state import PromptBatch
+from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.sources.draft_model import ViewRows
 from jaxspec.models import LanguageModel, abstract_params, build
 from jaxspec.models.inputs import PromptRows
 
@@ -107,12 +108,12 @@ def check_greedy(checkpoint: huggingface.Checkpoint, model: Any, new: int = 64) 
 
     lm, params = LanguageModel(checkpoint.config), checkpoint.params
     prompt = PromptRows(*(jnp.asarray(x, jnp.int32) for x in hf.padded(rows)))
-    batch = PromptBatch(prompt, None, views=(prompt,), weights=jnp.ones((len(rows), 1)))
+    batch = PromptBatch(prompt, None, jnp.ones((len(rows), 1)), (ViewRows((prompt,), None),))
     options = tiny.sampling(len(rows), new=new, eos=(-1,))
     assert tiny.outputs(tiny.run_plain(lm, params, batch, options, new)) == expected
 
     draft = LanguageModel(replace(checkpoint.config, num_hidden_layers=1))
-    both = {"target": params, "drafter": _part(tiny.noisy(params, 0.02), abstract_params(draft.config))}
+    both = {"target": params, "draft": _part(tiny.noisy(params, 0.02), abstract_params(draft.config))}
     state = tiny.run_speculative(tiny.speculator(lm, draft, ("T",), 3), both, batch, options, new)
     assert tiny.outputs(state) == expected
     accepted = np.asarray(state.stats.histogram).sum(0)

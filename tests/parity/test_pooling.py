@@ -76,6 +76,6 @@ def test_the_tower_runs_once_for_all_views() -> None:
     model, params = tiny.lvlm(16, 2, seed=0)
     batch, options = tiny.prompts([3], [1], ("M", "P", "T")), tiny.sampling(1)
     speculator = tiny.speculator(model, LanguageModel(model.config), ("M", "P", "T"), 3)
-    both = {"target": params, "drafter": params}
+    both = {"target": params, "draft": params}
     program = jax.make_jaxpr(lambda: speculator.prefill(both, batch, options, 8))()
     assert str(program).count("conv_general_dilated[") == 2

@@ -87,7 +87,7 @@ def our_logits(loaded: LoadedModel, rows: list[list[int]], images: list[list[Any
         rewrite(np.asarray(row), qwen_vl.IMAGE, [reader.slots((x.height, x.width), None) for x in seen])
         for row, seen in zip(rows, images)
     ]
-    (batch,) = stack_rows([[row] for row in made], width)
+    (batch,) = stack_rows([made], width)
     given = image_inputs(loaded, images, 32)
     assert given is not None
     apply = jax.jit(build(loaded.config).apply, compiler_options=QUICK)

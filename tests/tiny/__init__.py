@@ -21,7 +21,9 @@ from tests.tiny.loops import (
     NEWLINE,
     PATCHES,
     QUICK,
+    blind,
     outputs,
+    params_of,
     prompts,
     run_plain,
     run_speculative,
@@ -29,6 +31,7 @@ from tests.tiny.loops import (
     speculator,
     stack,
     take,
+    view_rows,
     weighted,
 )
 from tests.tiny.models import (

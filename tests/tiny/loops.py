@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.drafters import make_drafter
+from jaxspec.decoding.assembly import build_program
+from jaxspec.decoding.drafts import mixture, sources_of
+from jaxspec.decoding.engine_config import EngineConfig
+from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.sources.draft_model import ViewRows
 from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.decoding.state import DecodeState, PromptBatch
-from jaxspec.decoding.tree import parse_tree
-from jaxspec.decoding.weighting import parse_weighting
+from jaxspec.decoding.state import DecodeState
 from jaxspec.models import LanguageModel
 from jaxspec.models.head_slots import head_rows
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 
@@ -40,8 +40,8 @@ def prompts(
     head: KVHeadConfig | None = None,
 ) -> PromptBatch:
     """Random prompts; row b starts with `images[b]` images, and the views differ in the tokens that replace them."""
-    count = len(views)
-    views = tuple(view for view in views if view not in ("kv", "lookup"))
+    count, names = len(views), views
+    views = tuple(view for view in views if view not in ("head", "lookup"))
     rng = np.random.default_rng(seed)
     stands = {"M": [image] * PATCHES, "P": [image] * (PATCHES // 4), "T": [NEWLINE], "C": CAPTION}
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("M", *views)}
@@ -53,14 +53,26 @@ def prompts(
     pixels = rng.normal(size=(len(lengths), max(*images, 1), 8, 8, 3)).astype(np.float32)
     shown = [np.where(row == image, (np.cumsum(row == image) - 1) // PATCHES, -1) for row in rows["M"]]
     forms = {k: stack(v, width, image if k in ("M", "P") else None) for k, v in rows.items()}
-    return PromptBatch(
-        target=forms["M"],
-        images={"pixels": jnp.asarray(pixels)},
-        views=tuple(forms[v] for v in views),
-        view_images={"pixels": jnp.asarray(pixels)},
-        weights=jnp.full((len(lengths), count), 1 / count),
-        head=head and jax.tree.map(jnp.asarray, head_rows(head, shown, width, max(images))),
-    )
+    tiles, inputs = {"pixels": jnp.asarray(pixels)}, []
+    if views:
+        inputs.append(ViewRows(tuple(forms[v] for v in views), tiles))
+    if head is not None:
+        rows = jax.tree.map(jnp.asarray, head_rows(head, shown, width, max(images)))
+        inputs.append(None if head.fused else rows)
+    if "lookup" in names:
+        inputs.append(None)
+    return PromptBatch(forms["M"], tiles, jnp.full((len(lengths), count), 1 / count), tuple(inputs))
+
+
+def view_rows(batch: PromptBatch) -> tuple[PromptRows, ...]:
+    """The prompts that the draft reads."""
+    return batch.sources[0].rows
+
+
+def blind(batch: PromptBatch) -> PromptBatch:
+    """The batch for a draft that has no tower of its own."""
+    first, *rest = batch.sources or (None,)
+    return batch.replace(sources=(first.replace(images=None), *rest)) if isinstance(first, ViewRows) else batch
 
 
 def stack(rows: list[np.ndarray], width: int, image: int | None) -> PromptRows:
@@ -109,16 +121,24 @@ def speculator(
     gamma: int,
     weighting: str = "static",
     tree: str | None = None,
-    **kw: Any,
+    head: KVHeadConfig | None = None,
+    shares_tower: bool = False,
 ) -> Speculator:
-    spec = None if tree is None else parse_tree(tree, gamma)
-    shown = prompt_views(parse_views(views))
-    drafter = make_drafter(draft, shown, gamma, target.text.vocab_size, spec, lookup="lookup" in views, **kw)
-    return Speculator(target, drafter, parse_weighting(weighting))
+    """The program of a mixture, whose parts `views` names as tables do."""
+    views = tuple(view for view in views if view != "head")
+    config = EngineConfig(views=views, gamma=gamma, weighting=weighting, tree=tree)
+    drafts = [draft.config] * bool({*views} - {"lookup"}) + ([] if head is None else [head])
+    return build_program(target, sources_of(mixture(views, drafts), target, gamma, shares_tower), config)
+
+
+def params_of(spec: Speculator, target: Params, draft: Params = None, head: Params = None) -> Params:
+    """The parameters of a program, by its sources' names."""
+    own = {source.name: draft if source.forms else head for source in spec.sources}
+    return {"target": target} | {name: params for name, params in own.items() if params is not None}
 
 
 def run_plain(model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
-    batch = batch.replace(views=(), view_images=None, weights=None)
+    batch = batch.replace(sources=(), weights=None)
     return _run_plain(model, params, batch, options, new)
 
 

@@ -10,15 +10,22 @@ is normalised, and where nothing was found all tokens are equally likely.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.cache import TreeMask
+from jaxspec.cache import KVCache, TreeMask, longer
+from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.sources.source import Committed, Source
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.sampling import largest
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Float, Int, Params
 
+LOOKUP = "lookup"
+"""Its name among the views of `EngineConfig`."""
 LONGEST = 3
 """Tokens of the longest suffix that is looked for."""
 CONFIDENCE = {1: 0.2, 2: 0.4, 3: 0.6}
@@ -63,6 +70,10 @@ class Text(struct.PyTreeNode):
         tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, new, self.start, axis=1)
         return self.replace(tokens=tokens, length=self.start + jnp.maximum(count, 1) - 1)
 
+    def grown(self, slots: int) -> Text:
+        """Return the text with room for more new tokens."""
+        return self.replace(tokens=longer(self.tokens, 1, slots))
+
     def read(
         self, new: Int[Array, "B T"], vocabulary: int, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], Text]:
@@ -82,6 +93,60 @@ class Text(struct.PyTreeNode):
             suffix = root[:, None, None] + _ancestors(tree)
             last = jnp.broadcast_to(root[:, None], slots.shape)
         return _found(tokens, suffix, last, vocabulary), text
+
+
+@dataclass(frozen=True)
+class Lookup(Source[Text, Text]):
+    """Draft what followed the newest tokens earlier in prompt and answer."""
+
+    name = LOOKUP
+    partial = True
+    tokens: int
+    """The target's V."""
+
+    @property
+    def vocabulary(self) -> int:
+        return self.tokens
+
+    def prefill(
+        self,
+        params: Params,
+        batch: PromptBatch,
+        inputs: Any,
+        features: Float[Array, "B U P E"] | None,
+        target: KVCache,
+        room: int,
+    ) -> Text:
+        return Text.of(batch.prompt, room)
+
+    def begin(self, committed: Committed, state: Text) -> tuple[Float[Array, "one B one V"], Text]:
+        text = state.holding(committed.tokens, committed.count)
+        return self.score(committed, text, committed.newest(1, 1))
+
+    def score(
+        self,
+        committed: Committed,
+        scratch: Text,
+        tokens: Int[Array, "B T"],
+        tree: TreeMask | None = None,
+    ) -> tuple[Float[Array, "one B T V"], Text]:
+        probs, text = scratch.read(tokens, self.vocabulary, tree)
+        return probs[None], text
+
+    def commit(
+        self,
+        state: Text,
+        scratch: Text,
+        target: KVCache,
+        emitted: Int[Array, " B"],
+        kept: Int[Array, "B J"] | None,
+    ) -> Text:
+        """Keep the text of the prompt: `begin` writes all new tokens behind it."""
+        return state
+
+    def weights(self, params: Params) -> Params:
+        """Return no parameters."""
+        return {}
 
 
 def _ancestors(tree: TreeMask) -> Int[Array, "#B T suffix"]:

@@ -1,0 +1,171 @@
+"""Draft with a model that reads the prompt in several views (IbED).
+
+The views of a request share weights and drafted tokens, and differ in their caches: the model is
+mapped over a leading axis of views with `jax.vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxspec.cache import KVCache, TreeMask, keep_path
+from jaxspec.decoding.inputs import Images, Member, PromptBatch
+from jaxspec.decoding.sources.source import Buckets, Committed, Source
+from jaxspec.models import LanguageModel, abstract_params, split_tower
+from jaxspec.models.inputs import PromptRows
+from jaxspec.prompts.rows import bucket
+from jaxspec.typing import Array, Float, Int, Params
+
+Tree = TypeVar("Tree")
+
+
+class ViewRows(struct.PyTreeNode):
+    """Hold the prompts of B requests in each view."""
+
+    rows: tuple[PromptRows, ...]
+    images: Images
+    """Tiles for the draft's own tower; None if it has none or shares the target's features."""
+
+
+class DraftState(struct.PyTreeNode):
+    """Carry the draft's cache from block to block, view-major: row r*B + b is view r of request b.
+
+    Between blocks a row is two tokens short of the committed ones: after full acceptance the draft
+    has not read its own last proposal, so every block reads the two newest tokens again.
+    """
+
+    cache: KVCache
+    last: Int[Array, " R*B"]
+    """Last token of each row's prompt, which the first block reads again."""
+
+
+@dataclass(frozen=True)
+class DraftModel(Source[DraftState, KVCache]):
+    """Draft with a model. Its R views of a prompt are R rows of one batch."""
+
+    name = "draft"
+    views: tuple[Member, ...]
+    """The model with each of its views."""
+    shares_tower: bool = False
+    """Whether it reads the target's image features, because both towers are equal."""
+
+    @property
+    def model(self) -> LanguageModel:
+        return self.views[0].model
+
+    @property
+    def width(self) -> int:
+        return len(self.views)
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.model.text.draft_vocabulary) or self.model.text.vocab_size
+
+    @property
+    def forms(self) -> tuple[Member, ...]:
+        return self.views
+
+    @property
+    def tower(self) -> LanguageModel | None:
+        reads = any(view.reads_images for view in self.views)
+        return self.model if reads and not self.shares_tower else None
+
+    def prefill(
+        self,
+        params: Params,
+        batch: PromptBatch,
+        inputs: ViewRows,
+        features: Float[Array, "B U P E"] | None,
+        target: KVCache,
+        room: int,
+    ) -> DraftState:
+        own = params[self.name]
+        if not self.shares_tower:
+            features = None if inputs.images is None else self.model.encode(own, inputs.images)
+        embeds = [
+            self.model.embed(own, rows, features, view.pool)
+            for view, rows in zip(self.views, inputs.rows, strict=True)
+        ]
+        # Images are in the embeddings by now; without them all views' rows are one batch.
+        texts = [rows.replace(sources=None, blend=None) for rows in inputs.rows]
+        rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *texts)
+        slots = rows.tokens.shape[1] + room
+        _, cache = self.model.prefill(own, jnp.concatenate(embeds), rows, slots)
+        last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
+        return DraftState(cache.replace(length=rows.length - 1), last)
+
+    def begin(
+        self, committed: Committed, state: DraftState
+    ) -> tuple[Float[Array, "R B one V"], KVCache]:
+        """Read the two newest tokens.
+
+        While `count` is 1, the first of the two is the last token of each view's own prompt.
+        """
+        first, newest = jnp.moveaxis(committed.newest(2, 2), 1, 0)
+        last, cache = self._by_view((state.last, state.cache))
+        first = jnp.where(committed.count == 1, last, first)
+        fed = jnp.stack([first, jnp.broadcast_to(newest, first.shape)], axis=-1)
+        extend = partial(self.model.extend, committed.params[self.name])
+        scores, cache = jax.vmap(extend)(fed, cache)
+        return scores[:, :, 1:], cache
+
+    def score(
+        self,
+        committed: Committed,
+        scratch: KVCache,
+        tokens: Int[Array, "B T"],
+        tree: TreeMask | None = None,
+    ) -> tuple[Float[Array, "R B T V"], KVCache]:
+        """Let all views read the same tokens."""
+        extend = partial(self.model.extend, committed.params[self.name])
+        return jax.vmap(lambda cache: extend(tokens, cache, tree))(scratch)
+
+    def commit(
+        self,
+        state: DraftState,
+        scratch: KVCache,
+        target: KVCache,
+        emitted: Int[Array, " B"],
+        kept: Int[Array, "B J"] | None,
+    ) -> DraftState:
+        """Keep the emitted tokens; a shorter length drops everything behind them.
+
+        The accepted path of a tree moves behind the root. Its last node may be unread: the next
+        block reads it, as the second newest token.
+        """
+        cache = scratch.replace(length=self._by_view(state.cache.length))
+        if kept is not None:
+            path = jnp.maximum(kept, 0)
+            cache = jax.vmap(lambda cache: keep_path(cache, cache.length + 1, path))(cache)
+        cache = cache.replace(length=cache.length + emitted)
+        return state.replace(
+            cache=jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), cache)
+        )
+
+    def _by_view(self, tree: Tree) -> Tree:
+        """Return the leaves [R, B, ...] of view-major leaves [R*B, ...]."""
+        return jax.tree.map(lambda leaf: leaf.reshape(self.width, -1, *leaf.shape[1:]), tree)
+
+    def shapes(self, dtype: Any) -> Params:
+        own = abstract_params(self.model.config, dtype)
+        return split_tower(self.model.config, own)[1] if self.shares_tower else own
+
+    def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
+        return (bucket(max(lengths), buckets.prompt, "prompt tokens of a view"),)
+
+    def inputs(
+        self,
+        rows: Sequence[PromptRows],
+        images: Images,
+        shown: Sequence[np.ndarray],
+        sizes: tuple[int, ...],
+    ) -> ViewRows:
+        return ViewRows(tuple(rows), images)

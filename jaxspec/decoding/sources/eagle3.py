@@ -1,0 +1,123 @@
+"""Draft with an EAGLE-3 head, which has keys of its own and reads the target's hidden states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache, TreeMask
+from jaxspec.config import KVHeadConfig
+from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.sources.head import HeadSource
+from jaxspec.decoding.sources.kv_head import read_fused
+from jaxspec.decoding.sources.source import Committed
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import KVHead
+from jaxspec.models.layers import apply
+from jaxspec.typing import Array, Float, Int, Params
+
+
+class Eagle3(HeadSource[KVCache, KVCache]):
+    """Draft one token a pass. Between blocks its cache comes from the target's hidden states."""
+
+    name = "eagle3"
+
+    def prefill(
+        self,
+        params: Params,
+        batch: PromptBatch,
+        inputs: Any,
+        features: Float[Array, "B U P E"] | None,
+        target: KVCache,
+        room: int,
+    ) -> KVCache:
+        rows = batch.prompt
+        slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+        rotary = rows.rotary if self.config.text_config.rope_scaling.mrope_section else None
+        return pack_own(
+            self.config,
+            params[self.name],
+            target,
+            self.model.embed(self.weights(params), rows, None),
+            slots if rotary is None else rotary,
+            rows.tokens.shape[1] + room,
+        )
+
+    def begin(
+        self, committed: Committed, state: KVCache
+    ) -> tuple[Float[Array, "one B one V"], KVCache]:
+        """Read the tokens that it has not read with the target's states.
+
+        These are the tokens of the last block, of each row as many as it emitted. All J + 1 are
+        read, and the next tokens overwrite those that a row has fewer.
+        """
+        target = committed.target
+        assert target.hidden is not None
+        width = self.gamma + 1
+        count = target.length - state.length
+        slots = state.length[:, None] + jnp.arange(width)
+        states = jnp.take_along_axis(target.hidden, slots[:, None, :, None], axis=2, mode="clip")
+        model, own = self.model, self.weights(committed.params)
+        head, params = KVHead(self.config), committed.params[self.name]
+        tokens = PromptRows(committed.newest(count, width), state.length)
+        before = apply(head, params, states[:, 0], method="combine")
+        fused = apply(head, params, model.embed(own, tokens, None), before, method="fuse")
+        last = jnp.maximum(count - 1, 0)[:, None]
+        logits, cache = model.advance(own, fused, state, scored=last)
+        return logits[None], cache.replace(length=state.length + count)
+
+    def score(
+        self,
+        committed: Committed,
+        scratch: KVCache,
+        tokens: Int[Array, "B T"],
+        tree: TreeMask | None = None,
+    ) -> tuple[Float[Array, "one B T V"], KVCache]:
+        """Read drafted tokens, each next to the head's own state before it."""
+        logits, cache = read_fused(self, committed, scratch, tokens, tree)
+        return logits[None], cache
+
+    def commit(
+        self,
+        state: KVCache,
+        scratch: KVCache,
+        target: KVCache,
+        emitted: Int[Array, " B"],
+        kept: Int[Array, "B J"] | None,
+    ) -> KVCache:
+        """Keep the tokens that the target had read before the block."""
+        return scratch.replace(length=target.length - emitted)
+
+
+def pack_own(
+    config: KVHeadConfig,
+    params: Params,
+    target: KVCache,
+    embeds: Float[Array, "B L D"],
+    rotary: Int[Array, "B L"] | Int[Array, "B 3 L"],
+    slots: int,
+) -> KVCache:
+    """Return an EAGLE-3 head's cache after prefill: one slot less than the target's.
+
+    embeds, rotary: See `KVHead.own_context`.
+    """
+    assert target.hidden is not None
+    states = target.hidden[:, 0, : embeds.shape[1]]
+    context = apply(KVHead(config), params, embeds, states, rotary, method="own_context")
+    batch, width, heads, size = context.k.shape
+
+    def padded(leaf: Array) -> Array:
+        room = jnp.zeros((batch, heads, slots, size), leaf.dtype)
+        return room.at[:, :, :width].set(leaf.swapaxes(1, 2))
+
+    hidden = jnp.zeros((batch, 1, slots, config.text_config.hidden_size), embeds.dtype)
+    return KVCache(
+        k=(padded(context.k),),
+        v=(padded(context.v),),
+        length=target.length - 1,
+        shift=target.shift if rotary.ndim == 3 else jnp.zeros_like(target.shift),
+        hidden=hidden,
+        kept=config.own_states,
+        split=True,
+    )

@@ -1,0 +1,197 @@
+"""Draft with AASD's KV head, which reads the target's keys and values (`models/kv_head.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache import KVCache, TreeMask, hidden_before, write
+from jaxspec.config import KVHeadConfig
+from jaxspec.decoding.inputs import Images, PromptBatch
+from jaxspec.decoding.sources.head import HeadSource
+from jaxspec.decoding.sources.source import Buckets, Committed
+from jaxspec.models.anchored import Context
+from jaxspec.models.head_slots import HeadRows, head_rows, reads_as_text
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import KVHead, keys_of
+from jaxspec.models.layers import apply
+from jaxspec.prompts.rows import bucket
+from jaxspec.typing import Array, Float, Int, Params
+
+Scratch = TypeVar("Scratch")
+
+
+class TargetKeys(HeadSource[KVCache, Scratch]):
+    """Keep a head's cache between blocks: the target's keys and values of all committed tokens but
+    the newest, and behind them, within a block, the head's own."""
+
+    def prefill(
+        self,
+        params: Params,
+        batch: PromptBatch,
+        inputs: HeadRows,
+        features: Float[Array, "B U P E"] | None,
+        target: KVCache,
+        room: int,
+    ) -> KVCache:
+        packed = inputs.text.shape[1] + inputs.images.shape[1] * self.config.image_slots
+        return pack(self.config, params[self.name], target, inputs, packed + room)
+
+    def _kept(
+        self, state: KVCache, block: KVCache, target: KVCache, emitted: Int[Array, " B"]
+    ) -> KVCache:
+        """Return the block's cache with the emitted tokens' keys and values from the target."""
+        cache = block.replace(length=state.length)
+        return adopt_target_kv(self.config, cache, target, emitted, self.gamma + 1)
+
+    def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
+        text = len(reads_as_text(self.config, shown))
+        images = int(shown.max(initial=-1)) + 1
+        return (
+            bucket(text, buckets.prompt, "prompt tokens"),
+            bucket(images, buckets.images, "images of one prompt"),
+        )
+
+    def inputs(
+        self,
+        rows: Sequence[PromptRows],
+        images: Images,
+        shown: Sequence[np.ndarray],
+        sizes: tuple[int, ...],
+    ) -> HeadRows:
+        return head_rows(self.config, shown, *sizes)
+
+
+class KVHeadSource(TargetKeys[KVCache]):
+    """Draft one token a pass."""
+
+    name = "kv_head"
+
+    def begin(
+        self, committed: Committed, state: KVCache
+    ) -> tuple[Float[Array, "one B one V"], KVCache]:
+        """Read the newest token alone, since the target has read the others."""
+        return self.score(committed, state, committed.newest(1, 1))
+
+    def score(
+        self,
+        committed: Committed,
+        scratch: KVCache,
+        tokens: Int[Array, "B T"],
+        tree: TreeMask | None = None,
+    ) -> tuple[Float[Array, "one B T V"], KVCache]:
+        logits, cache = read_fused(self, committed, scratch, tokens, tree)
+        return logits[None], cache
+
+    def commit(
+        self,
+        state: KVCache,
+        scratch: KVCache,
+        target: KVCache,
+        emitted: Int[Array, " B"],
+        kept: Int[Array, "B J"] | None,
+    ) -> KVCache:
+        return self._kept(state, scratch, target, emitted)
+
+
+def read_fused(
+    head: HeadSource[KVCache, Scratch],
+    committed: Committed,
+    cache: KVCache,
+    tokens: Int[Array, "B T"],
+    tree: TreeMask | None,
+) -> tuple[Float[Array, "B T V"], KVCache]:
+    """Read tokens, each next to the hidden state before it if the head reads hidden states."""
+    model, own = head.model, head.weights(committed.params)
+    if not head.config.reads_hidden:
+        return model.extend(own, tokens, cache, tree)
+    embeds = model.embed(own, PromptRows(tokens, cache.length), None)
+    before = hidden_before(cache, tokens.shape[1], tree)
+    params = committed.params[head.name]
+    fused = apply(KVHead(head.config), params, embeds, before, method="fuse")
+    return model.advance(own, fused, cache, tree)
+
+
+def pack(
+    config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int
+) -> KVCache:
+    """Return the head's cache after prefill: the slots of `KVHead.context`, each row without gaps.
+
+    `shift` is the number of slots that a row has fewer than the target's row, so that new tokens
+    take the target's positions. With 10 slots of text and an image pooled from 576 slots to 64,
+    length is 74 and shift 512.
+    """
+    context: Context = apply(
+        KVHead(config), params, *keys_of(config, target), rows, method="context"
+    )
+    there = context.since < target.length[:, None]
+    length = there.sum(1)
+    places = jnp.where(there, jnp.cumsum(there, axis=1) - 1, slots)
+
+    def packed(leaf: Array) -> Array:
+        batch, _, heads, width = leaf.shape
+        return write(jnp.zeros((batch, heads, slots, width), leaf.dtype), leaf, places)
+
+    bias = None
+    if context.bias is not None:
+        bias = packed(context.bias[..., None, None])[:, 0, :, 0]
+    hidden = None
+    if target.hidden is not None:
+        shape = (*target.hidden.shape[:2], slots, target.hidden.shape[-1])
+        hidden = _with_newest(jnp.zeros(shape, target.hidden.dtype), target, length)
+    layers = apply(KVHead(config), params, context, method="contexts")
+    return KVCache(
+        k=tuple(packed(each.k) for each in layers),
+        v=tuple(packed(each.v) for each in layers),
+        length=length,
+        shift=target.length + target.shift - length,
+        bias=bias,
+        hidden=hidden,
+        split=True,
+    )
+
+
+def adopt_target_kv(
+    config: KVHeadConfig, cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count: int
+) -> KVCache:
+    """Replace the head's keys and values of `count` newly verified tokens by the target's.
+
+    `emitted` of them stay; the next block overwrites the slots after them. A head that reads no
+    text keeps none.
+    """
+    new = jnp.arange(count)
+    if not config.reads_text:
+        hidden = (
+            cache.hidden
+            if cache.hidden is None
+            else _with_newest(cache.hidden, target, cache.length)
+        )
+        return cache.replace(shift=cache.shift + emitted, hidden=hidden)
+    source = (target.length - emitted)[:, None] + new
+    places = cache.length[:, None] + new
+
+    def taken(leaf: Array, theirs: Any) -> Array:
+        verified = jnp.take_along_axis(
+            theirs, source[:, None, :, None], axis=2, mode="clip"
+        ).swapaxes(1, 2)
+        return write(leaf, verified, places)
+
+    layers = config.key_layers or (-1,) * len(cache.k)
+    return cache.replace(
+        k=tuple(taken(leaf, target.k[i]) for leaf, i in zip(cache.k, layers, strict=True)),
+        v=tuple(taken(leaf, target.v[i]) for leaf, i in zip(cache.v, layers, strict=True)),
+        length=cache.length + emitted,
+        hidden=cache.hidden if cache.hidden is None else taken(cache.hidden, target.hidden),
+    )
+
+
+def _with_newest(
+    hidden: Float[Array, "B 1 S D"], target: KVCache, length: Int[Array, " B"]
+) -> Array:
+    """Write the hidden state of the target's newest token, where a draft begins."""
+    assert target.hidden is not None
+    newest = jnp.take_along_axis(target.hidden, (target.length - 1)[:, None, None, None], axis=2)
+    return write(hidden, newest, (length - 1)[:, None])

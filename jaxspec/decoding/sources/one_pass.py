@@ -1,0 +1,78 @@
+"""Draft a block in one pass of a KV head, over the newest token and masks behind it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.cache import KVCache, TreeMask, hidden_before
+from jaxspec.decoding.sources.kv_head import TargetKeys
+from jaxspec.decoding.sources.source import Committed
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import KVHead
+from jaxspec.models.layers import apply
+from jaxspec.models.vocabulary import fill_vocabulary
+from jaxspec.typing import Array, Float, Int
+
+
+class Planned(struct.PyTreeNode):
+    """Hold the scores of a block from one pass; its tokens are chosen one by one."""
+
+    cache: KVCache
+    scores: Float[Array, "B J V"]
+    place: Int[Array, ""]
+    """Place of the next token, 0 at first; all nodes of a tree's level have the same."""
+
+
+class OnePassHead(TargetKeys[Planned]):
+    """Draft a block in one pass. A Markov head adds a term for the token before to the scores."""
+
+    name = "one_pass"
+
+    @property
+    def longest(self) -> int:
+        return self.config.gamma
+
+    def begin(
+        self, committed: Committed, state: KVCache
+    ) -> tuple[Float[Array, "one B one V"], Planned]:
+        newest, model, own = committed.newest(1, 1), self.model, self.weights(committed.params)
+        embeds = model.embed(own, PromptRows(newest, state.length), None)[:, 0]
+        before = hidden_before(state, 1, None)[:, 0] if self.config.reads_hidden else None
+        head, params = KVHead(self.config), committed.params[self.name]
+        block = apply(head, params, embeds, before, self.gamma, method="masked")
+        scores, cache = model.advance(own, block, state)
+        planned = Planned(cache, scores, jnp.zeros((), jnp.int32))
+        return self.score(committed, planned, newest)
+
+    def score(
+        self,
+        committed: Committed,
+        scratch: Planned,
+        tokens: Int[Array, "B T"],
+        tree: TreeMask | None = None,
+    ) -> tuple[Float[Array, "one B T V"], Planned]:
+        """Return the scores of what follows each of T tokens at the plan's place."""
+        scores = jax.lax.dynamic_slice_in_dim(scratch.scores, scratch.place, 1, axis=1)
+        scores = jnp.broadcast_to(scores, (*tokens.shape, scores.shape[-1]))
+        if self.config.markov:
+            model, own = self.model, self.weights(committed.params)
+            embeds = model.embed(own, PromptRows(tokens, tokens[:, 0]), None)
+            head, params = KVHead(self.config), committed.params[self.name]
+            added = apply(head, params, embeds, method="correction")
+            scores += fill_vocabulary(model.text, added)
+        return scores[None], scratch.replace(place=scratch.place + 1)
+
+    def commit(
+        self,
+        state: KVCache,
+        scratch: Planned,
+        target: KVCache,
+        emitted: Int[Array, " B"],
+        kept: Int[Array, "B J"] | None,
+    ) -> KVCache:
+        return self._kept(state, scratch.cache, target, emitted)
+
+    def passes(self, gamma: int) -> int:
+        return 1

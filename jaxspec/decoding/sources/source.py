@@ -1,0 +1,201 @@
+"""The protocol of a source of drafts: score next tokens for the drafter, which mixes and draws.
+
+A source has four verbs inside the compiled program. With gamma = 3 and the newest token x:
+
+    prefill(prompts)              -> state    once
+    begin(committed, state)       -> scores after x, scratch
+    score(committed, scratch, d0) -> scores after d0, scratch     and again for d1
+    commit(state, scratch, ...)   -> state    with what the target verified
+
+A *state* is carried from block to block. A *scratch* exists only within a block: it holds what was
+drafted, and `commit` keeps the part that was accepted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache import KVCache, TreeMask
+from jaxspec.decoding.inputs import Images, Member, PromptBatch
+from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
+from jaxspec.sharding import replicated
+from jaxspec.typing import Array, Float, Int, Params
+
+State = TypeVar("State")
+"""What a source carries from block to block: leaves [r*B, ...], for its r rows of the mixture."""
+Scratch = TypeVar("Scratch")
+"""What a source carries within a block."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Hold what is certain when a block begins. Sources read it, and none changes it."""
+
+    params: Params
+    """{"target": ..., and an entry for each source with parameters, by its `name`}."""
+    tokens: Int[Array, "B C"]
+    """New tokens; entries from `count` on are undefined."""
+    count: Int[Array, " B"]
+    """Number of committed new tokens."""
+    target: KVCache
+    """The target's cache, of all committed tokens except the newest."""
+
+    def newest(self, count: int | Array, width: int) -> Int[Array, "B T"]:
+        """Return `width` new tokens, of which the first `count` are the newest committed ones."""
+        first = jnp.broadcast_to(self.count - count, self.count.shape)
+        places = first[:, None] + jnp.arange(width)
+        last = self.tokens.shape[1] - 1
+        return jnp.take_along_axis(self.tokens, jnp.clip(places, 0, last), axis=1)
+
+
+class Buckets(NamedTuple):
+    """Hold the sizes that programs are compiled for."""
+
+    prompt: tuple[int, ...]
+    """Prompt tokens."""
+    images: tuple[int, ...]
+    """Image tiles, or images."""
+
+
+@dataclass(frozen=True)
+class Source(ABC, Generic[State, Scratch]):
+    """Score next tokens. Static: part of the compiled program. A source draws nothing."""
+
+    name: ClassVar[str]
+    """Key of its parameters."""
+    partial: ClassVar[bool] = False
+    """Whether its scores are probabilities, which may sum to less than 1, and not logits."""
+
+    @property
+    def width(self) -> int:
+        """Return r, the number of distributions that it adds to the mixture."""
+        return 1
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Return the number of tokens that it can score."""
+
+    @property
+    def longest(self) -> int | None:
+        """Return the longest block that it can draft; None for any length."""
+        return None
+
+    @property
+    def target_states(self) -> tuple[int, ...] | None:
+        """Return the hidden states that the target's cache must keep, as `KVCache.kept`."""
+        return None
+
+    @property
+    def forms(self) -> tuple[Member, ...]:
+        """Return the forms of the prompt that it reads, beside the target's own."""
+        return ()
+
+    @property
+    def tower(self) -> LanguageModel | None:
+        """Return the model that encodes its images; None if it reads none of its own."""
+        return None
+
+    @abstractmethod
+    def prefill(
+        self,
+        params: Params,
+        batch: PromptBatch,
+        inputs: Any,
+        features: Float[Array, "B U P E"] | None,
+        target: KVCache,
+        room: int,
+    ) -> State:
+        """Return the state after the prompt.
+
+        Args:
+          inputs: What `inputs` returned.
+          features: Image features of the target's tower, if there are images.
+          target: The target's cache after its prefill.
+          room: Slots after the prompt.
+        """
+
+    @abstractmethod
+    def begin(
+        self, committed: Committed, state: State
+    ) -> tuple[Float[Array, "r B one V"], Scratch]:
+        """Read what was committed since the last block; score the token after the newest one."""
+
+    @abstractmethod
+    def score(
+        self,
+        committed: Committed,
+        scratch: Scratch,
+        tokens: Int[Array, "B T"],
+        tree: TreeMask | None = None,
+    ) -> tuple[Float[Array, "r B T V"], Scratch]:
+        """Read T drafted tokens, or nodes of a tree; score the token after each."""
+
+    @abstractmethod
+    def commit(
+        self,
+        state: State,
+        scratch: Scratch,
+        target: KVCache,
+        emitted: Int[Array, " B"],
+        kept: Int[Array, "B J"] | None,
+    ) -> State:
+        """Keep the emitted tokens of a block.
+
+        Floats come from `scratch`, which XLA updated in place; lengths come from `state`.
+
+        Args:
+          target: The target's cache, whose length includes the emitted tokens but the newest.
+          kept: For a tree, the nodes on the accepted path, numbered in the order in which sources
+            read them. If they read the root, a and b, and b is accepted, kept is [2, -1, ...]: -1
+            is a node that none has read.
+        """
+
+    def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
+        """Return the sizes of its inputs for one prompt, rounded up to buckets.
+
+        Args:
+          lengths: Tokens of the prompt in each of its `forms`.
+          shown: Index of the image in each slot of the target's row; -1 for text.
+        """
+        return ()
+
+    def inputs(
+        self,
+        rows: Sequence[PromptRows],
+        images: Images,
+        shown: Sequence[np.ndarray],
+        sizes: tuple[int, ...],
+    ) -> Any:
+        """Return the arrays that `prefill` reads beside the target's prompts.
+
+        Args:
+          rows: Prompts in each of its `forms`.
+          images: Tiles for its `tower`.
+          shown: As in `sizes`, of each prompt.
+        """
+        return None
+
+    def shapes(self, dtype: Any) -> Params:
+        """Return its parameters as shapes; {} without any of its own."""
+        return {}
+
+    def places(self, params: Params, mesh: Any) -> Any:
+        """Return the placement of its parameters on a mesh: whole on each device."""
+        return jax.tree.map(lambda _: replicated(mesh), params)
+
+    def passes(self, gamma: int) -> int:
+        """Return how often drafting a block reads its weights."""
+        return gamma
+
+    def weights(self, params: Params) -> Params:
+        """Return the parameters that one pass reads, those borrowed from the target included."""
+        return params[self.name]
