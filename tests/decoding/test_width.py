@@ -61,8 +61,8 @@ def models() -> Any:
 
 
 def engine(models: Any, views: tuple[str, ...] = (), **options: Any) -> Engine:
-    target, draft, head = models
-    drafts = [draft] * bool(views) + [head] * ("head" in views)
+    target, draft, *heads = models
+    drafts = [draft] * bool(views) + heads * ("head" in views)
     return Engine(target, drafts, replace(PLAIN, views=tuple(v for v in views if v != "head"), **options))
 
 
