@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import requires
 from numbers import Integral, Real
 from pathlib import Path
@@ -55,6 +57,12 @@ def check_path(name: str, path: object) -> None:
     """Raise InputError, with the name, for what is no path."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{name}: {path!r:.60}; give a directory's name")
+
+
+@cache
+def warn_once(line: str) -> None:
+    """Log a warning, the first time in a process."""
+    logging.getLogger("jaxspec").warning(line)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

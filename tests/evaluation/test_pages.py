@@ -17,7 +17,7 @@ from eval.lib.tables import Table
 from PIL import Image
 
 ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))
-CONFIG = EvalConfig(target="t", draft="d", rows=ROWS, sets=("describe", "saga"))
+CONFIG = EvalConfig(target="t", draft=("d",), rows=ROWS, sets=("describe", "saga"))
 PIECES = ["A", " <b>", " red", " &", " cat"]
 
 
