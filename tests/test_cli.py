@@ -315,9 +315,7 @@ def test_refused_before_a_model_is_read(
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_commands_take_prompts_without_images(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_take_prompts_without_images(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(families.write(tmp_path, family) / "target")
     asked = ["--prompt", "What?", "--max-new-tokens", "2", "--json"]
     main(["plan", path, "--images", "0"])
