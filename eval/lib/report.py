@@ -247,6 +247,25 @@ def _path_in(text: str) -> Path | None:
     return None
 
 
+def by_rows(results: Mapping[str, Any]) -> str:
+    """Return results as JSON with one row a line, so that a difference is one of rows.
+
+    >>> print(by_rows({"run": {"seed": 0}, "rows": [{"row": "M"}, {"row": "T"}]}), end="")
+    {"run": {"seed": 0},
+    "rows": [
+    {"row": "M"},
+    {"row": "T"}
+    ]}
+    """
+
+    def written(name: str, value: Any) -> str:
+        if name == "rows":
+            return '"rows": [\n' + ",\n".join(map(json.dumps, value)) + "\n]"
+        return f"{json.dumps(name)}: {json.dumps(value)}"
+
+    return "{" + ",\n".join(written(*entry) for entry in results.items()) + "}\n"
+
+
 def results_folder(out: Path, preset: str, debug: bool) -> Path:
     """Return the folder of results: PRESET becomes the preset's name; trials go to runs/debug."""
     out = out.with_name(preset) if out.name == "PRESET" else out
@@ -315,7 +334,7 @@ def write_results(
     found["sha256"] = _checksum(json.dumps(found))
     write_text(out / "table.md", table)
     write_text(out / "records.jsonl", "".join(lines))
-    write_text(out / "results.json", json.dumps(found, indent=1) + "\n")
+    write_text(out / "results.json", by_rows(found))
 
 
 def read_results(folder: Path, stopped: bool = False) -> Record:
