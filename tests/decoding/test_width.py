@@ -88,10 +88,11 @@ def test_caches_hold_the_same_bits(family):
     """Of every family in bfloat16, after prefill and after the loop, whichever programs have written them."""
     models = pair_of(family)
     sees = models[0].images is not None
-    asked = [Request(words, NEW, images=[tiny.page(i, 25, 31)] * sees) for i, words in enumerate(WORDS[:4])]
     runs = []
     for options in ({}, {"views": ("M",) if sees else ("T",), "gamma": 3}):
         one = engine(models, **options, prompt_buckets=(448,), image_buckets=(32,))
+        pages = [[tiny.page(i, 25, 31)] * sees for i in range(4)]
+        asked = [Request(one.encoder.completion(*prompt), NEW) for prompt in zip(WORDS, pages)]
         batch = RunningBatch(one.batcher, one.batcher.read(asked))
         begun = bits(batch)
         batch.decode()
