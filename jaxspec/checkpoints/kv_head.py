@@ -49,6 +49,7 @@ from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.tensor_files import (
     StoredTensor,
+    cast,
     list_directory,
     list_file,
     write_tensors,
@@ -101,7 +102,7 @@ def save_kv_head(
       architectures: The target's classes in transformers, which speculators' layout names.
     """
     tensors = {
-        name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
+        name: cast(tensor, dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
     }
     raw = config.to_dict()
     if config.fused:
