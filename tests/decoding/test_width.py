@@ -103,7 +103,7 @@ def test_caches_hold_the_same_bits(family):
         jax.tree.map(np.testing.assert_array_equal, plain, drafted)
 
 
-def pair_of(family: str) -> list[LoadedModel]:
+def pair_of(family: str) -> tuple[Any, ...]:
     """Return a target with wide layers, and a draft that looks through its tower."""
     config, processor = FAMILIES[family]()
     wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
@@ -117,7 +117,7 @@ def pair_of(family: str) -> list[LoadedModel]:
     tower = flatten_dict(split_tower(config, params)[0]) if isinstance(config, LvlmConfig) else {}
     draft = unflatten_dict(flatten_dict(tiny.noisy(params, 0.005)) | tower)
     models = [jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), one) for one in (params, draft)]
-    return [LoadedModel(config, one, tiny.tokenizer(), processor) for one in models]
+    return *(LoadedModel(config, one, tiny.tokenizer(), processor) for one in models), None
 
 
 def bits(batch: RunningBatch) -> list[np.ndarray]:
