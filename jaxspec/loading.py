@@ -17,7 +17,7 @@ from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.generation import GenerationSettings, read_generation_settings
-from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head
+from jaxspec.checkpoints.heads import is_head, load_head
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import (
     load_image_processor,
@@ -34,9 +34,10 @@ from jaxspec.config import (
 from jaxspec.config.schema import WHOLE
 from jaxspec.data.images import Picture
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, family_of, split_tower, text_params
+from jaxspec.models.families import family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import head_kernel
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import bucket
@@ -66,7 +67,7 @@ class LoadedHead:
 
         Raises InputError for a head that was made for another target.
         """
-        config, params = load_kv_head(path, jax.tree.leaves(target.params)[0].dtype)
+        config, params = load_head(path, jax.tree.leaves(target.params)[0].dtype)
         config = config.for_target(target.config)
         if (words := config.text_config.draft_vocabulary) and "lm_head" not in params:
             kernel = head_kernel(text_params(target.config, target.params), words)
@@ -121,7 +122,7 @@ class LoadedModel:
             raise InputError(f"weights: {weights!r} is unknown; give int8, or leave it out")
         setup_runtime()
         path = locate(path_or_id, revision)
-        if is_kv_head(path):
+        if is_head(path):
             raise InputError(f"{path}: a draft head, not a model; give it as a draft")
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
@@ -212,7 +213,7 @@ def load_draft(
       dtype, revision, tiles: See `LoadedModel.load`.
     """
     path = locate(path_or_id, revision)
-    if is_kv_head(path):
+    if is_head(path):
         return LoadedHead.load(path, target)
     return LoadedModel.load(path, dtype, tiles=tiles, share_tower_with=target)
 

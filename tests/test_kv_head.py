@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config
-from jaxspec.models.head_slots import head_rows
-from jaxspec.models.kv_head import KVHead, init_head
+from jaxspec.models.heads.head_slots import head_rows
+from jaxspec.models.heads.kinds import init_head
+from jaxspec.models.heads.kv_head import KVHead
 from jaxspec.typing import Array, Params
 from safetensors.numpy import load_file
 
@@ -87,7 +88,7 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str, tmp_path: Path) ->
             return (out * weights).sum(), out
 
         gradient, ours = jax.device_get(together(params))
-    save_kv_head(tmp_path / "head", config, params, None)
+    save_head(tmp_path / "head", config, params, None)
     stored = load_file(tmp_path / "head" / "model.safetensors")
     tensors = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in stored.items()}
     blocks = [

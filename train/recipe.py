@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jaxspec.checkpoints.heads import save_head
+from jaxspec.training.heads.recipe import HeadRecipe, train_head
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
-from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, parse_options, preset_names, script_name
-from jaxspec.config.kv_head import Feature, Pooling
+from jaxspec.config.heads.kv_head import Feature, Pooling
 from jaxspec.errors import InputError
 from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype
-from jaxspec.training.kv_head import HeadRecipe, train_kv_head
 from jaxspec.training.recipes import (
     DataSets,
     Recipe,
@@ -143,7 +143,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     ]
     on_first(lambda: [forget(place) for place in tried])  # a killed trial leaves checkpoints
     if isinstance(recipe, HeadRecipe):
-        write = partial(save_kv_head, out, *train_kv_head(recipe, runs, sources), overwrite=True)
+        write = partial(save_head, out, *train_head(recipe, runs, sources), overwrite=True)
     else:
         draft = train_draft(recipe, runs, sources)
         if recipe.lora and jax.process_index() == 0:

@@ -33,7 +33,7 @@ import numpy as np
 
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import EagleConfig, KVHeadConfig
-from jaxspec.config.eagle import SPECULATORS, counted
+from jaxspec.config.heads.eagle3 import SPECULATORS, counted
 from jaxspec.errors import InputError
 
 Engine = Literal["vllm", "sglang", "speculators"]

@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
-from jaxspec.checkpoints.eagle import Engine, check_engine
+from jaxspec.checkpoints.heads import is_head, load_head, save_head
+from jaxspec.checkpoints.heads.eagle3 import check_engine
+from jaxspec.checkpoints.heads.kind import Engine
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
-from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import Exported, model_name, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.checkpoints.served_draft import check_served
 from jaxspec.config import KVHeadConfig, ModelConfig, TextConfig, text_config
 from jaxspec.errors import InputError
-from jaxspec.models import text_params
+from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import narrowed, widened
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.portable import chat_templates
@@ -72,7 +73,7 @@ def export(
     """
     path, options = locate(source), options or SaveOptions()
     check_destination(destination, options.overwrite, path)
-    if is_kv_head(path):
+    if is_head(path):
         if adapter is not None:
             raise InputError(f"{path}: a KV head, which takes no adapter; leave it out")
         return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
@@ -111,7 +112,7 @@ def _export_head(
     engine: Engine | None,
     options: SaveOptions,
 ) -> KVHeadConfig:
-    config, params = load_kv_head(source)
+    config, params = load_head(source)
     if not config.fused and engine is not None:
         raise InputError(f"{source}: a KV head, which {engine} cannot serve; train an EAGLE-3 head")
     if engine is not None:
@@ -130,7 +131,7 @@ def _export_head(
         config = replace(config, text_config=replace(text, draft_vocabulary=words))
         if config.markov:
             params = {**params, "markov_out": params["markov_out"][:, : len(words)]}
-    save_kv_head(
+    save_head(
         destination,
         config,
         params,

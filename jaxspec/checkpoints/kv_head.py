@@ -42,8 +42,9 @@ from jaxspec.checkpoints.directories import (
     write_json,
     written_whole,
 )
-from jaxspec.checkpoints.eagle import Engine, as_own_head, eagle_config, eagle_tensors
 from jaxspec.checkpoints.fitting import named_tensors, refuse, slots_in, unfit
+from jaxspec.checkpoints.heads.eagle3 import as_own_head, eagle_config, eagle_tensors
+from jaxspec.checkpoints.heads.kind import Engine
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.tensor_files import (
@@ -53,13 +54,13 @@ from jaxspec.checkpoints.tensor_files import (
     write_tensors,
 )
 from jaxspec.config import KVHeadConfig
-from jaxspec.config.eagle import kind_of_head
+from jaxspec.config.heads.eagle3 import kind_of_head
 from jaxspec.errors import InputError
-from jaxspec.models.kv_head import abstract_head
+from jaxspec.models.heads.kinds import abstract_head
 from jaxspec.typing import Params
 
 
-def is_kv_head(path: str | Path) -> bool:
+def is_head(path: str | Path) -> bool:
     """Return whether a local directory holds a draft head, of whatever kind.
 
     Where config.json does not tell, the tensors' names do. Heads have one weight file.
@@ -80,7 +81,7 @@ def _shapes(tensors: Iterable[StoredTensor]) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tensor.shape for tensor in tensors}
 
 
-def save_kv_head(
+def save_head(
     path: str | Path,
     config: KVHeadConfig,
     params: Params,
@@ -114,7 +115,7 @@ def save_kv_head(
             write_more(fresh)
 
 
-def list_kv_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], list[str]]:
+def list_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], list[str]]:
     """Return a head's configuration, its unread tensors, and their problems.
 
     Raises InputError for a configuration that this library cannot read.
@@ -135,16 +136,16 @@ def list_kv_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], lis
     return config, stored, problems
 
 
-def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
+def load_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
     """Return the head in a directory or of a hub id; InputError where anything does not fit.
 
     Args:
       dtype: Dtype of its parameters; None keeps the file's.
     """
     path = locate(path)
-    if not is_kv_head(path):
+    if not is_head(path):
         raise InputError(f"{path}: the directory of another model; give a head's directory")
-    config, stored, wrong = list_kv_head(path)
+    config, stored, wrong = list_head(path)
     if wrong:
         refuse(path, wrong)
     slots, tree = slots_in(abstract_head(config))

@@ -11,7 +11,8 @@ import jax
 
 from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config
-from jaxspec.models import LanguageModel, family_of
+from jaxspec.models.families import family_of
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Params
 
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")

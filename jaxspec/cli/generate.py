@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.heads import is_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.ask import Ask, answer, check_views, clear, numbers, progress, view_names
 from jaxspec.decoding.captioners import check_captioner, load_captioner
@@ -130,7 +130,7 @@ def run(args: Generate) -> None:
 def _check_drafts(args: Generate, views: tuple[str, ...]) -> None:
     """Raise InputError for models that no view uses, and for options that nothing reads."""
     draft, head, shown = args.draft, args.kv_head, ",".join(views)
-    if draft is not None and is_kv_head(draft):
+    if draft is not None and is_head(draft):
         raise InputError(f"--draft: {draft} is a KV head; give it as --kv-head")
     if draft is None and head is None and "lookup" not in views:
         _refuse(args, OF_DRAFTS, "needs a draft; give --draft or --kv-head, or leave it out")

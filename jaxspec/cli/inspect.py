@@ -18,13 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.checkpoints.fitting import survey
-from jaxspec.checkpoints.kv_head import is_kv_head, list_kv_head
+from jaxspec.checkpoints.heads import is_head, list_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.errors import InputError, collected, printable
-from jaxspec.models import LanguageModel, family_of
+from jaxspec.models.families import family_of
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.runtime import human_bytes, setup_runtime
 
 
@@ -109,7 +110,7 @@ class Inspection:
 def inspect(path: Path) -> Inspection:
     """Inspect a local directory of a model or of a KV head."""
     with suppress(InputError):  # `survey` reports it
-        if is_kv_head(path):
+        if is_head(path):
             return _inspect_head(path)
     found = survey(path)
     problems = list(found.problems)
@@ -139,7 +140,7 @@ def _inspect_head(path: Path) -> Inspection:
     tensors: dict[str, StoredTensor] = {}
     problems: list[str] = []
     with collected(problems):
-        config, tensors, problems = list_kv_head(path)
+        config, tensors, problems = list_head(path)
     kind = "EAGLE-3 head" if config and config.fused else "KV head"
     return Inspection(
         path=str(path),

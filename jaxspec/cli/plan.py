@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxspec.checkpoints.directories import read_config, read_raw_config
-from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.heads import is_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.ask import check_views, view_names
 from jaxspec.config import KVHeadConfig, ModelConfig
@@ -204,6 +204,6 @@ def _head(name: str, target: ModelConfig) -> KVHeadConfig:
     if name == "new":
         return usual_head(target)
     path = locate(name, wanted=("config.json",))
-    if not is_kv_head(path):
+    if not is_head(path):
         raise InputError(f"--kv-head: {name} is not the directory of a KV head; give one, or `new`")
     return KVHeadConfig.from_dict(read_raw_config(path)).for_target(target)

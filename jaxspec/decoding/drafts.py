@@ -19,7 +19,7 @@ from jaxspec.decoding.sources.lookup import LOOKUP, Lookup
 from jaxspec.decoding.sources.one_pass import OnePassHead
 from jaxspec.decoding.sources.source import Source
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.views import View, parse_views
 
 HEAD = "head"

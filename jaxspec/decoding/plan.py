@@ -18,9 +18,10 @@ from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, p
 from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Buckets
 from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.models import LanguageModel, abstract_params, split_tower, towers_alike
+from jaxspec.models.families import abstract_params, split_tower, towers_alike
+from jaxspec.models.heads.kinds import abstract_head
 from jaxspec.models.int8 import Weights
-from jaxspec.models.kv_head import abstract_head
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.typing import Params
 

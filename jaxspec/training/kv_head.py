@@ -28,17 +28,21 @@ from flax import struct
 from jax.sharding import Mesh
 from safetensors.flax import load_file, save_file
 
-from jaxspec.checkpoints.kv_head import load_kv_head
+from jaxspec.checkpoints.heads import load_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.errors import InputError
 from jaxspec.files import whole
 from jaxspec.loading import LoadedModel
-from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.blocks import Reading, pick, read_blocks, read_whole
-from jaxspec.models.head_slots import HeadRows, head_rows
-from jaxspec.models.kv_head import corrected, init_head, joined
+from jaxspec.models.families import text_params
+from jaxspec.models.heads.blocks import pick, read_blocks, read_whole
+from jaxspec.models.heads.borrowed import joined
+from jaxspec.models.heads.head_slots import HeadRows, head_rows
+from jaxspec.models.heads.kinds import init_head
+from jaxspec.models.heads.one_pass import corrected
+from jaxspec.models.heads.reading import Reading
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import places
 from jaxspec.sharding import shardings
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
@@ -211,7 +215,7 @@ def read_target(
     return read_whole(target, params, batch.rows, encode(target, params, batch.images), config)
 
 
-def train_kv_head(
+def train_head(
     recipe: HeadRecipe, directory: Path, data: DataSets | None = None
 ) -> tuple[KVHeadConfig, Params]:
     """Train the stages one after the other, and return the head's configuration and parameters.
@@ -282,7 +286,7 @@ def _started(
     them. An EAGLE-3 head keeps its decoder and its draft vocabulary, and a head with a correction
     its draft vocabulary.
     """
-    found, head = load_kv_head(path, jnp.float32)
+    found, head = load_head(path, jnp.float32)
     kept = found.text_config.draft_vocabulary
     if words not in ((), kept) and (found.fused or found.markov):
         raise InputError(f"start {path}: has its own draft vocabulary; give --draft-vocabulary 0")

@@ -18,8 +18,9 @@ from jaxspec.config import KVHeadConfig, RopeScaling
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel, text_params
+from jaxspec.models.families import text_params
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 
 from tests import tiny
 from tests.tiny import families

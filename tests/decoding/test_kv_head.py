@@ -18,10 +18,14 @@ from jaxspec.decoding.sources.one_pass import OnePassHead
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.head_slots import head_rows
+from jaxspec.models.families import text_params
+from jaxspec.models.heads.head_slots import head_rows
+from jaxspec.models.heads.kinds import init_head
+from jaxspec.models.heads.kv_head import KVHead, keys_of
+from jaxspec.models.heads.one_pass import corrected
+from jaxspec.models.heads.reading import states_before
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import KVHead, corrected, init_head, keys_of, states_before
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Array, Params
 
 from tests import tiny

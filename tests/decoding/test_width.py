@@ -18,7 +18,7 @@ from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import make_mesh, shardings
 
 from tests import tiny

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config, read_config
-from jaxspec.checkpoints.eagle import eagle_tensors
 from jaxspec.checkpoints.fitting import named_tensors
+from jaxspec.checkpoints.heads.eagle3 import eagle_tensors
 from jaxspec.config import KVHeadConfig, text_config
 from safetensors.numpy import load_file, save_file
 

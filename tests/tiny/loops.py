@@ -14,9 +14,9 @@ from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.draft_model import ViewRows
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState
-from jaxspec.models import LanguageModel
-from jaxspec.models.head_slots import head_rows
+from jaxspec.models.heads.head_slots import head_rows
 from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 

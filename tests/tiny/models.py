@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
-from jaxspec.models import LanguageModel, abstract_params
-from jaxspec.models.kv_head import abstract_head
+from jaxspec.models.families import abstract_params
+from jaxspec.models.heads.kinds import abstract_head
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.typing import Params
 

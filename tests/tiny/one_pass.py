@@ -13,11 +13,12 @@ from eval.exactness import whole_row
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.loading import LoadedHead, LoadedModel, prompt_encoder
-from jaxspec.models import LanguageModel
-from jaxspec.models.blocks import read_blocks, read_whole
-from jaxspec.models.head_slots import HeadRows, head_rows
+from jaxspec.models.heads.blocks import read_blocks, read_whole
+from jaxspec.models.heads.borrowed import joined
+from jaxspec.models.heads.head_slots import HeadRows, head_rows
+from jaxspec.models.heads.one_pass import corrected
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import corrected, joined
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.encoder import Prompt
 

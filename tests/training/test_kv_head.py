@@ -11,25 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config, RopeScaling
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel
+from jaxspec.models.heads.kinds import init_head
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import init_head
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
-from jaxspec.training.kv_head import (
-    Anchoring,
-    HeadBatches,
-    KeptReadings,
-    Reading,
-    draw_anchors,
-    make_loss,
-    read_target,
-    train_kv_head,
-)
+from jaxspec.training.heads.anchors import Anchoring, HeadBatches, draw_anchors
+from jaxspec.training.heads.loss import make_loss, read_target
+from jaxspec.training.heads.readings import KeptReadings
+from jaxspec.training.heads.recipe import train_head
+from jaxspec.training.kv_head import Reading
 from jaxspec.training.losses import draft_loss
 
 from tests import tiny
@@ -244,7 +239,7 @@ def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) 
     for name, stages in (("mesh", child.HEAD.stages), ("one", (alone,))):
         recipe = replace(child.HEAD, target=str(taught / "target"), stages=stages, head=ONE_PASS)
         recipe = replace(recipe, keep_readings=str(tmp_path / "readings") if name == "one" else "")
-        train_kv_head(recipe, tmp_path / name, data)
+        train_head(recipe, tmp_path / name, data)
     mesh, one = (training.losses(tmp_path / name / "head") for name in ("mesh", "one"))
     np.testing.assert_allclose(mesh, one, rtol=1e-4)
 
@@ -259,15 +254,15 @@ def test_a_head_goes_on_from_one_of_its_kind(taught: Path, tmp_path: Path, monke
     monkeypatch.setattr("jaxspec.training.kv_head.fit", begin)
     data = {"talk": taught / "talk"}
     recipe = replace(child.HEAD, target=str(taught / "target"), draft_vocabulary=20)
-    config, head = train_kv_head(recipe, tmp_path, data)
+    config, head = train_head(recipe, tmp_path, data)
     changed = jax.tree.map(lambda leaf: leaf + 1, head)
-    save_kv_head(tmp_path / "head", config, changed, None)
-    again, _ = train_kv_head(replace(recipe, start=str(tmp_path / "head"), draft_vocabulary=0), tmp_path, data)
+    save_head(tmp_path / "head", config, changed, None)
+    again, _ = train_head(replace(recipe, start=str(tmp_path / "head"), draft_vocabulary=0), tmp_path, data)
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, begun[-1], changed)
     other = replace(recipe, start=str(tmp_path / "head"), head={**recipe.head, "pooling": "drop"})
     with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', the recipe's 'drop'"):
-        train_kv_head(other, tmp_path, data)
+        train_head(other, tmp_path, data)
 
 
 def test_each_row_is_read_once(tmp_path: Path) -> None:
@@ -296,4 +291,4 @@ def test_targets_without_rotary_keys_are_refused(tmp_path: Path) -> None:
     stage = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
     data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[0]])}
     with pytest.raises(InputError, match="no rotary keys"):
-        train_kv_head(replace(child.HEAD, target=str(target), stages=(stage,)), tmp_path, data)
+        train_head(replace(child.HEAD, target=str(target), stages=(stage,)), tmp_path, data)
