@@ -38,6 +38,7 @@ from jaxspec.checkpoints.directories import (
     BIN,
     SINGLE,
     quantised,
+    read_config,
     read_raw_config,
     write_json,
     written_whole,
@@ -53,7 +54,7 @@ from jaxspec.checkpoints.tensor_files import (
     list_file,
     write_tensors,
 )
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.config.heads.eagle3 import kind_of_head
 from jaxspec.errors import InputError
 from jaxspec.models.heads.kinds import abstract_head
@@ -134,6 +135,11 @@ def list_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], list[s
         config, stored = as_own_head(config, stored)
     problems += unfit(config.text_config, lambda: slots_in(abstract_head(config))[0], stored)
     return config, stored, problems
+
+
+def read_draft_config(path: Path) -> ModelConfig | KVHeadConfig:
+    """Return the configuration of a draft model or head in a directory; no tensor is read."""
+    return list_head(path)[0] if is_head(path) else read_config(path)
 
 
 def load_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import HeadConfig
 from jaxspec.decoding.sources.source import Committed, Scratch, Source, State
 from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.kinds import module_of
+from jaxspec.models.heads.kinds import abstract_head, module_of
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
@@ -36,6 +38,14 @@ class HeadSource(Source[State, Scratch]):
     @property
     def target_states(self) -> tuple[int, ...] | None:
         return self.config.target_states
+
+    def shapes(self, dtype: Any) -> Params:
+        """Return the head's shapes, with the target's columns of a draft vocabulary."""
+        shapes, text = dict(abstract_head(self.config)), self.config.text_config
+        if text.draft_vocabulary and "lm_head" not in shapes:
+            columns = (text.hidden_size, len(text.draft_vocabulary))
+            shapes["lm_head"] = {"kernel": jax.ShapeDtypeStruct(columns, dtype)}
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
 
     def places(self, params: Params, mesh: Any) -> Any:
         """Return the placement of its parameters on a mesh: split as the target's."""
