@@ -25,7 +25,7 @@ from jaxspec.checkpoints.processors import (
     single_tile_processor,
 )
 from jaxspec.config import (
-    KVHeadConfig,
+    HeadConfig,
     LlavaNextConfig,
     LvlmConfig,
     ModelConfig,
@@ -57,7 +57,7 @@ SPARE_TOKENS = 64
 class LoadedHead:
     """Hold a draft head's configuration and parameters."""
 
-    config: KVHeadConfig
+    config: HeadConfig
     params: Params
     """The head's own, and the target's output matrix for the words of a draft vocabulary."""
 

@@ -18,21 +18,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
-from jaxspec.checkpoints.heads import save_head
-from jaxspec.training.heads.recipe import HeadRecipe, train_head
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
+from jaxspec.checkpoints.heads import save_head
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, parse_options, preset_names, script_name
-from jaxspec.config.heads.kv_head import Feature, Pooling
+from jaxspec.config.heads.kv_head import Pooling
 from jaxspec.errors import InputError
 from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype
+from jaxspec.training.heads.recipe import HeadRecipe, train_head
 from jaxspec.training.recipes import (
     DataSets,
     Recipe,
@@ -92,16 +92,16 @@ class DraftOptions(Options):
 
 @dataclass(frozen=True)
 class Ablation:
-    """Options of the recipe's head; see `KVHeadConfig`."""
+    """Options of the recipe's head; see `new_head`."""
 
     pooling: Pooling = "linear"
     """Pooling of an image to slots: learned matrices (linear, the paper's), learned queries
-    (attention), averages (avgpool), none, or no image slots at all (drop)."""
+    (attention), none, or no image slots at all (drop)."""
     image_slots: int = 0
     """Slots that an image is pooled to; each recipe has its own number."""
     reads_text: bool = True
     """Read the target's keys and values of text."""
-    feature: Feature = "none"
+    feature: Literal["none", "last_hidden", "fused"] = "none"
     """Input besides a token's embedding: none, the paper's; the target's last hidden state; or
     fused, three of its hidden states, which makes the head an EAGLE-3 head."""
     target_layers: tuple[int, ...] = ()

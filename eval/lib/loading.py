@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxspec.checkpoints.heads import is_head
 
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.replay import PREFIX as REPLAY
@@ -19,6 +18,7 @@ from eval.lib.sets import MMSPEC
 from eval.lib.synthetic import PREFIX as SYNTHETIC
 from eval.lib.synthetic import parse_synthetic, synthetic_model
 from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.heads import is_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
 from jaxspec.data.rows import local_rows

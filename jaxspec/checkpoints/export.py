@@ -11,18 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
-from jaxspec.checkpoints.heads import is_head, load_head, save_head
-from jaxspec.checkpoints.heads.eagle3 import check_engine
-from jaxspec.checkpoints.heads.kind import Engine
+from jaxspec.checkpoints.heads import is_head, kind_of, load_head, save_head
+from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import Exported, model_name, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.checkpoints.served_draft import check_served
-from jaxspec.config import KVHeadConfig, ModelConfig, TextConfig, text_config
+from jaxspec.config import HeadConfig, ModelConfig, TextConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.models.families import text_params
-from jaxspec.models.vocabulary import narrowed, widened
+from jaxspec.models.vocabulary import first_words, narrowed, widened
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.portable import chat_templates
 from jaxspec.typing import Array, Params
@@ -45,10 +44,10 @@ def export(
     target: Target | None = None,
     text_only: bool = False,
     draft_vocabulary: int | None = None,
-    engine: Engine | None = None,
+    engine: Server | None = None,
     options: SaveOptions | None = None,
     adapter: str | Path | None = None,
-) -> ModelConfig | KVHeadConfig:
+) -> ModelConfig | HeadConfig:
     """Rewrite a checkpoint for transformers 4.57 and 5 and return its configuration.
 
     Tokeniser, processor, chat template, generation settings and a model card are written too.
@@ -84,7 +83,7 @@ def export(
     if engine is not None:
         check_served(path, config, engine, target is not None and draft_vocabulary is None)
     words = text_config(config).draft_vocabulary
-    kept = _first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
+    kept = first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
     size = text_config(config).vocab_size
     config, params = widened(config, params)
     if target is not None:
@@ -109,28 +108,20 @@ def _export_head(
     target: Target | None,
     text_only: bool,
     draft_vocabulary: int | None,
-    engine: Engine | None,
+    engine: Server | None,
     options: SaveOptions,
-) -> KVHeadConfig:
+) -> HeadConfig:
     config, params = load_head(source)
-    if not config.fused and engine is not None:
-        raise InputError(f"{source}: a KV head, which {engine} cannot serve; train an EAGLE-3 head")
-    if engine is not None:
-        check_engine(source, config, engine)
-    if text_only or (target is not None and not config.fused):
+    if text_only:
         raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
-    if target is not None:
-        config = replace(config, target_name=target.name)
-    if draft_vocabulary is not None and config.fused:
-        raise InputError(f"{source}: an EAGLE-3 head keeps its draft vocabulary; leave that out")
-    if engine == "speculators" and not config.target_name:
-        raise InputError(f"{source}: does not name its target, which {engine} needs; give vocab-of")
-    if draft_vocabulary is not None:
-        text = config.text_config
-        words = _first_words(source, text.draft_vocabulary, draft_vocabulary)
-        config = replace(config, text_config=replace(text, draft_vocabulary=words))
-        if config.markov:
-            params = {**params, "markov_out": params["markov_out"][:, : len(words)]}
+    config, params = kind_of(config).exported(
+        source,
+        config,
+        params,
+        target=target and target.name,
+        draft_vocabulary=draft_vocabulary,
+        server=engine,
+    )
     save_head(
         destination,
         config,
@@ -140,7 +131,7 @@ def _export_head(
             path, config, params, model_name(destination), source
         ),
         overwrite=options.overwrite,
-        engine=engine or "vllm",
+        server=engine or "vllm",
         architectures=[target.config.architecture] if target else None,
     )
     return config
@@ -181,14 +172,6 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
 
     options = replace(options, generation=generation)
     save(destination, model.config, model.params, options, write_more=write_more)
-
-
-def _first_words(path: Path, words: tuple[int, ...], count: int) -> tuple[int, ...]:
-    if not words:
-        raise InputError(f"{path}: has no draft vocabulary; leave out --draft-vocabulary")
-    if not 0 < count <= len(words):
-        raise InputError(f"{path}: a draft vocabulary of {len(words)} tokens, not {count}")
-    return words[:count]
 
 
 def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[ModelConfig, Params]:

@@ -15,11 +15,11 @@ import pytest
 from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.heads import is_head, load_head, save_head
 from jaxspec.cli import main
-from jaxspec.config import KVHeadConfig, LlamaConfig
+from jaxspec.config import Eagle3Config, LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.kv_head import KVHead
+from jaxspec.models.heads.eagle3 import Eagle3Head
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
 from jaxspec.typing import Params
@@ -44,13 +44,13 @@ WORDS = (9, 3, 30, 4, 17, 39, 5, 22)
 """In no order: files have them in order of their ids."""
 
 
-def made(words: tuple[int, ...] = WORDS, **options: Any) -> tuple[KVHeadConfig, Params]:
-    config = KVHeadConfig.of_target(TEXT, feature="fused", target_name="owner/target", gamma=J)
+def made(words: tuple[int, ...] = WORDS, **options: Any) -> tuple[Eagle3Config, Params]:
+    config = Eagle3Config.of_target(TEXT, target_name="owner/target", gamma=J)
     config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words, **options))
     return config, tiny.eagle_params(config, TARGET)
 
 
-def scores(config: KVHeadConfig, params: Params, states: np.ndarray, tokens: np.ndarray, anchor: int) -> np.ndarray:
+def scores(config: Eagle3Config, params: Params, states: np.ndarray, tokens: np.ndarray, anchor: int) -> np.ndarray:
     """Ours [J, V], of the block whose newest token is the anchor, in the forced tokens of the row."""
     own = joined(params, TARGET, config.text_config.draft_vocabulary)
     embeds = own["model"]["embed_tokens"]["embedding"][tokens][None]
@@ -60,7 +60,7 @@ def scores(config: KVHeadConfig, params: Params, states: np.ndarray, tokens: np.
 
     @partial(jax.jit, compiler_options=tiny.QUICK)
     def unroll(params: Params, own: Params) -> Any:
-        out = apply(KVHead(config), params, *given, states[None, None, anchor - 1], method="unroll")
+        out = apply(Eagle3Head(config), params, *given, states[None, None, anchor - 1])
         return LanguageModel(config.text_config).logits(own, out)
 
     return np.asarray(unroll(params, own))[0, 0]

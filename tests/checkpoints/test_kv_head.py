@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.checkpoints.heads import is_head, load_head, save_head
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import HeadConfig, KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
 from safetensors.numpy import load_file, save_file
@@ -32,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def saved(path: Path, name: str = "linear") -> tuple[KVHeadConfig, Params]:
+def saved(path: Path, name: str = "linear") -> tuple[HeadConfig, Params]:
     config, params = tiny.kv_head(TARGET, PARAMS, **VARIANTS[name])
     save_head(path, config, params, np.float32)
     return config, params

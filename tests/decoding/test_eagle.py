@@ -14,7 +14,7 @@ import pytest
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.config import KVHeadConfig, RopeScaling
+from jaxspec.config import Eagle3Config, RopeScaling
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
@@ -41,7 +41,7 @@ ENGINE = EngineConfig(
 def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> LoadedModel:
     written = "qwen2_5_vl" if family == "one-dimensional" else family
     target = LoadedModel.load(families.write(path, written) / "target")
-    config = KVHeadConfig.of_target(target.config, feature="fused", target_layers=(0, 1, 1), gamma=J)
+    config = Eagle3Config.of_target(target.config, target_layers=(0, 1, 1), gamma=J)
     text = replace(config.text_config, draft_vocabulary=words, **OPTIONS[family])
     config = replace(config, text_config=text)
     return replace(
@@ -144,7 +144,7 @@ def test_states_are_taken_after_deepstacks_addition() -> None:
 
 def test_other_targets_are_refused() -> None:
     target = replace(tiny.CONFIG.text_config, num_hidden_layers=8)
-    config = KVHeadConfig.of_target(target, feature="fused")
+    config = Eagle3Config.of_target(target)
     assert config.target_states == (2, 4, 5)
     public = replace(config, target_hash="", text_config=replace(config.text_config, target_layers=()))
     assert public.for_target(target).target_states == (2, 4, 5)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads import save_head
-from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config, RopeScaling
+from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, Qwen2Config, Qwen3Config, RopeScaling
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
 from jaxspec.models.heads.kinds import init_head
+from jaxspec.models.heads.reading import Reading
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import MeshConfig
@@ -24,7 +25,6 @@ from jaxspec.training.heads.anchors import Anchoring, HeadBatches, draw_anchors
 from jaxspec.training.heads.loss import make_loss, read_target
 from jaxspec.training.heads.readings import KeptReadings
 from jaxspec.training.heads.recipe import train_head
-from jaxspec.training.kv_head import Reading
 from jaxspec.training.losses import draft_loss
 
 from tests import tiny
@@ -150,7 +150,7 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope() -> None:
 def check_loss(
     target: LanguageModel,
     params: Any,
-    config: KVHeadConfig,
+    config: HeadConfig,
     head: Any,
     anchoring: Anchoring,
     scored: Any,
@@ -192,7 +192,7 @@ def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
         num_key_value_heads=1, rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
     )  # fmt: skip
     target, params = LanguageModel(text), tiny.random_params(text, scale=0.4)
-    config = KVHeadConfig.of_target(text, feature="fused", target_layers=(0, 1, 2), gamma=3)
+    config = Eagle3Config.of_target(text, target_layers=(0, 1, 2), gamma=3)
     head = tiny.eagle_params(config, params)
     rotary = (np.arange(12) + np.random.default_rng(1).integers(0, 3, (2, 3, 12))).astype(np.int32)
     rotary[:, :, 4:] = np.arange(4, 12)  # text
@@ -251,7 +251,7 @@ def test_a_head_goes_on_from_one_of_its_kind(taught: Path, tmp_path: Path, monke
         begun.append(params["head"])
         return {"head": params["head"]}
 
-    monkeypatch.setattr("jaxspec.training.kv_head.fit", begin)
+    monkeypatch.setattr("jaxspec.training.heads.recipe.fit", begin)
     data = {"talk": taught / "talk"}
     recipe = replace(child.HEAD, target=str(taught / "target"), draft_vocabulary=20)
     config, head = train_head(recipe, tmp_path, data)

@@ -163,6 +163,14 @@ class Eagle3Config(HeadConfig):
         return self.text_config.target_layers
 
     @property
+    def reads(self) -> tuple[Any, ...]:
+        return "states", self.target_states
+
+    @property
+    def keeps_vocabulary(self) -> bool:
+        return True
+
+    @property
     def own_states(self) -> tuple[int, ...]:
         """Return its own hidden states that it reads, as `KVCache.kept`."""
         return () if self.text_config.norm_output else (1,)
@@ -180,6 +188,12 @@ class Eagle3Config(HeadConfig):
                 f"{target.model_type}"
             )
         return replace(self, text_config=replace(own, target_layers=layers))
+
+    def _started(self, trained: Self, words: tuple[int, ...], target: Any) -> Self:
+        """Return the configuration with the trained decoder and its draft vocabulary."""
+        if not trained.text_config.own_output:
+            raise InputError("has no output matrix of its own; give another head")
+        return replace(self, text_config=trained.for_target(target).text_config)
 
     @classmethod
     def of_target(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from jaxspec.config.heads.target import target_hash
@@ -26,6 +26,8 @@ class HeadConfig(ABC):
 
     title: ClassVar[str]
     """Name of the kind, for people."""
+    free: ClassVar[tuple[str, ...]] = ("gamma", "target_name")
+    """Fields that may change when a trained head is trained on."""
     model_type: ClassVar[str]
     """Name of the kind in config.json, or its title where public files name none."""
 
@@ -72,6 +74,40 @@ class HeadConfig(ABC):
     def options(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)
+
+    @property
+    @abstractmethod
+    def reads(self) -> tuple[Any, ...]:
+        """Return what it reads of a target's pass in training; equal heads can share it."""
+
+    @property
+    @abstractmethod
+    def keeps_vocabulary(self) -> bool:
+        """Return whether its parameters have a fixed draft vocabulary."""
+
+    def started(self, trained: HeadConfig, words: tuple[int, ...], target: Any) -> Self:
+        """Return the configuration of a trained head that is trained on as this one says.
+
+        words: Its draft vocabulary; () keeps that of `trained`.
+
+        Raises InputError where the two differ in more than `free`.
+        """
+        if type(trained) is not type(self):
+            raise InputError(f"its kind is {trained.title!r}, the recipe's {self.title!r}")
+        own = trained.text_config.draft_vocabulary
+        if words not in ((), own) and trained.keeps_vocabulary:
+            raise InputError("has its own draft vocabulary; give --draft-vocabulary 0")
+        return self._started(trained, words or own, target)
+
+    def _started(self, trained: Self, words: tuple[int, ...], target: Any) -> Self:
+        config, there = (
+            replace(each, text_config=replace(each.text_config, draft_vocabulary=words))
+            for each in (self, trained)
+        )
+        for name in (each.name for each in fields(config) if each.name not in self.free):
+            if (wanted := getattr(config, name)) != (has := getattr(there, name)):
+                raise InputError(f"its {name} is {has!r:.60}, the recipe's {wanted!r:.60}")
+        return config
 
 
 def check_rotary(text: TextConfig) -> RotaryConfig:

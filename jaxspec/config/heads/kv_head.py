@@ -89,6 +89,14 @@ class KVHeadConfig(HeadConfig):
     def target_states(self) -> tuple[int, ...] | None:
         return () if self.reads_hidden else None
 
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        return "keys", self.key_layers
+
+    @property
+    def keeps_vocabulary(self) -> bool:
+        return False
+
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         self.check_key_layers(text)
         return self
@@ -119,7 +127,9 @@ class KVHeadConfig(HeadConfig):
             image_tokens = 0
             options |= {"pooling": "drop", "image_slots": 0, "slot_bias": False}
         config = cls(
-            replace(check_rotary(text), num_hidden_layers=len(options.get("key_layers", ())) or layers),
+            replace(
+                check_rotary(text), num_hidden_layers=len(options.get("key_layers", ())) or layers
+            ),
             target_hash(target),
             image_tokens=image_tokens,
             **options,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxspec.config.heads.kv_head import KVHeadConfig
 
@@ -19,6 +19,13 @@ class OnePassConfig(KVHeadConfig):
     """r: rank of a Markov head as in DSpark: it adds a term for the token before to a token's
     score. Tokens are drawn from the softmax of the sum, and verified against it. 0: no Markov
     head."""
+
+    title: ClassVar = "one-pass KV head"
+    free: ClassVar = ("target_name",)
+
+    @property
+    def keeps_vocabulary(self) -> bool:
+        return self.markov > 0
 
     def options(self) -> dict[str, Any]:
         """Return the fields by name, and the entry that tells the kind."""

@@ -1,4 +1,4 @@
-"""Draft with AASD's KV head, which reads the target's keys and values (`models/heads/kv_head.py`)."""
+"""Draft with AASD's KV head, which reads the target's keys and values."""
 
 from __future__ import annotations
 
@@ -91,9 +91,7 @@ class KVHeadSource(TargetKeys[KVCache]):
         if self.config.reads_hidden:
             logits, cache = self.read_fused(committed, scratch, tokens, tree)
         else:
-            logits, cache = self.model.extend(
-                self.weights(committed.params), tokens, scratch, tree
-            )
+            logits, cache = self.model.extend(self.weights(committed.params), tokens, scratch, tree)
         return logits[None], cache
 
     def commit(

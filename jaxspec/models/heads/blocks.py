@@ -30,9 +30,7 @@ def read_whole(
     count, length = rows.tokens.shape
     whole = rows.replace(length=jnp.full(count, length))
     embeds = target.embed(params, whole, features)
-    return module_of(config).reading(
-        lambda kept: target.read(params, embeds, whole, length, kept)
-    )
+    return module_of(config).reading(lambda kept: target.read(params, embeds, whole, length, kept))
 
 
 def read_blocks(

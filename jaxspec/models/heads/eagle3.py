@@ -151,9 +151,7 @@ class Eagle3Head(nn.Module):
         """Return no slots: it reads hidden states in the place of keys."""
 
     @nn.nowrap
-    def reading(
-        self, read: Callable[[tuple[int, ...] | None], tuple[Array, KVCache]]
-    ) -> Reading:
+    def reading(self, read: Callable[[tuple[int, ...] | None], tuple[Array, KVCache]]) -> Reading:
         """Return what training keeps of a target's pass, see `KVHead.reading`."""
         hidden, cache = read(self.config.target_states)
         assert cache.hidden is not None

@@ -156,9 +156,7 @@ class KVHead(nn.Module):
         return head_rows(self.config, shown, width, images)
 
     @nn.nowrap
-    def reading(
-        self, read: Callable[[tuple[int, ...] | None], tuple[Array, KVCache]]
-    ) -> Reading:
+    def reading(self, read: Callable[[tuple[int, ...] | None], tuple[Array, KVCache]]) -> Reading:
         """Return what training keeps of a target's pass.
 
         read: Returns the final hidden states of whole rows, and the cache, in which the hidden
