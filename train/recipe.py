@@ -28,7 +28,7 @@ from jaxspec.checkpoints.heads import save_head
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, parse_options, preset_names, script_name
-from jaxspec.config.heads.kv_head import Pooling
+from jaxspec.config.heads.kv_head import KVHeadOptions
 from jaxspec.errors import InputError
 from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype
@@ -91,16 +91,9 @@ class DraftOptions(Options):
 
 
 @dataclass(frozen=True)
-class Ablation:
+class Ablation(KVHeadOptions):
     """Options of the recipe's head; see `new_head`."""
 
-    pooling: Pooling = "linear"
-    """Pooling of an image to slots: learned matrices (linear, the paper's), learned queries
-    (attention), none, or no image slots at all (drop)."""
-    image_slots: int = 0
-    """Slots that an image is pooled to; each recipe has its own number."""
-    reads_text: bool = True
-    """Read the target's keys and values of text."""
     feature: Literal["none", "last_hidden", "fused"] = "none"
     """Input besides a token's embedding: none, the paper's; the target's last hidden state; or
     fused, three of its hidden states, which makes the head an EAGLE-3 head."""
@@ -109,9 +102,6 @@ class Ablation:
     n-3 of n layers, for which a target needs seven."""
     layers: int = 1
     """Decoder layers."""
-    key_layers: tuple[int, ...] = ()
-    """Target layers, from 0, whose keys and values the head's layers read, one for each, as
-    "9 19 29"; by default all read the last one."""
     parallel: bool = False
     """Draft a block in one pass, with learned masks for the tokens behind the newest."""
     markov: int = 0

@@ -1,6 +1,6 @@
 """A KV head in PyTorch, from its exported files alone: one block of drafted tokens at a time, as it is defined.
 
-It takes what `config.json` and `model.safetensors` hold (`docs` in `jaxspec/checkpoints/heads/kv_head.py`) and the target's
+It takes what `config.json` and `model.safetensors` hold (`jaxspec/checkpoints/heads/kv_head.py`) and the target's
 last-layer keys and values as they lie in its cache, rotated.
 """
 

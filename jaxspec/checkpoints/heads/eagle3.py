@@ -54,10 +54,10 @@ class Eagle3Files(Kind[Eagle3Config]):
     def written(
         self,
         config: Eagle3Config,
-        tensors: Mapping[str, np.ndarray],
+        tensors: dict[str, np.ndarray],
         server: Server,
         architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raw = eagle_config(config, str(tensors["fc.weight"].dtype), server, architectures)
         return raw, eagle_tensors(config, tensors, server)
 

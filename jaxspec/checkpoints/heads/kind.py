@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -37,10 +36,10 @@ class Kind(ABC, Generic[Config]):
     def written(
         self,
         config: Config,
-        tensors: Mapping[str, np.ndarray],
+        tensors: dict[str, np.ndarray],
         server: Server,
         architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return the entries of config.json and the tensors, as files have them.
 
         Args:

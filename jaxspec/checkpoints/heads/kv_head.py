@@ -25,7 +25,6 @@ behind it, the hidden state that the token was predicted from. EAGLE heads use t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +45,10 @@ class KVHeadFiles(Kind[KVHeadConfig]):
     def written(
         self,
         config: KVHeadConfig,
-        tensors: Mapping[str, np.ndarray],
+        tensors: dict[str, np.ndarray],
         server: Server,
         architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return config.to_dict(), tensors
 
     def exported(

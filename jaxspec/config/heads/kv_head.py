@@ -13,13 +13,7 @@ from jaxspec.config.text import TextConfig, decoder_config
 from jaxspec.errors import InputError, reading
 
 Pooling = Literal["linear", "attention", "none", "drop"]
-"""How the keys and values of one image become slots.
-
-linear: by learned matrices, the paper's W_K and W_V.
-attention: by learned queries that attend to them, for images of any size.
-none: unchanged.
-drop: the image is left out.
-"""
+"""How the keys and values of one image become slots; `linear` learns the paper's W_K and W_V."""
 
 Feature = Literal["none", "last_hidden"]
 """Input that a head reads next to a token's embedding.
@@ -34,23 +28,31 @@ _MOST_POOLED = 1 << 24
 
 
 @dataclass(frozen=True)
-class KVHeadConfig(HeadConfig):
-    """Describe a head that reads keys and values of its target, one token a pass."""
+class KVHeadOptions:
+    """Hold the fields of a KV head that a recipe's command line can change."""
 
     pooling: Pooling = "linear"
+    """Pooling of an image to slots: by learned matrices (linear, the paper's), by learned queries
+    (attention, for images of any size), none, or no image slots at all (drop)."""
+    image_slots: int = 0
+    """Slots that an image is pooled to, k; each recipe has its own number."""
+    slot_bias: bool = False
+    """Learn a bias on the scores of image slots, ln(n / k) at first: a slot then has the weight of
+    the n / k slots it was pooled from (Bolya et al. 2023, proportional attention)."""
+    reads_text: bool = True
+    """Read the target's keys and values of text."""
+    key_layers: tuple[int, ...] = ()
+    """Target layers, from 0, whose keys and values the head's layers read, one for each, as
+    "9 19 29"; by default all read the last one."""
+
+
+@dataclass(frozen=True)
+class KVHeadConfig(KVHeadOptions, HeadConfig):
+    """Describe a head that reads keys and values of its target, one token a pass."""
+
     image_tokens: int = 0
     """n: number of slots that are read of an image, from its first: a tiled image's base tile."""
-    image_slots: int = 0
-    """k: number of slots of a pooled image."""
-    slot_bias: bool = False
-    """Whether image slots have a learned bias on their scores, ln(n / k) at first: a slot then has
-    the weight of the n / k slots it was pooled from (Bolya et al. 2023, proportional attention)."""
-    reads_text: bool = True
-    """Whether the target's keys and values of text are read; False is an ablation."""
     feature: Feature = "none"
-    key_layers: tuple[int, ...] = ()
-    """Target layers, from 0, whose keys and values the head's layers read, one for each; () means
-    that all read the last."""
 
     title: ClassVar = "KV head"
     model_type: ClassVar = "jaxspec_kv_head"
