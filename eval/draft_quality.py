@@ -64,7 +64,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Measures the quality of the target's and the draft's own answers."""
     preset, config, options = parse_command(Options, __doc__, args)
     with Run(preset, vars(config) | vars(options), options.out) as run:
-        target, draft, _ = load_models(config, views=())
+        loaded = load_models(replace(config, captioner=None))
+        target, draft = loaded.target, loaded.draft
         models = {"target": (target, "M")} | ({"draft": (draft, "M")} if draft else {})
         for name, place in map(split_name, options.drafts):
             path, view = split_view(place)
@@ -153,7 +154,8 @@ def measure_quality(
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
             if blind:
                 prompts = [without_images(engine.encoder, prompt) for prompt in prompts]
-            results = engine.generate(requests_of(config, prompts))
+            with config.named(dataset):
+                results = engine.generate(requests_of(config, prompts))
             scores = [
                 judge(sample, result.text) for sample, result in zip(samples, results, strict=True)
             ]

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from jaxspec.checkpoints import gguf_files
+from jaxspec.checkpoints.directories import written_once
 from jaxspec.cli import demo, main
+from jaxspec.cli.ask import progress
 from jaxspec.cli.race import draw
 from jaxspec.config import text_config
 from PIL import Image
 
 from tests import tiny
+from tests.tiny import families
 
 NEW = 12
 Refusal = Callable[..., str]
@@ -83,11 +86,11 @@ def test_the_draft_changes_nothing(names: tuple[str, ...], world: Path, capsys: 
     assert len(plain["tokens"]) == NEW
 
 
-def test_a_kv_head_is_a_draft_or_one_more_view(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_head_drafts_alone_or_with_a_model(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pages = pictures(world, "rgb", "gray")
     plain = run(capsys, world, *pages, draft=None)["tokens"]
-    for draft, args, views in [(None, [], ["kv"]), ("draft", ["--views", " t, KV"], ["T", "kv"])]:
-        answer = run(capsys, world, *pages, "--kv-head", world / "head", *args, draft=draft, views=None)
+    for draft, args, views in [(None, [], ["head"]), ("draft", ["--views", " t, LOOKUP"], ["T", "head", "lookup"])]:
+        answer = run(capsys, world, *pages, "--draft", world / "head", *args, draft=draft, views=None)
         assert answer["tokens"] == plain
         assert answer["stats"]["views"] == views
 
@@ -130,6 +133,18 @@ def test_a_terminal_is_shown_the_answer_while_it_is_written(
     main([*args, "--no-stream"])
     assert capsys.readouterr().out == whole
     assert list(filter(None, written)) == [whole[:-1], "\n"]
+
+
+def test_a_line_of_progress_is_cleared_before_a_line_that_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress("loading models")
+    written_once(b"", "gguf", "model", Path.mkdir, "model.gguf")
+    shown, stays = capsys.readouterr().err.rsplit("\r\033[K", 1)
+    assert shown == "\r\033[Kloading models ..."
+    assert stays.startswith("model.gguf: written to ")
 
 
 @pytest.mark.parametrize(("model", "drafter"), [("eyes", "kv_head"), ("mini", "draft")])
@@ -188,7 +203,7 @@ def test_the_race_tells_the_median_of_its_prompts(
         ("collaborate", ["--models", "{}/target", "--prompt", "Hi"], "1 model; give at least 2"),
         ("plan", ["{}/target", "--images", "-1"], "--images: -1; give 0 to 1048576"),
         ("plan", ["{}/target", "--chips"], "--chips: give one or more of v3"),
-        ("plan", ["{}/head"], "a KV head, not a model; give it as --kv-head"),
+        ("plan", ["{}/head"], "a head, not a model; give it as a draft"),
         ("genrate", ["--target", "{}/target"], "command 'genrate': unknown; did you mean 'generate'?"),
         ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
         ("--gamma", [], "command '--gamma': unknown; use one of demo"),
@@ -271,19 +286,16 @@ print([name for name in {heavy} if sys.modules.get(name)])
     [
         (["--gamma", "0"], "--gamma: 0; give 1 or more, or give no draft"),
         (["--views", "M,C", "--draft", "{}/draft"], "view C: there is no captioner"),
-        (["--views", "M,T", "--draft", "{}/head"], "head is a KV head; give it as --kv-head"),
-        (["--views", "M,T", "--kv-head", "{}/head"], "--kv-head: no view of M,T reads it; add kv to --views"),
-        (["--views", "M,kv", "--draft", "{}/draft"], "view kv needs a KV head; give --kv-head"),
-        (["--views", "lookup,kv", "--kv-head", "{}/head"], "'lookup,kv'; name kv behind all others, lookup last"),
-        (["--views", "M,lookup"], "M,lookup: M needs a draft; give --draft"),
-        (["--views", "lookup", "--draft", "{}/draft"], "--draft: no view of lookup reads it"),
-        (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M is one view; name more in --views"),
+        (["--views", "M,T", "--draft", "{}/head"], "views: M,T need a draft model; give one, or leave them out"),
+        (["--draft", "{}/draft", "--draft", "{}/target"], "draft: 2 models and 0 heads; give at most one of each"),
+        (["--views", "lookup", "--draft", "{}/draft"], "draft: no view shows the model a prompt; add M"),
+        (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M drafts alone; add --draft or --views"),
         (["--weights", "half"], "'half' is not a list of numbers"),
         (["--image", "{}/target"], "target: a folder; give an image file"),
-        (["--image", "{}/empty.png"], "empty.png: not readable"),
+        (["--image", "{}/empty.png"], "empty.png: an empty file; fetch it again"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
         (["--target", "{}/nothing"], "nothing': no such directory"),
-        (["--gamma", "3"], "--gamma: needs a draft; give --draft or --kv-head, or leave it out"),
+        (["--gamma", "3"], "--gamma: needs a draft; give --draft, or leave it out"),
         (["--draft-revision", "v2"], "--draft-revision: needs --draft with a hub id"),
         (["--captioner", "jax:x", "--draft", "{}/draft"], "no view of M shows captions"),
         (["--prompt", "caf\udce9"], r"prompt 'caf\udce9': '\udce9' is half a character"),
@@ -300,6 +312,17 @@ def test_refused_before_a_model_is_read(
     if "--target" not in args:
         args += ["--target", str(world / "target")]
     assert words in refusal("generate", *args)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_commands_take_prompts_without_images(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(families.write(tmp_path, family) / "target")
+    asked = ["--prompt", "What?", "--max-new-tokens", "2", "--json"]
+    main(["plan", path, "--images", "0"])
+    for words in (["generate", "--target", path], ["collaborate", "--models", f"{path},{path}"]):
+        capsys.readouterr()
+        main([*words, *asked])
+        assert json.loads(capsys.readouterr().out)["tokens"]
 
 
 def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,7 +363,15 @@ def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for arguments in (both[:4], (*both, "--views", "T")):
         main(["generate", *map(str, arguments), "--max-new-tokens", str(NEW), "--json"])
         answers.append(json.loads(capsys.readouterr().out))
-    assert answers[0]["tokens"] == answers[1]["tokens"]
+    (tmp_path / "form.jinja").write_text(words.chat_template)
+    bare = tiny.save(tmp_path / "bare", text, params)
+    form = ("--chat-template", str(tmp_path / "form.jinja"))
+    assert "leaves it out; give one" in refusal("generate", "--target", bare, *both[2:4], *form, "--no-chat-template")
+    for arguments in (form, (), ("--no-chat-template",)):
+        main(["generate", "--target", str(bare), *both[2:4], *arguments, "--max-new-tokens", str(NEW), "--json"])
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["tokens"] == answers[1]["tokens"] == answers[2]["tokens"]
+    assert all(answer["tokens"] != answers[0]["tokens"] for answer in answers[3:])
     stats = answers[1]["stats"]
     # Of 12 tokens the first is the prefill's, and each block writes one more than it accepts, or cuts that one off.
     assert 0 <= stats["num_accepted_draft_tokens"] + stats["num_spec_steps"] - (NEW - 1) <= 1

@@ -54,8 +54,10 @@ def compare(
     with progress(work, "block efficiency") as bar:
         for place in left:
             bar.set_postfix_str(place["dataset"], refresh=False)
-            prompts = prompts_of(config, plain, place)
-            yield _group(config, plain, engines, place, prompts, passes, bar)
+            with config.named(place["dataset"]):
+                prompts = prompts_of(config, plain, place)
+                group = _group(config, plain, engines, place, prompts, passes, bar)
+            yield group
 
 
 def _group(
@@ -75,7 +77,7 @@ def _group(
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
         engine, settings = guard.engine, guard.engine.config
         assert isinstance(settings, EngineConfig)
-        place = where | engine_fields(name, settings, config)
+        place = where | engine_fields(name, engine, config)
         recorded = isinstance(engine.assembly.lead, RecordedTarget)
         if config.times and name not in passes and not recorded:
             found = guard.attempt(time_passes, engine, requests[: config.batch_size])
@@ -201,16 +203,18 @@ def _prefill_ms(results: Sequence[Result]) -> float:
     return sum(r.prefill_ms / r.batch for r in results) / len(results)
 
 
-def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:
+def engine_fields(row: str, engine: Engine, config: EvalConfig) -> Record:
     """Return the fields of a record that describe the engine."""
+    settings = engine.config
+    assert isinstance(settings, EngineConfig)
     return {
         "row": row,
-        "views": list(engine.views or ()),
-        "weighting": str(parse_weighting(engine.weighting)),
-        **block_fields(engine),
+        "views": list(engine.assembly.mixture.names),
+        "weighting": str(parse_weighting(settings.weighting)),
+        **block_fields(settings),
         "dtype": config.dtype,
         "device": config.device,
-        "batch": engine.batch_size,
+        "batch": settings.batch_size,
         "temperature": config.temperature,
         "seed": config.seed,
     }

@@ -165,6 +165,7 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
         encoder = PromptEncoder.of(model.config, load_tokenizer(source))
         add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
         encoder.tokenizer.chat_template = chat_templates(encoder)
+        model = replace(model, has_template=bool(encoder.tokenizer.chat_template))
 
     def write_more(path: Path) -> None:
         copy_processors(source, path, model.config, encoder and encoder.tokenizer, add_bos)

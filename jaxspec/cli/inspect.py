@@ -28,6 +28,9 @@ from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.runtime import human_bytes, setup_runtime
 
+_SHOWN = 20
+"""Problems that the table spells out."""
+
 
 @dataclass(frozen=True)
 class Inspect:
@@ -71,8 +74,10 @@ def _table(found: Inspection) -> Table:
     }
     for name, value in rows.items():
         table.add_row(name, Text(printable(value)))
-    for number, problem in enumerate(found.problems, 1):
+    for number, problem in enumerate(found.problems[:_SHOWN], 1):
         table.add_row(f"problem {number}", Text(printable(problem), style="red"))
+    if (more := len(found.problems) - _SHOWN) > 0:
+        table.add_row("problems", f"{more} more; --json has all")
     return table
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from eval.exactness import forward_logits
+from jaxspec.data.images import StoredImage
 from jaxspec.decoding import batcher, compile_cache
 from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.session import Session
@@ -32,18 +33,17 @@ PAGES = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (28, 28, 3), 
 
 
 @pytest.fixture(scope="module")
-def headed(target: LoadedModel) -> LoadedModel:
-    head = tiny.kv_head(LanguageModel(target.config), target.params)
-    return replace(target, head=LoadedHead(*head))
+def head(target: LoadedModel) -> LoadedHead:
+    return LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params))
 
 
-def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel, **options: Any) -> dict[str, Engine]:
+def engines(target: LoadedModel, draft: LoadedModel, head: LoadedHead, **options: Any) -> dict[str, Engine]:
     config = replace(CONFIG, **options)
     eagle = tiny.kv_head(LanguageModel(target.config), target.params, feature="fused", target_layers=(0, 1, 2))
     return {
-        "eagle": Engine(replace(target, head=LoadedHead(*eagle)), config=replace(config, views=("kv",))),
+        "eagle": Engine(target, LoadedHead(*eagle), replace(config, views=None)),
         "views": Engine(target, draft, config),
-        "kv": Engine(headed, config=replace(config, views=("kv",))),
+        "head": Engine(target, head, replace(config, views=None)),
         "lookup": Engine(target, config=replace(config, views=("lookup",))),
     }
 
@@ -66,8 +66,8 @@ def test_an_answer_ends_before_the_first_string_to_stop_at(target: LoadedModel, 
         Request("What?", stop="ab")
 
 
-def test_samples_are_those_of_their_seeds(target: LoadedModel, draft: LoadedModel, headed: LoadedModel) -> None:
-    engine = engines(target, draft, headed)["eagle"]
+def test_samples_are_those_of_their_seeds(target: LoadedModel, draft: LoadedModel, head: LoadedHead) -> None:
+    engine = engines(target, draft, head)["eagle"]
     asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
     drawn = engine.samples(asked, 3)
     alone = engine.generate([replace(asked, seed=7 + i) for i in range(3)])
@@ -77,17 +77,15 @@ def test_samples_are_those_of_their_seeds(target: LoadedModel, draft: LoadedMode
         engine.samples(Request("What?", NEW), 2)
 
 
-def test_log_probabilities_are_those_of_full_passes(
-    target: LoadedModel, draft: LoadedModel, headed: LoadedModel
-) -> None:
+def test_log_probabilities_are_those_of_full_passes(target: LoadedModel, draft: LoadedModel, head: LoadedHead) -> None:
     engine = Engine(target, draft, CONFIG)
     asked = Request(engine.encoder.prompt("What?", PAGES[:1]), 6, 1.0)
     answer = engine.generate(asked).tokens
     rows = [forward_logits(target, asked.prompt, answer[:place]) for place in range(len(answer))]
     expected = [jax.nn.log_softmax(row)[token] for row, token in zip(rows, answer, strict=True)]
     np.testing.assert_allclose(engine.logprobs(asked, answer), expected, atol=1e-4)
-    head = Engine(headed, config=replace(CONFIG, views=("kv",), prompt_buckets=(16, 32, 64)))
-    np.testing.assert_allclose(head.logprobs(asked, answer * 6)[: len(answer)], expected, atol=1e-4)
+    drafted = Engine(target, head, replace(CONFIG, views=None, prompt_buckets=(16, 32, 64)))
+    np.testing.assert_allclose(drafted.logprobs(asked, answer * 6)[: len(answer)], expected, atol=1e-4)
     together = Engine([target, draft], config=CollaborationConfig(combination="weighted:0.7,0.3"))
     others = [forward_logits(draft, asked.prompt, answer[:place]) for place in range(len(answer))]
     expected = [
@@ -99,15 +97,15 @@ def test_log_probabilities_are_those_of_full_passes(
         engine.logprobs(asked, [5] * 2000)
 
 
-@pytest.mark.parametrize("kind", ["views", "kv", "eagle", "lookup"])
+@pytest.mark.parametrize("kind", ["views", "head", "eagle", "lookup"])
 def test_a_session_answers_as_whole_prompts_do(
-    kind: str, target: LoadedModel, draft: LoadedModel, headed: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    kind: str, target: LoadedModel, draft: LoadedModel, head: LoadedHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An image in the first turn, none in the second, another in the third. Caches of views grow; the head's third
     turn samples."""
     monkeypatch.setattr(batcher, "FIRST", 8)
     sizes = {"prompt_buckets": (256,), "image_buckets": (2,), "growing_cache": kind == "views"}
-    engine = engines(target, draft, headed, **sizes)[kind]
+    engine = engines(target, draft, head, **sizes)[kind]
     session, prompt, read = Session(engine), None, []
     prefill = engine.batcher.prefill
     monkeypatch.setattr(
@@ -115,7 +113,7 @@ def test_a_session_answers_as_whole_prompts_do(
         "prefill",
         lambda together, *rest, **options: read.append(together.past) or prefill(together, *rest, **options),
     )
-    last = float(kind == "kv")  # another kind of loop, so once
+    last = float(kind == "head")  # another kind of loop, so once
     for question, images, temperature in (
         ("What?", PAGES[:1], 0.0),
         ("And then?", [], 0.0),
@@ -157,17 +155,20 @@ def test_a_session_reads_images_of_later_turns(family: str) -> None:
         assert said == answer
 
 
-def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, headed: LoadedModel) -> None:
+def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, head: LoadedHead) -> None:
     engine, together, page = Engine(target), CollaborationConfig(), tiny.page()
     closed = Image.fromarray(page)
     closed.close()
-    assert Engine(headed).config.views == ("kv",)
-    assert Engine(headed, draft).config.views == ("M", "kv")
+    assert Engine(target, [head, draft]).assembly.mixture.names == ("M", "head")
     wrong: list[tuple[str, Callable[[], Any]]] = [
-        ("views: M,T need a draft", lambda: Engine(target, config=CONFIG)),
+        ("views: M,T need a draft model", lambda: Engine(target, config=CONFIG)),
+        ("draft: no view shows the model a prompt", lambda: Engine(target, draft, EngineConfig(views=()))),
+        ("draft: 0 models and 2 heads; give at most one of each", lambda: Engine(target, [head, head])),
+        ("views: 'lookup,M'; name lookup once, behind", lambda: EngineConfig(views=("lookup", "M"))),
+        ("views: 'M,head'; a head reads no view", lambda: EngineConfig(views=("M", "head"))),
         ("config: CollaborationConfig; give an EngineConfig for one target", lambda: Engine(target, config=together)),
         ("config: EngineConfig; give a CollaborationConfig", lambda: Engine([target, draft], config=CONFIG)),
-        ("draft: EngineConfig; give a LoadedModel", lambda: Engine(target, EngineConfig())),  # type: ignore[arg-type]
+        ("draft: EngineConfig; give what load_draft returns", lambda: Engine(target, EngineConfig())),  # type: ignore[arg-type]
         ("requests: a dict; give a Request", lambda: engine.generate([{"prompt": "Hi"}])),  # type: ignore[list-item]
         ("image photo.jpg: no such file", lambda: engine.generate(Request("Hi", images=["photo.jpg"]))),
         ("prompt: has no tokens", lambda: engine.generate(Request(Prompt(np.zeros(0, np.int32))))),
@@ -193,13 +194,21 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
         ("tokens: [-1]; give ids from 0 to", lambda: engine.logprobs("Hi", [-1])),
         ("tokens: [1.5]; give the token ids", lambda: engine.logprobs("Hi", [1.5])),  # type: ignore[list-item]
         ("weights: 'int4' is unknown; give int8", lambda: LoadedModel.load("a", weights="int4")),  # type: ignore[arg-type]
+        ("mesh: 4; give what jaxspec.sharding.make_mesh returns", lambda: LoadedModel.load("a", mesh=4)),  # type: ignore[arg-type]
+        ("unknown dtype 'foo'; use one of float32", lambda: LoadedModel.load("a", dtype="foo")),
+        ("unknown dtype 'int8'; use one of float32", lambda: LoadedModel.load("a", dtype=np.int8)),  # type: ignore[arg-type]
+        ("share_tower_with: a int; give", lambda: LoadedModel.load("a", share_tower_with=4)),  # type: ignore[arg-type]
+        ("adapter: 4; give a directory's name", lambda: LoadedModel.load("a", adapter=4)),  # type: ignore[arg-type]
+        ("checkpoint: 4; give a directory's name", lambda: Engine.from_pretrained(4)),  # type: ignore[arg-type]
     ]
     for message, call in wrong:
         with pytest.raises(InputError, match=re.escape(message)):
             call()
 
 
-def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(target: LoadedModel, tmp_path: Path) -> None:
+def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(
+    target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     PAGES[0].save(tmp_path / "page.png")
     good = Request("What?", 4, images=[PAGES[0]])
@@ -207,12 +216,50 @@ def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(target: Loa
     bad = Request("What?", 4, images=[str(tmp_path / "broken.png")])
     with pytest.raises(InputError, match=r"request 1: .*broken\.png"):
         Engine(target).generate([good, bad, good])
+    sampled = replace(Engine(target).encoder.prompt("Hi" * 300), sample="kitchen")
+    with pytest.raises(InputError, match=r"^sample 'kitchen', turn 1: prompt: .* over the target's context"):
+        Engine(target).generate(Request(sampled))
     asked = [good, bad, file, Request("Hi" * 300)]
     first, second, third, long = Engine(target, config=EngineConfig(keep_going=True)).generate(asked)
     assert "broken.png" in second.error
     assert "over the target's context" in long.error
     assert (second.tokens, first.error) == ((), "")
     assert first.tokens == third.tokens == Engine(target).generate(good).tokens
+    opened: list[Any] = []
+    real = Image.open
+    monkeypatch.setattr(Image, "open", lambda source: opened.append(source) or real(source))
+    stored = StoredImage((tmp_path / "page.png").read_bytes(), "row 1", (28, 28))
+    asked = [file, bad, Request("What?", 4, images=[stored])]
+    Engine(target, config=EngineConfig(keep_going=True)).generate(asked)
+    assert len(opened) == 3, "each image is decoded once"
+
+
+def test_settings_of_the_process_change_nothing(
+    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a second answer differ from the first, array for array."""
+    monkeypatch.setattr(batcher, "FIRST", 8)
+    asked = [Request("What?", NEW, 1.0, images=PAGES[:1]), Request("Hi", 6), Request("Why", 6)]
+    runs = []
+    settings: dict[str, Any] = {
+        "jax_enable_x64": True, "jax_numpy_dtype_promotion": "strict",
+        "jax_numpy_rank_promotion": "raise", "jax_default_prng_impl": "rbg",
+    }  # fmt: skip
+    before = {name: getattr(jax.config, name) for name in settings}
+    for values in (before, settings):
+        try:
+            for name, value in values.items():
+                jax.config.update(name, value)
+            engine = Engine(target, draft, CONFIG)
+            queue = Engine(target, draft, replace(CONFIG, batch_size=2, continuous_batching=True))
+            answers = [*engine.generate(asked), *queue.generate(asked), *engine.samples(asked[0], 2)]
+            times = {"prefill_ms": 0.0, "decode_ms": 0.0, "compile_ms": 0.0}
+            runs.append((engine.memory_report(asked), [replace(answer, **times) for answer in answers]))
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
+    assert runs[0] == runs[1]
+    assert runs[0][1][0] != runs[0][1][1]
 
 
 def test_a_warm_engine_compiles_nothing(

@@ -14,25 +14,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.config import LvlmConfig, QwenTowerConfig
+from jaxspec.decoding.running import RunningBatch
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
+from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import make_mesh, shardings
 
 from tests import tiny
+from tests.tiny.families import FAMILIES
 
 WIDTH, NEW = 8, 40
 WORDS = ("Hi", "What is this?", "Tell me more of it", "Why", "Say it again, please", "And?", "a")
 ASKED = [Request(words, NEW - i, images=[tiny.page(i)] * (i % 3)) for i, words in enumerate(WORDS)]
-PLAIN = EngineConfig(
-    views=(), batch_size=4, width=WIDTH, new_buckets=(NEW,), prompt_buckets=(64, 256), image_buckets=(0, 1, 2)
-)
+PLAIN = EngineConfig(batch_size=4, width=WIDTH, new_buckets=(NEW,), prompt_buckets=(64, 256), image_buckets=(0, 1, 2))
 DRAFTS: dict[str, dict[str, Any]] = {
     "gamma 7": {"views": ("M",), "gamma": 7},
     "two views": {"views": ("M", "T"), "gamma": 3, "weighting": "mt-paper"},
-    "view and head": {"views": ("T", "kv"), "gamma": 4},
+    "view and head": {"views": ("T", "head"), "gamma": 4},
 }
 CONFIG = replace(
     tiny.CONFIG,
@@ -41,8 +44,8 @@ CONFIG = replace(
 """As wide as it takes for the rounding of a row to depend on the rows beside it."""
 
 
-def pair(dtype: Any) -> list[LoadedModel]:
-    """Return a target with a KV head, and a draft."""
+def trio(dtype: Any) -> Any:
+    """Return a target, a draft model and a KV head."""
     params = tiny.random_params(CONFIG, scale=0.05)
     scores = params["language_model"]["lm_head"]["kernel"]
     last_bits = np.random.default_rng(0).integers(-1, 2, scores[:, 1::2].shape) * float(jnp.finfo(dtype).eps)
@@ -50,16 +53,18 @@ def pair(dtype: Any) -> list[LoadedModel]:
     head, head_params = tiny.kv_head(LanguageModel(CONFIG), params)
     draft = tiny.noisy(params, 0.005) | {"vision_tower": params["vision_tower"]}
     params, draft, head_params = jax.tree.map(lambda x: jnp.asarray(x, dtype), (params, draft, head_params))
-    return [replace(tiny.loaded(params, CONFIG), head=LoadedHead(head, head_params)), tiny.loaded(draft, CONFIG)]
+    return tiny.loaded(params, CONFIG), tiny.loaded(draft, CONFIG), LoadedHead(head, head_params)
 
 
 @pytest.fixture(scope="module")
-def models() -> list[LoadedModel]:
-    return pair(jnp.float32)
+def models() -> Any:
+    return trio(jnp.float32)
 
 
-def engine(models: list[LoadedModel], **options: Any) -> Engine:
-    return Engine(*models, config=replace(PLAIN, **options))
+def engine(models: Any, views: tuple[str, ...] = (), **options: Any) -> Engine:
+    target, draft, head = models
+    drafts = [draft] * bool(views) + [head] * ("head" in views)
+    return Engine(target, drafts, replace(PLAIN, views=tuple(v for v in views if v != "head"), **options))
 
 
 def tokens(results: Any) -> list[tuple[int, ...]]:
@@ -67,7 +72,7 @@ def tokens(results: Any) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module")
-def expected(models: list[LoadedModel]) -> dict[int, list[tuple[int, ...]]]:
+def expected(models: Any) -> dict[int, list[tuple[int, ...]]]:
     """Return plain answers by batch size."""
     return {size: tokens(engine(models, batch_size=size).generate(ASKED)) for size in (1, 4)}
 
@@ -79,10 +84,47 @@ def test_answers_do_not_depend_on_the_draft(models, expected, name, size):
     assert sum(result.stats.accepted_at.sum() for result in found)
 
 
-def test_bfloat16():
-    models = pair(jnp.bfloat16)
-    plain, found = (tokens(engine(models, **options).generate(ASKED)) for options in ({}, DRAFTS["two views"]))
-    assert found == plain
+@pytest.mark.parametrize("family", FAMILIES)
+def test_caches_hold_the_same_bits(family):
+    """Of every family in bfloat16, after prefill and after the loop, whichever programs have written them."""
+    models = pair_of(family)
+    views = ("M",) if models[0].images else ("T",)
+    count = bool(models[0].images)
+    asked = [Request(words, NEW, images=[tiny.page(i, 25, 31)] * count) for i, words in enumerate(WORDS[:4])]
+    runs = []
+    for options in ({}, {"views": views, "gamma": 3}):
+        one = engine(models, **options, prompt_buckets=(448,), image_buckets=(32,))
+        batch = RunningBatch(one.batcher, one.batcher.read(asked))
+        begun = bits(batch)
+        batch.decode()
+        runs.append((begun, bits(batch)))
+        if options:
+            assert batch.state.stats.accepted_at.sum() > NEW
+    for plain, drafted in zip(*runs):
+        jax.tree.map(np.testing.assert_array_equal, plain, drafted)
+
+
+def pair_of(family: str) -> tuple[Any, ...]:
+    """Return a target with wide layers, and a draft that looks through its tower."""
+    config, processor = FAMILIES[family]()
+    wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    if isinstance(config, LvlmConfig):
+        sight: Any = {"out_hidden_size": 256} if isinstance(config.vision_config, QwenTowerConfig) else {}
+        vision = replace(config.vision_config, hidden_size=32, intermediate_size=40, **sight)
+        config = replace(config, text_config=replace(config.text_config, **wide), vision_config=vision)
+    else:
+        config = replace(config, **wide)
+    params = tiny.random_params(config, scale=0.05)
+    tower = flatten_dict(split_tower(config, params)[0]) if isinstance(config, LvlmConfig) else {}
+    draft = unflatten_dict(flatten_dict(tiny.noisy(params, 0.005)) | tower)
+    models = [jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), one) for one in (params, draft)]
+    return *(LoadedModel(config, one, tiny.tokenizer(), processor) for one in models), None
+
+
+def bits(batch: RunningBatch) -> list[np.ndarray]:
+    """Return the lengths of the target's cache, and its keys and values up to them."""
+    cache = jax.tree.map(np.asarray, batch.state.target)
+    return [cache.length, *(leaf[i, :, :n] for leaf in (*cache.k, *cache.v) for i, n in enumerate(cache.length))]
 
 
 def test_streams_sessions_and_freed_rows(models):
@@ -100,12 +142,26 @@ def test_streams_sessions_and_freed_rows(models):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("question", ["And?", "a"])
+def test_a_session_goes_on_behind_a_stop_string(models, question):
+    """Plain decoding pauses at token 9, and reads it in the next prefill; a block may have read it before."""
+    runs = []
+    for options in ({}, DRAFTS["gamma 7"]):
+        turns = Session(engine(models, **options))
+        begun = turns.engine.encoder.decode(turns.engine.generate(Request(question, 9)).tokens)
+        talk = [turns.ask(question, max_new_tokens=NEW, stop=[begun])]
+        talk += [turns.ask(text, max_new_tokens=20) for text in WORDS[1:4]]
+        assert len(talk[0].tokens) == 9
+        runs.append(tokens(talk))
+    assert runs[0] == runs[1]
+
+
 def test_a_mesh(models):
     mesh = make_mesh(model=2, data=2)
-    target, draft = models
+    target, *drafts = models
     split = replace(target, params=jax.device_put(target.params, shardings(target.config, target.params, mesh)))
     plain, found = (
-        tokens(engine([split, draft], **options).generate(ASKED)) for options in ({}, DRAFTS["view and head"])
+        tokens(engine([split, *drafts], **options).generate(ASKED)) for options in ({}, DRAFTS["view and head"])
     )
     assert found == plain
 

@@ -92,9 +92,8 @@ def test_what_is_missing_is_told_before_models_load(tmp_path: Path) -> None:
         ({"turns": (1,)}, "line 1, image: no such image file 'a.png'"),
         ({"data": ("mine=nowhere.jsonl",)}, "data nowhere.jsonl: no such file"),
         ({"images": tmp_path / "photos"}, "images .*photos: no such folder"),
-        ({"draft": "nowhere"}, "'nowhere': no such directory"),
+        ({"draft": ("nowhere",)}, "'nowhere': no such directory"),
         ({"target": "replay:nowhere.jsonl"}, "data nowhere.jsonl: no such file"),
-        ({"kv_head": str(target)}, "kv_head .*: not a KV head"),
         ({"captioner": "file:nowhere.jsonl"}, "captioner file:nowhere.jsonl: no such file"),
     ):
         with pytest.raises(InputError, match=message):
@@ -143,6 +142,13 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
     assert not parse("llava15 --rows M T")[1].left_out
     with pytest.raises(InputError, match="captioner: 'blop:x' is unknown"):
         parse("llava15 --captioner blop:x")
+
+
+def test_a_set_is_named_with_its_file() -> None:
+    config = parse("mini --sets read mine=a/b.jsonl")[1]
+    for name, message in (("read", "set read: too long"), ("mine", r"set mine \(a/b\.jsonl\): too long")):
+        with pytest.raises(InputError, match=f"^{message}$"), config.named(name):
+            raise InputError("too long")
 
 
 @pytest.mark.parametrize(

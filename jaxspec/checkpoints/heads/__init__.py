@@ -28,6 +28,7 @@ from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.tensor_files import (
     StoredTensor,
+    cast,
     list_directory,
     list_file,
     write_tensors,
@@ -98,7 +99,7 @@ def save_head(
       server, architectures: See `Kind.written`.
     """
     named = {
-        name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
+        name: cast(tensor, dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
     }
     raw, tensors = kind_of(config).written(config, named, server, architectures)
     with written_whole(path, overwrite) as fresh:

@@ -10,6 +10,7 @@ import numpy as np
 from flax import struct
 
 from jaxspec.config import HeadConfig
+from jaxspec.errors import check_counts, check_numbers
 from jaxspec.models.heads.head_slots import HeadRows
 from jaxspec.models.heads.kinds import module_of
 from jaxspec.models.heads.reading import Reading
@@ -31,6 +32,10 @@ class Anchoring:
     """kl, to the target's distributions, or ce, cross entropy of the answers."""
     decay: float = 0.8
     """Step s has the weight decay^s (EAGLE-3's)."""
+
+    def __post_init__(self) -> None:
+        check_counts(anchors=self.anchors)
+        check_numbers(decay=self.decay)
 
 
 class HeadBatch(struct.PyTreeNode):
