@@ -71,7 +71,7 @@ class LoadedHead:
         config = config.for_target(target.config)
         text = config.text_config
         words, tied = text.draft_vocabulary, text_config(target.config).tie_word_embeddings
-        if "lm_head" not in params and (words or (config.fused and tied)):
+        if "lm_head" not in params and (words or (tied and not text.tie_word_embeddings)):
             words = words or tuple(range(text.vocab_size))
             kernel = head_kernel(text_params(target.config, target.params), words)
             params = {**params, "lm_head": {"kernel": kernel}}
