@@ -163,6 +163,10 @@ def test_a_head_takes_its_own_target_only() -> None:
         KVHeadConfig.of_target(TARGET.config, image_slots=2, key_layers=(2,))
     with pytest.raises(InputError, match=r"key_layers .0. with feature 'fused', which has keys of its own"):
         new_head(TARGET.config, feature="fused", target_layers=(0, 1, 1), key_layers=(0,))
+    with pytest.raises(InputError, match="parallel with feature 'fused'; give feature none or last_hidden"):
+        new_head(TARGET.config, feature="fused", parallel=True)
+    with pytest.raises(InputError, match="markov 2 without parallel; give 0, or parallel"):
+        new_head(TARGET.config, image_slots=2, markov=2)
 
 
 def test_one_pass_drafts_at_most_what_it_was_trained_for() -> None:

@@ -261,6 +261,8 @@ def test_a_head_goes_on_from_one_of_its_kind(taught: Path, tmp_path: Path, monke
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, begun[-1], changed)
     other = replace(recipe, start=str(tmp_path / "head"), head={**recipe.head, "pooling": "drop"})
+    with pytest.raises(InputError, match="head: its kind is 'KV head', the recipe's 'one-pass KV head'"):
+        train_head(replace(other, head={**recipe.head, "parallel": True}), tmp_path, data)
     with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', the recipe's 'drop'"):
         train_head(other, tmp_path, data)
 

@@ -176,10 +176,10 @@ class Eagle3Config(HeadConfig):
         return () if self.text_config.norm_output else (1,)
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
-        own = self.text_config
-        layers = own.target_layers or usual_layers(text.num_hidden_layers)
+        decoder = self.text_config
+        layers = decoder.target_layers or usual_layers(text.num_hidden_layers)
         sizes = text.hidden_size, text.vocab_size
-        wanted = own.target_hidden_size, own.vocab_size
+        wanted = decoder.target_hidden_size, decoder.vocab_size
         rotary = isinstance(text, RotaryConfig)
         if not rotary or sizes != wanted or max(layers) > text.num_hidden_layers:
             raise InputError(
@@ -187,7 +187,7 @@ class Eagle3Config(HeadConfig):
                 f"{wanted[1]} tokens, with layers {list(layers)}, and not for this "
                 f"{target.model_type}"
             )
-        return replace(self, text_config=replace(own, target_layers=layers))
+        return replace(self, text_config=replace(decoder, target_layers=layers))
 
     def _started(self, trained: Self, words: tuple[int, ...], target: Any) -> Self:
         """Return the configuration with the trained decoder and its draft vocabulary."""
@@ -213,26 +213,26 @@ class Eagle3Config(HeadConfig):
             *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
             *("rope_theta", "rope_scaling", "bos_token_id", "eos_token_id", "pad_token_id"),
         )
-        own = EagleConfig(
+        decoder = EagleConfig(
             **{name: getattr(text, name) for name in names},
             num_hidden_layers=layers,
             target_layers=tuple(target_layers) or usual_layers(text.num_hidden_layers),
         )
-        return cls(own, target_hash(target), **options)
+        return cls(decoder, target_hash(target), **options)
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
         with reading("KV head: config.json is not readable", "export it again"):
-            own, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
+            extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
             name = (spec.get("verifier") or {}).get("name_or_path") or ""
-            named = {k: own.get(k) for k in ("target_hash", "target_name", "gamma")}
+            named = {k: extra.get(k) for k in ("target_hash", "target_name", "gamma")}
             entries = {"target_hash": "", "target_name": name} | known_fields(cls, named)
             return cls(EagleConfig.from_hf(raw), **entries)
 
     def to_dict(self) -> dict[str, Any]:
         names = ("target_hash", "target_name", "gamma")
-        own = {name: getattr(self, name) for name in names}
-        return self.text_config.to_hf() | {"jaxspec": own}
+        extra = {name: getattr(self, name) for name in names}
+        return self.text_config.to_hf() | {"jaxspec": extra}
 
 
 def usual_layers(depth: int) -> tuple[int, ...]:

@@ -94,18 +94,18 @@ class HeadConfig(ABC):
         """
         if type(trained) is not type(self):
             raise InputError(f"its kind is {trained.title!r}, the recipe's {self.title!r}")
-        own = trained.text_config.draft_vocabulary
-        if words not in ((), own) and trained.keeps_vocabulary:
+        vocabulary = trained.text_config.draft_vocabulary
+        if words not in ((), vocabulary) and trained.keeps_vocabulary:
             raise InputError("has its own draft vocabulary; give --draft-vocabulary 0")
-        return self._started(trained, words or own, target)
+        return self._started(trained, words or vocabulary, target)
 
     def _started(self, trained: Self, words: tuple[int, ...], target: Any) -> Self:
-        config, there = (
+        config, stored = (
             replace(each, text_config=replace(each.text_config, draft_vocabulary=words))
             for each in (self, trained)
         )
-        for name in (each.name for each in fields(config) if each.name not in self.free):
-            if (wanted := getattr(config, name)) != (has := getattr(there, name)):
+        for name in (field.name for field in fields(config) if field.name not in self.free):
+            if (wanted := getattr(config, name)) != (has := getattr(stored, name)):
                 raise InputError(f"its {name} is {has!r:.60}, the recipe's {wanted!r:.60}")
         return config
 

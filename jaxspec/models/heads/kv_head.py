@@ -194,14 +194,14 @@ class KVHead(nn.Module):
             params["fc"] = {"kernel": jnp.eye(2 * text.hidden_size, text.hidden_size)}
         if target is None:
             return params
-        theirs = target["model"]
+        decoder = target["model"]
         layers = sorted(
-            (name for name in theirs if name.startswith("layers_")),
+            (name for name in decoder if name.startswith("layers_")),
             key=lambda name: int(name.split("_")[1]),
         )
         like = c.key_layers or range(-text.num_hidden_layers, 0)
-        last = {f"layers_{i}": theirs[layers[at]] for i, at in enumerate(like)}
-        return params | in_float32(last | {"norm": theirs["norm"]})
+        last = {f"layers_{i}": decoder[layers[at]] for i, at in enumerate(like)}
+        return params | in_float32(last | {"norm": decoder["norm"]})
 
 
 def keys_of(

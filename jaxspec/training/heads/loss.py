@@ -33,8 +33,8 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
         wrote = jnp.cumprod(pick(batch.conversations.mask, at) & inside, axis=-1)
         block, words = at[..., :-1], drafts.text.draft_vocabulary
-        theirs = joined({}, frozen, words)
-        own = joined(params["head"], frozen, words)
+        scoring = joined({}, frozen, words)
+        drafting = joined(params["head"], frozen, words)
 
         @jax.checkpoint
         def drafted(head: Params) -> tuple[Array, Array]:
@@ -42,14 +42,14 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
             return read_blocks(config, head, frozen, reading, rows, block, batch.slots)
 
         return draft_loss(
-            lambda x: corrected(config, params["head"], drafts.scores(own, x[0]), x[1]),
+            lambda x: corrected(config, params["head"], drafts.scores(drafting, x[0]), x[1]),
             drafted(params["head"]),
             pick(reading.hidden, block),
             places(drafts.text, pick(tokens, at[..., 1:])),
             wrote[..., 1:],
             anchoring.loss == "kl",
             anchoring.decay,
-            lambda x: drafts.scores(theirs, x),
+            lambda x: drafts.scores(scoring, x),
         )
 
     return loss_fn

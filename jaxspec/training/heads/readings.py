@@ -44,11 +44,11 @@ class KeptReadings:
         file = self.folder / f"{digest.hexdigest()}.safetensors"
         with self.lock:
             if not file.exists():
-                made = {
+                leaves = {
                     name: leaf for name, leaf in vars(self.read(row)).items() if leaf is not None
                 }
                 with whole(file) as fresh:
-                    save_file({name: leaf[..., :length, :] for name, leaf in made.items()}, fresh)
+                    save_file({name: leaf[..., :length, :] for name, leaf in leaves.items()}, fresh)
         return Reading(**{name: np.asarray(leaf) for name, leaf in load_file(file).items()})
 
 

@@ -104,7 +104,7 @@ def train_head(
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         params = {"head": head, "target": target.params}
         out = directory / stage.name
-        made = iterate(conversations, train.steps, batches, recipe.unlearned)
-        with closing(made):
-            head = fit(train, params, loss_fn, made, out, places=places, inputs=inputs)["head"]
+        ahead = iterate(conversations, train.steps, batches, recipe.unlearned)
+        with closing(ahead):
+            head = fit(train, params, loss_fn, ahead, out, places=places, inputs=inputs)["head"]
     return config, head
