@@ -242,7 +242,7 @@ def test_the_home_directory_is_named_by_its_sign(
 ) -> None:
     monkeypatch.setenv("HOME", str(world))
     place = ["generate", "--target", "~/target", "--prompt", "Hi"]
-    assert f"image {world}/empty.png: not readable" in refusal(*place, "--image", "~/empty.png")
+    assert f"image {world}/empty.png: an empty file" in refusal(*place, "--image", "~/empty.png")
     assert f"adapter {world}/draft: no adapter_config.json" in refusal(*place, "--adapter", "~/draft")
 
 
@@ -291,6 +291,7 @@ print([name for name in {heavy} if sys.modules.get(name)])
         (["--views", "lookup", "--draft", "{}/draft"], "draft: no view shows the model a prompt; add M"),
         (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M drafts alone; add --draft or --views"),
         (["--weights", "half"], "'half' is not a list of numbers"),
+        (["--weights", "1,2", "--draft", "{}/draft"], "weights: 2 given for 1 views; give one a view"),
         (["--image", "{}/target"], "target: a folder; give an image file"),
         (["--image", "{}/empty.png"], "empty.png: an empty file; fetch it again"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),

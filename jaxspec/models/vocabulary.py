@@ -40,18 +40,6 @@ def head_kernel(params: Params, words: tuple[int, ...]) -> Float[Array, "D words
     return params["model"]["embed_tokens"]["embedding"][np.asarray(words)].T
 
 
-def first_words(source: object, words: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return the first words of a draft vocabulary.
-
-    source: Directory of the draft, for errors.
-    """
-    if not words:
-        raise InputError(f"{source}: has no draft vocabulary; leave out --draft-vocabulary")
-    if not 0 < count <= len(words):
-        raise InputError(f"{source}: a draft vocabulary of {len(words)} tokens, not {count}")
-    return words[:count]
-
-
 def narrowed(
     config: ModelConfig, params: Params, words: tuple[int, ...]
 ) -> tuple[ModelConfig, Params]:
@@ -99,3 +87,12 @@ def _with_head(
     if "language_model" not in params:  # text models, and Qwen-VL's LVLMs
         return config, {**params, **head}
     return config, {**params, "language_model": {**params["language_model"], **head}}
+
+
+def first_words(path: object, words: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the first words of a checkpoint's draft vocabulary; InputError for too many."""
+    if not words:
+        raise InputError(f"{path}: has no draft vocabulary; leave out --draft-vocabulary")
+    if not 0 < count <= len(words):
+        raise InputError(f"{path}: a draft vocabulary of {len(words)} tokens, not {count}")
+    return words[:count]

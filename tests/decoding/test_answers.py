@@ -186,7 +186,7 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
         ("stop: None; give a list", lambda: Request("Hi", stop=None)),  # type: ignore[arg-type]
         ("max_new_tokens: True; give a whole number", lambda: Request("Hi", True)),
         ("views: ('M', 5); give a tuple of names", lambda: EngineConfig(views=("M", 5))),  # type: ignore[arg-type]
-        ("weights: '0.5'; give a tuple of numbers", lambda: EngineConfig(views=("M",), weights="0.5")),  # type: ignore[arg-type]
+        ("weights: '0.5'; give a tuple of numbers", lambda: Engine(target, draft, EngineConfig(weights="0.5"))),  # type: ignore[arg-type]
         ("tree: 2; give a string, as '2:32'", lambda: EngineConfig(tree=2)),  # type: ignore[arg-type]
         ("weighting: None; give a string", lambda: EngineConfig(weighting=None)),  # type: ignore[arg-type]
         ("width: 100000; give 1 to 256", lambda: EngineConfig(width=100000)),
