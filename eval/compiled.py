@@ -41,7 +41,7 @@ from eval.lib.random_pair import LatencyConfig
 from eval.lib.report import Run
 from eval.lib.tables import Record, Table, cell, number, pivot
 from jaxspec.command import load_preset, preset_names, run_script
-from jaxspec.config import KVHeadConfig, ModelConfig, text_config
+from jaxspec.config import Eagle3Config, ModelConfig, text_config
 from jaxspec.decoding.drafts import DraftConfig
 from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held
 from jaxspec.decoding.plan import (
@@ -189,11 +189,11 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
     return replace(config, target=text if whole else replace(config.target, text_config=text))
 
 
-def eagle_head(target: ModelConfig) -> KVHeadConfig:
+def eagle_head(target: ModelConfig) -> Eagle3Config:
     """Return the EAGLE-3 head of `train.recipe eagle3_llava15_7b`, also for a few layers alone."""
     depth = text_config(target).num_hidden_layers
     few = (0, depth // 2, depth) if depth < 7 else ()
-    head = KVHeadConfig.of_target(target, feature="fused", target_layers=few)
+    head = Eagle3Config.of_target(target, target_layers=few)
     words = tuple(range(8192))
     return replace(head, text_config=replace(head.text_config, draft_vocabulary=words))
 

@@ -38,8 +38,8 @@ from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.metrics import acceptance_metrics
 from jaxspec.errors import InputError
 from jaxspec.loading import image_inputs, prompt_encoder
-from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import Showing, prompt_row, stack_rows
 from jaxspec.prompts.views import VIEWS

@@ -24,7 +24,7 @@ from eval.lib.report import Run
 from eval.lib.sets import remarks
 from eval.lib.tables import Label, Record, Table, failures, mean_over, number, pivot
 from jaxspec.command import input_errors, script_name
-from jaxspec.config import LvlmConfig
+from jaxspec.config import KVHeadConfig, LvlmConfig
 from jaxspec.decoding.drafts import HEAD
 from jaxspec.decoding.engine import Engine
 from jaxspec.errors import InputError
@@ -156,15 +156,18 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
 
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
     """Return the head and its ablations, by name."""
-    heads = {"KV head": own.config}
+    config = own.config
+    if not isinstance(config, KVHeadConfig):
+        return {"head": own}
+    heads = {"KV head": config}
     blind: dict[str, Any] = {"pooling": "drop", "slot_bias": False}
-    if own.config.pools:
-        heads["- image KV"] = replace(own.config, **blind)
-        heads["- projector"] = replace(own.config, pooling="none", slot_bias=False)
-    if own.config.reads_text:
-        heads["- text KV"] = replace(own.config, reads_text=False)
-    if own.config.pools and own.config.reads_text:
-        heads["- target's KV"] = replace(own.config, reads_text=False, **blind)
+    if config.pools:
+        heads["- image KV"] = replace(config, **blind)
+        heads["- projector"] = replace(config, pooling="none", slot_bias=False)
+    if config.reads_text:
+        heads["- text KV"] = replace(config, reads_text=False)
+    if config.pools and config.reads_text:
+        heads["- target's KV"] = replace(config, reads_text=False, **blind)
     return {name: replace(own, config=config) for name, config in heads.items()}
 
 

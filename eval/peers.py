@@ -45,7 +45,7 @@ from jaxspec.decoding.engine import Engine, LoadedModel
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import ASSETS
 from jaxspec.loading import load_draft
-from jaxspec.models import text_params
+from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import widened
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.runtime import setup_runtime

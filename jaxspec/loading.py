@@ -17,7 +17,7 @@ from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.generation import GenerationSettings, read_generation_settings
-from jaxspec.checkpoints.kv_head import is_head, load_kv_head
+from jaxspec.checkpoints.heads import is_head, load_head
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import (
     load_image_processor,
@@ -25,7 +25,7 @@ from jaxspec.checkpoints.processors import (
     single_tile_processor,
 )
 from jaxspec.config import (
-    KVHeadConfig,
+    HeadConfig,
     LlavaNextConfig,
     LvlmConfig,
     ModelConfig,
@@ -34,9 +34,10 @@ from jaxspec.config import (
 from jaxspec.config.schema import WHOLE
 from jaxspec.data.images import Picture
 from jaxspec.errors import InputError, check_path
-from jaxspec.models import LanguageModel, family_of, split_tower, text_params
+from jaxspec.models.families import family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import head_kernel
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import bucket
@@ -56,7 +57,7 @@ SPARE_TOKENS = 64
 class LoadedHead:
     """Hold a draft head's configuration and parameters."""
 
-    config: KVHeadConfig
+    config: HeadConfig
     params: Params
     """The head's own, and the target's output matrix for the words of a draft vocabulary."""
 
@@ -67,11 +68,11 @@ class LoadedHead:
         Raises InputError for a head that was made for another target.
         """
         check_path("draft", path)
-        config, params = load_kv_head(path, jax.tree.leaves(target.params)[0].dtype)
+        config, params = load_head(path, jax.tree.leaves(target.params)[0].dtype)
         config = config.for_target(target.config)
         text = config.text_config
         words, tied = text.draft_vocabulary, text_config(target.config).tie_word_embeddings
-        if "lm_head" not in params and (words or (config.fused and tied)):
+        if "lm_head" not in params and (words or (tied and not text.tie_word_embeddings)):
             words = words or tuple(range(text.vocab_size))
             kernel = head_kernel(text_params(target.config, target.params), words)
             params = {**params, "lm_head": {"kernel": kernel}}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jaxspec.models import attention
 from jaxspec.models.attention import BLOCK, attend, attend_freely, attend_whole, splash
-from jaxspec.models.qwen_vl import VisionAttention, full_block
+from jaxspec.models.lvlms.qwen_vl import VisionAttention, full_block
 from jaxspec.sharding import make_mesh, on_mesh
 from jaxspec.typing import Array
 

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.export import Target, export
-from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.checkpoints.heads import save_head
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import RotaryConfig
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, build
+from jaxspec.models.families import build
+from jaxspec.models.heads.borrowed import joined
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import joined
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.views import VIEWS
@@ -136,7 +137,7 @@ def test_a_tied_draft_that_sees_is_untied_for_good(tmp_path: Path) -> None:
 
 def test_files_of_heads(tmp_path: Path) -> None:
     head = replace(HEAD, text_config=replace(HEAD.text_config, draft_vocabulary=WORDS))
-    save_kv_head(tmp_path / "head", head, HEAD_PARAMS, np.float32)
+    save_head(tmp_path / "head", head, HEAD_PARAMS, np.float32)
     assert inspect(tmp_path / "head").draft_vocabulary == len(WORDS)
     assert export(tmp_path / "head", tmp_path / "same") == head
     fewer = export(tmp_path / "head", tmp_path / "fewer", draft_vocabulary=3)

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jaxspec import Engine, LoadedModel, Request
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.errors import InputError
-from jaxspec.models import FAMILIES, abstract_params
+from jaxspec.models.families import FAMILIES, abstract_params
 from jaxspec.models.int8 import int8_params, quantise
 from jaxspec.models.layers import Dense
 from jaxspec.sharding import logical_axes, make_mesh

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.kv_head import save_kv_head
-from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config
-from jaxspec.models.head_slots import head_rows
-from jaxspec.models.kv_head import KVHead, init_head
+from jaxspec.checkpoints.heads import save_head
+from jaxspec.config import KVHeadConfig, OnePassConfig, Qwen2Config, Qwen3Config
+from jaxspec.models.heads.head_slots import head_rows
+from jaxspec.models.heads.kinds import init_head, module_of
 from jaxspec.typing import Array, Params
 from safetensors.numpy import load_file
 
@@ -28,10 +28,10 @@ BASE = KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3)
 VARIANTS = {
     "two slots": replace(BASE, image_slots=2, slot_bias=True),
     "attention": replace(BASE, pooling="attention", image_slots=3, slot_bias=True),
-    "averages, no text": replace(BASE, pooling="avgpool", reads_text=False),
+    "no text": replace(BASE, reads_text=False),
     "drop, hidden states": replace(BASE, pooling="drop", feature="last_hidden"),
-    "one pass, hidden states, two layers": replace(
-        BASE, parallel=True, feature="last_hidden", text_config=replace(BASE.text_config, num_hidden_layers=2)
+    "one pass, hidden states, two layers": OnePassConfig.of_target(
+        TARGET.config, 2, image_slots=1, gamma=3, feature="last_hidden"
     ),
     "all, two layers": replace(BASE, pooling="none", text_config=replace(BASE.text_config, num_hidden_layers=2)),
     "keys of two layers": KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3, key_layers=(1, 0)),
@@ -83,11 +83,11 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str, tmp_path: Path) ->
         def together(params: Params) -> tuple[Array, Array]:
             places = ANCHORS[..., None] + jnp.arange(J)
             given = embeds, jnp.asarray(ANCHORS), places, *heads, rows, feature
-            out: Any = KVHead(config).apply({"params": params}, *given)
+            out: Any = module_of(config).apply({"params": params}, *given)
             return (out * weights).sum(), out
 
         gradient, ours = jax.device_get(together(params))
-    save_kv_head(tmp_path / "head", config, params, None)
+    save_head(tmp_path / "head", config, params, None)
     stored = load_file(tmp_path / "head" / "model.safetensors")
     tensors = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in stored.items()}
     blocks = [

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.int8 import int8_params
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Params
 
 from tests.tiny import lvlm, text_only

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from jaxspec import typing
-from jaxspec.models import FAMILIES
+from jaxspec.models.families import FAMILIES
 
 from tests.conftest import ROOT
 

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 from jaxspec.config import LlamaConfig, ModelConfig, text_config
 from jaxspec.decoding.memory import at_place, bytes_held
 from jaxspec.errors import InputError
-from jaxspec.models import FAMILIES, abstract_params
-from jaxspec.models.vision import attend_pages
+from jaxspec.models.families import FAMILIES, abstract_params
+from jaxspec.models.lvlms.vision import attend_pages
 from jaxspec.sharding import (
     TABLE,
     abstract_mesh,

@@ -27,9 +27,9 @@ from jaxspec.checkpoints.eyes import with_image_token
 from jaxspec.command import run_script
 from jaxspec.config import LlavaConfig, RotaryConfig
 from jaxspec.loading import LoadedModel
-from jaxspec.models import init_params
+from jaxspec.models.families import init_params
 from jaxspec.models.layers import apply
-from jaxspec.models.llava import Llava
+from jaxspec.models.lvlms.llava import Llava
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit

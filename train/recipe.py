@@ -18,21 +18,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
-from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.checkpoints.heads import save_head
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, parse_options, preset_names, script_name
-from jaxspec.config.kv_head import Feature, Pooling
+from jaxspec.config.heads.kv_head import KVHeadOptions
 from jaxspec.errors import InputError
 from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype
-from jaxspec.training.kv_head import HeadRecipe, train_kv_head
+from jaxspec.training.heads.recipe import HeadRecipe, train_head
 from jaxspec.training.recipes import (
     DataSets,
     Recipe,
@@ -91,17 +91,10 @@ class DraftOptions(Options):
 
 
 @dataclass(frozen=True)
-class Ablation:
-    """Options of the recipe's head; see `KVHeadConfig`."""
+class Ablation(KVHeadOptions):
+    """Options of the recipe's head; see `new_head`."""
 
-    pooling: Pooling = "linear"
-    """Pooling of an image to slots: learned matrices (linear, the paper's), learned queries
-    (attention), averages (avgpool), none, or no image slots at all (drop)."""
-    image_slots: int = 0
-    """Slots that an image is pooled to; each recipe has its own number."""
-    reads_text: bool = True
-    """Read the target's keys and values of text."""
-    feature: Feature = "none"
+    feature: Literal["none", "last_hidden", "fused"] = "none"
     """Input besides a token's embedding: none, the paper's; the target's last hidden state; or
     fused, three of its hidden states, which makes the head an EAGLE-3 head."""
     target_layers: tuple[int, ...] = ()
@@ -109,9 +102,6 @@ class Ablation:
     n-3 of n layers, for which a target needs seven."""
     layers: int = 1
     """Decoder layers."""
-    key_layers: tuple[int, ...] = ()
-    """Target layers, from 0, whose keys and values the head's layers read, one for each, as
-    "9 19 29"; by default all read the last one."""
     parallel: bool = False
     """Draft a block in one pass, with learned masks for the tokens behind the newest."""
     markov: int = 0
@@ -143,8 +133,8 @@ def main(args: Sequence[str] | None = None) -> Path:
     ]
     on_first(lambda: [forget(place) for place in tried])  # a killed trial leaves checkpoints
     if isinstance(recipe, HeadRecipe):
-        head = train_kv_head(recipe, runs, sources)
-        write = partial(save_kv_head, out, *head, overwrite=True, write_more=own)
+        head = train_head(recipe, runs, sources)
+        write = partial(save_head, out, *head, overwrite=True, write_more=own)
     else:
         draft = train_draft(recipe, runs, sources)
         if recipe.lora and jax.process_index() == 0:

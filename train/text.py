@@ -23,7 +23,7 @@ from jaxspec.data.benchmarks import benchmark_samples
 from jaxspec.data.sources import mixture
 from jaxspec.errors import InputError, nearest
 from jaxspec.loading import LoadedModel
-from jaxspec.models import init_params
+from jaxspec.models.families import init_params
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
 from jaxspec.training.losses import next_token_loss

@@ -22,9 +22,9 @@ from configs.models.mini import TARGET, TOWER
 from jaxspec.checkpoints import huggingface
 from jaxspec.command import run_script
 from jaxspec.config import VisionConfig
-from jaxspec.models import init_params
+from jaxspec.models.families import init_params
 from jaxspec.models.layers import apply
-from jaxspec.models.vision import VisionTower
+from jaxspec.models.lvlms.vision import VisionTower
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params

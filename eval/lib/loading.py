@@ -19,7 +19,7 @@ from eval.lib.sets import MMSPEC
 from eval.lib.synthetic import PREFIX as SYNTHETIC
 from eval.lib.synthetic import parse_synthetic, synthetic_model
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.kv_head import is_head, read_draft_config
+from jaxspec.checkpoints.heads import is_head, read_draft_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
 from jaxspec.data.rows import local_rows

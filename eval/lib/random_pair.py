@@ -35,9 +35,10 @@ from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_prefill
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.loading import LoadedModel
-from jaxspec.models import LanguageModel, image_zeros
+from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.int8 import Weights
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 

@@ -29,8 +29,8 @@ from jaxspec.decoding.requests import EncodedRequest, each, encode
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedDraft
-from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import bucket

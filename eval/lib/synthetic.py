@@ -21,7 +21,7 @@ from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.errors import InputError, nearest
 from jaxspec.files import ASSETS
 from jaxspec.loading import LoadedModel
-from jaxspec.models import abstract_params
+from jaxspec.models.families import abstract_params
 from jaxspec.typing import Array, Params
 
 PREFIX = "synthetic:"

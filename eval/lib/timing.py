@@ -25,7 +25,7 @@ from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, place
-from jaxspec.models import abstract_params
+from jaxspec.models.families import abstract_params
 from jaxspec.sampling import Sampling, argmax
 from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params

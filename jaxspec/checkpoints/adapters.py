@@ -41,7 +41,7 @@ from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, list_fi
 from jaxspec.config import ModelConfig, text_config, untied
 from jaxspec.errors import InputError, reading
 from jaxspec.files import local_path
-from jaxspec.models import family_of
+from jaxspec.models.families import family_of
 from jaxspec.models.lora import LORA, Lora
 from jaxspec.typing import Array, Params
 

@@ -18,7 +18,7 @@ from filelock import FileLock
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.errors import InputError, install_command, reading
 from jaxspec.files import check_directory, whole_directory, writing
-from jaxspec.models import family_of
+from jaxspec.models.families import family_of
 from jaxspec.runtime import cache_directory, say
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
-from jaxspec.checkpoints.eagle import Engine
+from jaxspec.checkpoints.heads import is_head, kind_of, load_head, save_head
+from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
-from jaxspec.checkpoints.kv_head import export_head, is_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.model_card import Exported, model_name, write_model_card
+from jaxspec.checkpoints.model_card import Exported, model_name, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.checkpoints.served_draft import check_served
-from jaxspec.config import KVHeadConfig, ModelConfig, TextConfig, text_config
+from jaxspec.config import HeadConfig, ModelConfig, TextConfig, text_config
 from jaxspec.errors import InputError
-from jaxspec.models import text_params
+from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import first_words, narrowed, widened
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.portable import chat_templates
@@ -44,10 +44,10 @@ def export(
     target: Target | None = None,
     text_only: bool = False,
     draft_vocabulary: int | None = None,
-    engine: Engine | None = None,
+    engine: Server | None = None,
     options: SaveOptions | None = None,
     adapter: str | Path | None = None,
-) -> ModelConfig | KVHeadConfig:
+) -> ModelConfig | HeadConfig:
     """Rewrite a checkpoint for transformers 4.57 and 5 and return its configuration.
 
     Tokeniser, processor, chat template, generation settings and a model card are written too.
@@ -75,7 +75,7 @@ def export(
     if is_head(path):
         if adapter is not None:
             raise InputError(f"{path}: a KV head, which takes no adapter; leave it out")
-        return export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
+        return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
     found = load(path, adapter=adapter)
     config, params, raw = found.config, found.params, read_raw_config(path)
     if text_only:
@@ -99,6 +99,41 @@ def export(
         scored=len(kept or words),
     )
     _write(model, destination, replace(options, extra=raw))
+    return config
+
+
+def _export_head(
+    source: Path,
+    destination: str | Path,
+    target: Target | None,
+    text_only: bool,
+    draft_vocabulary: int | None,
+    engine: Server | None,
+    options: SaveOptions,
+) -> HeadConfig:
+    config, params = load_head(source)
+    if text_only:
+        raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
+    config, params = kind_of(config).exported(
+        source,
+        config,
+        params,
+        target=target and target.name,
+        draft_vocabulary=draft_vocabulary,
+        server=engine,
+    )
+    save_head(
+        destination,
+        config,
+        params,
+        options.dtype,
+        write_more=lambda path: write_head_card(
+            path, config, params, model_name(destination), source
+        ),
+        overwrite=options.overwrite,
+        server=engine or "vllm",
+        architectures=[target.config.architecture] if target else None,
+    )
     return config
 
 

@@ -17,7 +17,7 @@ from jaxspec.checkpoints.directories import SINGLE, parse_config, quantised, rea
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_directory, shards_of
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError, collected, reading
-from jaxspec.models import abstract_params, family_of
+from jaxspec.models.families import abstract_params, family_of
 from jaxspec.typing import Params
 
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")

@@ -31,7 +31,7 @@ from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, survey
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, write_tensors
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.models import abstract_params, family_of
+from jaxspec.models.families import abstract_params, family_of
 from jaxspec.models.int8 import Weights, quantise, scale_path
 from jaxspec.runtime import human_bytes
 from jaxspec.sharding import put, shardings

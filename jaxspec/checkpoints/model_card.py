@@ -10,8 +10,10 @@ from typing import Any
 import jax
 
 from jaxspec.checkpoints.gguf_files import SMOLLM2
-from jaxspec.config import KVHeadConfig, ModelConfig, text_config
-from jaxspec.models import LanguageModel, family_of
+from jaxspec.checkpoints.heads import kind_of
+from jaxspec.config import HeadConfig, ModelConfig, text_config
+from jaxspec.models.families import family_of
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Params
 
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
@@ -86,16 +88,13 @@ def write_model_card(path: Path, name: str, model: Exported) -> None:
 
 
 def write_head_card(
-    path: Path, config: KVHeadConfig, params: Params, name: str, source: Path
+    path: Path, config: HeadConfig, params: Params, name: str, source: Path
 ) -> None:
     """Write a head's facts, its target, and the command that drafts with it."""
     text = config.text_config
-    kinds = (
-        "KV head: a draft that reads its target's key-value cache",
-        "EAGLE-3 head: a draft that reads hidden states of its target",
-    )
+    kind = kind_of(config)
     facts = {
-        "family": kinds[config.fused],
+        "family": kind.about,
         "parameters": _count(params),
         "decoder": f"{text.num_hidden_layers} layer{'s' * (text.num_hidden_layers > 1)} "
         f"of width {text.hidden_size}",
@@ -105,12 +104,9 @@ def write_head_card(
     facts |= _draft_for(config.target_name, config.target_hash)
     if text.draft_vocabulary:
         facts["drafts"] = f"{len(text.draft_vocabulary):,} of {text.vocab_size:,} tokens"
-    if config.pools:
-        facts["image slots"] = (
-            f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
-        )
+    facts |= kind.facts(config)
     commands = [f"--target {_place(config.target_name)} --draft path/to/this"]
-    shown = {"has_vision": config.image_tokens > 0, "has_template": True}
+    shown = {"has_vision": getattr(config, "image_tokens", 0) > 0, "has_template": True}
     front = {"library_name": "jaxspec"}
     _write(path, source, front, name=name, facts=facts, commands=commands, **shown)
 

@@ -30,7 +30,7 @@ from jaxspec.config import (
 )
 from jaxspec.config.lvlm import MOST_TILES
 from jaxspec.errors import InputError, install_command, located, reading
-from jaxspec.models import family_of
+from jaxspec.models.families import family_of
 
 _LETTERS = "USER: <image>\nWhat is 1 + 1? \u00fc \u4f60 \U0001f642 ASSISTANT:"
 """A text with letters that a tokeniser may lack."""

@@ -14,7 +14,7 @@ from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.tensor_files import list_file, read_index
 from jaxspec.config import ModelConfig
-from jaxspec.models import abstract_params, family_of, split_tower
+from jaxspec.models.families import abstract_params, family_of, split_tower
 from jaxspec.typing import Params
 
 

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import tyro
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.eagle import Engine, serve_command
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.gguf_files import convert
+from jaxspec.checkpoints.heads import is_head, kind_of
+from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.checkpoints.huggingface import SaveOptions
-from jaxspec.checkpoints.kv_head import is_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.checkpoints.served_draft import draft_command
 from jaxspec.cli.ask import progress
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import HeadConfig
 from jaxspec.errors import InputError, printable
 from jaxspec.loading import check_words
 from jaxspec.runtime import human_bytes, setup_runtime
@@ -36,7 +36,7 @@ class Export:
     """Directory in Hugging Face layout, or hub id."""
     destination: Annotated[Path, tyro.conf.Positional]
     """Directory to write."""
-    engine: Annotated[Engine | None, tyro.conf.arg(name="for")] = None
+    engine: Annotated[Server | None, tyro.conf.arg(name="for")] = None
     """Engine that an EAGLE-3 head, or for vllm a text draft, is written for; the command that
     serves it is printed."""
     overwrite: bool = False
@@ -106,8 +106,8 @@ def run(args: Export) -> None:
     if args.engine is None:
         return
     place = str(args.destination)
-    if isinstance(config, KVHeadConfig):
-        print(printable(serve_command(config, place, args.engine)))
+    if isinstance(config, HeadConfig):
+        print(printable(kind_of(config).command(config, place, args.engine)))
     else:
         assert target is not None
         print(printable(draft_command(place, target.name, config, target.config)))
@@ -116,5 +116,5 @@ def run(args: Export) -> None:
 def _tell(path: Path, config: Any) -> None:
     files = list(path.glob("*.safetensors"))
     held = human_bytes(sum(file.stat().st_size for file in files))
-    kind = getattr(config, "kind", config.model_type)
-    print(printable(f"{path}: {kind}, {held} in {len(files)} file{'s' * (len(files) > 1)}"))
+    count = f"{len(files)} file{'s' * (len(files) > 1)}"
+    print(printable(f"{path}: {config.model_type}, {held} in {count}"))

@@ -9,7 +9,7 @@ from typing import Any
 import tyro
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.kv_head import read_draft_config
+from jaxspec.checkpoints.heads import read_draft_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.ask import Ask, answer, clear, numbers, progress, view_names
 from jaxspec.decoding.captioners import check_captioner, load_captioner

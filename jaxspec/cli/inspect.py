@@ -18,13 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.checkpoints.fitting import survey
-from jaxspec.checkpoints.kv_head import is_head, list_kv_head
+from jaxspec.checkpoints.heads import is_head, kind_of, list_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.checkpoints.tensor_files import StoredTensor
-from jaxspec.config import KVHeadConfig, text_config
+from jaxspec.config import HeadConfig, KVHeadConfig, text_config
 from jaxspec.errors import InputError, collected, printable
-from jaxspec.models import LanguageModel, family_of
+from jaxspec.models.families import family_of
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.runtime import human_bytes, setup_runtime
 
 _SHOWN = 20
@@ -140,20 +141,21 @@ def inspect(path: Path) -> Inspection:
 
 
 def _inspect_head(path: Path) -> Inspection:
-    config: KVHeadConfig | None = None
+    config: HeadConfig | None = None
     tensors: dict[str, StoredTensor] = {}
     problems: list[str] = []
     with collected(problems):
-        config, tensors, problems = list_kv_head(path)
-    title = config.title if config else "KV head"
+        config, tensors, problems = list_head(path)
+    kind = config or KVHeadConfig
     return Inspection(
         path=str(path),
-        family=f"{title} for {config.target_name or 'an unnamed target'!r}" if config else title,
-        model_type=config.kind if config else KVHeadConfig.model_type,
+        family=kind.title
+        + (f" for {config.target_name or 'an unnamed target'!r}" if config else ""),
+        model_type=kind.model_type,
         context=config and config.text_config.max_position_embeddings,
         vocabulary=config and config.text_config.vocab_size,
         draft_vocabulary=config and len(config.text_config.draft_vocabulary),
-        image_tokens=config.image_slots if config and config.pools else None,
+        image_tokens=config and kind_of(config).image_slots(config),
         chat_template=None,
         problems=problems,
         **_stored(tensors, lambda name: name.split(".")[0]),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.kv_head import read_draft_config
+from jaxspec.checkpoints.heads import read_draft_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.ask import view_names
 from jaxspec.config import ModelConfig

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jaxspec.config.eagle import EagleConfig
-from jaxspec.config.kv_head import KVHeadConfig
+from jaxspec.config.heads.eagle3 import Eagle3Config, EagleConfig
+from jaxspec.config.heads.head import HeadConfig
+from jaxspec.config.heads.kv_head import KVHeadConfig
+from jaxspec.config.heads.one_pass import OnePassConfig
 from jaxspec.config.lvlm import (
     LlavaConfig,
     LlavaNextConfig,
@@ -31,7 +33,9 @@ from jaxspec.config.text import (
 from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVisionConfig, VisionConfig
 
 __all__ = [
+    "Eagle3Config",
     "EagleConfig",
+    "HeadConfig",
     "KVHeadConfig",
     "LlamaConfig",
     "LlavaConfig",
@@ -40,6 +44,7 @@ __all__ = [
     "LvlmConfig",
     "MistralConfig",
     "ModelConfig",
+    "OnePassConfig",
     "OptConfig",
     "Qwen2Config",
     "Qwen3Config",

@@ -30,7 +30,8 @@ from jaxspec.loading import (
     check_words,
     same_tower,
 )
-from jaxspec.models import LanguageModel, split_tower
+from jaxspec.models.families import split_tower
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import PromptRow
 from jaxspec.prompts.views import VIEWS, View, parse_view, parse_weights
 from jaxspec.sharding import mesh_of, put, small_sharding

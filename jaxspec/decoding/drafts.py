@@ -6,25 +6,31 @@ model is shown the prompt, and may add lookup, which needs no files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxspec.config import KVHeadConfig, ModelConfig
+from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, ModelConfig, OnePassConfig
 from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.sources.draft_model import DraftModel
 from jaxspec.decoding.sources.eagle3 import Eagle3
 from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.kv_head import KVHeadSource
 from jaxspec.decoding.sources.lookup import LOOKUP, Lookup
-from jaxspec.decoding.sources.one_pass import OnePassHead
+from jaxspec.decoding.sources.one_pass import OnePassSource
 from jaxspec.decoding.sources.source import Source
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.views import View, parse_views
 
 HEAD = "head"
 """Name of a head among the parts of a mixture, for tables and records."""
-DraftConfig = ModelConfig | KVHeadConfig
+DraftConfig = ModelConfig | HeadConfig
+HEAD_SOURCES: dict[type[HeadConfig], Callable[..., HeadSource]] = {
+    KVHeadConfig: KVHeadSource,
+    OnePassConfig: OnePassSource,
+    Eagle3Config: Eagle3,
+}
+"""Kinds of heads, and how they draft."""
 
 
 class Mixture(NamedTuple):
@@ -32,7 +38,7 @@ class Mixture(NamedTuple):
 
     views: tuple[View, ...] = ()
     model: ModelConfig | None = None
-    head: KVHeadConfig | None = None
+    head: HeadConfig | None = None
     lookup: bool = False
 
     @property
@@ -50,7 +56,7 @@ def mixture(views: Sequence[str] | None, drafts: Sequence[DraftConfig]) -> Mixtu
 
     Raises InputError for views without a model, a model without a view, and several of a kind.
     """
-    heads = [draft for draft in drafts if isinstance(draft, KVHeadConfig)]
+    heads = [draft for draft in drafts if isinstance(draft, HeadConfig)]
     models = [draft for draft in drafts if isinstance(draft, ModelConfig)]
     if len(models) > 1 or len(heads) > 1:
         counts = f"{len(models)} models and {len(heads)} heads"
@@ -90,11 +96,7 @@ def sources_of(
         sources.append(DraftModel(views, shares_tower))
     if parts.head is not None:
         head = parts.head.for_target(target.config)
-        sources.append(_head_source(head)(head, gamma))
+        sources.append(HEAD_SOURCES[type(head)](head, gamma))
     if parts.lookup:
         sources.append(Lookup(target.text.vocab_size))
     return tuple(sources)
-
-
-def _head_source(config: KVHeadConfig) -> type[HeadSource]:
-    return Eagle3 if config.fused else OnePassHead if config.parallel else KVHeadSource

@@ -8,8 +8,8 @@ from typing import Any
 from flax import struct
 
 from jaxspec.cache import KVCache
-from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import Pool, PromptRows
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Float
 
 Images = dict[str, Float[Any, "B U ..."]] | None

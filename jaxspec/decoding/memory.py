@@ -19,11 +19,11 @@ from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.state import DecodeState, map_caches
-from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.attention import BLOCK
+from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import Pool, PromptRows
-from jaxspec.models.qwen_vl import full_block
-from jaxspec.models.vision import TILE_BLOCK
+from jaxspec.models.lvlms.qwen_vl import full_block
+from jaxspec.models.lvlms.vision import TILE_BLOCK
 from jaxspec.runtime import human_bytes, usual_settings
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import cache_sharding, mesh_of, replicated

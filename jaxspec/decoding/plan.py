@@ -10,15 +10,17 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxspec.config import KVHeadConfig, ModelConfig
+from jaxspec.config import HeadConfig, ModelConfig
+from jaxspec.config.heads.kinds import new_head
 from jaxspec.decoding.assembly import build_program
 from jaxspec.decoding.drafts import DraftConfig, mixture, sources_of
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
 from jaxspec.decoding.sources.source import Buckets
 from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.models import LanguageModel, abstract_params, towers_alike
+from jaxspec.models.families import abstract_params, towers_alike
 from jaxspec.models.int8 import Weights
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.typing import Params
 
@@ -87,14 +89,14 @@ def abstract_program(
     return build_program(model, sources, config), params
 
 
-def usual_head(target: ModelConfig, **options: Any) -> KVHeadConfig:
+def usual_head(target: ModelConfig, **options: Any) -> HeadConfig:
     """Return the KV head of `train.recipe kv_llava15_7b`: 64 slots an image, if sizes are fixed.
 
     options: More fields.
     """
     tokens = getattr(target, "image_tokens", None)
     pooled = {} if tokens is None else {"image_slots": min(64, tokens), "slot_bias": True}
-    return KVHeadConfig.of_target(target, **pooled, **options)
+    return new_head(target, **pooled, **options)
 
 
 def sizes_of(program: Autoregressive | Speculator, prompt: int, tiles: int, new: int) -> Sizes:

@@ -10,8 +10,8 @@ from jaxspec.cache import KVCache
 from jaxspec.decoding.inputs import Images, Member, PromptBatch, Prompts
 from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.state import DecodeState, Pause
-from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Float, Params
 

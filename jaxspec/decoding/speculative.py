@@ -30,7 +30,7 @@ from jaxspec.decoding.state import (
 )
 from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.weighting import Weighting
-from jaxspec.models import LanguageModel
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, along_path, match, verify

@@ -8,13 +8,13 @@ names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, written
-from jaxspec.config import EagleConfig, RotaryConfig
+from jaxspec.config import RotaryConfig
 from jaxspec.models.attention import attend
 from jaxspec.models.inputs import in_order, merge, with_room
 from jaxspec.models.layers import (
@@ -111,45 +111,6 @@ class Layer(nn.Module):
         return x + mlp(RMSNorm(c.rms_norm_eps, name="post_attention_layernorm")(x)), cache
 
 
-class FusedLayer(nn.Module):
-    """Run EAGLE-3's layer, whose attention reads an embedding and a hidden state side by side."""
-
-    config: EagleConfig
-    attention: type[Attention] = Attention
-
-    def setup(self) -> None:
-        c = self.config
-        self.input_layernorm = RMSNorm(c.rms_norm_eps)
-        self.hidden_norm = RMSNorm(c.rms_norm_eps)
-        self.self_attn = self.attention(c)
-        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps)
-        self.mlp = GatedMLP(c.intermediate_size, c.biases.mlp)
-
-    def __call__(
-        self, x: Float[Array, "B T both"], at: Places, cache: LayerCache | None
-    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
-        normed, hidden = self._normed(x)
-        out, cache = self.self_attn(normed, at, cache)
-        x = hidden + out
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
-
-    def keys_values(self, x: Float[Array, "B T both"], rotary: Array) -> tuple[Array, Array]:
-        """Return the layer's keys, rotated, and values of T tokens."""
-        return self.self_attn.keys_values(self._normed(x)[0], rotary)
-
-    def _normed(self, x: Array) -> tuple[Array, Array]:
-        """Return the attention's input, and the stream that its output is added to."""
-        embeds, hidden = jnp.split(x, 2, axis=-1)
-        normed = self.hidden_norm(hidden)
-        stream = normed if self.config.norm_before_residual else hidden
-        return jnp.concatenate([self.input_layernorm(embeds), normed], axis=-1), stream
-
-
-def layer_of(config: RotaryConfig) -> Callable[..., Any]:
-    """Return the class of a decoder's layers."""
-    return FusedLayer if isinstance(config, EagleConfig) else Layer
-
-
 def run_layers(
     layers: Sequence[Callable[..., Any]],
     x: Array,
@@ -196,24 +157,27 @@ class Decoder(nn.Module):
 
     config: RotaryConfig
 
+    layer: ClassVar[Callable[..., Any]] = Layer
+
     def setup(self) -> None:
         c = self.config
         self.embed_tokens = Embed(c.vocab_size, c.hidden_size, embedding_init=INIT)
-        self.layers = [layer_of(c)(c) for _ in range(c.num_hidden_layers)]
+        self.layers = [self.layer(c) for _ in range(c.num_hidden_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
 
     def __call__(
         self, embeds: Array, at: Places, cache: KVCache | None
     ) -> tuple[Array, KVCache | None]:
-        # With DeepStack: [embedding, added after layer 0, after layer 1, ...].
-        fused = isinstance(self.config, EagleConfig)
-        parts = 1 if fused else embeds.shape[-1] // self.config.hidden_size
-        x, *stacked = jnp.split(embeds, parts, axis=-1)
+        x, *stacked = self.parts(embeds)
         x, cache = run_layers(self.layers, x, at, cache, stacked)
         x = self.norm(x)
         if cache is not None and cache.hidden is not None and not cache.kept:
             cache = keep_hidden(cache, x, at)
         return x, cache
+
+    def parts(self, embeds: Array) -> list[Array]:
+        """Return the layers' input and, with DeepStack, what is added after layers 0, 1, ..."""
+        return jnp.split(embeds, embeds.shape[-1] // self.config.hidden_size, axis=-1)
 
 
 class CausalLM(nn.Module):
@@ -222,8 +186,10 @@ class CausalLM(nn.Module):
 
     config: RotaryConfig
 
+    decoder: ClassVar[type[Decoder]] = Decoder
+
     def setup(self) -> None:
-        self.model = Decoder(self.config)
+        self.model = self.decoder(self.config)
         c = self.config
         if c.draft_vocabulary or not c.tie_word_embeddings:
             self.lm_head = Dense(len(c.draft_vocabulary) or c.vocab_size, bias=False, widens=True)

@@ -24,8 +24,9 @@ from jaxspec.data.samples import Sample
 from jaxspec.decoding.memory import prompt_zeros
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, image_inputs, prompt_encoder, same_images
-from jaxspec.models import LanguageModel, image_zeros
+from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import TEXT, ImageInputs, PromptRows, Slots
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.prompts.rows import PromptRow, Showing, bucket, rewrite, stack_rows, which_image

@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxspec.errors import check_counts, check_numbers
 from jaxspec.loading import LoadedModel, same_tower
-from jaxspec.models import LanguageModel, split_tower
+from jaxspec.models.families import split_tower
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lora import Lora, merged
 from jaxspec.models.vocabulary import places
 from jaxspec.prompts.views import VIEWS, View

@@ -13,7 +13,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.memory import at_place, bytes_held
-from jaxspec.models import LanguageModel, abstract_params, split_tower, towers_alike
+from jaxspec.models.families import abstract_params, split_tower, towers_alike
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.batches import rows_sharding
 from jaxspec.training.config import TrainConfig

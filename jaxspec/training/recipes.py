@@ -34,7 +34,7 @@ from jaxspec.data.sources import Prepared, mixture
 from jaxspec.errors import InputError, check_numbers, nearest
 from jaxspec.files import local_path
 from jaxspec.loading import LoadedModel, prompt_encoder
-from jaxspec.models import init_params, split_tower
+from jaxspec.models.families import init_params, split_tower
 from jaxspec.models.lora import LORA, Lora, init_lora
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.views import parse_view

@@ -20,7 +20,7 @@ from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
-from jaxspec.models import text_params
+from jaxspec.models.families import text_params
 from jaxspec.models.int8 import int8_params
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.sharding import make_mesh

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.checkpoints.export import export
-from jaxspec.checkpoints.kv_head import is_head, load_kv_head, save_kv_head
+from jaxspec.checkpoints.heads import is_head, load_head, save_head
 from jaxspec.cli import main
-from jaxspec.config import KVHeadConfig, LlamaConfig
+from jaxspec.config import Eagle3Config, LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead, LoadedModel
-from jaxspec.models import LanguageModel
-from jaxspec.models.kv_head import KVHead, joined
+from jaxspec.models.heads.borrowed import joined
+from jaxspec.models.heads.eagle3 import Eagle3Head
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
 from jaxspec.typing import Params
 from safetensors.numpy import load_file, save_file
@@ -43,13 +44,13 @@ WORDS = (9, 3, 30, 4, 17, 39, 5, 22)
 """In no order: files have them in order of their ids."""
 
 
-def made(words: tuple[int, ...] = WORDS, **options: Any) -> tuple[KVHeadConfig, Params]:
-    config = KVHeadConfig.of_target(TEXT, feature="fused", target_name="owner/target", gamma=J)
+def made(words: tuple[int, ...] = WORDS, **options: Any) -> tuple[Eagle3Config, Params]:
+    config = Eagle3Config.of_target(TEXT, target_name="owner/target", gamma=J)
     config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words, **options))
     return config, tiny.eagle_params(config, TARGET)
 
 
-def scores(config: KVHeadConfig, params: Params, states: np.ndarray, tokens: np.ndarray, anchor: int) -> np.ndarray:
+def scores(config: Eagle3Config, params: Params, states: np.ndarray, tokens: np.ndarray, anchor: int) -> np.ndarray:
     """Ours [J, V], of the block whose newest token is the anchor, in the forced tokens of the row."""
     own = joined(params, TARGET, config.text_config.draft_vocabulary)
     embeds = own["model"]["embed_tokens"]["embedding"][tokens][None]
@@ -59,7 +60,7 @@ def scores(config: KVHeadConfig, params: Params, states: np.ndarray, tokens: np.
 
     @partial(jax.jit, compiler_options=tiny.QUICK)
     def unroll(params: Params, own: Params) -> Any:
-        out = apply(KVHead(config), params, *given, states[None, None, anchor - 1], method="unroll")
+        out = apply(Eagle3Head(config), params, *given, states[None, None, anchor - 1])
         return LanguageModel(config.text_config).logits(own, out)
 
     return np.asarray(unroll(params, own))[0, 0]
@@ -82,7 +83,7 @@ def test_exports_are_read_bit_for_bit_and_score_alike(
     engine: str, options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, params = made(**options)
-    save_kv_head(tmp_path / "head", config, params, None)
+    save_head(tmp_path / "head", config, params, None)
     main(["export", str(tmp_path / "head"), str(tmp_path / "out"), "--for", engine])
     command = {"vllm": '"method": "eagle3"', "sglang": "--speculative-algorithm EAGLE3", "speculators": "vllm serve "}
     assert command[engine] in capsys.readouterr().out
@@ -91,8 +92,8 @@ def test_exports_are_read_bit_for_bit_and_score_alike(
     layer = "layers.0." if engine == "speculators" else "midlayer."
     assert tensors[f"{layer}self_attn.q_proj.weight"].shape == (64, 64)
     assert tensors["t2d"].sum() == len(tensors["d2t"]) == len(config.text_config.draft_vocabulary) or 40
-    found, read = load_kv_head(tmp_path / "out")
-    first, again = load_kv_head(tmp_path / "head")
+    found, read = load_head(tmp_path / "out")
+    first, again = load_head(tmp_path / "head")
     assert found == first
     jax.tree.map(np.testing.assert_array_equal, read, again)
     main(["inspect", str(tmp_path / "out")])
@@ -118,7 +119,7 @@ def test_speculators_own_class_gives_our_scores(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     tiny.save(tmp_path / "target", TEXT, TARGET)
     config, params = made(norm_before_residual=True)
-    save_kv_head(tmp_path / "head", config, params, None)
+    save_head(tmp_path / "head", config, params, None)
     places = [str(tmp_path / name) for name in ("head", "out", "target")]
     main(["export", *places[:2], "--for", "speculators", "--vocab-of", places[2]])
     file = tmp_path / "out" / "config.json"
@@ -175,7 +176,7 @@ GOLDEN: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("heads") / "head"
-    save_kv_head(path, *made(), None)
+    save_head(path, *made(), None)
     return path
 
 
@@ -189,7 +190,7 @@ def test_configurations_are_what_engines_read(head: Path, tmp_path: Path, engine
 
 @pytest.mark.parametrize("option", ["norm_before_residual", "norm_before_fc", "norm_output", "qk_norm"])
 def test_an_engine_gets_no_head_of_which_it_leaves_out_a_part(option: str, tmp_path: Path) -> None:
-    save_kv_head(tmp_path / "head", *made(**{option: True}), None)
+    save_head(tmp_path / "head", *made(**{option: True}), None)
     for engine in ("sglang", *(("vllm", "speculators") if option == "qk_norm" else ())):
         with pytest.raises(InputError, match=f"has {option}, which {engine} does not read"):
             export(tmp_path / "head", tmp_path / "out", engine=engine)  # pyright: ignore
@@ -247,8 +248,8 @@ def test_heads_are_read_as_publishers_write_them(
         tensors |= {name.replace(*rename): stored[name], name: None}
     path = rewritten(head, tmp_path / "head", entries, tensors)
     assert is_head(path)
-    config, params = load_kv_head(path)
-    first, own = load_kv_head(head)
+    config, params = load_head(path)
+    first, own = load_head(head)
     jax.tree.map(np.testing.assert_array_equal, params, own)
     assert config.for_target(TEXT).text_config == first.text_config
 
@@ -261,7 +262,7 @@ def test_parts_that_a_head_may_have_or_lack(tied: bool, words: tuple[int, ...], 
     target = TARGET if not tied else {name: leaf for name, leaf in TARGET.items() if name != "lm_head"}
     tiny.save(tmp_path / "target", text, target)
     config, params = made(words, qk_norm=True)
-    save_kv_head(tmp_path / "own", replace(config, target_hash=""), params, None)
+    save_head(tmp_path / "own", replace(config, target_hash=""), params, None)
     path = rewritten(tmp_path / "own", tmp_path / "head", {}, {"lm_head.weight": None})
     head = LoadedHead.load(path, LoadedModel.load(tmp_path / "target"))
     tensors = load_file(path / "model.safetensors")
@@ -347,5 +348,5 @@ def test_what_this_library_lacks_is_named(
     path = rewritten(head, tmp_path / "head", entries, tensors)
     assert is_head(path)
     with pytest.raises(InputError, match=told) as error:
-        load_kv_head(path)
+        load_head(path)
     assert "\n" not in str(error.value)

@@ -16,14 +16,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
+from jaxspec.checkpoints.heads import load_head  # noqa: E402
 from jaxspec.checkpoints.huggingface import SaveOptions, load  # noqa: E402
-from jaxspec.checkpoints.kv_head import load_kv_head  # noqa: E402
 from jaxspec.checkpoints.model_card import licence_of  # noqa: E402
 from jaxspec.checkpoints.processors import load_tokenizer  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
-from jaxspec.models import LanguageModel, build, text_params  # noqa: E402
+from jaxspec.models.families import build, text_params  # noqa: E402
+from jaxspec.models.language_model import LanguageModel  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, LlamaForCausalLM  # noqa: E402
 
 from tests import tiny  # noqa: E402
@@ -235,8 +236,8 @@ def test_export_a_kv_head(head, source, tmp_path, capsys, refusal):
         copy = tmp_path / str(dtype)
         main(["export", str(head), str(copy), *(["--dtype", dtype] if dtype else [])])
         assert ": jaxspec_kv_head, " in capsys.readouterr().out
-        config, params = load_kv_head(head, dtype and jnp.dtype(dtype))
-        found, read = load_kv_head(copy)
+        config, params = load_head(head, dtype and jnp.dtype(dtype))
+        found, read = load_head(copy)
         assert found == config
         equal(read, params)
         card = (copy / "README.md").read_text()

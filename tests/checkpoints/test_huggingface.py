@@ -19,7 +19,7 @@ from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
-from jaxspec.models import abstract_params
+from jaxspec.models.families import abstract_params
 from safetensors import safe_open
 from safetensors.numpy import load_file
 

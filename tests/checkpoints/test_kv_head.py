@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.checkpoints.kv_head import is_head, load_kv_head, save_kv_head
-from jaxspec.config import KVHeadConfig
+from jaxspec.checkpoints.heads import is_head, load_head, save_head
+from jaxspec.config import HeadConfig, KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
 from safetensors.numpy import load_file, save_file
@@ -32,16 +32,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def saved(path: Path, name: str = "linear") -> tuple[KVHeadConfig, Params]:
+def saved(path: Path, name: str = "linear") -> tuple[HeadConfig, Params]:
     config, params = tiny.kv_head(TARGET, PARAMS, **VARIANTS[name])
-    save_kv_head(path, config, params, np.float32)
+    save_head(path, config, params, np.float32)
     return config, params
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     config, params = saved(tmp_path / "head", name)
-    found, read = load_kv_head(tmp_path / "head")
+    found, read = load_head(tmp_path / "head")
     assert found == config
     if name not in ("one pass", "keys of two layers"):
         raw = json.loads((tmp_path / "head" / "config.json").read_text())
@@ -50,7 +50,7 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     for ours, theirs in zip(jax.tree.leaves(read), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert not is_head(tmp_path)
-    _, half = load_kv_head(tmp_path / "head", jnp.bfloat16)
+    _, half = load_head(tmp_path / "head", jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
 
 
@@ -68,7 +68,7 @@ def test_tensors_that_do_not_fit_are_named(spoil: Any, told: str, tmp_path: Path
     spoil(tensors)
     save_file(tensors, tmp_path / "head" / "model.safetensors")
     with pytest.raises(InputError) as error:
-        load_kv_head(tmp_path / "head")
+        load_head(tmp_path / "head")
     assert told in str(error.value)
 
 
@@ -89,15 +89,15 @@ def test_configurations_that_cannot_be_are_named(entries: Any, told: str, tmp_pa
     raw["text_config"] |= entries.pop("text_config", {})
     file.write_text(json.dumps(raw | entries))
     with pytest.raises(InputError) as error:
-        load_kv_head(tmp_path / "head")
+        load_head(tmp_path / "head")
     assert told in str(error.value)
 
 
 def test_other_directories_are_no_heads(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere': no such directory; give one, or a hub id"):
-        load_kv_head(tmp_path / "nowhere")
+        load_head(tmp_path / "nowhere")
     with pytest.raises(InputError, match="the directory of another model; give a head's directory"):
-        load_kv_head(tmp_path)
+        load_head(tmp_path)
     with pytest.raises(InputError, match="pooling 'linaer' is not supported; give one of"):
         KVHeadConfig.of_target(TARGET.config, pooling="linaer")
     with pytest.raises(InputError, match="0 slots for the 4 tokens"):

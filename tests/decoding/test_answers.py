@@ -18,7 +18,7 @@ from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, L
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import Prompt
 from PIL import Image
 

@@ -14,7 +14,7 @@ from jaxspec.decoding.engine import CollaborationConfig, Engine
 from jaxspec.decoding.requests import Request
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
-from jaxspec.models import text_params
+from jaxspec.models.families import text_params
 from jaxspec.prompts.encoder import Prompt
 from PIL import Image
 

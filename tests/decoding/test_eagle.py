@@ -14,12 +14,13 @@ import pytest
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.config import KVHeadConfig, RopeScaling
+from jaxspec.config import Eagle3Config, RopeScaling
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel, text_params
+from jaxspec.models.families import text_params
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 
 from tests import tiny
 from tests.tiny import families
@@ -38,7 +39,7 @@ ENGINE = EngineConfig(gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), imag
 def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
     written = "qwen2_5_vl" if family == "one-dimensional" else family
     target = LoadedModel.load(families.write(path, written) / "target")
-    config = KVHeadConfig.of_target(target.config, feature="fused", target_layers=(0, 1, 1), gamma=J)
+    config = Eagle3Config.of_target(target.config, target_layers=(0, 1, 1), gamma=J)
     text = replace(config.text_config, draft_vocabulary=words, **OPTIONS[family])
     config = replace(config, text_config=text)
     return target, LoadedHead(config, tiny.eagle_params(config, text_params(target.config, target.params)))
@@ -138,7 +139,7 @@ def test_states_are_taken_after_deepstacks_addition() -> None:
 
 def test_other_targets_are_refused() -> None:
     target = replace(tiny.CONFIG.text_config, num_hidden_layers=8)
-    config = KVHeadConfig.of_target(target, feature="fused")
+    config = Eagle3Config.of_target(target)
     assert config.target_states == (2, 4, 5)
     public = replace(config, target_hash="", text_config=replace(config.text_config, target_layers=()))
     assert public.for_target(target).target_states == (2, 4, 5)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.state import DecodeState
-from jaxspec.models import LanguageModel
 from jaxspec.models.int8 import int8_params
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 

@@ -9,7 +9,7 @@ import pytest
 from jaxspec.decoding import batcher
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel
+from jaxspec.models.language_model import LanguageModel
 
 from tests import tiny
 

@@ -13,15 +13,20 @@ import pytest
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.sources.kv_head import KVHeadSource, pack
-from jaxspec.decoding.sources.one_pass import OnePassHead
+from jaxspec.config.heads.kinds import new_head
+from jaxspec.decoding.drafts import HEAD_SOURCES
+from jaxspec.decoding.sources.kv_head import pack
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.head_slots import head_rows
+from jaxspec.models.families import text_params
+from jaxspec.models.heads.head_slots import head_rows
+from jaxspec.models.heads.kinds import init_head, module_of
+from jaxspec.models.heads.kv_head import keys_of
+from jaxspec.models.heads.one_pass import corrected
+from jaxspec.models.heads.reading import states_before
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import KVHead, corrected, init_head, keys_of, states_before
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Array, Params
 
 from tests import tiny
@@ -77,15 +82,15 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         blocks_of = jnp.broadcast_to(at, (3, *at.shape))
         anchors = jnp.broadcast_to(jnp.asarray(starts), (3, len(starts)))
         rows = head_rows(config, shown, length, 2)
-        before = states_before(config, target.hidden[:, 0], anchors)
+        before = states_before(target.hidden[:, 0], anchors) if config.reads_hidden else None
         target = target if config.reads_hidden else target.replace(hidden=None)
-        hidden: Any = KVHead(config).apply(
+        hidden: Any = module_of(config).apply(
             {"params": params}, embeds[:, at], anchors, blocks_of, *keys_of(config, target), rows, before
         )
         trained = corrected(config, params, TARGET.logits(PARAMS, hidden), embeds[:, at])
 
         prompt = head_rows(config, [image[:start] for image in shown], start, 2)
-        source = OnePassHead(config, J) if config.parallel else KVHeadSource(config, J)
+        source = HEAD_SOURCES[type(config)](config, J)
         shared = {"target": PARAMS, source.name: params}
         read_so_far = target.replace(length=jnp.full(3, start))
         state = pack(config, params, read_so_far, prompt, start + NEW + J)
@@ -157,7 +162,11 @@ def test_a_head_takes_its_own_target_only() -> None:
     with pytest.raises(InputError, match=r"key_layers \[2\]; give layers 0 to 1"):
         KVHeadConfig.of_target(TARGET.config, image_slots=2, key_layers=(2,))
     with pytest.raises(InputError, match=r"key_layers .0. with feature 'fused', which has keys of its own"):
-        KVHeadConfig.of_target(TARGET.config, feature="fused", target_layers=(0, 1, 1), key_layers=(0,))
+        new_head(TARGET.config, feature="fused", target_layers=(0, 1, 1), key_layers=(0,))
+    with pytest.raises(InputError, match="parallel with feature 'fused'; give feature none or last_hidden"):
+        new_head(TARGET.config, feature="fused", parallel=True)
+    with pytest.raises(InputError, match="markov 2 without parallel; give 0, or parallel"):
+        new_head(TARGET.config, image_slots=2, markov=2)
 
 
 def test_one_pass_drafts_at_most_what_it_was_trained_for() -> None:

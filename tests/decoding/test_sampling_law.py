@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from jaxspec.decoding import speculative
 from jaxspec.decoding.drafters import ChainDrafter
-from jaxspec.models import build
+from jaxspec.models.families import build
 from jaxspec.models.int8 import int8_params
 from jaxspec.sampling import draw
 from jaxspec.typing import Array, Params

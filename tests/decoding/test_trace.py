@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.decoding.trace import trace_record
-from jaxspec.models import build
+from jaxspec.models.families import build
 
 from tests.tiny import lvlm, noisy, prompts, sampling, speculator, view_rows, weighted
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
-from jaxspec.models import build
 from jaxspec.models.decoder import CausalLM
+from jaxspec.models.families import build
 from jaxspec.models.inputs import NEWLINE, TEXT, Slots
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import rewrite, stack_rows

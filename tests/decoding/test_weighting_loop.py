@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState
-from jaxspec.models import build
+from jaxspec.models.families import build
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params

@@ -21,7 +21,8 @@ from jaxspec.decoding.running import RunningBatch
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel, split_tower
+from jaxspec.models.families import split_tower
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import make_mesh, shardings
 
 from tests import tiny

@@ -23,7 +23,7 @@ from eval.lib.timing import pass_work
 from jaxspec.cache import init_cache
 from jaxspec.command import load_preset
 from jaxspec.config import LlavaConfig
-from jaxspec.models import LanguageModel
+from jaxspec.models.language_model import LanguageModel
 
 from tests.tiny import lvlm
 

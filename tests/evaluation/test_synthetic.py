@@ -10,7 +10,7 @@ from configs.latency import mini
 from eval.lib import synthetic
 from eval.lib.synthetic import RESERVED, follow_cycle, synthetic_model
 from jaxspec.decoding.engine import Engine, EngineConfig, Request
-from jaxspec.models import build
+from jaxspec.models.families import build
 from PIL import Image
 
 from tests.tiny import lvlm

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config, read_config
-from jaxspec.checkpoints.eagle import eagle_tensors
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.config import KVHeadConfig, text_config
+from jaxspec.checkpoints.heads.eagle3 import eagle_tensors
+from jaxspec.config import Eagle3Config, text_config
 from safetensors.numpy import load_file, save_file
 
 from tests.hub import configs, words
@@ -125,7 +125,7 @@ def write_captioner(path: Path, kind: str) -> None:
 def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
     """Write an EAGLE-3 head of random weights; it reads layers that exist in the target's twin of two layers."""
     found = read_config(target)
-    config = KVHeadConfig.of_target(found, feature="fused", target_layers=(0, 1, 2))
+    config = Eagle3Config.of_target(found, target_layers=(0, 1, 2))
     words = tuple(range(3, text_config(found).vocab_size, 2))
     config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
     own = eagle_tensors(config, named_tensors(eagle_params(config, random_params(found))))

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from jaxspec.checkpoints.kv_head import is_head
+from jaxspec.checkpoints.heads import is_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.sources import Prepared

@@ -13,8 +13,9 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.config import TextConfig
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.draft_model import ViewRows
-from jaxspec.models import LanguageModel, abstract_params, build
+from jaxspec.models.families import abstract_params, build
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 
 from tests import tiny
 from tests.tiny import hf

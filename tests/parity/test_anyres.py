@@ -16,8 +16,9 @@ from jaxspec.config import LlavaNextConfig, VisionConfig
 from jaxspec.decoding.memory import Sizes, plan_memory
 from jaxspec.decoding.speculative import Autoregressive
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, abstract_params, family_of
+from jaxspec.models.families import abstract_params, family_of
 from jaxspec.models.inputs import ImageInputs, Pool
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import PromptEncoder
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.config import LlavaConfig
-from jaxspec.models import LanguageModel, build
+from jaxspec.models.families import build
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.llava import Projector
+from jaxspec.models.language_model import LanguageModel
+from jaxspec.models.lvlms.llava import Projector
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jaxspec.cache import init_cache
 from jaxspec.config import OptConfig
-from jaxspec.models import LanguageModel, abstract_params
+from jaxspec.models.families import abstract_params
+from jaxspec.models.language_model import LanguageModel
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 

@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, build
+from jaxspec.models.families import build
 from jaxspec.models.inputs import Pool
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.views import parse_views
 
 from tests import tiny

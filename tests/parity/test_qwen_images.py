@@ -17,7 +17,7 @@ import torch
 from jaxspec.config import QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import Pool
-from jaxspec.models.qwen_vl import QwenImages
+from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.prompts.rows import rewrite, stack_rows
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize

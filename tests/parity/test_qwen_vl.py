@@ -12,8 +12,8 @@ import pytest
 from jaxspec.config import QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, image_inputs
-from jaxspec.models import build
-from jaxspec.models.qwen_vl import VisionTower, window_contents
+from jaxspec.models.families import build
+from jaxspec.models.lvlms.qwen_vl import VisionTower, window_contents
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import rewrite, stack_rows
 

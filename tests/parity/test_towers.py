@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from jaxspec.config import LlavaConfig
-from jaxspec.models.vision import TILE_BLOCK, VisionTower
+from jaxspec.models.lvlms.vision import TILE_BLOCK, VisionTower
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 

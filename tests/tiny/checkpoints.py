@@ -9,10 +9,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.checkpoints import heads, huggingface
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
-from jaxspec.models.kv_head import init_head
+from jaxspec.models.heads.kinds import init_head
 from jaxspec.typing import Params
 
 from tests.tiny.models import noisy, random_params
@@ -85,7 +84,7 @@ def save_pair(directory: Path) -> tuple[Path, Path]:
 def save_head(path: Path, target: LlavaConfig, params: Params) -> None:
     """A KV head that begins as the target's last layer."""
     config = KVHeadConfig.of_target(target, image_slots=1, slot_bias=True, target_name="target")
-    save_kv_head(path, config, init_head(config, params["language_model"], jax.random.key(0)), np.float32)
+    heads.save_head(path, config, init_head(config, params["language_model"], jax.random.key(0)), np.float32)
 
 
 def save(path: Path, config: ModelConfig, params: Params, words: Any | None = None) -> Path:

@@ -1,6 +1,6 @@
 """A KV head in PyTorch, from its exported files alone: one block of drafted tokens at a time, as it is defined.
 
-It takes what `config.json` and `model.safetensors` hold (`docs` in `jaxspec/checkpoints/kv_head.py`) and the target's
+It takes what `config.json` and `model.safetensors` hold (`jaxspec/checkpoints/heads/kv_head.py`) and the target's
 last-layer keys and values as they lie in its cache, rotated.
 """
 
@@ -69,16 +69,13 @@ def read_target(
     """Keys and values [C, K, H] that a block may read of the target, and the bias [C] of their scores."""
     keys, values, bias = [k[:0]], [v[:0]], [k.new_zeros(0)]
     pooling, slots = config["pooling"], config["image_slots"]
-    for image in range(int(shown.max()) + 1 if pooling in ("linear", "avgpool", "attention") else 0):
+    for image in range(int(shown.max()) + 1 if pooling in ("linear", "attention") else 0):
         (at,) = np.nonzero(shown == image)
         if at.max() >= anchor:
             continue
         if pooling == "attention":
             scores = torch.einsum("ckh,nkh->kcn", tensors["kv_projector.queries"], k[at])
             matrices = [torch.softmax(scores / k.shape[-1] ** 0.5, dim=-1)] * 2
-        elif pooling == "avgpool":
-            assert slots == 1, "the reference averages whole images only"
-            matrices = [k.new_full((1, len(at)), 1 / len(at))] * 2
         else:
             matrices = [tensors["kv_projector.k"], tensors["kv_projector.v"]]
         for matrix, leaf, out in zip(matrices, (k, v), (keys, values), strict=True):

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import HeadConfig
 from jaxspec.decoding.assembly import build_program
 from jaxspec.decoding.drafts import mixture, sources_of
 from jaxspec.decoding.engine_config import EngineConfig
@@ -15,9 +15,9 @@ from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.draft_model import ViewRows
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState
-from jaxspec.models import LanguageModel
-from jaxspec.models.head_slots import head_rows
+from jaxspec.models.heads.kinds import module_of
 from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 
@@ -37,7 +37,7 @@ def prompts(
     views: tuple[str, ...],
     seed: int = 0,
     image: int = VOCABULARY - 1,
-    head: KVHeadConfig | None = None,
+    head: HeadConfig | None = None,
 ) -> PromptBatch:
     """Random prompts; row b starts with `images[b]` images, and the views differ in the tokens that replace them."""
     count, names = len(views), views
@@ -57,8 +57,8 @@ def prompts(
     if views:
         inputs.append(ViewRows(tuple(forms[v] for v in views), tiles))
     if head is not None:
-        rows = jax.tree.map(jnp.asarray, head_rows(head, shown, width, max(images)))
-        inputs.append(None if head.fused else rows)
+        rows = module_of(head).slots(shown, width, max(images))
+        inputs.append(jax.tree.map(jnp.asarray, rows))
     if "lookup" in names:
         inputs.append(None)
     return PromptBatch(forms["M"], tiles, jnp.full((len(lengths), count), 1 / count), tuple(inputs))
@@ -121,7 +121,7 @@ def speculator(
     gamma: int,
     weighting: str = "static",
     tree: str | None = None,
-    head: KVHeadConfig | None = None,
+    head: HeadConfig | None = None,
     shares_tower: bool = False,
 ) -> Speculator:
     """The program of a mixture, whose parts `views` names as tables do."""

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
-from jaxspec.models import LanguageModel, abstract_params
-from jaxspec.models.kv_head import abstract_head
+from jaxspec.config import Eagle3Config, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
+from jaxspec.config.heads.kinds import new_head
+from jaxspec.models.families import abstract_params
+from jaxspec.models.heads.kinds import abstract_head
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.typing import Params
 
@@ -61,11 +63,11 @@ def noisy(params: Params, amount: float, seed: int = 1) -> Params:
     return jax.tree.map(lambda x: x * np.asarray(1 + amount * rng.normal(size=x.shape), x.dtype), params)
 
 
-def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **options: Any) -> tuple[KVHeadConfig, Params]:
+def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **options: Any) -> tuple[Any, Params]:
     """A head that begins as the target's last layer, its weights a bit off."""
-    config = KVHeadConfig.of_target(target.config, **{"image_slots": 2, "slot_bias": True} | options)
+    config = new_head(target.config, **{"image_slots": 2, "slot_bias": True} | options)
     theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
-    if config.fused:
+    if isinstance(config, Eagle3Config):
         return config, eagle_params(config, params)
     layers = f"layers_{target.text.num_hidden_layers - 1}"
     shapes = abstract_head(config)
@@ -74,7 +76,7 @@ def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **option
     return config, noisy({**drawn, **own}, noise)
 
 
-def eagle_params(config: KVHeadConfig, target: Params, seed: int = 0) -> Params:
+def eagle_params(config: Eagle3Config, target: Params, seed: int = 0) -> Params:
     """An EAGLE-3 head of random weights, with the target's output head."""
     rng, words = np.random.default_rng(seed), np.asarray(config.text_config.draft_vocabulary, int)
     drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(x.ndim == 1, 0.3, x.shape), x.dtype), abstract_head(config))

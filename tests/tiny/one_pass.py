@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from eval.exactness import whole_row
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import HeadConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.loading import LoadedHead, LoadedModel, prompt_encoder
-from jaxspec.models import LanguageModel
-from jaxspec.models.blocks import read_blocks, read_whole
-from jaxspec.models.head_slots import HeadRows, head_rows
+from jaxspec.models.heads.blocks import read_blocks, read_whole
+from jaxspec.models.heads.borrowed import joined
+from jaxspec.models.heads.head_slots import HeadRows
+from jaxspec.models.heads.kinds import module_of
+from jaxspec.models.heads.one_pass import corrected
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import corrected, joined
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.encoder import Prompt
 
@@ -41,9 +43,10 @@ def _agreement(target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Se
     """Return whether step s of a draft from token t equals the answer's token t + s + 1, [T, J]."""
     rows, images = whole_row(target, prompt, answer)
     begin = int(rows.length[0]) - len(answer)
-    prompts = head_rows(head.config, [_shown(target, prompt)], rows.tokens.shape[1], len(prompt.images))
+    prompts = module_of(head.config).slots([_shown(target, prompt)], rows.tokens.shape[1], len(prompt.images))
     # The head reads the answer too, as far as a draft's beginning: its slots are text.
-    prompts.text[0, (prompts.text[0] >= 0).sum() :][: len(answer)] = np.arange(begin, begin + len(answer))
+    if prompts is not None:
+        prompts.text[0, (prompts.text[0] >= 0).sum() :][: len(answer)] = np.arange(begin, begin + len(answer))
     params = {"target": target.params, "head": head.params}
     agrees = _drafted(target.model, head.config, gamma, params, rows, images, prompts)[0, begin:][: len(answer)]
     last = np.arange(len(answer))[:, None] + np.arange(1, gamma + 1)
@@ -65,12 +68,12 @@ def _shown(target: LoadedModel, prompt: Prompt) -> np.ndarray:
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _drafted(
     model: LanguageModel,
-    config: KVHeadConfig,
+    config: HeadConfig,
     gamma: int,
     params: dict[str, Any],
     rows: PromptRows,
     images: dict[str, Any] | None,
-    prompts: HeadRows,
+    prompts: HeadRows | None,
 ) -> jax.Array:
     """Return `_agreement` for drafts that begin at each token of a row, [1, L, J]."""
     features = None if images is None else model.encode(params["target"], images)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
-from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import TEXT, PromptRows
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch

@@ -21,7 +21,8 @@ import numpy as np
 from jaxspec.cluster import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.kv_head import Anchoring, HeadRecipe
+from jaxspec.training.heads.anchors import Anchoring
+from jaxspec.training.heads.recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 from jaxspec.training.trainer import fit
 

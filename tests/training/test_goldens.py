@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from jaxspec.config import KVHeadConfig
 from jaxspec.loading import LoadedModel
-from jaxspec.models import text_params
-from jaxspec.models.kv_head import init_head
+from jaxspec.models.families import text_params
+from jaxspec.models.heads.kinds import init_head
 from jaxspec.prompts.views import parse_view
 from jaxspec.training.conversations import ConversationBatches
-from jaxspec.training.kv_head import Anchoring, HeadBatches, make_loss
+from jaxspec.training.heads.anchors import Anchoring, HeadBatches
+from jaxspec.training.heads.loss import make_loss
 from jaxspec.training.objectives import Distillation, tuning_loss
 
 from tests import tiny

@@ -11,25 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.kv_head import save_kv_head
-from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config, RopeScaling
+from jaxspec.checkpoints.heads import save_head
+from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, Qwen2Config, Qwen3Config, RopeScaling
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel
+from jaxspec.models.heads.kinds import init_head
+from jaxspec.models.heads.reading import Reading
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import init_head
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
-from jaxspec.training.kv_head import (
-    Anchoring,
-    HeadBatches,
-    KeptReadings,
-    Reading,
-    draw_anchors,
-    make_loss,
-    read_target,
-    train_kv_head,
-)
+from jaxspec.training.heads.anchors import Anchoring, HeadBatches, draw_anchors
+from jaxspec.training.heads.loss import make_loss, read_target
+from jaxspec.training.heads.readings import KeptReadings
+from jaxspec.training.heads.recipe import train_head
 from jaxspec.training.losses import draft_loss
 
 from tests import tiny
@@ -155,7 +150,7 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope() -> None:
 def check_loss(
     target: LanguageModel,
     params: Any,
-    config: KVHeadConfig,
+    config: HeadConfig,
     head: Any,
     anchoring: Anchoring,
     scored: Any,
@@ -197,7 +192,7 @@ def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
         num_key_value_heads=1, rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
     )  # fmt: skip
     target, params = LanguageModel(text), tiny.random_params(text, scale=0.4)
-    config = KVHeadConfig.of_target(text, feature="fused", target_layers=(0, 1, 2), gamma=3)
+    config = Eagle3Config.of_target(text, target_layers=(0, 1, 2), gamma=3)
     head = tiny.eagle_params(config, params)
     rotary = (np.arange(12) + np.random.default_rng(1).integers(0, 3, (2, 3, 12))).astype(np.int32)
     rotary[:, :, 4:] = np.arange(4, 12)  # text
@@ -244,7 +239,7 @@ def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) 
     for name, stages in (("mesh", child.HEAD.stages), ("one", (alone,))):
         recipe = replace(child.HEAD, target=str(taught / "target"), stages=stages, head=ONE_PASS)
         recipe = replace(recipe, keep_readings=str(tmp_path / "readings") if name == "one" else "")
-        train_kv_head(recipe, tmp_path / name, data)
+        train_head(recipe, tmp_path / name, data)
     mesh, one = (training.losses(tmp_path / name / "head") for name in ("mesh", "one"))
     np.testing.assert_allclose(mesh, one, rtol=1e-4)
 
@@ -256,18 +251,20 @@ def test_a_head_goes_on_from_one_of_its_kind(taught: Path, tmp_path: Path, monke
         begun.append(params["head"])
         return {"head": params["head"]}
 
-    monkeypatch.setattr("jaxspec.training.kv_head.fit", begin)
+    monkeypatch.setattr("jaxspec.training.heads.recipe.fit", begin)
     data = {"talk": taught / "talk"}
     recipe = replace(child.HEAD, target=str(taught / "target"), draft_vocabulary=20)
-    config, head = train_kv_head(recipe, tmp_path, data)
+    config, head = train_head(recipe, tmp_path, data)
     changed = jax.tree.map(lambda leaf: leaf + 1, head)
-    save_kv_head(tmp_path / "head", config, changed, None)
-    again, _ = train_kv_head(replace(recipe, start=str(tmp_path / "head"), draft_vocabulary=0), tmp_path, data)
+    save_head(tmp_path / "head", config, changed, None)
+    again, _ = train_head(replace(recipe, start=str(tmp_path / "head"), draft_vocabulary=0), tmp_path, data)
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, begun[-1], changed)
     other = replace(recipe, start=str(tmp_path / "head"), head={**recipe.head, "pooling": "drop"})
+    with pytest.raises(InputError, match="head: its kind is 'KV head', the recipe's 'one-pass KV head'"):
+        train_head(replace(other, head={**recipe.head, "parallel": True}), tmp_path, data)
     with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', the recipe's 'drop'"):
-        train_kv_head(other, tmp_path, data)
+        train_head(other, tmp_path, data)
 
 
 def test_each_row_is_read_once(tmp_path: Path) -> None:
@@ -296,4 +293,4 @@ def test_targets_without_rotary_keys_are_refused(tmp_path: Path) -> None:
     stage = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
     data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[0]])}
     with pytest.raises(InputError, match="no rotary keys"):
-        train_kv_head(replace(child.HEAD, target=str(target), stages=(stage,)), tmp_path, data)
+        train_head(replace(child.HEAD, target=str(target), stages=(stage,)), tmp_path, data)

@@ -17,7 +17,7 @@ from jaxspec.command import load_preset, preset_names
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
-from jaxspec.models import abstract_params
+from jaxspec.models.families import abstract_params
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import Qwen2Config
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedHead
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.kv_head import train_kv_head
+from jaxspec.training.heads.recipe import train_head
 from jaxspec.training.recipes import Recipe, Stage, train_draft
 from train import distill_data, prepare
 
@@ -52,10 +52,10 @@ def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_path: Path) -> None:
     options = {"gamma": 3, "image_slots": 4}  # of which the last means nothing here
     recipe = replace(child.HEAD, target=str(target), stages=STAGES, head=options, draft_vocabulary=40)
-    config, params = train_kv_head(recipe, tmp_path / "runs", {"talk": answers})
+    config, params = train_head(recipe, tmp_path / "runs", {"talk": answers})
     assert not config.pools
     assert len(config.text_config.draft_vocabulary) == 40
-    save_kv_head(tmp_path / "head", config, params, np.float32)
+    save_head(tmp_path / "head", config, params, np.float32)
     model = LoadedModel.load(target)
     model = replace(model, config=replace(model.config, eos_token_id=None))
     requests = [Request(words, 24) for words in ("Say 3.", "And what else?")]

@@ -18,7 +18,7 @@ import pytest
 from jaxspec.errors import Diverged, InputError
 from jaxspec.models.lora import Lora
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.kv_head import Anchoring
+from jaxspec.training.heads.anchors import Anchoring
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import StagedRecipe
 from jaxspec.training.trainer import fit

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jaxspec.training.kv_head import Anchoring, HeadRecipe
+from jaxspec.training.heads.anchors import Anchoring
+from jaxspec.training.heads.recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
 from configs.train.recipes.kv_llava15_7b import IMAGES

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.kv_head import Anchoring, HeadRecipe
+from jaxspec.training.heads.anchors import Anchoring
+from jaxspec.training.heads.recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
 TEXT = TrainConfig(steps=4000, batch=64, learning_rate=5e-5, warmup=200, weight_decay=0.0, dtype="bfloat16")

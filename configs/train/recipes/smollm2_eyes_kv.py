@@ -6,7 +6,8 @@ The commands before it are in docs/recipes.md.
 from __future__ import annotations
 
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.kv_head import Anchoring, HeadRecipe
+from jaxspec.training.heads.anchors import Anchoring
+from jaxspec.training.heads.recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
 from configs.train.recipes.smollm2_eyes import config as smollm2_eyes

@@ -19,8 +19,9 @@ from flax import struct
 from jaxspec.cache import KVCache, TreeMask, keep_path
 from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.decoding.sources.source import Buckets, Committed, Source
-from jaxspec.models import LanguageModel, abstract_params, split_tower
+from jaxspec.models.families import abstract_params, split_tower
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import bucket
 from jaxspec.typing import Array, Float, Int, Params
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import Eagle3Config
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.head import HeadSource
-from jaxspec.decoding.sources.kv_head import read_fused
 from jaxspec.decoding.sources.source import Committed
+from jaxspec.models.heads.eagle3 import Eagle3Head
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import KVHead
 from jaxspec.models.layers import apply
 from jaxspec.typing import Array, Float, Int, Params
 
 
+@dataclass(frozen=True)
 class Eagle3(HeadSource[KVCache, KVCache]):
     """Draft one token a pass. Between blocks its cache comes from the target's hidden states."""
+
+    config: Eagle3Config
 
     name = "eagle3"
 
@@ -59,10 +62,9 @@ class Eagle3(HeadSource[KVCache, KVCache]):
         slots = state.length[:, None] + jnp.arange(width)
         states = jnp.take_along_axis(target.hidden, slots[:, None, :, None], axis=2, mode="clip")
         model, own = self.model, self.weights(committed.params)
-        head, params = KVHead(self.config), committed.params[self.name]
         tokens = PromptRows(committed.newest(count, width), state.length)
-        before = apply(head, params, states[:, 0], method="combine")
-        fused = apply(head, params, model.embed(own, tokens, None), before, method="fuse")
+        before = self.run(committed.params, "combine", states[:, 0])
+        fused = self.run(committed.params, "fuse", model.embed(own, tokens, None), before)
         last = jnp.maximum(count - 1, 0)[:, None]
         logits, cache = model.advance(own, fused, state, scored=last)
         return logits[None], cache.replace(length=state.length + count)
@@ -75,7 +77,7 @@ class Eagle3(HeadSource[KVCache, KVCache]):
         tree: TreeMask | None = None,
     ) -> tuple[Float[Array, "one B T V"], KVCache]:
         """Read drafted tokens, each next to the head's own state before it."""
-        logits, cache = read_fused(self, committed, scratch, tokens, tree)
+        logits, cache = self.read_fused(committed, scratch, tokens, tree)
         return logits[None], cache
 
     def commit(
@@ -91,7 +93,7 @@ class Eagle3(HeadSource[KVCache, KVCache]):
 
 
 def pack_own(
-    config: KVHeadConfig,
+    config: Eagle3Config,
     params: Params,
     target: KVCache,
     embeds: Float[Array, "B L D"],
@@ -100,11 +102,11 @@ def pack_own(
 ) -> KVCache:
     """Return an EAGLE-3 head's cache after prefill: one slot less than the target's.
 
-    embeds, rotary: See `KVHead.own_context`.
+    embeds, rotary: See `Eagle3Head.own_context`.
     """
     assert target.hidden is not None
     states = target.hidden[:, 0, : embeds.shape[1]]
-    context = apply(KVHead(config), params, embeds, states, rotary, method="own_context")
+    context = apply(Eagle3Head(config), params, embeds, states, rotary, method="own_context")
     batch, width, heads, size = context.k.shape
 
     def padded(leaf: Array) -> Array:

@@ -7,19 +7,23 @@ from typing import Any
 
 import jax
 
-from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.sources.source import Scratch, Source, State
-from jaxspec.models import LanguageModel
-from jaxspec.models.kv_head import abstract_head, joined
+from jaxspec.cache import KVCache, TreeMask, hidden_before
+from jaxspec.config import HeadConfig
+from jaxspec.decoding.sources.source import Committed, Scratch, Source, State
+from jaxspec.models.heads.borrowed import joined
+from jaxspec.models.heads.kinds import abstract_head, module_of
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
+from jaxspec.models.layers import apply
 from jaxspec.sharding import shardings
-from jaxspec.typing import Params
+from jaxspec.typing import Array, Float, Int, Params
 
 
 @dataclass(frozen=True)
 class HeadSource(Source[State, Scratch]):
     """Draft with layers that read the target's cache, and borrow what they lack from the target."""
 
-    config: KVHeadConfig
+    config: HeadConfig
     gamma: int
 
     @property
@@ -50,3 +54,21 @@ class HeadSource(Source[State, Scratch]):
     def weights(self, params: Params) -> Params:
         """Return the head's parameters with the borrowed ones, as its `model` reads them."""
         return joined(params[self.name], params["target"], self.model.text.draft_vocabulary)
+
+    def run(self, params: Params, method: str, *inputs: Any) -> Any:
+        """Return what a method of the head's module does with its own parameters."""
+        return apply(module_of(self.config), params[self.name], *inputs, method=method)
+
+    def read_fused(
+        self,
+        committed: Committed,
+        cache: KVCache,
+        tokens: Int[Array, "B T"],
+        tree: TreeMask | None,
+    ) -> tuple[Float[Array, "B T V"], KVCache]:
+        """Read tokens, each next to the hidden state before it."""
+        model, own = self.model, self.weights(committed.params)
+        embeds = model.embed(own, PromptRows(tokens, cache.length), None)
+        before = hidden_before(cache, tokens.shape[1], tree)
+        fused = self.run(committed.params, "fuse", embeds, before)
+        return model.advance(own, fused, cache, tree)

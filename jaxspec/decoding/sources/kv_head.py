@@ -1,22 +1,24 @@
-"""Draft with AASD's KV head, which reads the target's keys and values (`models/kv_head.py`)."""
+"""Draft with AASD's KV head, which reads the target's keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache import KVCache, TreeMask, hidden_before, write
+from jaxspec.cache import KVCache, TreeMask, write
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.inputs import Images, PromptBatch
 from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Buckets, Committed
-from jaxspec.models.anchored import Context
-from jaxspec.models.head_slots import HeadRows, head_rows, reads_as_text
+from jaxspec.models.heads.anchored import Context
+from jaxspec.models.heads.head_slots import HeadRows, head_rows, reads_as_text
+from jaxspec.models.heads.kinds import module_of
+from jaxspec.models.heads.kv_head import keys_of
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import KVHead, keys_of
 from jaxspec.models.layers import apply
 from jaxspec.prompts.rows import bucket
 from jaxspec.typing import Array, Float, Int, Params
@@ -24,9 +26,12 @@ from jaxspec.typing import Array, Float, Int, Params
 Scratch = TypeVar("Scratch")
 
 
+@dataclass(frozen=True)
 class TargetKeys(HeadSource[KVCache, Scratch]):
     """Keep a head's cache between blocks: the target's keys and values of all committed tokens but
     the newest, and behind them, within a block, the head's own."""
+
+    config: KVHeadConfig
 
     def prefill(
         self,
@@ -83,7 +88,10 @@ class KVHeadSource(TargetKeys[KVCache]):
         tokens: Int[Array, "B T"],
         tree: TreeMask | None = None,
     ) -> tuple[Float[Array, "one B T V"], KVCache]:
-        logits, cache = read_fused(self, committed, scratch, tokens, tree)
+        if self.config.reads_hidden:
+            logits, cache = self.read_fused(committed, scratch, tokens, tree)
+        else:
+            logits, cache = self.model.extend(self.weights(committed.params), tokens, scratch, tree)
         return logits[None], cache
 
     def commit(
@@ -97,24 +105,6 @@ class KVHeadSource(TargetKeys[KVCache]):
         return self._kept(state, scratch, target, emitted)
 
 
-def read_fused(
-    head: HeadSource[KVCache, Scratch],
-    committed: Committed,
-    cache: KVCache,
-    tokens: Int[Array, "B T"],
-    tree: TreeMask | None,
-) -> tuple[Float[Array, "B T V"], KVCache]:
-    """Read tokens, each next to the hidden state before it if the head reads hidden states."""
-    model, own = head.model, head.weights(committed.params)
-    if not head.config.reads_hidden:
-        return model.extend(own, tokens, cache, tree)
-    embeds = model.embed(own, PromptRows(tokens, cache.length), None)
-    before = hidden_before(cache, tokens.shape[1], tree)
-    params = committed.params[head.name]
-    fused = apply(KVHead(head.config), params, embeds, before, method="fuse")
-    return model.advance(own, fused, cache, tree)
-
-
 def pack(
     config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int
 ) -> KVCache:
@@ -124,9 +114,8 @@ def pack(
     take the target's positions. With 10 slots of text and an image pooled from 576 slots to 64,
     length is 74 and shift 512.
     """
-    context: Context = apply(
-        KVHead(config), params, *keys_of(config, target), rows, method="context"
-    )
+    head = module_of(config)
+    context: Context = apply(head, params, *keys_of(config, target), rows, method="context")
     there = context.since < target.length[:, None]
     length = there.sum(1)
     places = jnp.where(there, jnp.cumsum(there, axis=1) - 1, slots)
@@ -142,7 +131,7 @@ def pack(
     if target.hidden is not None:
         shape = (*target.hidden.shape[:2], slots, target.hidden.shape[-1])
         hidden = _with_newest(jnp.zeros(shape, target.hidden.dtype), target, length)
-    layers = apply(KVHead(config), params, context, method="contexts")
+    layers = apply(head, params, context, method="contexts")
     return KVCache(
         k=tuple(packed(each.k) for each in layers),
         v=tuple(packed(each.v) for each in layers),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache, TreeMask, hidden_before
+from jaxspec.config import OnePassConfig
 from jaxspec.decoding.sources.kv_head import TargetKeys
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import KVHead
-from jaxspec.models.layers import apply
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.typing import Array, Float, Int
 
@@ -25,8 +26,11 @@ class Planned(struct.PyTreeNode):
     """Place of the next token, 0 at first; all nodes of a tree's level have the same."""
 
 
-class OnePassHead(TargetKeys[Planned]):
+@dataclass(frozen=True)
+class OnePassSource(TargetKeys[Planned]):
     """Draft a block in one pass. A Markov head adds a term for the token before to the scores."""
+
+    config: OnePassConfig
 
     name = "one_pass"
 
@@ -40,8 +44,7 @@ class OnePassHead(TargetKeys[Planned]):
         newest, model, own = committed.newest(1, 1), self.model, self.weights(committed.params)
         embeds = model.embed(own, PromptRows(newest, state.length), None)[:, 0]
         before = hidden_before(state, 1, None)[:, 0] if self.config.reads_hidden else None
-        head, params = KVHead(self.config), committed.params[self.name]
-        block = apply(head, params, embeds, before, self.gamma, method="masked")
+        block = self.run(committed.params, "masked", embeds, before, self.gamma)
         scores, cache = model.advance(own, block, state)
         planned = Planned(cache, scores, jnp.zeros((), jnp.int32))
         return self.score(committed, planned, newest)
@@ -59,8 +62,7 @@ class OnePassHead(TargetKeys[Planned]):
         if self.config.markov:
             model, own = self.model, self.weights(committed.params)
             embeds = model.embed(own, PromptRows(tokens, tokens[:, 0]), None)
-            head, params = KVHead(self.config), committed.params[self.name]
-            added = apply(head, params, embeds, method="correction")
+            added = self.run(committed.params, "correction", embeds)
             scores += fill_vocabulary(model.text, added)
         return scores[None], scratch.replace(place=scratch.place + 1)
 

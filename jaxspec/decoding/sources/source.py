@@ -24,8 +24,8 @@ import numpy as np
 
 from jaxspec.cache import KVCache, TreeMask
 from jaxspec.decoding.inputs import Images, Member, PromptBatch
-from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import replicated
 from jaxspec.typing import Array, Float, Int, Params
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import NEWLINE, Pool, Size, Slots
-from jaxspec.models.llava import LlavaImages, check_pixels
+from jaxspec.models.lvlms.llava import LlavaImages, check_pixels
 
 
 class LlavaNextImages(LlavaImages):

@@ -1,4 +1,4 @@
-"""The decoder of an EAGLE-3 head, from and to the config.json of public heads.
+"""An EAGLE-3 head, which reads hidden states of its target, from and to public config.json.
 
 Two layouts exist. SafeAILab's and SpecForge's has a Llama's entries at the top level. speculators'
 has them under `transformer_layer_config`.
@@ -13,32 +13,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from jaxspec.config.text import LlamaConfig, refuse_window
-from jaxspec.errors import InputError
+from jaxspec.config.heads.head import HeadConfig, check_rotary
+from jaxspec.config.heads.target import target_hash
+from jaxspec.config.schema import known_fields
+from jaxspec.config.text import LlamaConfig, RotaryConfig, TextConfig, refuse_window
+from jaxspec.errors import InputError, reading
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 """Names in config.json of heads with the entries at the top level."""
 SPECULATORS = ("Eagle3DraftModel", "Eagle3Speculator")
 """Names in config.json of speculators' heads."""
 
-_OTHER_KINDS = {
-    "dflash": "DFlash",
-    "dspark": "DSpark",
-    "p-?eagle": "P-EAGLE",
-    "medusa": "Medusa",
-    r"^mtp$": "MTP",
-    "eagle(?!-?3)": "EAGLE-1",
-}
-"""Patterns of lower-case names of architectures and speculators' types -> kind of the head."""
-_TENSORS_OF_KINDS = {
-    r"img_fc\.|imadpt\.": "ViSpec",
-    r"(medusa_head\.)?\d+\.\d+\.linear\.weight": "Medusa",
-}
-"""Patterns of tensors that a kind of head alone has."""
 _NEUTRAL: dict[str, Any] = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -158,33 +146,98 @@ def _computes_alike(key: str, value: Any) -> bool:
     return not value or key in _READ or not _OF_HEADS.search(key)
 
 
-def kind_of_head(
-    raw: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]] | None = None
-) -> str:
-    """Return the kind of draft head that files describe, such as "EAGLE-3"; "" for no known one.
+@dataclass(frozen=True)
+class Eagle3Config(HeadConfig):
+    """Describe a head with keys and values of its own, which reads states of three target layers.
 
-    EAGLE-3 heads are known by their names, by `draft_vocab_size` or by their tensors: some trainers
-    write their target's architecture and depth.
-
-    Args:
-      raw: config.json.
-      tensors: Shapes of the tensors, if they were listed.
+    They take the place of the last hidden state of a KV head with the feature `last_hidden`.
     """
-    stored = {name.removeprefix("model."): shape for name, shape in (tensors or {}).items()}
-    architectures = raw.get("architectures")
-    names = [*(architectures if isinstance(architectures, list) else ())]
-    names = [str(name).lower() for name in (*names, raw.get("speculators_model_type") or "")]
-    for pattern, kind in _OTHER_KINDS.items():
-        if any(re.search(pattern, name) for name in names):
-            return kind
-    for pattern, kind in _TENSORS_OF_KINDS.items():
-        if any(re.match(pattern, name) for name in stored):
-            return kind
-    ours = {name.lower() for name in (*ARCHITECTURES, *SPECULATORS)}
-    if ours & {*names} or "eagle3" in names or raw.get("draft_vocab_size") is not None:
-        return "EAGLE-3"
-    if "fc.weight" not in stored:
-        return ""
-    if any(name.endswith("hidden_norm.weight") for name in stored):
-        return "EAGLE-3"
-    return "EAGLE-1" if any(name.startswith("layers.0.") for name in stored) else ""
+
+    text_config: EagleConfig
+
+    title: ClassVar = "EAGLE-3 head"
+    model_type: ClassVar = title
+
+    @property
+    def target_states(self) -> tuple[int, ...]:
+        return self.text_config.target_layers
+
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        return "states", self.target_states
+
+    @property
+    def keeps_vocabulary(self) -> bool:
+        return True
+
+    @property
+    def own_states(self) -> tuple[int, ...]:
+        """Return its own hidden states that it reads, as `KVCache.kept`."""
+        return () if self.text_config.norm_output else (1,)
+
+    def _fitted(self, target: Any, text: TextConfig) -> Self:
+        decoder = self.text_config
+        layers = decoder.target_layers or usual_layers(text.num_hidden_layers)
+        sizes = text.hidden_size, text.vocab_size
+        wanted = decoder.target_hidden_size, decoder.vocab_size
+        rotary = isinstance(text, RotaryConfig)
+        if not rotary or sizes != wanted or max(layers) > text.num_hidden_layers:
+            raise InputError(
+                f"EAGLE-3 head: made for a target{self._named} of width {wanted[0]} and "
+                f"{wanted[1]} tokens, with layers {list(layers)}, and not for this "
+                f"{target.model_type}"
+            )
+        return replace(self, text_config=replace(decoder, target_layers=layers))
+
+    def _started(self, trained: Self, words: tuple[int, ...], target: Any) -> Self:
+        """Return the configuration with the trained decoder and its draft vocabulary."""
+        if not trained.text_config.own_output:
+            raise InputError("has no output matrix of its own; give another head")
+        return replace(self, text_config=trained.for_target(target).text_config)
+
+    @classmethod
+    def of_target(
+        cls, target: Any, layers: int = 1, target_layers: tuple[int, ...] = (), **options: Any
+    ) -> Self:
+        """Return the configuration of a new head for a target: its sizes, without biases.
+
+        Args:
+          target: A `ModelConfig`.
+          layers: Decoder layers of the head; only 1 is supported.
+          target_layers: Hidden states that it reads; () means 2, n/2 and n-3.
+          options: Further fields.
+        """
+        text = check_rotary(getattr(target, "text_config", target))
+        names = (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+            *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+            *("rope_theta", "rope_scaling", "bos_token_id", "eos_token_id", "pad_token_id"),
+        )
+        decoder = EagleConfig(
+            **{name: getattr(text, name) for name in names},
+            num_hidden_layers=layers,
+            target_layers=tuple(target_layers) or usual_layers(text.num_hidden_layers),
+        )
+        return cls(decoder, target_hash(target), **options)
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        with reading("KV head: config.json is not readable", "export it again"):
+            extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
+            name = (spec.get("verifier") or {}).get("name_or_path") or ""
+            named = {k: extra.get(k) for k in ("target_hash", "target_name", "gamma")}
+            entries = {"target_hash": "", "target_name": name} | known_fields(cls, named)
+            return cls(EagleConfig.from_hf(raw), **entries)
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("target_hash", "target_name", "gamma")
+        extra = {name: getattr(self, name) for name in names}
+        return self.text_config.to_hf() | {"jaxspec": extra}
+
+
+def usual_layers(depth: int) -> tuple[int, ...]:
+    """Return the layers of a target that EAGLE-3 heads read by default."""
+    layers = (2, depth // 2, depth - 3)
+    if sorted(set(layers)) != list(layers):
+        raise InputError(f"EAGLE-3 head: layers {layers} of {depth}; give target_layers, in order")
+    return layers

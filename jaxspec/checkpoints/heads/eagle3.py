@@ -25,27 +25,72 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from jaxspec.checkpoints.heads.kind import Kind, Server
 from jaxspec.checkpoints.tensor_files import StoredTensor
-from jaxspec.config import EagleConfig, KVHeadConfig
-from jaxspec.config.eagle import SPECULATORS, counted
+from jaxspec.config import Eagle3Config, EagleConfig
+from jaxspec.config.heads.eagle3 import SPECULATORS, counted
 from jaxspec.errors import InputError
-
-Engine = Literal["vllm", "sglang", "speculators"]
-"""Program that serves a written head."""
+from jaxspec.typing import Params
 
 _LAYER = re.compile(r"^(?:midlayer|layers\.0)\.")
 _NUMBER = re.compile(r"layers\.(\d+)\.")
 
 
+@dataclass(frozen=True)
+class Eagle3Files(Kind[Eagle3Config]):
+    """Read heads in either public layout, and write them for the programs that serve them."""
+
+    def own(
+        self, config: Eagle3Config, stored: dict[str, StoredTensor]
+    ) -> tuple[Eagle3Config, dict[str, StoredTensor]]:
+        return as_own_head(config, stored)
+
+    def written(
+        self,
+        config: Eagle3Config,
+        tensors: dict[str, np.ndarray],
+        server: Server,
+        architectures: list[str] | None,
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        raw = eagle_config(config, str(tensors["fc.weight"].dtype), server, architectures)
+        return raw, eagle_tensors(config, tensors, server)
+
+    def exported(
+        self,
+        source: Path,
+        config: Eagle3Config,
+        params: Params,
+        *,
+        target: str | None,
+        draft_vocabulary: int | None,
+        server: Server | None,
+    ) -> tuple[Eagle3Config, Params]:
+        if server is not None:
+            check_server(source, config, server)
+        if target is not None:
+            config = replace(config, target_name=target)
+        if draft_vocabulary is not None:
+            raise InputError(
+                f"{source}: an EAGLE-3 head keeps its draft vocabulary; leave that out"
+            )
+        if server == "speculators" and not config.target_name:
+            advice = f"which {server} needs; give vocab-of"
+            raise InputError(f"{source}: does not name its target, {advice}")
+        return config, params
+
+    def command(self, config: Eagle3Config, path: str, server: Server) -> str:
+        return serve_command(config, path, server)
+
+
 def as_own_head(
-    config: KVHeadConfig, stored: Mapping[str, StoredTensor]
-) -> tuple[KVHeadConfig, dict[str, StoredTensor]]:
+    config: Eagle3Config, stored: Mapping[str, StoredTensor]
+) -> tuple[Eagle3Config, dict[str, StoredTensor]]:
     """Return a public head's configuration and its parameters by this library's names.
 
     The configuration gets the draft vocabulary of the file's `d2t`, and learns which of the
@@ -97,11 +142,11 @@ def _draft_words(offsets: StoredTensor, text: EagleConfig) -> tuple[int, ...]:
 
 
 def eagle_tensors(
-    config: KVHeadConfig, named: Mapping[str, np.ndarray], engine: Engine = "vllm"
+    config: Eagle3Config, named: Mapping[str, np.ndarray], server: Server = "vllm"
 ) -> dict[str, np.ndarray]:
     """Return a head's tensors as an engine reads them, from those by this library's names."""
     text = config.text_config
-    layer = "layers.0." if engine == "speculators" else "midlayer."
+    layer = "layers.0." if server == "speculators" else "midlayer."
     out = {_LAYER.sub(layer, name): tensor for name, tensor in named.items()}
     words = np.asarray(text.draft_vocabulary or range(text.vocab_size), np.int64)
     order = np.argsort(words)
@@ -113,9 +158,9 @@ def eagle_tensors(
 
 
 def eagle_config(
-    config: KVHeadConfig,
+    config: Eagle3Config,
     dtype: str,
-    engine: Engine = "vllm",
+    server: Server = "vllm",
     architectures: list[str] | None = None,
 ) -> dict[str, Any]:
     """Return config.json as an engine reads it.
@@ -125,7 +170,7 @@ def eagle_config(
       architectures: The target's classes in transformers.
     """
     raw = config.to_dict() | {"torch_dtype": dtype}
-    if engine != "speculators":
+    if server != "speculators":
         return raw
     outer = ("norm_before_residual", "norm_before_fc", "norm_output", "draft_vocab_size")
     outer += ("eagle_aux_hidden_state_layer_ids", "jaxspec", "torch_dtype")
@@ -149,25 +194,24 @@ def eagle_config(
     }
 
 
-def check_engine(source: Path, config: KVHeadConfig, engine: Engine) -> None:
+def check_server(source: Path, config: Eagle3Config, server: Server) -> None:
     """Raise InputError for a head of whose files the engine would leave a part out."""
     text = config.text_config
-    assert isinstance(text, EagleConfig)
     lacking = ["qk_norm"]
-    if engine == "sglang":
+    if server == "sglang":
         lacking += ["norm_before_residual", "norm_before_fc", "norm_output"]
     if names := [name for name in lacking if getattr(text, name)]:
-        raise InputError(f"{source}: has {', '.join(names)}, which {engine} does not read")
-    if engine == "sglang" and 0 in text.target_layers:
+        raise InputError(f"{source}: has {', '.join(names)}, which {server} does not read")
+    if server == "sglang" and 0 in text.target_layers:
         raise InputError(f"{source}: reads the target's embedding, and sglang only layers' outputs")
 
 
-def serve_command(config: KVHeadConfig, path: str, engine: Engine) -> str:
+def serve_command(config: Eagle3Config, path: str, server: Server) -> str:
     """Return the command that serves the head's target with the head."""
     target, count = config.target_name or "TARGET", min(config.gamma, 3)
-    if engine == "speculators":
+    if server == "speculators":
         return f"vllm serve {path}"
-    if engine == "sglang":
+    if server == "sglang":
         return (
             f"python -m sglang.launch_server --model-path {target} "
             f"--speculative-algorithm EAGLE3 --speculative-draft-model-path {path} "

@@ -6,6 +6,7 @@ draft that starts at a sees the same: a is the newest token, and the target has 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,3 +84,47 @@ class AnchoredAttention(Attention):
         out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : seen.shape[-1]], context.v)
         out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., seen.shape[-1] :], v)
         return out.reshape(batch, -1, heads, width), Block(context, k, v)
+
+
+def block_reader(
+    layers: Sequence[Callable[..., Any]], contexts: Sequence[Context], anchors: Int[Array, "B A"]
+) -> Callable[[Float[Array, "B A T D"], Array], Float[Array, "B A T D"]]:
+    """Return a function that runs the next T tokens of blocks through layers.
+
+    Its arguments are the layers' inputs and the rotary positions; each call reads the tokens of
+    the calls before.
+
+    contexts: Context of each layer.
+    """
+    seen = contexts[0].since[:, None] < anchors[..., None]
+    blocks: list[Any] = [Block(context) for context in contexts]
+
+    def read(x: Array, rotary: Array) -> Array:
+        flat, shape = rotary.reshape(*rotary.shape[:-2], -1), x.shape[:3]
+        x = x.reshape(shape[0], flat.shape[-1], -1)
+        for i, layer in enumerate(layers):
+            x, blocks[i] = layer(x, Places(flat, flat, seen), blocks[i])
+        return x.reshape(*shape, -1)
+
+    return read
+
+
+def one_by_one(
+    step: Callable[[Array, Array, Array], tuple[Array, Array]],
+    embeds: Float[Array, "B A J D"],
+    fed: Float[Array, "B A one D"],
+    rotary: Array,
+) -> Float[Array, "B A J D"]:
+    """Return the hidden states of blocks whose tokens each read the state before them.
+
+    Args:
+      step: (embedding, state before, rotary positions) of a token -> (hidden state, the state that
+        the next token reads).
+      fed: The states before the blocks.
+    """
+    out = []
+    for i in range(embeds.shape[2]):
+        token = slice(i, i + 1)
+        hidden, fed = step(embeds[:, :, token], fed, rotary[..., token])
+        out.append(hidden)
+    return jnp.concatenate(out, axis=2)

@@ -24,8 +24,6 @@ class HeadRows(struct.PyTreeNode):
 
 def reads_as_text(config: KVHeadConfig, shown: np.ndarray) -> np.ndarray:
     """Return the slots of a row that are read unpooled: text, and images with pooling "none"."""
-    if config.fused:  # which reads none of the target's slots
-        return np.arange(0)
     return np.arange(len(shown)) if config.pooling == "none" else np.flatnonzero(shown < 0)
 
 

@@ -15,7 +15,7 @@ from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM, Lvlm
 from jaxspec.models.inputs import Pool, Shapes, Size, Slots
 from jaxspec.models.layers import INIT, Dense
-from jaxspec.models.vision import VisionTower
+from jaxspec.models.lvlms.vision import VisionTower
 from jaxspec.typing import Array, Float
 
 

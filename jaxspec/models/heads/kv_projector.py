@@ -42,8 +42,7 @@ class KVProjector(nn.Module):
             )
 
         def pooled(name: str, x: Array) -> Array:
-            average = jnp.asarray(average_pooling(c))
-            matrix = average if c.pooling == "avgpool" else self.param(name, lambda _: average)
+            matrix = self.param(name, lambda _: jnp.asarray(average_pooling(c)))
             out = jnp.einsum(
                 "cn,BInKH->BIcKH", matrix.astype(x.dtype), x, preferred_element_type=wide(x.dtype)
             )

@@ -19,7 +19,7 @@ from jaxspec.config import Qwen3VisionConfig, Qwen3VLConfig
 from jaxspec.models.decoder import CausalLM, Lvlm
 from jaxspec.models.inputs import Pool, Shapes
 from jaxspec.models.layers import INIT, Dense, Embed, LayerNorm, call_layer
-from jaxspec.models.qwen_vl import (
+from jaxspec.models.lvlms.qwen_vl import (
     EPSILON,
     PatchEmbed,
     QwenImages,

@@ -1,0 +1,61 @@
+"""Recognise the kind of a draft head by its files, also kinds that this library lacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.config import KVHeadConfig
+from jaxspec.config.heads.eagle3 import ARCHITECTURES, SPECULATORS
+
+_OTHER_KINDS = {
+    "dflash": "DFlash",
+    "dspark": "DSpark",
+    "p-?eagle": "P-EAGLE",
+    "medusa": "Medusa",
+    r"^mtp$": "MTP",
+    "eagle(?!-?3)": "EAGLE-1",
+}
+"""Patterns of lower-case names of architectures and speculators' types -> kind of the head."""
+_TENSORS_OF_KINDS = {
+    r"img_fc\.|imadpt\.": "ViSpec",
+    r"(medusa_head\.)?\d+\.\d+\.linear\.weight": "Medusa",
+}
+"""Patterns of tensors that a kind of head alone has."""
+
+
+def kind_of_head(
+    raw: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]] | None = None
+) -> str:
+    """Return the kind of draft head that files describe, such as "EAGLE-3"; "" for no known one.
+
+    The kinds that can be read are the names in `HEADS`.
+
+    EAGLE-3 heads are known by their names, by `draft_vocab_size` or by their tensors: some trainers
+    write their target's architecture and depth.
+
+    Args:
+      raw: config.json.
+      tensors: Shapes of the tensors, if they were listed.
+    """
+    if raw.get("model_type") == KVHeadConfig.model_type:
+        return "one-pass" if raw.get("parallel") is True else "KV"
+    stored = {name.removeprefix("model."): shape for name, shape in (tensors or {}).items()}
+    architectures = raw.get("architectures")
+    names = [*(architectures if isinstance(architectures, list) else ())]
+    names = [str(name).lower() for name in (*names, raw.get("speculators_model_type") or "")]
+    for pattern, kind in _OTHER_KINDS.items():
+        if any(re.search(pattern, name) for name in names):
+            return kind
+    for pattern, kind in _TENSORS_OF_KINDS.items():
+        if any(re.match(pattern, name) for name in stored):
+            return kind
+    ours = {name.lower() for name in (*ARCHITECTURES, *SPECULATORS)}
+    if ours & {*names} or "eagle3" in names or raw.get("draft_vocab_size") is not None:
+        return "EAGLE-3"
+    if "fc.weight" not in stored:
+        return ""
+    if any(name.endswith("hidden_norm.weight") for name in stored):
+        return "EAGLE-3"
+    return "EAGLE-1" if any(name.startswith("layers.0.") for name in stored) else ""

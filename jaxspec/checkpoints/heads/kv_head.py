@@ -1,0 +1,85 @@
+"""KV heads as files, also those that draft in one pass: a format of this library's own.
+
+`config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder of the head's
+layers (`text_config`, with its depth, head counts, rotary fields and draft vocabulary), how images
+are pooled, and the target: its place (`target_name`) and the hash of its configuration. All layers
+of the head read the rotated keys and values of the target's last layer, or of its `key_layers`.
+
+| tensor                                             | shape     | where                         |
+|----------------------------------------------------|-----------|-------------------------------|
+| `layers.i.{input,post_attention}_layernorm.weight` | [D]       | Llama's layers, as everywhere |
+| `layers.i.self_attn.{q,k,v,o}_proj.weight`         | [out, in] | (`.bias` where the target     |
+| `layers.i.mlp.{gate,up,down}_proj.weight`          | [out, in] | has one)                      |
+| `norm.weight`                                      | [D]       | before the target's own head  |
+| `kv_projector.{k,v}`                               | [k, n]    | pooling "linear"              |
+| `kv_projector.queries`                             | [k, K, H] | pooling "attention"           |
+| `slot_bias`                                        | [1]       | `slot_bias`                   |
+| `fc.weight`                                        | [D, 2 D]  | feature "last_hidden"         |
+| `masks`                                            | [J-1, D]  | `parallel`                    |
+| `markov_in`                                        | [D, r]    | `markov` r                    |
+| `markov_out`                                       | [r, V]    | `markov` r; V: tokens scored  |
+
+Embedding and output head are the target's and are not stored. `fc` reads a token's embedding and,
+behind it, the hidden state that the token was predicted from. EAGLE heads use the same names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoints.heads.kind import Kind, Server
+from jaxspec.config import KVHeadConfig
+from jaxspec.errors import InputError
+from jaxspec.models.vocabulary import first_words
+from jaxspec.typing import Params
+
+
+@dataclass(frozen=True)
+class KVHeadFiles(Kind[KVHeadConfig]):
+    """Read and write KV heads, by this library's own names."""
+
+    def written(
+        self,
+        config: KVHeadConfig,
+        tensors: dict[str, np.ndarray],
+        server: Server,
+        architectures: list[str] | None,
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return config.to_dict(), tensors
+
+    def exported(
+        self,
+        source: Path,
+        config: KVHeadConfig,
+        params: Params,
+        *,
+        target: str | None,
+        draft_vocabulary: int | None,
+        server: Server | None,
+    ) -> tuple[KVHeadConfig, Params]:
+        if server is not None:
+            advice = f"which {server} cannot serve; train an EAGLE-3 head"
+            raise InputError(f"{source}: a KV head, {advice}")
+        if target is not None:
+            raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
+        if draft_vocabulary is None:
+            return config, params
+        text = config.text_config
+        words = first_words(source, text.draft_vocabulary, draft_vocabulary)
+        config = replace(config, text_config=replace(text, draft_vocabulary=words))
+        if "markov_out" in params:
+            params = {**params, "markov_out": params["markov_out"][:, : len(words)]}
+        return config, params
+
+    def image_slots(self, config: KVHeadConfig) -> int | None:
+        return config.image_slots if config.pools else None
+
+    def facts(self, config: KVHeadConfig) -> dict[str, str]:
+        if not config.pools:
+            return {}
+        slots = f"{config.image_slots} an image, from {config.image_tokens} tokens"
+        return {"image slots": f"{slots} ({config.pooling})"}

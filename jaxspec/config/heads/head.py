@@ -1,0 +1,117 @@
+"""What all kinds of heads share: layers of their own, a target, and the length of their drafts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+from jaxspec.config.heads.target import target_hash
+from jaxspec.config.text import RotaryConfig, TextConfig
+from jaxspec.errors import InputError
+
+
+@dataclass(frozen=True)
+class HeadConfig(ABC):
+    """Describe a head's layers and target."""
+
+    text_config: RotaryConfig
+    """Its own layers, as a decoder."""
+    target_hash: str
+    """`target_hash` of the target's configuration; empty where the head's files lack it."""
+    target_name: str = ""
+    """Name of the target, for people."""
+    gamma: int = 5
+    """J: draft length of its training."""
+
+    title: ClassVar[str]
+    """Name of the kind, for people."""
+    free: ClassVar[tuple[str, ...]] = ("gamma", "target_name")
+    """Fields that may change when a trained head is trained on."""
+    model_type: ClassVar[str]
+    """Name of the kind in config.json, or its title where public files name none."""
+
+    @property
+    @abstractmethod
+    def target_states(self) -> tuple[int, ...] | None:
+        """Return the target's hidden states that it reads, as `KVCache.kept`, or None."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        """Return the configuration that a head's config.json describes."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entries of config.json."""
+
+    @abstractmethod
+    def _fitted(self, target: Any, text: TextConfig) -> Self:
+        """Return the configuration with the layers of this target that it reads.
+
+        text: The target's decoder.
+        """
+
+    def for_target(self, target: Any) -> Self:
+        """Return the configuration with the layers of this target that it reads.
+
+        Raises InputError for a target that the head was not made for.
+        """
+        digest = target_hash(target)
+        if self.target_hash and digest != self.target_hash:
+            raise InputError(
+                f"{self.title}: made for a target of configuration {self.target_hash}"
+                f"{self._named}, and this {target.model_type} is {digest}; "
+                "use the head's own target"
+            )
+        return self._fitted(target, getattr(target, "text_config", target))
+
+    @property
+    def _named(self) -> str:
+        """Return the target's name as a part of a sentence."""
+        return f" ({self.target_name})" if self.target_name else ""
+
+    def options(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+    @property
+    @abstractmethod
+    def reads(self) -> tuple[Any, ...]:
+        """Return what it reads of a target's pass in training; equal heads can share it."""
+
+    @property
+    @abstractmethod
+    def keeps_vocabulary(self) -> bool:
+        """Return whether its parameters have a fixed draft vocabulary."""
+
+    def started(self, trained: HeadConfig, words: tuple[int, ...], target: Any) -> Self:
+        """Return the configuration of a trained head that is trained on as this one says.
+
+        words: Its draft vocabulary; () keeps that of `trained`.
+
+        Raises InputError where the two differ in more than `free`.
+        """
+        if type(trained) is not type(self):
+            raise InputError(f"its kind is {trained.title!r}, the recipe's {self.title!r}")
+        vocabulary = trained.text_config.draft_vocabulary
+        if words not in ((), vocabulary) and trained.keeps_vocabulary:
+            raise InputError("has its own draft vocabulary; give --draft-vocabulary 0")
+        return self._started(trained, words or vocabulary, target)
+
+    def _started(self, trained: Self, words: tuple[int, ...], target: Any) -> Self:
+        config, stored = (
+            replace(each, text_config=replace(each.text_config, draft_vocabulary=words))
+            for each in (self, trained)
+        )
+        for name in (field.name for field in fields(config) if field.name not in self.free):
+            if (wanted := getattr(config, name)) != (has := getattr(stored, name)):
+                raise InputError(f"its {name} is {has!r:.60}, the recipe's {wanted!r:.60}")
+        return config
+
+
+def check_rotary(text: TextConfig) -> RotaryConfig:
+    """Return a target's decoder. Raises InputError for one without rotary keys."""
+    if not isinstance(text, RotaryConfig):
+        raise InputError(f"KV head: a {text.model_type} has no rotary keys; give another")
+    return text

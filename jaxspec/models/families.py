@@ -1,0 +1,177 @@
+"""The one lookup table: Hugging Face `model_type` -> configuration, module and file layouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
+
+from jaxspec.config import (
+    EagleConfig,
+    KVHeadConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaNextConfig,
+    LlavaOnevisionConfig,
+    MistralConfig,
+    ModelConfig,
+    OptConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3VLConfig,
+    QwenVLConfig,
+    TextConfig,
+)
+from jaxspec.errors import InputError
+from jaxspec.models.decoder import CausalLM
+from jaxspec.models.heads.eagle3 import FusedLM
+from jaxspec.models.inputs import ImageInputs
+from jaxspec.models.int8 import Weights, int8_params
+from jaxspec.models.lvlms.anyres import LlavaNextImages, LlavaOnevisionImages
+from jaxspec.models.lvlms.llava import Llava, LlavaImages, LlavaNext
+from jaxspec.models.lvlms.qwen3_vl import Qwen3Images, Qwen3VL
+from jaxspec.models.lvlms.qwen_vl import QwenImages, QwenVL
+from jaxspec.models.opt import OPT
+from jaxspec.typing import Array, Params
+
+
+@dataclass(frozen=True)
+class Family:
+    """Hold the classes and file layouts of a model type."""
+
+    config: type[ModelConfig]
+    module: Callable[[Any], nn.Module]
+    layouts: tuple[tuple[str, str], ...] = ()
+    """Regex rewrites, in order, from any known file layout to the names of the hub's files."""
+    images: type[ImageInputs] | None = None
+    """Reader of images for its tower; None for text models."""
+    tower: str = r"vision_tower/"
+    """Regex of the vision tower's parameters."""
+    title: str = ""
+    """Name for people."""
+    written: tuple[tuple[str, str], ...] = ()
+    """Regex rewrites from these names to those of files that are written, where they differ."""
+
+
+_LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
+"""Layouts of files saved from the model without its head."""
+_OPT_LAYOUTS = (
+    (r"^(?!model\.|decoder\.|lm_head\.)", "decoder."),
+    (r"^decoder\.", "model.decoder."),
+)
+_LLAVA_LAYOUTS = (
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head\.", "language_model.lm_head."),
+    (r"^model\.(vision_tower\.|multi_modal_projector\.|image_newline$)", r"\1"),
+    (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
+)
+_QWEN_VL_LAYOUTS = ((r"^model\.(visual\.)", r"\1"), (r"^model\.language_model\.", "model."))
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(LlamaConfig, CausalLM, _LLAMA_LAYOUTS, title="Llama, Vicuna"),
+    "mistral": Family(MistralConfig, CausalLM, _LLAMA_LAYOUTS, title="Mistral"),
+    "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen2, Qwen2.5"),
+    "qwen3": Family(Qwen3Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen3"),
+    "opt": Family(OptConfig, OPT, _OPT_LAYOUTS, title="OPT"),
+    "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages, title="LLaVA-1.5"),
+    "llava_next": Family(
+        LlavaNextConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaNextImages, title="LLaVA-NeXT (1.6)"
+    ),
+    "llava_onevision": Family(
+        LlavaOnevisionConfig,
+        LlavaNext,
+        _LLAVA_LAYOUTS,
+        LlavaOnevisionImages,
+        title="LLaVA-OneVision",
+    ),
+    "qwen2_5_vl": Family(
+        QwenVLConfig,
+        QwenVL,
+        _QWEN_VL_LAYOUTS,
+        QwenImages,
+        r"visual/(?!merger/)",
+        title="Qwen2.5-VL",
+    ),
+    "qwen3_vl": Family(
+        Qwen3VLConfig,
+        Qwen3VL,
+        _QWEN_VL_LAYOUTS,
+        Qwen3Images,
+        r"visual/(?!merger/|deepstack_merger_list)",
+        title="Qwen3-VL",
+        written=((r"^model\.", "model.language_model."), (r"^visual\.", "model.visual.")),
+    ),
+}
+
+
+def family_of(model_type: str) -> Family:
+    """Return the entry of a model type. Raises InputError for an unknown one."""
+    if model_type == KVHeadConfig.model_type:
+        raise InputError("config.json: a head, not a model; give it as a draft")
+    if model_type not in FAMILIES:
+        raise InputError(
+            f"config.json: model_type {model_type!r} is not supported; "
+            f"supported: {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[model_type]
+
+
+def build(config: ModelConfig) -> nn.Module:
+    """Return the (stateless, hashable) module of a configuration."""
+    if isinstance(config, EagleConfig):  # whose files name a Llama
+        return FusedLM(config)
+    return family_of(config.model_type).module(config)
+
+
+@partial(jax.jit, static_argnums=0)
+def init_params(config: ModelConfig, key: jax.Array) -> Params:
+    """Return random float32 parameters: normal(0, 0.02), norms at one."""
+    module: Any = build(config)
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    return module.init(key, tokens, **image_zeros(config, 1, 1))["params"]
+
+
+def abstract_params(
+    config: ModelConfig, dtype: DTypeLike = jnp.float32, weights: Weights | None = None
+) -> Params:
+    """Return shapes and dtypes of the parameters, with int8 `weights` or without; allocate none."""
+    tree = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), tree)
+    return tree if weights is None else jax.eval_shape(int8_params, tree)
+
+
+def text_params(config: ModelConfig, params: Params) -> Params:
+    """Return the decoder's parameters within a language model's or an LVLM's."""
+    return params if isinstance(config, TextConfig) else params.get("language_model", params)
+
+
+def split_tower(config: ModelConfig, params: Params) -> tuple[Params, Params]:
+    """Return the parameters that image features are made with, and all others."""
+    tower = re.compile(family_of(config.model_type).tower)
+    inside, rest = {}, {}
+    for path, leaf in flatten_dict(params, sep="/").items():
+        (inside if tower.match(path) else rest)[path] = leaf
+    return unflatten_dict(inside, sep="/"), unflatten_dict(rest, sep="/")
+
+
+def towers_alike(target: ModelConfig, draft: ModelConfig) -> bool:
+    """Return whether both have towers, of equal shapes, so that their weights can be equal."""
+    ours, theirs = (split_tower(config, abstract_params(config))[0] for config in (target, draft))
+    return bool(ours) and ours == theirs
+
+
+def image_zeros(config: ModelConfig, batch: int, tiles: int) -> dict[str, Array]:
+    """Return image inputs [B, U, ...] of blank tiles; none for a text model."""
+    images = family_of(config.model_type).images
+    shapes = images.shapes(config) if images else {}
+    return {
+        name: jnp.zeros((batch, tiles, *shape), dtype) for name, (shape, dtype) in shapes.items()
+    }

@@ -1,0 +1,45 @@
+"""A head's parameters: drawn, copied from its target, and borrowed from it while it drafts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxspec.models.vocabulary import head_kernel
+from jaxspec.typing import Params
+
+
+def joined(head: Params, target: Params, words: tuple[int, ...] = ()) -> Params:
+    """Return the head's parameters as a `CausalLM`, which borrows missing parts from the target.
+
+    Embedding and output head may be missing. With a draft vocabulary the output head has the
+    columns of its words, which `head` may hold.
+    """
+    target = target.get("language_model", target)
+    own = {
+        name: leaf
+        for name, leaf in head.items()
+        if name in ("norm", "embed_tokens") or name.startswith("layers_")
+    }
+    model = {"embed_tokens": target["model"]["embed_tokens"]} | own
+    if words or "lm_head" in head:
+        return {
+            "model": model,
+            "lm_head": head.get("lm_head") or {"kernel": head_kernel(target, words)},
+        }
+    return {"model": model} | ({"lm_head": target["lm_head"]} if "lm_head" in target else {})
+
+
+@partial(jax.jit, static_argnums=0)
+def drawn(head: nn.Module, key: jax.Array, *inputs: Any) -> Params:
+    """Return random parameters of a head's module, for the inputs of its training pass."""
+    return dict(head.init(key, *inputs)["params"])
+
+
+def in_float32(params: Params) -> Params:
+    """Return a copy of parameters in float32."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)

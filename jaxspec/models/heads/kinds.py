@@ -1,0 +1,36 @@
+"""The table of heads' modules: configuration -> module."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+
+from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, OnePassConfig
+from jaxspec.models.heads.eagle3 import Eagle3Head
+from jaxspec.models.heads.kv_head import KVHead
+from jaxspec.models.heads.one_pass import OnePassHead
+from jaxspec.typing import Params
+
+MODULES: dict[type[HeadConfig], Any] = {
+    KVHeadConfig: KVHead,
+    OnePassConfig: OnePassHead,
+    Eagle3Config: Eagle3Head,
+}
+
+
+def module_of(config: HeadConfig) -> Any:
+    """Return the (stateless, hashable) module of a head."""
+    return MODULES[type(config)](config)
+
+
+def init_head(config: HeadConfig, target: Params | None, key: jax.Array) -> Params:
+    """Return initial parameters, float32: random, or copied from the target as far as they fit."""
+    return module_of(config).initial(target, key)
+
+
+@cache
+def abstract_head(config: HeadConfig) -> Params:
+    """Return the shapes of the parameters; nothing is allocated."""
+    return jax.eval_shape(lambda: init_head(config, None, jax.random.key(0)))

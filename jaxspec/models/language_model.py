@@ -1,0 +1,166 @@
+"""`LanguageModel`: what all code calls of a text model or an LVLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache, TreeMask, init_cache
+from jaxspec.config import ModelConfig, TextConfig, text_config
+from jaxspec.models.families import build, family_of, text_params
+from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, merge, with_room
+from jaxspec.models.layers import apply
+from jaxspec.sharding import gather
+from jaxspec.typing import Array, Float, Int, Params
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Run a text model or an LVLM as pure functions of (parameters, inputs).
+
+    It is hashable, so it can be a static argument.
+    """
+
+    config: ModelConfig
+
+    @property
+    def text(self) -> TextConfig:
+        return text_config(self.config)
+
+    @property
+    def has_vision(self) -> bool:
+        """Return whether the model has a vision tower."""
+        return self._images is not None
+
+    def blended(self, pool: Pool | None) -> int:
+        """Return the number of feature rows that an image slot blends; 0 without images."""
+        return self._images.blended(pool) if self._images else 0
+
+    @property
+    def mrope(self) -> bool:
+        """Return whether images take other rotary positions than slots (M-RoPE)."""
+        return self._images is not None and self._images.mrope
+
+    @property
+    def _images(self) -> type[ImageInputs] | None:
+        return family_of(self.config.model_type).images
+
+    def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
+        """Return tower features of every tile of every row's images."""
+        return self._whole(params, "encode", **images)
+
+    def embed(
+        self,
+        params: Params,
+        rows: PromptRows,
+        features: Float[Array, "B U P E"] | None,
+        pool: Pool | None = None,
+    ) -> Float[Array, "B L D"]:
+        """Return prompt embeddings. Image slots show projected features, pooled for view P."""
+        stacked = 0 if isinstance(self.config, TextConfig) else self.config.stacked
+        embeds = with_room(self._text(params, "embed", rows.tokens), stacked)
+        if features is None or rows.sources is None:
+            return embeds
+        return merge(
+            embeds, self._whole(params, "project", features, pool), rows.sources, rows.blend
+        )
+
+    def prefill(
+        self,
+        params: Params,
+        embeds: Float[Array, "B L D"],
+        rows: PromptRows,
+        slots: int,
+        kept: tuple[int, ...] | None = None,
+    ) -> tuple[Float[Array, "B V"], KVCache]:
+        """Run right-padded prompts; return each one's next-token logits, and their cache.
+
+        Args:
+          slots: Slots of the cache.
+          kept: Hidden states that the cache keeps, see `KVCache`; None keeps none.
+        """
+        hidden, cache = self.read(params, embeds, rows, slots, kept)
+        last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
+        return gather(self.logits(params, last), "batch"), cache
+
+    def read(
+        self,
+        params: Params,
+        embeds: Float[Array, "B L D"],
+        rows: PromptRows,
+        slots: int,
+        kept: tuple[int, ...] | None = None,
+    ) -> tuple[Float[Array, "B L D"], KVCache]:
+        """Run right-padded prompts; return final-normed hidden states and the cache."""
+        batch, width, _ = embeds.shape
+        cache = init_cache(self.text, batch, slots, embeds.dtype, kept)
+        positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
+        hidden, cache = self._text(params, "hidden", embeds, positions, cache, width, rows.rotary)
+        shift = cache.shift if rows.shift is None else rows.shift
+        return hidden, cache.replace(length=rows.length, shift=shift)
+
+    def logits(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Return the scores of the next token, float32."""
+        return self._text(params, "logits", hidden)
+
+    def scores(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... words"]:
+        """Return the scores of the draft vocabulary, or of all tokens without one."""
+        return self._text(params, "scores" if self.text.draft_vocabulary else "logits", hidden)
+
+    def score(
+        self,
+        params: Params,
+        rows: PromptRows,
+        features: Float[Array, "B U P E"] | None,
+        pool: Pool | None = None,
+        slots: Int[Array, "B K"] | None = None,
+    ) -> Float[Array, "B K words"]:
+        """Return the next-token `scores` of tokens of right-padded rows, without a cache.
+
+        Training reads these.
+
+        Args:
+          slots: Slots of the tokens to score; None scores every token.
+        """
+        embeds = self.embed(params, rows, features, pool)
+        positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+        hidden, _ = self._text(params, "hidden", embeds, positions, None, None, rows.rotary)
+        if slots is not None:
+            hidden = jnp.take_along_axis(hidden, slots[..., None], axis=1)
+        return self.scores(params, hidden)
+
+    def extend(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        cache: KVCache,
+        tree: TreeMask | None = None,
+    ) -> tuple[Float[Array, "B T V"], KVCache]:
+        """Append T tokens, or nodes of a tree, to each row; return next-token logits and the cache.
+
+        On a mesh each device gets whole rows of logits. If the head's columns split them, drafts
+        would be split too, and each sum over the vocabulary would be a message.
+        """
+        logits, cache = self._text(params, "extend", tokens, cache, tree)
+        return gather(logits, "batch"), cache
+
+    def advance(
+        self,
+        params: Params,
+        embeds: Float[Array, "B T D"],
+        cache: KVCache,
+        tree: TreeMask | None = None,
+        scored: Int[Array, "B one"] | None = None,
+    ) -> tuple[Float[Array, "B T V"], KVCache]:
+        """Append T tokens with these embeddings, as `CausalLM.advance` does."""
+        logits, cache = self._text(params, "advance", embeds, cache, tree, scored)
+        return gather(logits, "batch"), cache
+
+    def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
+        return apply(build(self.config), params, *args, method=method, **images)
+
+    def _text(self, params: Params, method: str, *args: Any) -> Any:
+        return apply(build(self.text), text_params(self.config, params), *args, method=method)

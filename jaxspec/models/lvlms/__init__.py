@@ -1,0 +1,1 @@
+"""Models that read images: their towers, projectors, and readers of pictures."""

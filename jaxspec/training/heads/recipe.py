@@ -1,0 +1,110 @@
+"""Recipes of heads: a head for a target, and the stages that train it."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxspec.checkpoints.heads import load_head
+from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.model_card import model_name
+from jaxspec.config import Eagle3Config, HeadConfig
+from jaxspec.config.heads.kinds import new_head
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
+from jaxspec.models.families import text_params
+from jaxspec.models.heads.kinds import init_head
+from jaxspec.sharding import shardings
+from jaxspec.training.heads.anchors import Anchoring, HeadBatches
+from jaxspec.training.heads.loss import make_loss, read_target
+from jaxspec.training.heads.readings import KeptReadings
+from jaxspec.training.reading import iterate
+from jaxspec.training.recipes import DataSets, StagedRecipe, draft_words, open_sources, stage_data
+from jaxspec.training.signatures import model_signature
+from jaxspec.training.trainer import fit
+from jaxspec.typing import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe(StagedRecipe):
+    """Describe a head, for any target but OPT, and its training."""
+
+    head: dict[str, Any]
+    """Options of `new_head`."""
+    anchoring: Anchoring
+    start: str = ""
+    """Directory of a head of the same kind to train on; empty starts a fresh one."""
+    keep_readings: str = ""
+    """Folder to keep the target's passes in, D + 2 K H numbers a token; empty keeps none."""
+
+
+def train_head(
+    recipe: HeadRecipe, directory: Path, data: DataSets | None = None
+) -> tuple[HeadConfig, Params]:
+    """Train the stages one after the other, and return the head's configuration and parameters.
+
+    A stopped run goes on.
+
+    Args:
+      directory: Folder of the stages' folders; stage NAME writes to DIRECTORY/NAME.
+      data: Paths or samples of the data sets that are not under `runs/data`.
+
+    Raises InputError for targets and data that do not fit.
+    """
+    sources, first = open_sources(recipe.stages, data), recipe.stages[0].train
+    target = LoadedModel.load(
+        recipe.target, jnp.dtype(first.dtype), mesh=first.mesh.make(first.batch)
+    )
+    name = model_name(locate(recipe.target))
+    config = new_head(target.config, target_name=name, **recipe.head)
+    words = draft_words(recipe, sources, target)
+    if isinstance(config, Eagle3Config):  # whose files have the words in this order
+        words = tuple(sorted(words))
+    if recipe.start:
+        trained, head = load_head(recipe.start, jnp.float32)
+        try:
+            config = config.started(trained, words, target.config)
+        except InputError as error:
+            raise InputError(f"start {recipe.start}: {error}") from None
+    else:
+        config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
+        head = init_head(
+            config, text_params(target.config, target.params), jax.random.key(first.seed)
+        )
+
+    def places(mesh: Mesh) -> Params:
+        parts = {"head": head, "target": target.params}
+        return {name: shardings(target.config, part, mesh) for name, part in parts.items()}
+
+    readings = None
+    if recipe.keep_readings:
+        if jax.process_count() > 1:
+            raise InputError("keep_readings: works in one process alone; leave it out")
+        read = jax.jit(partial(read_target, target.model), static_argnums=2)
+        reads = config.reads, first.dtype
+        name = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()
+        readings = KeptReadings(
+            lambda batch: read(target.params, batch, config), Path(recipe.keep_readings, name[:16])
+        )
+    loss_fn = make_loss(target.model, config, recipe.anchoring)
+    for stage in recipe.stages:
+        conversations, inputs = stage_data(recipe, stage, sources, target, target)
+        inputs |= {"head": config.options(), "anchoring": asdict(recipe.anchoring)}
+        if recipe.start:
+            inputs["start"] = model_signature(recipe.start)
+        batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed, readings)
+        train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
+        params = {"head": head, "target": target.params}
+        out = directory / stage.name
+        ahead = iterate(conversations, train.steps, batches, recipe.unlearned)
+        with closing(ahead):
+            head = fit(train, params, loss_fn, ahead, out, places=places, inputs=inputs)["head"]
+    return config, head
