@@ -14,6 +14,8 @@ from pathlib import Path
 
 from eval.lib.tables import put_between
 
+from configs.published.ibed import POOLED
+
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
@@ -51,8 +53,6 @@ SWEEP = f"{TOGETHER} cos --sets humaneval gsm8k --limit 8"
 LAMBDA = "lambda:0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 TRAIN = "python -m train.recipe"
 
-POOLED = {144: "P144", 36: "P36", 9: "P9", 1: "P1"}
-"""View of IbED's pooled drafts, by the tokens that an image is for them."""
 DRAFTS = " ".join(f'"pool ({n}, ft)=runs/train/pooled_{n}/hf:{view}"' for n, view in POOLED.items())
 
 DRAWN = "drawings, no measurement"

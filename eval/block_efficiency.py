@@ -26,6 +26,7 @@ from eval.lib.config import EvalConfig
 from eval.lib.figures import draw_all
 from eval.lib.loading import by_reason, load_models
 from eval.lib.page import ASKED, SHOWN, write_html
+from eval.lib.published import papers_of, sources
 from eval.lib.regret import measure_regret
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
@@ -100,9 +101,10 @@ def block_efficiency_table(
     rows = without_failed(rows, failed, "dataset", "turn", "row")
     papers = [
         paper
-        for paper in config.published
-        if paper.is_of(config) and set(paper.numbers) & set(config.turns)
+        for paper in papers_of(config, config.published)
+        if set(paper.numbers) & set(config.turns)
     ]
+    forms = {row.name: row for row in config.rows}
 
     def over(field: str, group: Sequence[str] | None = None, cell: Cell = number) -> Column:
         """Return a column: the mean over sets, by default the sets of the line's turn."""
@@ -117,8 +119,9 @@ def block_efficiency_table(
     def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
         name, turn = label
         for paper in papers:
-            if numbers := paper.numbers.get(int(turn), {}).get(name):
-                yield (f"{name}, paper", turn), numbers
+            numbers = paper.numbers.get(int(turn), {}).get(name)
+            if numbers and forms[name] in paper.rows:
+                yield (f"{name}, {paper.suffix}", turn), numbers
 
     lines = [
         ((row.name, str(turn)), [r for r in rows if r["row"] == row.name and r["turn"] == turn])
@@ -135,7 +138,7 @@ def block_efficiency_table(
         f"Tokens a pass of the target (block efficiency), gamma {config.gamma}, temperature "
         f"{config.temperature:g}"
     )
-    notes = _notes(config, rows, failed, averages) + [f"paper: {paper.source}." for paper in papers]
+    notes = _notes(config, rows, failed, averages) + sources(config, papers)
     return pivot(title, ("views", "turn"), lines, columns, printed, notes)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from eval.lib.command_line import parse_command
 from eval.lib.figures import COLOURS, pyplot, save, stacked_axes
 from eval.lib.pairings import SWEEP, measure
+from eval.lib.published import papers_of, sources
 from eval.lib.quality import MEASURES, quality, rouge_scorer
 from eval.lib.report import Run
 from eval.lib.tables import Label, Record, Table, cell, failures, number, percent, pivot
@@ -77,15 +78,15 @@ def methods_table(
     config: CollaborativeEvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()
 ) -> Table:
     """Return a line per pairing, set and method."""
-    papers = [paper for paper in config.published if paper.is_of(config)]
+    papers = papers_of(config, config.published)
+    forms = {pairing.name: pairing for pairing in config.pairings}
 
     def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
         pairing, dataset, method = label
         for paper in papers:
-            numbers = paper.numbers[1].get(f"{pairing}, {method}", {})
-            if dataset in numbers:
-                named = pairing, dataset, f"{method}, paper"
-                yield named, {"whole calls": numbers[dataset]}
+            numbers = paper.numbers[1].get(f"{pairing}, {method}, {dataset}")
+            if numbers and forms[pairing] in paper.rows:
+                yield (pairing, dataset, f"{method}, {paper.suffix}"), numbers
 
     columns = {
         "gammas": _gammas,
@@ -94,6 +95,7 @@ def methods_table(
         "calls/token": cell("calls_per_token", _list),
         "predicted": cell("calls_per_token_predicted", _list),
         "tokens/s": cell("decode_tokens_per_second", number, 1),
+        "tokens/s, whole calls": cell("call_tokens_per_second", number, 1),
         **SPEEDS,
         "nats": cell("held_out_nats", number, 3),
         "quality": cell("quality", percent),
@@ -102,7 +104,7 @@ def methods_table(
     lines = [((row["pairing"], row["dataset"], row["row"]), row) for row in rows]
     notes = [
         *_methods_notes(config, rows),
-        *(f"paper: {paper.source}." for paper in papers),
+        *sources(config, papers),
         *failures(failed),
     ]
     labels = "models", "set", "method"
@@ -122,9 +124,9 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
         f"speeds of {min(config.timed, config.limit)} samples a set. Lists are of models, in their "
         "order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests; "
-        "whole calls: the same with prefill, as the paper's code counts. predicted, Thm.: calls "
-        "and speed-up of the exact law at the mean alphas; with times: with those of scoring "
-        "passes too.",
+        "whole calls: the same with prefill, as the paper's code counts. speculative: naive with "
+        "the bonus token, our reading of the paper's SD. predicted, Thm.: calls and speed-up of "
+        "the exact law at the mean alphas; with times: with those of scoring passes too.",
         "nats: of the reference answers' tokens under the combination, at temperature 1. quality: "
         f"of the answers to {config.limit} samples a set, decoded once, "
         f"{measures or 'which nothing judges'}. same: answers equal to standard collaborative "

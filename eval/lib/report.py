@@ -48,6 +48,7 @@ PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
 """Fields that rows measured by turns share; they are saved together, and measured again together if
 one of them failed."""
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
+NO_OPTIONS = ("out", "published", "scores", "cluster")
 FILES = (
     *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv"),
     "*-temperature-*.jsonl",
@@ -250,7 +251,7 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
         dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value)
     )
     found = json.loads(text.replace(f"{ASSETS.parents[1]}/", ""))
-    return {name: found[name] for name in found if name not in ("out", "published", "cluster")}
+    return {name: found[name] for name in found if name not in NO_OPTIONS}
 
 
 def write_results(
