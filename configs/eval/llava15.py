@@ -18,7 +18,7 @@ from configs.published import ibed, tabed
 
 config = EvalConfig(
     target=tabed.TARGET,
-    draft=tabed.DRAFT,
+    draft=(tabed.DRAFT,),
     rows=tabed.ROWS,
     captioner=tabed.CAPTIONER,
     sets=(*tabed.IN_DOMAIN, *tabed.OUT_OF_DOMAIN),

@@ -26,8 +26,7 @@ def published(size: str, text: str) -> tuple[Published, ...]:
     )
     settings = {
         "target": f"llava-hf/llava-1.5-{size}-hf",
-        "draft": f"runs/train/ft_llava{end}/hf",
-        "kv_head": f"runs/train/kv_llava15_{size}_paper/hf",
+        "draft": (f"runs/train/ft_llava{end}/hf", f"runs/train/kv_llava15_{size}_paper/hf"),
         "sets": SETS,
         "dtype": "bfloat16",
         "temperature": 0.0,

@@ -7,6 +7,8 @@ float16. Of the equal mixture MTCP the two contradict each other: PororoSV and V
 
 from __future__ import annotations
 
+from typing import Any
+
 from eval.lib.config import Variant
 from eval.lib.published import Published, read_numbers
 
@@ -115,7 +117,7 @@ _BLIPS = {
 }
 
 
-def _of(source: str, numbers: dict[str, dict[str, float]], suffix: str = "paper", **settings: str) -> Published:
+def _of(source: str, numbers: dict[str, dict[str, float]], suffix: str = "paper", **settings: Any) -> Published:
     return Published(f"IbED, {source}", _SETTINGS | settings, {1: numbers}, (*ROWS, *WEIGHT_ROWS), suffix=suffix)
 
 
@@ -132,13 +134,13 @@ MIXTURES = (
     _of("Tables 2, 3, 8 and 9, captions", _SHORT, captioner=CAPTIONER),
     _of("Tables 6 to 8, detailed captions", _LONG, captioner=LONG),
     *(_of("Table 6", numbers, captioner=place) for place, numbers in _BLIPS.items()),
-    _of("Table 13", _PRETRAINED, draft="JackFram/llama-68m"),
-    _of("Table 13, of its own draft; ours is by the recipe text_68m", _FINETUNED, draft="runs/train/text_68m/hf"),
+    _of("Table 13", _PRETRAINED, draft=("JackFram/llama-68m",)),
+    _of("Table 13, of its own draft; ours is by the recipe text_68m", _FINETUNED, draft=("runs/train/text_68m/hf",)),
     *(
         _of(
             "Table 5, of its own draft; ours is by the recipe pooled, which starts from the finished draft",
             {name: _POOLED[name]},
-            draft=f"runs/train/pooled_{tokens}/hf",
+            draft=(f"runs/train/pooled_{tokens}/hf",),
         )
         for tokens in POOLED
         for name in (f"pool ({tokens})",)

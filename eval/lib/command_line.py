@@ -98,7 +98,7 @@ def parse_command(
             f"preset {preset!r}: belongs to another script; use one of {_presets(kind)}"
         )
     parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
-    given = vars(defaults) | vars(options()) | {parts: (), "debug": False}
+    given = vars(defaults) | vars(options()) | {parts: (), "draft": (), "debug": False}
     # The configuration below checks its fields itself, since tyro would frame the messages.
     unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
     script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
@@ -123,6 +123,9 @@ def parse_command(
     for name in _DEBUG.keys() & values if values["debug"] else ():
         values[name] = min(_DEBUG[name], values[name])
     config = _fields_of(type(defaults), given | values)
+    if "draft" in config:
+        named = values["draft"] or defaults.draft  # a repeated option would add to the default
+        config["draft"] = tuple(name for name in named if name)
     if parts:
         config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
     if parts == "rows":
