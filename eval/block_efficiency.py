@@ -102,7 +102,11 @@ def block_efficiency_table(
     papers = [
         paper
         for paper in papers_of(config, config.published)
-        if set(paper.numbers) & set(config.turns)
+        if any(
+            row in paper.rows and row.name in paper.numbers.get(turn, {})
+            for row in config.rows
+            for turn in config.turns
+        )
     ]
     forms = {row.name: row for row in config.rows}
 

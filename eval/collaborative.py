@@ -78,7 +78,11 @@ def methods_table(
     config: CollaborativeEvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()
 ) -> Table:
     """Return a line per pairing, set and method."""
-    papers = papers_of(config, config.published)
+    papers = [
+        paper
+        for paper in papers_of(config, config.published)
+        if set(paper.rows) & set(config.pairings)
+    ]
     forms = {pairing.name: pairing for pairing in config.pairings}
 
     def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:

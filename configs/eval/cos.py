@@ -4,8 +4,8 @@ Pairs with a base model (Llama-2-7b, Llama-3.2-1B, llama-68m, OPT) are asked in 
 their chat form, where the released code asks all models in raw text. `naive` is what the paper calls without APF.
 `speculative` is our reading of its SD, naive with the bonus token. Of CoS and SD the paper prints the better of gamma 5
 and 1, of SD with three models too. Its raw speeds (Tables 5 and 6) give the same ratios, except that Table 5 swaps GSM8K
-and CNN/DM of the three Qwens, and that Table 6 has GSM8K's speed of plain OPT at temperature 0 for HumanEval too, which gives
-0.99 and 3.34 where Table 4 has 0.97 and 3.28. Its figures are sweeps, such as `--sweep lambda:0.1,0.3,0.5,0.7,0.9`. The
+and CNN/DM of the three Qwens, and that Table 6 repeats GSM8K's speed of plain OPT at temperature 0 for HumanEval: that
+gives 0.99 and 3.34, where Table 4 has 0.97 and 3.28. Its figures are sweeps, such as `--sweep lambda:0.1,0.5,0.9`. The
 paper does not say how many prompts it asks, with how many examples, and for how many tokens: 256 tokens are its
 released code's.
 """
@@ -134,9 +134,9 @@ config = CollaborativeEvalConfig(
     image_buckets=(0,),
     published=(
         Published(
-            "CoS, Tables 2 to 8, on an RTX 3090 (Llama, Vicuna on an A6000), of prompts, examples and dtype that it does "
-            "not name; its parallel form (WE-P, CD-P) has 0.39 to 0.82 of standard's speed; Table 5 swaps GSM8K and CNN/DM "
-            "of the three Qwens",
+            "CoS, Tables 2 to 8, on an RTX 3090 (Llama, Vicuna on an A6000), of prompts, examples and dtype that it "
+            "does not name; its parallel form (WE-P, CD-P) has 0.39 to 0.82 of standard's speed; Table 5 swaps GSM8K and "
+            "CNN/DM of the three Qwens",
             {"max_new_tokens": 256, "dtype": "bfloat16", "shots": ("gsm8k", "mmlu")},
             {1: {row: numbers for row, numbers in _NUMBERS.items() if numbers}},
             rows=_PAIRINGS,

@@ -29,6 +29,12 @@ class Published:
     suffix: str = "paper"
     """What follows the name of our row in the name of the paper's."""
 
+    @property
+    def columns(self) -> set[str]:
+        """Return the names of all columns."""
+        lines = (line for rows in self.numbers.values() for line in rows.values())
+        return {column for line in lines for column in line}
+
     def is_of(self, config: Any) -> bool:
         """Return whether the configuration has all the settings, with sets in any order."""
         unchanged = {n: v for n, v in UNCHANGED.items() if hasattr(config, n)}
