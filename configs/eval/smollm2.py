@@ -2,7 +2,7 @@
 
 python -m train.prompts --data path/to/data
 python -m eval.block_efficiency smollm2
-python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf
+python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf --draft jaxspec/assets/smollm2/kv_head
 """
 
 from __future__ import annotations

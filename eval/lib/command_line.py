@@ -15,7 +15,9 @@ from eval.lib.report import results_folder
 from eval.lib.sets import SETS, check_names
 from jaxspec.cluster import join_cluster
 from jaxspec.command import load_preset, parse_options, preset_names, script_name
+from jaxspec.decoding.drafts import HEAD
 from jaxspec.decoding.engine_config import capped_gamma
+from jaxspec.decoding.sources.lookup import LOOKUP
 from jaxspec.errors import InputError, nearest
 from jaxspec.prompts.views import is_view
 
@@ -151,7 +153,11 @@ def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[An
     known = {part.name: part for part in parts}
     for name in names:
         views = tuple(name.split(","))
-        if kind == "rows" and name not in known and all(map(is_view, views)):
+        if (
+            kind == "rows"
+            and name not in known
+            and all(name in (HEAD, LOOKUP) or is_view(name) for name in views)
+        ):
             known[name] = Variant(name, views)
         if name not in known:
             raise InputError(

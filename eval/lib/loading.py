@@ -70,11 +70,12 @@ def measurable(
 def _are_heads(drafts: Sequence[str]) -> set[bool]:
     """Return whether heads, models or both are among drafts; both where one cannot be read."""
     with suppress(InputError):  # `check_files` reports it
-        return {
-            not name.startswith(SYNTHETIC) and is_head(locate(name, wanted=("config.json",)))
-            for name in drafts
-        }
+        return set(map(_is_head, drafts))
     return {False, True}
+
+
+def _is_head(name: str) -> bool:
+    return not name.startswith(SYNTHETIC) and is_head(locate(name, wanted=("config.json",)))
 
 
 def by_reason(reasons: Mapping[str, str]) -> list[str]:
@@ -162,9 +163,10 @@ def load_models(config: EvalConfig) -> Loaded:
             raise InputError("target_weights: recorded answers have none; leave it out")
         if config.adapter is not None:
             raise InputError("adapter: recorded answers take none; leave it out")
-        if len(config.draft) != 1:
-            raise InputError(f"draft: {len(config.draft)} for recorded answers; give one model")
-        draft = load_model(config.draft[0], config.dtype, config.tiles)
+        models = [name for name in config.draft if not _is_head(name)]
+        if len(models) != 1:
+            raise InputError(f"draft: {len(models)} models for recorded answers; give one")
+        draft = load_model(models[0], config.dtype, config.tiles)
         path = local_path(config.target.removeprefix(REPLAY))
         target: LoadedModel = RecordedTarget.read(path, draft)
         drafts: tuple[LoadedDraft, ...] = (draft,)

@@ -160,7 +160,7 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
     closed.close()
     assert Engine(target, [head, draft]).assembly.mixture.names == ("M", "head")
     wrong: list[tuple[str, Callable[[], Any]]] = [
-        ("views: M,T: no draft model is shown them", lambda: Engine(target, config=CONFIG)),
+        ("views: M,T need a draft model", lambda: Engine(target, config=CONFIG)),
         ("draft: no view shows the model a prompt", lambda: Engine(target, draft, EngineConfig(views=()))),
         ("draft: 0 models and 2 heads; give at most one of each", lambda: Engine(target, [head, head])),
         ("views: 'lookup,M'; name lookup once, behind", lambda: EngineConfig(views=("lookup", "M"))),

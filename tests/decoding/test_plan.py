@@ -73,7 +73,7 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
     [
         (["--chips", "h1000"], "--chips: unknown chip 'h1000'; did you mean 'h100'?"),
         (["--train", "8"], "--train: 8 samples teach a draft model; give it alone"),
-        (["--views", "M"], "views: M: no draft model is shown them; give one, or leave them out"),
+        (["--views", "M"], "views: M need a draft model; give one, or leave them out"),
         (["--draft", "{}", "--draft", "{}"], "draft: 2 models and 0 heads; give at most one of each"),
     ],
 )
