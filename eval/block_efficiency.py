@@ -168,7 +168,7 @@ def _notes(
         f"{devices}. Plain means: {'; '.join(groups)}.",
         f"{TIMES if config.times else ''}identical: share of answers equal to plain decoding "
         "token for token.",
-        *remarks(config.sets),
+        *remarks(config.sets, config.turns),
     ]
     if config.each_follow_up and 2 in config.turns:
         kinds = ", ".join(config.follow_ups)
