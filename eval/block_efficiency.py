@@ -24,6 +24,7 @@ from eval.lib.command_line import parse_command
 from eval.lib.comparison import compare
 from eval.lib.config import EvalConfig
 from eval.lib.figures import draw_all
+from eval.lib.intervals import check_row, interval_table
 from eval.lib.loading import by_reason, load_models
 from eval.lib.page import ASKED, SHOWN, write_html
 from eval.lib.published import papers_of, sources
@@ -36,6 +37,7 @@ from eval.lib.tables import (
     Record,
     Table,
     failures,
+    has,
     mean,
     mean_over,
     number,
@@ -58,6 +60,8 @@ Column = Callable[[Sequence[Record]], str]
 class Options:
     out: Path = Path("runs/eval/PRESET")
     """Directory for results.json, records.jsonl, table.md, report.html and figures."""
+    against: str = ""
+    """A row, such as M, against which the table of intervals compares the others."""
     regret: bool = False
     """Also replay each mixing row's weighting on the target's answers, against the best fixed
     weights in hindsight."""
@@ -66,6 +70,7 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures tokens a pass (block efficiency) of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
+    check_row(options.against, [row.name for row in config.rows])
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         models = load_models(config)
@@ -76,15 +81,29 @@ def main(args: Sequence[str] | None = None) -> None:
             [r for r in found if "batch" in r] for found in (run.rows, run.records)
         )
         parts = compare(config, plain, models.engines(config), run.rows)
-        run.collect(parts, lambda: [block_efficiency_table(config, run.rows, run.failed)])
+        run.collect(parts, lambda: tables(config, run, options.against))
         figures = draw_all(config, run.rows, run.records, run.folder)
         page = run.folder / "report.html"
         write_html(page, run.about, run.tables[0], figures, run.records, _asked(config))
         if options.regret:
-            table = block_efficiency_table(config, run.rows, run.failed)
+            own = tables(config, run, options.against)
             rows, records = measure_regret(config, models)
             run.add(rows, records)
-            run.write(table, *regret_tables(config, rows))
+            run.write(*own, *regret_tables(config, rows))
+
+
+def tables(config: EvalConfig, run: Run, against: str = "") -> list[Table]:
+    """Return the table of block efficiency, and that of its means with intervals."""
+    whole = block_efficiency_table(config, run.rows, run.failed)
+    if not run.rows:
+        return [whole]
+    sets = [name for name in config.sets if has(run.rows, dataset=name)]
+
+    def label(record: Record) -> Label:
+        return record["row"], str(record["turn"])
+
+    groups = averaged(config, sets)
+    return [whole, interval_table(run.records, label, ("views", "turn"), groups, against)]
 
 
 def block_efficiency_table(

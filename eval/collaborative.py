@@ -18,7 +18,8 @@ from pathlib import Path
 
 from eval.lib.command_line import parse_command
 from eval.lib.figures import COLOURS, pyplot, save, stacked_axes
-from eval.lib.pairings import SWEEP, measure
+from eval.lib.intervals import CYCLES, check_row, interval_table
+from eval.lib.pairings import METHODS, SWEEP, measure
 from eval.lib.published import papers_of, sources
 from eval.lib.quality import MEASURES, quality, rouge_scorer
 from eval.lib.report import Run
@@ -31,6 +32,8 @@ from jaxspec.command import input_errors, script_name
 class Options:
     out: Path = Path("runs/collaborative/PRESET")
     """Directory for results.json, records.jsonl, table.md and the figure."""
+    against: str = ""
+    """A method, such as naive, against which the table of intervals compares the others."""
     run_code: bool = False
     """Run the models' HumanEval programs against the tests. Nobody has read this code: it gets 5
     seconds, a gigabyte and, on Linux where possible, no network, but otherwise your rights. Run it
@@ -53,6 +56,7 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(
         Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
     )
+    check_row(options.against, METHODS)
     # Sets that cannot be read and a missing package fail here, before models load.
     for name in set(config.sets) & set(config.places):
         config.samples(name, config.limit)
@@ -62,16 +66,25 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         run.restore()
         parts = measure(config, partial(quality, run_code=options.run_code), run.rows)
-        run.collect(parts, lambda: tables(config, run))
+        run.collect(parts, lambda: tables(config, run, options.against))
         draw_sweep([row for row in run.rows if row["row"] == SWEEP], run.folder)
 
 
-def tables(config: CollaborativeEvalConfig, run: Run) -> list[Table]:
-    """Return the table of methods, and the sweep's table if there is a sweep."""
+def tables(config: CollaborativeEvalConfig, run: Run, against: str = "") -> list[Table]:
+    """Return the table of methods with its intervals, and the sweep's if there is a sweep."""
     rows, sweep = (
         [row for row in run.rows if (row["row"] == SWEEP) == swept] for swept in (False, True)
     )
-    return [methods_table(config, rows, run.failed), *([sweep_table(sweep)] if sweep else [])]
+
+    def label(record: Record) -> Label:
+        return record["row"], record["pairing"]
+
+    each = {name: (name,) for name in config.sets}
+    intervals = interval_table(
+        run.records, label, ("method", "models"), each, against, fields=CYCLES
+    )
+    whole = methods_table(config, rows, run.failed)
+    return [whole, intervals, *([sweep_table(sweep)] if sweep else [])]
 
 
 def methods_table(

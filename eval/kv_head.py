@@ -20,6 +20,7 @@ from typing import Any
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import Group, compare
 from eval.lib.config import EvalConfig, Variant
+from eval.lib.intervals import check_row, interval_table
 from eval.lib.loading import load_model, load_models, split_name, split_view
 from eval.lib.published import papers_of, sources
 from eval.lib.report import Run
@@ -42,6 +43,8 @@ class Options:
     text models."""
     untrained: bool = False
     """Also take parts from the preset's head without training it for their loss."""
+    against: str = ""
+    """A draft or head, against which the table of intervals compares the others."""
     gammas: tuple[int, ...] = (3, 5)
     """Drafted tokens a block."""
     out: Path = Path("runs/kv_head/PRESET")
@@ -65,6 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
             name: separate_draft(config, target, place)
             for name, place in map(split_name, options.baselines)
         }
+        check_row(options.against, [*(row.name for row in config.rows), *drafts, *heads])
         plain = Engine(target, None, config.plain())
 
         def parts() -> Iterator[Group]:
@@ -79,7 +83,18 @@ def main(args: Sequence[str] | None = None) -> None:
 
         run.restore()
         places = dict(map(split_name, (*options.heads, *options.baselines)))
-        run.collect(parts(), lambda: [draft_table(config, run.rows, run.failed, places)])
+
+        def tables() -> list[Table]:
+            whole = draft_table(config, run.rows, run.failed, places)
+            every = {"avg": config.sets}
+
+            def label(record: Record) -> Label:
+                return record["row"], str(record["gamma"])
+
+            names = "draft", "gamma"
+            return [whole, interval_table(run.records, label, names, every, options.against)]
+
+        run.collect(parts(), tables)
 
 
 COUNTS = {"alpha": "draft_acceptance_rate", "tau": "tokens_per_pass"}

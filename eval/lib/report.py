@@ -48,7 +48,7 @@ PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
 """Fields that rows measured by turns share; they are saved together, and measured again together if
 one of them failed."""
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
-NO_OPTIONS = ("out", "published", "scores", "cluster")
+NO_OPTIONS = ("out", "published", "scores", "cluster", "against")
 FILES = (
     *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv"),
     "*-temperature-*.jsonl",
