@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxspec.checkpoints.directories import without_torch
 from jaxspec.checkpoints.eyes import EYES, smollm2_eyes
 from jaxspec.checkpoints.gguf_files import SMOLLM2, converted, smollm2
-from jaxspec.errors import InputError, reading
+from jaxspec.errors import InputError, check_path, reading
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
 """Patterns of a checkpoint's files besides its weights."""
@@ -26,6 +26,7 @@ def locate(
     Args:
       wanted: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
+    check_path("checkpoint", path_or_id)
     path = Path(path_or_id).expanduser()
     named = str(path_or_id) != ""  # as an unset variable gives; it would be the working directory
     if named and path.is_dir():

@@ -22,13 +22,14 @@ from rich.text import Text
 from jaxspec import __version__
 from jaxspec.checkpoints.eyes import EYES
 from jaxspec.checkpoints.gguf_files import SMOLLM2, smollm2_file, smollm2_install
-from jaxspec.cli.ask import clear, progress
+from jaxspec.cli.ask import progress
 from jaxspec.cli.race import PAGE, draw
 from jaxspec.data.images import as_png, load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
 from jaxspec.files import ASSETS, write_text
 from jaxspec.loading import load_draft
+from jaxspec.runtime import clear
 
 DRAFTED = "bold green"
 WIDTH = 48
