@@ -14,6 +14,8 @@ from pathlib import Path
 
 from eval.lib.tables import put_between
 
+from configs.published.ibed import POOLED
+
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
@@ -51,8 +53,6 @@ SWEEP = f"{TOGETHER} cos --sets humaneval gsm8k --limit 8"
 LAMBDA = "lambda:0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 TRAIN = "python -m train.recipe"
 
-POOLED = {144: "P144", 36: "P36", 9: "P9", 1: "P1"}
-"""View of IbED's pooled drafts, by the tokens that an image is for them."""
 DRAFTS = " ".join(f'"pool ({n}, ft)=runs/train/pooled_{n}/hf:{view}"' for n, view in POOLED.items())
 
 DRAWN = "drawings, no measurement"
@@ -64,7 +64,10 @@ TABED = (
         needs="benchmarks, captioner, plots; 16 GB",
         what="views M, T, C, P, their static, random and learned mixtures; first turns, second turns, and second turns "
         "from NQ and GSM8K. POPE is the whole set, as in the released code (the text names the Lite subset); LLaVA-Bench "
-        "has the instruction that the text prints (the released code leaves it out); no system prompt, as in that code",
+        "has the instruction that the text prints (the released code leaves it out); no system prompt, as in that code. "
+        "Second turns are in that code's words; the first answer keeps its end token, which that code takes out. Random "
+        "weights are uniform on the simplex, where that code divides uniform numbers by their sum. The 1.74 and the 5 % "
+        "of the abstract are printed below the table",
         command=f"{TABLE} llava15\n"
         f"{TABLE} llava15 --turns 2 --follow-ups fact --out runs/eval/llava15_nq\n"
         f"{TABLE} llava15 --turns 2 --follow-ups sum --out runs/eval/llava15_gsm8k",
@@ -98,9 +101,11 @@ TABED = (
         figures=(5, 6, 9),
         needs="plots, captioner; 3 GB of captioners, other weights are random",
         what="in float16, as in the paper: T_q / T_p, a draft's pass over a target's; passes by rows (R views are R rows "
-        "of the draft), context and block length; tower and prefill by 1, 2 and 5 images, and BLIP's and Florence-2's "
-        "captions of them (torch runs both on the host); operations. T_q / T_p is measured at 1,024 slots; the paper's is "
-        "a mean over data sets; Figure 9 is drawn by the commands of Table 1 too",
+        "of the draft), context and block length, as numbers, where the paper draws lines; tower and prefill by 1, 2 and "
+        "5 images, without the decoding of Figure 9 and without its bars; BLIP's and Florence-2's captions of pages that "
+        "picturebook draws, in float32 (torch runs both on the host), where the paper captions photographs; operations, "
+        "where the column with attention counts 648 slots. T_q / T_p is measured at 1,024 slots; the paper's is a mean "
+        "over data sets",
         command=f"{PASSES} --parts passes images captions flops\n"
         + "\n".join(
             f"{LATENCY} {pair} --dtype float16 --parts passes"
@@ -111,38 +116,42 @@ TABED = (
     Line(
         tables=(12,),
         needs="benchmarks, quality; 15 GB",
-        what="the target's answers with and without images against the references, by ROUGE-L and METEOR: the paper names "
-        "no measure, and GPT-4o is not measured; also the draft's answers",
+        what="the target's answers with and without images against the references, by ROUGE-L and METEOR: the paper "
+        "names no measure, and GPT-4o is not measured; also the draft's answers",
         command=f"{QUALITY} llava15 --sets spot-the-diff magicbrush --text-only --out runs/quality/llava15_two",
         mini=f"{QUALITY} mini --sets spot brush --text-only --out runs/quality/mini_two",
     ),
     Line(
         tables=(15,),
         needs="train; 1 GB",
-        what="hyperparameters of the 68M and 160M drafts: the recipes have them",
+        what="hyperparameters of the 68M and 160M drafts: the recipes have them. The code that the paper names pads "
+        "images to squares and groups samples by modality; here images are cropped, and nothing is grouped",
         command=f"{TRAIN} llava15_68m\n{TRAIN} llava15_160m",
         mini=f"{TRAIN} mini_draft",
     ),
     Line(
         tables=(16,),
         needs="train; 1 GB",
-        what="hyperparameters of the OneVision draft: the recipe has them",
+        what="hyperparameters of the OneVision draft: the recipe has them, on the target's CLIP tower, one tile an "
+        "image, where OneVision has SigLIP and several",
         command=f"{TRAIN} onevision_68m",
     ),
     Line(
         tables=(17,),
         figures=(7,),
         needs="benchmarks, quality; 15 GB",
-        what="accuracy, ROUGE-L and METEOR of target and draft, with and without images, and answers; 100 questions a "
-        "set, where the paper does not say how many nor how they are asked",
-        command=f"{QUALITY} llava15 --sets ocrbench textcaps --text-only",
+        what="accuracy, ROUGE-L and METEOR of target and draft, with and without images, and answers; the digits are of "
+        "OCRBench's whole 1,000 questions; of TextCaps the paper does not say how many, nor how either is asked",
+        command=f"{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --out runs/quality/llava15_ocrbench\n"
+        f"{QUALITY} llava15 --sets textcaps --text-only --out runs/quality/llava15_textcaps",
         mini=f"{QUALITY} mini --sets read --text-only",
     ),
     Line(
         tables=(19, 20, 21, 22),
         needs="benchmarks, captioner, plots; 43 GB",
         what="LLaVA-NeXT read as one tile an image: 68M, 160M and OneVision drafts, the 13B; NQ and GSM8K as above. The "
-        "paper names float16; that the 160M draft ran in bfloat16 is in its released code",
+        "paper names float16; that the 160M draft ran in bfloat16 is in its released code. Table 21's rows name "
+        "LLaVA-1.5 160M, its caption LLaVA-OV 68M, which is taken here",
         command=f"{TABLE} llava_next_base\n"
         f"{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 --dtype bfloat16 --out runs/eval/llava_next_160m\n"
         f"{TABLE} llava_next_base --draft mjbooo/lvlm68m-ov --out runs/eval/llava_next_ov\n"
@@ -151,7 +160,8 @@ TABED = (
     Line(
         figures=(3, 4, 8),
         needs="benchmarks, plots; 15 GB",
-        what="weights from step to step, and answers: figures and `report.html`",
+        what="weights from step to step, and answers: figures and `report.html`. The paper shades the weights that would "
+        "have been accepted; here a block is green or red, by whether the drafts of the weights it used were",
         command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*" --out runs/eval/llava15_trace',
         mini=f"{TABLE} mini --trace",
     ),
@@ -164,7 +174,8 @@ IBED = (
         figures=(7,),
         needs="benchmarks, captioner, plots; 16 GB",
         what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures MT, MC, MTC, MTCP; in "
-        "float16, where the paper names no dtype, nor the splits of ChartQA, TextVQA and VQAv2",
+        "float16, where the paper names no dtype, nor the splits of ChartQA, TextVQA and VQAv2; `predicted` is the "
+        "speed-up of Table 1b. The mini command has neither MC and MTC nor pools to 36, 9 and 1",
         command=f"{TABLE} ibed",
         mini=f"{TABLE} mini_views",
     ),
@@ -191,7 +202,7 @@ IBED = (
         tables=(6, 7),
         needs="benchmarks, captioner, plots; 24 GB",
         what="captions, alone and in mixtures: next to the short ones of `ibed` Florence-2's detailed ones, BLIP's, "
-        "BLIP-2's",
+        "BLIP-2's; all in float32, BLIP's and BLIP-2's by their own defaults, as in TABED's released code",
         command=f"{TABLE} ibed --rows C MC MTC {LONG} --out runs/eval/ibed_detailed\n"
         f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base --out runs/eval/ibed_blip\n"
         f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip2-opt-2.7b --out runs/eval/ibed_blip2",
@@ -206,8 +217,9 @@ IBED = (
         tables=(10, 11),
         figures=(3, 9),
         needs="plots, captioner; 3 GB of captioners, other weights are random",
-        what="the draft's prefill by images, where the paper counts 200, 1200 and 2200 tokens, and its steps by rows: up "
-        "to 128, as 4 views of 32 rows, where the paper ends at 64; the paper names no dtype",
+        what="tower and prefill by images, without the decoding of Figure 3 and without its bars; the draft's prefill, "
+        "where the paper counts 200, 1200 and 2200 tokens, and its steps by rows: up to 128, as 4 views of 32 rows, "
+        "where the paper ends at 64; the paper names no dtype",
         command=f"{PASSES} --parts passes images captions flops",
         mini=f"{LATENCY} mini --parts passes images captions flops --captioners jax:jaxspec/assets/mini/captioner",
     ),
@@ -216,10 +228,10 @@ IBED = (
         figures=(10,),
         needs="benchmarks, quality; 15 GB",
         what="accuracy, ROUGE-L and METEOR of the target, the draft and the pooled drafts of Table 5, with and without "
-        "images, and answers; 100 questions a set in float16; the paper does not say how many, how they are asked "
-        "or in which dtype",
-        command=f"{QUALITY} llava15 --sets chartqa ocrbench textcaps --text-only --drafts {DRAFTS} "
-        "--out runs/quality/ibed",
+        "images, and answers, in float16; the digits are of 100 questions of ChartQA and the 1,000 of OCRBench; of "
+        "TextCaps the paper does not say how many, and of none how they are asked or in which dtype",
+        command=f"{QUALITY} llava15 --sets chartqa textcaps --text-only --drafts {DRAFTS} --out runs/quality/ibed\n"
+        f"{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --drafts {DRAFTS} --out runs/quality/ibed_ocrbench",
         mini=f'{QUALITY} mini --sets chart read --text-only --drafts "pool (ft)=runs/train/mini_pooled/hf:P" '
         "--out runs/quality/mini_three",
     ),
@@ -234,12 +246,23 @@ IBED = (
     Line(
         figures=(4, 5, 8, 11),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="answers, which tokens which view would have kept, and when: figures and `report.html`",
-        command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace",
+        what="answers, which tokens which view would have kept (Figure 5: of ChartQA), and when: figures and "
+        "`report.html`. Figure 11 has a panel for each set; here one has them all",
+        command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace\n"
+        f"{TABLE} ibed --trace --rows M T C --sets chartqa --out runs/eval/ibed_overlap",
         mini=f"{TABLE} mini --trace",
     ),
     Line(figures=(1, 2, 6), what=DRAWN, why="the method"),
 )
+
+
+ABLATIONS = {
+    "noprojector": ("- projector", "--head.pooling none"),
+    "noimage": ("- image KV", "--head.pooling drop"),
+    "notext": ("- text KV", "--head.no-reads-text"),
+    "nokv": ("- target's KV", "--head.pooling drop --head.no-reads-text"),
+}
+"""AASD's ablations: the row of each, and the options of the recipe that trains it."""
 
 
 def _head(size: str = "") -> str:
@@ -251,17 +274,20 @@ def _head(size: str = "") -> str:
     runs = {name: f"runs/train/{name}{end}" for name in ("ft_llava", "dt_llama", "dt_llava")}
     own = {name: f" --target {target} --runs {place}" if size else "" for name, place in runs.items()}
     start = f" --start {runs['ft_llava']}/hf" if size else ""
+    head = f"kv_llava15_{size or '7b'}_paper"
+    ablations = " ".join(f'"{row}=runs/train/{head}_{name}/hf"' for name, (row, _) in ABLATIONS.items())
     return "\n".join(
         [
-            f"{TRAIN} kv_llava15_{size or '7b'}_paper",
+            f"{TRAIN} {head}",
+            *(f"{TRAIN} {head} {how} --runs runs/train/{head}_{name}" for name, (_, how) in ABLATIONS.items()),
             *([] if size else [f"{TRAIN} ft_llama"]),
             f"{TRAIN} ft_llava{own['ft_llava']}",
             f"{asked} --name {answers[0]}",
             f"{asked} --temperature 1 --name {answers[1]}",
             f"{TRAIN} dt_llama{own['dt_llama']}{learned if size else ''}",
             f"{TRAIN} dt_llava{own['dt_llava']}{start}{learned if size else ''}",
-            f"{HEAD} aasd_{size or '7b'} --baselines FT-LLaMA=runs/train/ft_llama/hf DT-LLaMA={runs['dt_llama']}/hf "
-            f"DT-LLaVA={runs['dt_llava']}/hf",
+            f"{HEAD} aasd_{size or '7b'} --heads {ablations} --baselines FT-LLaMA=runs/train/ft_llama/hf "
+            f"DT-LLaMA={runs['dt_llama']}/hf DT-LLaVA={runs['dt_llava']}/hf",
         ]
     )
 
@@ -271,13 +297,16 @@ AASD = (
         tables=(1, 2),
         figures=(3, 4),
         needs="train, benchmarks; 40 GB",
-        what="the KV head, also without projector, image keys, text keys or all of the target's keys, against separate "
-        "drafts, finetuned (FT) and distilled on the target's answers (DT), [from scratch](recipes.md#aasds-drafts); "
-        "of the 7B, then of the 13B. The targets here are LLaVA-1.5's, the paper's those of 'Visual Instruction Tuning', "
-        "so that its numbers are of other models; bfloat16, 100 samples a set, 128 new tokens and greedy answers are "
-        "ours, as it names none of them. omega and delta are of whole calls, next to those of the decode loop",
+        what="the KV head, heads trained without projector, image keys, text keys or all of the target's keys, each for "
+        "as many steps (`--untrained` takes the same from the trained head instead), and separate drafts, finetuned (FT) "
+        "and distilled on the target's answers (DT), [from scratch](recipes.md#aasds-drafts); of the 7B, then of the "
+        "13B. The targets here are LLaVA-1.5's, the paper's those of 'Visual Instruction Tuning', so that its numbers "
+        "are of other models; bfloat16, 100 samples a set, 128 new tokens, greedy answers and the prompts (TABED's "
+        "instruction, COCO's 'Describe this image in detail.', ScienceQA without hints) are ours, as it names none of "
+        "them. omega and delta are of whole calls, next to those of the decode loop; its tau is not 1 + gamma alpha, "
+        "ours is",
         command=f"{_head()}\n{_head('13b')}",
-        mini=f"{HEAD} aasd",
+        mini=f"{HEAD} aasd --untrained",
     ),
     Line(figures=(1, 2), what=DRAWN, why="the method"),
 )
@@ -288,10 +317,14 @@ COS = (
         tables=(2, 3, 4, 5, 6, 7, 8),
         needs="benchmarks, quality, sentencepiece, torch; 95 GB",
         what="ensembles and contrast of models: standard, naive (without APF), speculative (SD) and CoS, each with draft "
-        "lengths 5 and 1, of which the paper prints the better; also how well they answer. Pairs with a base model are "
-        "asked in raw text, Qwen's in their chat form; bfloat16, 256 tokens and 8 timed prompts a set are ours, as the "
-        "paper names none; WE-P and CD-P are a bound below the table; CNN/DM is asked without the example of the "
-        "released code",
+        "lengths 5 and 1, of which the paper prints the better; also how well they answer. SD is naive with the bonus "
+        "token, our reading of the paper's words. Pairs with a base model are asked in raw text, Qwen's in their chat "
+        "form, where the released code asks all in raw text; its GSM8K has four examples of its own that think step by "
+        "step, its MMLU step-by-step ones, its CNN/DM 'Article / Highlights' with an example, and it asks 100 of a "
+        "shuffle. Here GSM8K has four rows of the training set, MMLU five without reasons, CNN/DM none, and the first "
+        "100 rows are asked. bfloat16, 256 tokens and 8 timed prompts a set are ours, as the paper names none; WE-P and "
+        "CD-P, which in the paper have 0.39 to 0.82 of standard's speed, are a bound below the table. Tables 5 and 6 are "
+        "whole calls",
         command=f"{TOGETHER} cos",
         mini=f"{TOGETHER} visual",
     ),
@@ -313,15 +346,16 @@ COS = (
     Line(
         figures=(6,),
         needs="benchmarks, sentencepiece, torch; 95 GB",
-        what="draft length of the smaller model, on 8 prompts a set and all pairs; the paper draws ensembles, Llama-3 and "
-        "Llama-2 and names no temperature",
+        what="draft length of the smaller model, on 8 prompts a set and all pairs; the paper draws ensembles, Llama-3 "
+        "and Llama-2 and names no temperature",
         command=f"{SWEEP} --sweep gamma:1,2,3,4,5 --out runs/cos_gamma",
         mini=f"{TOGETHER} visual --sweep gamma:1,2,3,4,5 --out runs/visual_gamma",
     ),
     Line(
         figures=(8,),
         needs="benchmarks, quality; 19 GB",
-        what="quality and speed of Llama-3's weighted ensemble over the weight of the smaller model",
+        what="quality and speed of Llama-3's weighted ensemble over the weight of the smaller model, at temperature 1, "
+        "which is ours: as a table; the figure has nats of the reference answers in place of quality",
         command=f'{TOGETHER} cos --pairings "Llama-3, T=1" --sweep {LAMBDA} --out runs/cos_quality',
         mini=f"{TOGETHER} synthetic",
     ),

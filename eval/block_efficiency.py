@@ -24,8 +24,10 @@ from eval.lib.command_line import parse_command
 from eval.lib.comparison import compare
 from eval.lib.config import EvalConfig
 from eval.lib.figures import draw_all
+from eval.lib.intervals import check_row, interval_table
 from eval.lib.loading import by_reason, load_models
 from eval.lib.page import ASKED, SHOWN, write_html
+from eval.lib.published import papers_of, sources
 from eval.lib.regret import measure_regret
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
@@ -35,6 +37,7 @@ from eval.lib.tables import (
     Record,
     Table,
     failures,
+    has,
     mean,
     mean_over,
     number,
@@ -58,6 +61,8 @@ Column = Callable[[Sequence[Record]], str]
 class Options:
     out: Path = Path("runs/eval/PRESET")
     """Directory for results.json, records.jsonl, table.md, report.html and figures."""
+    against: str = ""
+    """A row, such as M, against which the table of intervals compares the others."""
     regret: bool = False
     """Also replay each mixing row's weighting on the target's answers, against the best fixed
     weights in hindsight."""
@@ -66,6 +71,7 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures tokens a pass (block efficiency) of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
+    check_row(options.against, [row.name for row in config.rows])
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         models = load_models(config)
@@ -76,15 +82,29 @@ def main(args: Sequence[str] | None = None) -> None:
             [r for r in found if "batch" in r] for found in (run.rows, run.records)
         )
         parts = compare(config, plain, models.engines(config), run.rows)
-        run.collect(parts, lambda: [block_efficiency_table(config, run.rows, run.failed)])
+        run.collect(parts, lambda: tables(config, run, options.against))
         figures = draw_all(config, run.rows, run.records, run.folder)
         page = run.folder / "report.html"
         write_html(page, run.about, run.tables[0], figures, run.records, _asked(config))
         if options.regret:
-            table = block_efficiency_table(config, run.rows, run.failed)
+            own = tables(config, run, options.against)
             rows, records = measure_regret(config, models)
             run.add(rows, records)
-            run.write(table, *regret_tables(config, rows))
+            run.write(*own, *regret_tables(config, rows))
+
+
+def tables(config: EvalConfig, run: Run, against: str = "") -> list[Table]:
+    """Return the table of block efficiency, and that of its means with intervals."""
+    whole = block_efficiency_table(config, run.rows, run.failed)
+    if not run.rows:
+        return [whole]
+    sets = [name for name in config.sets if has(run.rows, dataset=name)]
+
+    def label(record: Record) -> Label:
+        return record["row"], str(record["turn"])
+
+    groups = averaged(config, sets)
+    return [whole, interval_table(run.records, label, ("views", "turn"), groups, against)]
 
 
 def block_efficiency_table(
@@ -101,9 +121,14 @@ def block_efficiency_table(
     rows = without_failed(rows, failed, "dataset", "turn", "row")
     papers = [
         paper
-        for paper in config.published
-        if paper.is_of(config) and set(paper.numbers) & set(config.turns)
+        for paper in papers_of(config, config.published)
+        if any(
+            row in paper.rows and row.name in paper.numbers.get(turn, {})
+            for row in config.rows
+            for turn in config.turns
+        )
     ]
+    forms = {row.name: row for row in config.rows}
 
     def over(field: str, group: Sequence[str] | None = None, cell: Cell = number) -> Column:
         """Return a column: the mean over sets, by default the sets of the line's turn."""
@@ -118,8 +143,9 @@ def block_efficiency_table(
     def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
         name, turn = label
         for paper in papers:
-            if numbers := paper.numbers.get(int(turn), {}).get(name):
-                yield (f"{name}, paper", turn), numbers
+            numbers = paper.numbers.get(int(turn), {}).get(name)
+            if numbers and forms[name] in paper.rows:
+                yield (f"{name}, {paper.suffix}", turn), numbers
 
     lines = [
         ((row.name, str(turn)), [r for r in rows if r["row"] == row.name and r["turn"] == turn])
@@ -136,7 +162,7 @@ def block_efficiency_table(
         f"Tokens a pass of the target (block efficiency), gamma {config.gamma}, temperature "
         f"{config.temperature:g}"
     )
-    notes = _notes(config, rows, failed, averages) + [f"paper: {paper.source}." for paper in papers]
+    notes = _notes(config, rows, failed, averages) + sources(config, papers)
     return pivot(title, ("views", "turn"), lines, columns, printed, notes)
 
 
@@ -162,7 +188,7 @@ def _notes(
         f"{devices}. Plain means: {'; '.join(groups)}.",
         f"{TIMES if config.times else ''}identical: share of answers equal to plain decoding "
         "token for token.",
-        *remarks(config.sets),
+        *remarks(config.sets, config.turns),
     ]
     if config.each_follow_up and 2 in config.turns:
         kinds = ", ".join(config.follow_ups)

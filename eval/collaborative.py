@@ -18,7 +18,9 @@ from pathlib import Path
 
 from eval.lib.command_line import parse_command
 from eval.lib.figures import COLOURS, pyplot, save, stacked_axes
-from eval.lib.pairings import SWEEP, measure
+from eval.lib.intervals import CYCLES, check_row, interval_table
+from eval.lib.pairings import METHODS, SWEEP, measure
+from eval.lib.published import papers_of, sources
 from eval.lib.quality import MEASURES, quality, rouge_scorer
 from eval.lib.report import Run
 from eval.lib.tables import Label, Record, Table, cell, failures, number, percent, pivot
@@ -30,6 +32,8 @@ from jaxspec.command import input_errors, script_name
 class Options:
     out: Path = Path("runs/collaborative/PRESET")
     """Directory for results.json, records.jsonl, table.md and the figure."""
+    against: str = ""
+    """A method, such as naive, against which the table of intervals compares the others."""
     run_code: bool = False
     """Run the models' HumanEval programs against the tests. Nobody has read this code: it gets 5
     seconds, a gigabyte and, on Linux where possible, no network, but otherwise your rights. Run it
@@ -52,6 +56,7 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(
         Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
     )
+    check_row(options.against, METHODS)
     # Sets that cannot be read and a missing package fail here, before models load.
     for name in set(config.sets) & set(config.places):
         config.samples(name, config.limit)
@@ -61,31 +66,44 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         run.restore()
         parts = measure(config, partial(quality, run_code=options.run_code), run.rows)
-        run.collect(parts, lambda: tables(config, run))
+        run.collect(parts, lambda: tables(config, run, options.against))
         draw_sweep([row for row in run.rows if row["row"] == SWEEP], run.folder)
 
 
-def tables(config: CollaborativeEvalConfig, run: Run) -> list[Table]:
-    """Return the table of methods, and the sweep's table if there is a sweep."""
+def tables(config: CollaborativeEvalConfig, run: Run, against: str = "") -> list[Table]:
+    """Return the table of methods with its intervals, and the sweep's if there is a sweep."""
     rows, sweep = (
         [row for row in run.rows if (row["row"] == SWEEP) == swept] for swept in (False, True)
     )
-    return [methods_table(config, rows, run.failed), *([sweep_table(sweep)] if sweep else [])]
+
+    def label(record: Record) -> Label:
+        return record["row"], record["pairing"]
+
+    each = {name: (name,) for name in config.sets}
+    intervals = interval_table(
+        run.records, label, ("method", "models"), each, against, fields=CYCLES
+    )
+    whole = methods_table(config, rows, run.failed)
+    return [whole, intervals, *([sweep_table(sweep)] if sweep else [])]
 
 
 def methods_table(
     config: CollaborativeEvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()
 ) -> Table:
     """Return a line per pairing, set and method."""
-    papers = [paper for paper in config.published if paper.is_of(config)]
+    papers = [
+        paper
+        for paper in papers_of(config, config.published)
+        if set(paper.rows) & set(config.pairings)
+    ]
+    forms = {pairing.name: pairing for pairing in config.pairings}
 
     def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
         pairing, dataset, method = label
         for paper in papers:
-            numbers = paper.numbers[1].get(f"{pairing}, {method}", {})
-            if dataset in numbers:
-                named = pairing, dataset, f"{method}, paper"
-                yield named, {"whole calls": numbers[dataset]}
+            numbers = paper.numbers[1].get(f"{pairing}, {method}, {dataset}")
+            if numbers and forms[pairing] in paper.rows:
+                yield (pairing, dataset, f"{method}, {paper.suffix}"), numbers
 
     columns = {
         "gammas": _gammas,
@@ -94,6 +112,7 @@ def methods_table(
         "calls/token": cell("calls_per_token", _list),
         "predicted": cell("calls_per_token_predicted", _list),
         "tokens/s": cell("decode_tokens_per_second", number, 1),
+        "tokens/s, whole calls": cell("call_tokens_per_second", number, 1),
         **SPEEDS,
         "nats": cell("held_out_nats", number, 3),
         "quality": cell("quality", percent),
@@ -102,7 +121,7 @@ def methods_table(
     lines = [((row["pairing"], row["dataset"], row["row"]), row) for row in rows]
     notes = [
         *_methods_notes(config, rows),
-        *(f"paper: {paper.source}." for paper in papers),
+        *sources(config, papers),
         *failures(failed),
     ]
     labels = "models", "set", "method"
@@ -122,9 +141,9 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
         f"speeds of {min(config.timed, config.limit)} samples a set. Lists are of models, in their "
         "order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests; "
-        "whole calls: the same with prefill, as the paper's code counts. predicted, Thm.: calls "
-        "and speed-up of the exact law at the mean alphas; with times: with those of scoring "
-        "passes too.",
+        "whole calls: the same with prefill, as the paper's code counts. speculative: naive with "
+        "the bonus token, our reading of the paper's SD. predicted, Thm.: calls and speed-up of "
+        "the exact law at the mean alphas; with times: with those of scoring passes too.",
         "nats: of the reference answers' tokens under the combination, at temperature 1. quality: "
         f"of the answers to {config.limit} samples a set, decoded once, "
         f"{measures or 'which nothing judges'}. same: answers equal to standard collaborative "

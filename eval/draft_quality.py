@@ -24,10 +24,11 @@ from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt, requests_of
 from eval.lib.config import EvalConfig
 from eval.lib.loading import load_model, load_models, split_name, split_view
+from eval.lib.published import Published, papers_of, sources
 from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from eval.lib.replay import engine_of
 from eval.lib.report import Run, progress
-from eval.lib.tables import Record, Table, has, mean, percent
+from eval.lib.tables import Record, Table, has, mean, number, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.samples import Sample
@@ -80,7 +81,8 @@ def main(args: Sequence[str] | None = None) -> None:
                 run.write(attributes_table(options.attributes, run.rows))
         else:
             parts = measure_quality(config, models, options.text_only, run.rows)
-            run.collect(parts, lambda: [quality_table(config, run.rows)])
+            places = dict(map(split_name, options.drafts))
+            run.collect(parts, lambda: [quality_table(config, run.rows, places)])
 
 
 def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:
@@ -190,9 +192,16 @@ def judge(sample: Sample, answer: str) -> dict[str, float | None]:
     )
 
 
-def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
-    """Return a line per model and measure, and a column per set."""
+def quality_table(
+    config: EvalConfig, rows: Sequence[Record], directories: Mapping[str, str] | None = None
+) -> Table:
+    """Return a line per model and measure, and a column per set.
+
+    Args:
+      directories: Places of --drafts, by name.
+    """
     header = ["model", "measure", *config.sets]
+    papers = papers_of(config, config.scores)
     cells = []
     for model in dict.fromkeys(row["model"] for row in rows):
         found = {row["dataset"]: row for row in rows if row["model"] == model}
@@ -202,6 +211,7 @@ def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
                 cells.append(
                     [model, metric, *("-" if v is None else f"{100 * v:.1f}" for v in values)]
                 )
+        cells += _printed(config, papers, model, directories or {})
     notes = [
         f"Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, "
         "in percent. accuracy: the answer holds an accepted one; rouge_l and meteor: the best "
@@ -209,7 +219,27 @@ def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
     ]
     if all(row["meteor"] is None for row in rows):
         notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")
+    asked = set(config.sets)
+    notes += sources(config, [one for one in papers if asked & one.columns])
     return Table("Quality of plain answers", header, cells, notes)
+
+
+def _printed(
+    config: EvalConfig, papers: Sequence[Published], model: str, directories: Mapping[str, str]
+) -> list[list[str]]:
+    """Return the papers' lines for a model: one for each measure."""
+    name = model.removesuffix(", text-only")
+    lines: dict[str, dict[str, float]] = {}
+    for paper in papers:
+        for row, numbers in paper.numbers[1].items():
+            of, _, metric = row.partition(": ")
+            if of == model and paper.places.get(name) == directories.get(name):
+                lines[metric] = lines.get(metric, {}) | numbers
+    return [
+        [f"{model}, paper", metric, *(number(line.get(name), 1) for name in config.sets)]
+        for metric, line in lines.items()
+        if set(line) & set(config.sets)
+    ]
 
 
 def _with_context(model: LoadedModel, positions: int) -> LoadedModel:

@@ -4,9 +4,10 @@
     python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
         --baselines FT-LLaVA=runs/ft_llava/hf LLaVA-text=runs/ft_llava/hf:T
 
-The lines are the preset's rows, the drafts of --baselines, the preset's own head, its ablations
-without retraining (no keys and values of images, of text, or of both; no projector), and the heads
-of --heads. Writes results.json, records.jsonl and table.md into --out.
+The lines are the preset's rows, the drafts of --baselines, the preset's own head, and the heads of
+--heads, such as ablations that are trained. --untrained adds the preset's head without its
+projector, or without keys and values of images, of text, or of both, not trained for the loss.
+Writes results.json, records.jsonl and table.md into --out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import Group, compare
 from eval.lib.config import EvalConfig, Variant
+from eval.lib.intervals import check_row, interval_table
 from eval.lib.loading import load_model, load_models, split_name, split_view
+from eval.lib.published import papers_of, sources
 from eval.lib.report import Run
 from eval.lib.sets import remarks
 from eval.lib.tables import Label, Record, Table, failures, mean_over, number, pivot
@@ -38,6 +41,10 @@ class Options:
     baselines: tuple[str, ...] = ()
     """NAME=DIRECTORY of drafts, or NAME=DIRECTORY:VIEW. The default view is M for LVLMs and T for
     text models."""
+    untrained: bool = False
+    """Also take parts from the preset's head without training it for their loss."""
+    against: str = ""
+    """A draft or head, against which the table of intervals compares the others."""
     gammas: tuple[int, ...] = (3, 5)
     """Drafted tokens a block."""
     out: Path = Path("runs/kv_head/PRESET")
@@ -45,7 +52,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures the preset's rows and head, its ablations, other heads and other drafts."""
+    """Measures the preset's rows and head, other heads and other drafts."""
     preset, config, options = parse_command(Options, __doc__, args)
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
@@ -54,13 +61,14 @@ def main(args: Sequence[str] | None = None) -> None:
         own = next((draft for draft in models.drafts if isinstance(draft, LoadedHead)), None)
         if own is None:
             raise InputError(f"preset {preset}: has no KV head; give one with --draft")
-        heads = ablations(own)
+        heads = {"KV head": own} | (ablations(own) if options.untrained else {})
         for name, path in map(split_name, options.heads):
             heads[name] = LoadedHead.load(path, target)
         drafts = {
             name: separate_draft(config, target, place)
             for name, place in map(split_name, options.baselines)
         }
+        check_row(options.against, [*(row.name for row in config.rows), *drafts, *heads])
         plain = Engine(target, None, config.plain())
 
         def parts() -> Iterator[Group]:
@@ -74,7 +82,19 @@ def main(args: Sequence[str] | None = None) -> None:
                 yield from compare(part, plain, engines, run.rows)
 
         run.restore()
-        run.collect(parts(), lambda: [draft_table(config, run.rows, run.failed)])
+        places = dict(map(split_name, (*options.heads, *options.baselines)))
+
+        def tables() -> list[Table]:
+            whole = draft_table(config, run.rows, run.failed, places)
+            every = {"avg": config.sets}
+
+            def label(record: Record) -> Label:
+                return record["row"], str(record["gamma"])
+
+            names = "draft", "gamma"
+            return [whole, interval_table(run.records, label, names, every, options.against)]
+
+        run.collect(parts(), tables)
 
 
 COUNTS = {"alpha": "draft_acceptance_rate", "tau": "tokens_per_pass"}
@@ -89,10 +109,19 @@ FIELDS = {
 """The same where passes are timed."""
 
 
-def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
-    """Return AASD's Table 1: a line per set and draft, columns for each draft length."""
+def draft_table(
+    config: EvalConfig,
+    rows: Sequence[Record],
+    failed: Sequence[Record] = (),
+    directories: Mapping[str, str] | None = None,
+) -> Table:
+    """Return AASD's Table 1: a line per set and draft, columns for each draft length.
+
+    Args:
+      directories: Places of --heads and --baselines, by name.
+    """
     gammas = sorted({row["gamma"] for row in rows})
-    papers = [paper for paper in config.published if paper.is_of(config)]
+    papers = papers_of(config, config.published)
     places = {name: (name,) for name in config.sets}
     places |= {"avg": config.sets} if len(config.sets) > 1 else {}
     lost = {(record["dataset"], record["row"]) for record in failed}
@@ -106,8 +135,10 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
 
     def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
         place, draft = label
+        where = (directories or {}).get(draft)
         for paper in papers if places[place] == config.sets else ():
-            if numbers := paper.numbers[1].get(draft):
+            numbers = paper.numbers[1].get(draft)
+            if numbers and where == paper.places.get(draft):
                 yield (place, f"{draft}, paper"), numbers
 
     lines = []
@@ -149,17 +180,22 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
             f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token "
             "for token."
         )
-    notes += [*(f"paper: {paper.source}." for paper in papers), *failures(failed)]
+    if any(row["row"].endswith(UNTRAINED) for row in rows):
+        notes.append("untrained: parts taken from the trained head, which was not trained for it.")
+    notes += [*sources(config, papers), *failures(failed)]
     labels = "set", "draft"
     return pivot("Drafts of one target: AASD's Table 1", labels, lines, columns, printed, notes)
 
 
+UNTRAINED = ", untrained"
+
+
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
-    """Return the head and its ablations, by name."""
+    """Return what is left of a KV head without some of its parts, by name."""
     config = own.config
     if not isinstance(config, KVHeadConfig):
-        return {"head": own}
-    heads = {"KV head": config}
+        return {}
+    heads = {}
     blind: dict[str, Any] = {"pooling": "drop", "slot_bias": False}
     if config.pools:
         heads["- image KV"] = replace(config, **blind)
@@ -168,7 +204,7 @@ def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
         heads["- text KV"] = replace(config, reads_text=False)
     if config.pools and config.reads_text:
         heads["- target's KV"] = replace(config, reads_text=False, **blind)
-    return {name: replace(own, config=config) for name, config in heads.items()}
+    return {name + UNTRAINED: replace(own, config=config) for name, config in heads.items()}
 
 
 def separate_draft(

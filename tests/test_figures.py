@@ -6,6 +6,13 @@ the same place help:
 
     <!-- derived: 1.8 = 1.98 / 1.09 -->    follows from figures of these tables
     <!-- cited: 1.25 1.5 -->               is no measurement of ours
+
+A line of a table of claims ends in a verdict, which follows from cells of the folders' tables:
+
+    <!-- claim: {views100: T / avg} > {views100: M / avg}; some {views100: T} > {views100: M} -->
+
+`holds` means that all of its parts are true, `fails` that none is, `partly` the rest. A cell names its folder, the labels
+of its line, and its column; `some` and `every` go over the columns of sets. Its figures are of these cells.
 """
 
 from __future__ import annotations
@@ -31,8 +38,14 @@ OTHERS = (
     "tpu.md",
 )  # sizes, versions and what the papers print
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.name not in OTHERS]
-FIGURE = re.compile(r"(?<![\w.-])(?<!Python )(?<!jax )(?<!transformers )(?<!` )(?<!arXiv )\d+\.\d+(?![\w.]*\d|-)")
+FIGURE = re.compile(
+    r"(?<![\w.-])(?<!Python )(?<!jax )(?<!transformers )(?<!` )(?<!arXiv )(?<!§)(?<!Corollary )\d+\.\d+(?![\w.]*\d|-)"
+)
 COMMENT = re.compile(r"<!-- (derived|cited): (.*?) -->")
+CLAIM = re.compile(r"<!-- claim: (.*?) -->")
+CELL = re.compile(r"\{(\w+): ([^}]*)\}")
+NO_SETS = {"views", "turn", "avg", "speed-up", "predicted", "identical"}
+COMPARED: dict[str, Any] = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 SIGNS: dict[type, Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -77,7 +90,7 @@ def is_known(figure: str, numbers: frozenset[float]) -> bool:
 
 
 def value(formula: str) -> float:
-    """Return what a formula of numbers, + - * / and brackets gives."""
+    """Return what a formula of numbers, + - * /, max, min and brackets gives."""
 
     def of(node: ast.expr) -> float:
         match node:
@@ -85,6 +98,9 @@ def value(formula: str) -> float:
                 return number
             case ast.BinOp(left, sign, right):
                 return SIGNS[type(sign)](of(left), of(right))
+            case ast.Call(ast.Name("max" | "min" as name), arguments):
+                parts = [one for part in arguments for one in (part.elts if isinstance(part, ast.Tuple) else [part])]
+                return (max if name == "max" else min)(map(of, parts))
         raise AssertionError(f"{formula}: give numbers and + - * /")
 
     return of(ast.parse(formula, mode="eval").body)
@@ -93,7 +109,7 @@ def value(formula: str) -> float:
 def unknown(page: str) -> list[str]:
     """Return the figures of a page's text that no result has, each with the line that it is in."""
     bad = []
-    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```.*?^```", "", CLAIM.sub("", page), flags=re.DOTALL | re.MULTILINE)
     for section in re.split(r"^(?=#)", text, flags=re.MULTILINE):
         for unit in re.split(r"\n\s*\n|\n(?=[-|] )", section):
             places = folders(unit) or folders(section)
@@ -112,6 +128,90 @@ def unknown(page: str) -> list[str]:
                 if figure not in explained and not is_known(figure, numbers):
                     bad.append(f"{figure} in {unit.strip()[:60]!r}, of {places}")
     return bad
+
+
+@cache
+def lines(folder: str) -> list[dict[str, str]]:
+    """Return the lines of a folder's tables, each by column."""
+    found: list[dict[str, str]] = []
+    header: list[str] = []
+    for line in (RESULTS / folder / "table.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        if not line.startswith("|"):
+            header = []
+        elif not header:
+            header = cells
+        elif not line.startswith("|-"):
+            found.append(dict(zip(header, cells, strict=True)))
+    return found
+
+
+def looked_up(folder: str, labels: list[str], column: str) -> str:
+    """Return a cell, a number or a list of numbers in brackets; exactly one line has all labels."""
+    (line,) = (one for one in lines(folder) if set(labels) <= set(one.values()) and column in one)
+    return f"({line[column]})"
+
+
+def judged(claim: str) -> tuple[str, frozenset[float]]:
+    """Return the verdict of a claim, and the numbers that it is of: its cells and the sides of its comparisons."""
+    used: set[float] = set()
+
+    def true(part: str, column: str | None) -> bool:
+        def cell(match: re.Match[str]) -> str:
+            labels = match[2].split(" / ") + ([column] if column else [])
+            text = looked_up(match[1], labels[:-1], labels[-1])
+            used.update(map(float, text.strip("()").split(", ")))
+            return text
+
+        left, sign, right = re.split(r" (>=|<=|>|<) ", CELL.sub(cell, part))
+        sides = value(left), value(right)
+        used.update(sides)
+        return COMPARED[sign](*sides)
+
+    def holds(part: str) -> bool:
+        quantifier, _, rest = part.partition(" ")
+        if quantifier not in ("some", "every"):
+            return true(part, None)
+        (folder, *_) = (match[1] for match in CELL.finditer(rest))
+        columns = [name for name in lines(folder)[0] if name not in NO_SETS]
+        return (any if quantifier == "some" else all)([true(rest, column) for column in columns])
+
+    joint = [[holds(one) for one in part.split(" and ")] for part in claim.split("; ")]  # all, for their numbers
+    parts = [all(part) for part in joint]
+    return "holds" if all(parts) else "partly" if any(parts) else "fails", frozenset(used)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name == "findings.md"], ids=lambda page: page.name)
+def test_verdicts_follow_from_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    claims = [line for line in text.splitlines() if CLAIM.search(line)]
+    assert len(claims) > 30
+    bad = []
+    for line in claims:
+        verdict, numbers = judged(CLAIM.findall(line)[0])
+        shown = CLAIM.sub("", line)
+        named = {name for name, _ in CELL.findall(CLAIM.findall(line)[0])}
+        told = shown.strip("| ").split("|")[-1].strip()
+        if told.split(",")[0] != verdict:
+            bad.append(f"{verdict}, not {told}: {shown}")
+        if set(folders(shown)) != named:
+            bad.append(f"folders {sorted(named)}, and the line names {folders(shown)}: {shown}")
+        cited = {figure for kind, told in COMMENT.findall(shown) if kind == "cited" for figure in told.split()}
+        figures = FIGURE.findall(re.sub(r"`[^`]*`", "`x`", COMMENT.sub("", shown)))
+        bad += [f"{one} in {shown}" for one in figures if one not in cited and not is_known(one, numbers)]
+    assert bad == []
+
+
+def test_a_verdict_follows_from_cells() -> None:
+    m, t = "{block_efficiency_mini_views100: M / avg}", "{block_efficiency_mini_views100: T / avg}"
+    assert judged(f"{m} > {t}")[0] == "holds"
+    assert judged(f"{t} > {m}")[0] == judged(f"{m} > {t} and {t} > {m}")[0] == "fails"
+    assert judged(f"{m} > {t}; {t} > {m}")[0] == "partly"
+    assert judged(f"{m} / {t} > 1.2") == ("holds", frozenset({3.79, 3.01, 3.79 / 3.01, 1.2}))
+    every = "{block_efficiency_mini_views100: M} > {block_efficiency_mini_views100: T}"
+    assert judged(f"some {every}")[0] == "holds"
+    assert judged(f"every {every}")[0] == "fails"  # without images they are equal
+    assert judged("max({collaborative_gsm8k: left + right / CoS, 1 each / calls/token}) < 0.63")[0] == "fails"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

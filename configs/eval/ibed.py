@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.config import Variant
-
 from configs.eval import llava15
 from configs.published import ibed
 
 config = replace(
     llava15.config,
-    rows=(
-        *(Variant(view, (view,)) for view in "MTC"),
-        *(Variant(f"pool ({tokens})", (f"P{tokens}",)) for tokens in (144, 36, 9, 1)),
-        *(Variant(views, tuple(views)) for views in ("MT", "MC", "MTC", "MTCP")),
-    ),
+    rows=ibed.ROWS,
     sets=(*ibed.ONE, *ibed.TWO, *ibed.FIVE),
     turns=(1,),
     averages=ibed.AVERAGES,

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.config import Variant
-
 from configs.eval import ibed
+from configs.published.ibed import WEIGHT_ROWS
 
-config = replace(
-    ibed.config,
-    rows=tuple(
-        Variant(f"{views} ({weight})", tuple(views), (weight, *(1.0 for _ in views[1:])))
-        for views in ("MT", "MC", "MTC", "MTCP")
-        for weight in (1, 2, 3, 4)
-    ),
-)
+config = replace(ibed.config, rows=WEIGHT_ROWS)

@@ -12,24 +12,14 @@ caption, a summary, a story. After five images the first passes the target's 409
 
 from __future__ import annotations
 
-from eval.lib.config import EvalConfig, Variant
+from eval.lib.config import EvalConfig
 
-from configs.published import tabed
+from configs.published import ibed, tabed
 
 config = EvalConfig(
     target=tabed.TARGET,
     draft=(tabed.DRAFT,),
-    rows=(
-        Variant("M", ("M",)),
-        Variant("T", ("T",)),
-        Variant("C", ("C",)),
-        Variant("P", ("P",)),
-        Variant("MT random", ("M", "T"), weighting="random"),
-        Variant("MT static", ("M", "T")),
-        Variant("MT*", ("M", "T"), weighting="mt-release"),
-        Variant("MTCP static", ("M", "T", "C", "P")),
-        Variant("MTCP*", ("M", "T", "C", "P"), weighting="mtcp-release"),
-    ),
+    rows=tabed.ROWS,
     captioner=tabed.CAPTIONER,
     sets=(*tabed.IN_DOMAIN, *tabed.OUT_OF_DOMAIN),
     follow_ups=tabed.FOLLOW_UPS,
@@ -39,6 +29,7 @@ config = EvalConfig(
     dtype="float16",
     averages=tabed.AVERAGES,
     published=tabed.VIEWS,
+    scores=(*tabed.SCORES, *ibed.SCORES),
     prompt_buckets=(1024, 2048, 4096),
     image_buckets=(1, 2, 5, 8),
 )

@@ -9,12 +9,7 @@ from configs.published import tabed
 
 config = replace(
     llava15.config,
-    rows=tuple(
-        replace(row, name=f"{row.name} {tree or 'chain'}", tree=tree)
-        for row in llava15.config.rows
-        if row.name in ("M", "T", "MT*")
-        for tree in (None, "2", "3:80")
-    ),
+    rows=tabed.TREE_ROWS,
     captioner=None,
     turns=(1,),
     published=tabed.TREES,

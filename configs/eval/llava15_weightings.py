@@ -15,9 +15,7 @@ from configs.published import tabed
 config = replace(
     llava15.config,
     rows=(
-        *(Variant(f"MT*, h = {h}", ("M", "T"), weighting=f"grid:measure=matches_kl,window={h}") for h in (1, 4, 16)),
-        Variant("MT*, h = ALL", ("M", "T"), weighting="mt-release"),
-        Variant("MT AdaBoost", ("M", "T"), weighting="adaboost"),
+        *tabed.WINDOW_ROWS,
         Variant("MT*, paper", ("M", "T"), weighting="mt-paper"),
         Variant("MTCP*, released", ("M", "T", "C", "P"), weighting="mt-release"),
         Variant("MTCP*, released, inverse KL", ("M", "T", "C", "P"), weighting="mtcp-release"),

@@ -164,6 +164,8 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
     """Columns of means and the sets of each; the default is one column over all sets."""
     published: tuple[Published, ...] = ()
     """Papers' numbers for these rows."""
+    scores: tuple[Published, ...] = ()
+    """Papers' scores of answers, by model and measure."""
 
     @property
     def pair(self) -> str:

@@ -1,7 +1,10 @@
 """Figures of a run, as PNG files. They need the `plots` extra; without it nothing is drawn.
 
-`stage_times` is TABED's Figure 9, `weight_trajectory` 3 and 4, `overlap` 5, and
-`accepted_over_time` is IbED's Figure 11.
+`stage_times` divides a block into drafting and verification, which no paper draws: TABED's Figure 9
+and IbED's Figure 3 divide an answer into tower, prefill and decoding, by images.
+`weight_trajectory` has the weights of TABED's Figures 3 and 4, and whether the drafts that they
+gave were accepted, where the papers shade all weights that would have been. `overlap` is IbED's
+Figure 5 and `accepted_over_time` its Figure 11, each of all sets of the run together.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from eval.lib.comparison import Group, error_line, first_prompt
 from eval.lib.loading import load_model
 from eval.lib.references import References, read_references
 from eval.lib.report import progress
-from eval.lib.tables import Record, has, mean
+from eval.lib.tables import Record, has, interval, mean
 from eval.lib.timing import interleaved, time_members
 from eval.lib.together import CollaborativeEvalConfig, Pairing
 from jaxspec.data.samples import Sample
@@ -291,7 +291,9 @@ class _Measurement:
                 "speedup_call": float(speed[1] / speeds[0, 1]),
             }
             rows[name] = self.place(name, programs[name]) | fields
-            rows[name] |= collaboration_metrics([answer.stats for answer in answers[name]])
+            stats = [answer.stats for answer in answers[name]]
+            low, high = interval(np.array([[one.emitted, one.verified] for one in stats]))
+            rows[name] |= collaboration_metrics(stats) | {"low": low, "high": high}
         return answers, rows
 
     def place(self, row: str, engine: Engine) -> Record:

@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+UNCHANGED = {"adapter": None, "target_weights": None, "width": None, "limit": 100}
+"""Values of fields that every paper's lines need, where its settings name no other."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Tokens a pass from one or more tables of a paper."""
+    """Numbers from one or more tables of a paper, and what they are of."""
 
     source: str
     """Names of the tables, for the line below ours."""
     settings: Mapping[str, Any]
-    """The paper's values of `EvalConfig` fields; other configurations do not show its numbers."""
+    """The paper's values of the configuration's fields; other configurations do not show its
+    numbers."""
     numbers: Mapping[int, Mapping[str, Mapping[str, float]]]
     """Numbers by turn, row, and column: a set, or one of `EvalConfig.averages`."""
+    rows: tuple[Any, ...] = ()
+    """The rows or pairings of the paper; others of the same names do not show its numbers."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Where the recipes leave the models that rows bring along, by row; others do not show its
+    numbers."""
+    suffix: str = "paper"
+    """What follows the name of our row in the name of the paper's."""
+
+    @property
+    def columns(self) -> set[str]:
+        """Return the names of all columns."""
+        lines = (line for rows in self.numbers.values() for line in rows.values())
+        return {column for line in lines for column in line}
 
     def is_of(self, config: Any) -> bool:
         """Return whether the configuration has all the settings, with sets in any order."""
+        unchanged = {n: v for n, v in UNCHANGED.items() if hasattr(config, n)}
         return all(
             _unordered(getattr(config, name)) == _unordered(value)
-            for name, value in self.settings.items()
+            for name, value in (unchanged | dict(self.settings)).items()
         )
+
+
+def papers_of(config: Any, published: Sequence[Published]) -> list[Published]:
+    """Return what is of this configuration."""
+    return [paper for paper in published if paper.is_of(config)]
+
+
+def sources(config: Any, papers: Sequence[Published]) -> list[str]:
+    """Return the notes below a table that shows these papers' numbers."""
+    copies = f"read from {', '.join(config.data)}" if config.data else ""
+    return [
+        *dict.fromkeys(f"paper: {paper.source}." for paper in papers),
+        *([f"Taken for the paper's sets: {copies}."] if papers and copies else []),
+    ]
 
 
 def _unordered(value: Any) -> Any:

@@ -50,6 +50,7 @@ PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
 """Fields that rows measured by turns share; they are saved together, and measured again together if
 one of them failed."""
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
+NO_OPTIONS = ("out", "published", "scores", "cluster", "against")
 INPUTS = (
     *("target", "draft", "kv_head", "adapter", "captioner", "captioners", "models", "tokenizer"),
     *("drafts", "heads", "baselines", "data", "shots", "images"),
@@ -311,9 +312,7 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that decide the results, with shipped files relative to the checkout."""
     text = json.dumps(_as_json(options)).replace(f"{ASSETS.parents[1]}/", "")
     deciding = json.loads(text)
-    return {
-        name: deciding[name] for name in deciding if name not in ("out", "published", "cluster")
-    }
+    return {name: deciding[name] for name in deciding if name not in NO_OPTIONS}
 
 
 def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Sets without second turns get the kinds of TABED's two-turn runs, under picturebook's names.
 `question` is the next sample's question, with its images; `caption`, `summary` and `story` are
-requests about the first turn; `fact` and `sum` take a question of NQ and of GSM8K. Where the paper
-does not print TABED's wording, the wording is this project's own.
+requests about the first turn; `fact` and `sum` take a question of NQ and of GSM8K. TABED does not
+print the wording; it is that of its released code (furiosa-ai/TABED, tabed/datamodules/dataset.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from picturebook import FOLLOW_UPS, SYNTHETIC_SETS, test_set
 MMSPEC = "mmspec"
 SETS = (*SYNTHETIC_SETS, *BENCHMARKS, MMSPEC)
 REQUESTS = {
-    "caption": "Write a detailed caption for {what}.",
-    "summary": "Sum up your previous answer.",
-    "story": "Write a long story for children that is built on what you have answered so far.",
+    "caption": "Provide a detailed caption for the provided image.",
+    "summary": "Summarize the previous answer.",
+    "story": "Can you use the previous responses to write a long story for children?",
 }
 SOURCES = {"fact": "nq", "sum": "gsm8k"}
 """Kinds that ask a question of another set, and that set's name in the registry."""
@@ -33,6 +33,9 @@ REMARKS = {
     "LMMs-Eval-Lite.",
     "llava-bench": "LLaVA-Bench is asked with the instruction to reason that TABED prints; its "
     "released code asks without.",
+    "scienceqa": "ScienceQA is asked its questions with images, with their options and without "
+    "their hints; AASD prints no prompt.",
+    "coco": "COCO is asked for a description in detail; AASD prints no prompt.",
 }
 """Remarks on a set, shown next to its numbers."""
 CHAT = (
@@ -40,9 +43,15 @@ CHAT = (
     "released code, without the system prompt that Vicuna has in haotian-liu/LLaVA."
 )
 
+AGAIN = (
+    "Second turns are in the words of TABED's released code. The first answer keeps its end token, "
+    "which that code takes out."
+)
+
 BORROWED = {
-    "fact": "{question}? Explain at length, with the reasons and the background.",
-    "sum": "{question} Explain the solution in detail, step by step.",
+    "fact": "{question}. Provide a comprehensive and detailed explanation, including the reasoning "
+    "and background information.",
+    "sum": "{question}. Provide a detailed explanation.\nLet's think step by step.",
 }
 
 
@@ -99,10 +108,12 @@ def read_prompts(path: Path) -> Iterator[Sample]:
     return own_samples(MMSPEC, path, labels=("topic", "category"))
 
 
-def remarks(names: Sequence[str]) -> list[str]:
+def remarks(names: Sequence[str], turns: Sequence[int] = (1,)) -> list[str]:
     """Return the sentences below tables of these sets, about how benchmarks are asked."""
+    if not set(names) & set(BENCHMARKS):
+        return []
     own = [REMARKS[name] for name in names if name in REMARKS]
-    return ([CHAT] if any(name in BENCHMARKS for name in names) else []) + own
+    return [CHAT, *([AGAIN] if 2 in turns else []), *own]
 
 
 def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) -> list[Sample]:
@@ -157,8 +168,7 @@ def add_follow_ups(
                 reference,
             )
         else:
-            what = "this image" if len(sample.images) == 1 else f"these {len(sample.images)} images"
-            turn = (REQUESTS[kind].format(what=what), "")
+            turn = (REQUESTS[kind], "")
         out.append(replace(sample, turns=(*sample.turns, turn)))
     return out
 

@@ -195,9 +195,11 @@ class LvlmCaptioner:
 
 @dataclass(frozen=True)
 class TransformersCaptioner:
-    """Run BLIP, BLIP-2 or Florence-2 in transformers with TABED's settings: 3 beams, no sampling.
+    """Run BLIP, BLIP-2 or Florence-2 in transformers, in float32.
 
-    Captions are decoded without special tokens and not processed further, as in TABED's release.
+    As in TABED's release, which runs them in float16, Florence-2 has 3 beams, no sampling and up to
+    1,024 tokens, and the others have their own defaults. Captions are decoded without special
+    tokens and not processed further.
     """
 
     kind: str
@@ -207,6 +209,14 @@ class TransformersCaptioner:
     task: str | None = None
     """Florence-2's task token."""
     max_new_tokens: int = 1024
+    """Most tokens of Florence-2's captions."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of `generate`."""
+        if self.kind != "florence2":
+            return {}
+        return {"num_beams": 3, "do_sample": False, "max_new_tokens": self.max_new_tokens}
 
     def __post_init__(self) -> None:
         if find_spec("torch") is None:
@@ -222,7 +232,7 @@ class TransformersCaptioner:
         name = f"{self.source} {self._path.name}"
         if Path(self.source).expanduser().is_dir():
             name = _fingerprint(self._path)
-        return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
+        return f"{self.kind} {name} {self.task} {self.settings}"
 
     def check(self) -> None:
         """Raise InputError if the configuration is missing or another model's; read no weights."""
@@ -260,9 +270,7 @@ class TransformersCaptioner:
         start = time.perf_counter()
         text = None if self.task is None else [self.task] * len(images)
         inputs = processor(images=images, text=text, return_tensors="pt")
-        ids = model.generate(
-            **inputs, num_beams=3, do_sample=False, max_new_tokens=self.max_new_tokens
-        )
+        ids = model.generate(**inputs, **self.settings)
         texts = processor.batch_decode(ids, skip_special_tokens=True)
         ms = 1e3 * (time.perf_counter() - start) / len(images)
         return [Caption(text.strip(), ms) for text in texts]

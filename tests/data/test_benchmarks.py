@@ -201,11 +201,12 @@ def test_follow_ups_go_through_the_kinds() -> None:
     question, caption, summary, story, fact, total = (s.turns[1] for s in second[:6])
     assert question == first[1].turns[0]
     assert second[0].images == ("00", "10")
-    assert "caption" in caption[0]
-    assert "answer" in summary[0]
-    assert "children" in story[0]
-    assert fact == ("Who wrote it? Explain at length, with the reasons and the background.", "Ann")
-    assert total[0].startswith("1+1? Explain")
+    assert caption[0] == "Provide a detailed caption for the provided image."
+    assert summary[0] == "Summarize the previous answer."
+    assert story[0] == "Can you use the previous responses to write a long story for children?"
+    reasons = "Provide a comprehensive and detailed explanation, including the reasoning and background information."
+    assert fact == (f"Who wrote it. {reasons}", "Ann")
+    assert total == ("1+1?. Provide a detailed explanation.\nLet's think step by step.", "2")
     assert second[6].images == ("60", "70")
     assert add_follow_ups(first, ("question",), {})[7].turns[1] == first[0].turns[0]  # the last asks the first's
     for s in second:

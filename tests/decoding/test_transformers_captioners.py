@@ -36,7 +36,7 @@ def test_captions_are_those_of_transformers_alone(name: str, tmp_path: Path) -> 
     path = make(tmp_path / name)
     captioner = TransformersCaptioner(kind, str(path), task, NEW)
     captions = captioner.caption(pages())
-    assert captioner.identity != TransformersCaptioner(kind, str(path), task).identity
+    assert (captioner.identity != TransformersCaptioner(kind, str(path), task).identity) == (kind == "florence2")
     assert len({caption.text for caption in captions}) > 1
 
     processor = transformers.AutoProcessor.from_pretrained(path, backend="pil")
@@ -44,7 +44,8 @@ def test_captions_are_those_of_transformers_alone(name: str, tmp_path: Path) -> 
     for image, caption in zip(pages(), captions, strict=True):
         asked = {"text": task} if task else {}
         inputs = processor(images=image, **asked, return_tensors="pt")
-        ids = model.generate(**inputs, num_beams=3, do_sample=False, max_new_tokens=NEW)
+        beams = {"num_beams": 3, "do_sample": False, "max_new_tokens": NEW} if kind == "florence2" else {}
+        ids = model.generate(**inputs, **beams)
         assert caption.text == processor.decode(ids[0], skip_special_tokens=True).strip()
 
 

@@ -39,7 +39,9 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"limit": 3, "held_out": 3, "timed": 1, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
     small = replace(preset, pairings=(pairing,), **sizes)
     monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: small)
-    collaborative.main(["gsm8k", "--data", f"gsm8k={world / 'asked.jsonl'}", "--out", str(world / "out")])
+    collaborative.main(
+        ["gsm8k", "--data", f"gsm8k={world / 'asked.jsonl'}", "--against", "standard", "--out", str(world / "out")]
+    )
 
     rows = json.loads((world / "out" / "results.json").read_text())["rows"]
     assert [row["row"] for row in rows] == ["standard", "naive", "speculative", "CoS", "sweep"]
@@ -54,6 +56,7 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert together <= sum(alone) / 2  # by convexity
     assert rows[4]["held_out_nats"] <= 0.2 * alone[0] + 0.8 * alone[1]
     assert "| one + other | gsm8k | CoS | 1,1 |" in (world / "out" / "table.md").read_text()
+    assert "| naive | one + other | gsm8k |" in (world / "out" / "table.md").read_text()
     assert "Prompts left out, as longer than a model's context: 1." in (world / "out" / "table.md").read_text()
     # All samples are answered by standard decoding and by CoS, and judged; the first alone by the others, for speed.
     assert [(row["samples"], row["quality"]) for row in rows] == [(2, 0.0), (1, None), (1, None), (2, 0.0), (2, 0.0)]

@@ -79,7 +79,9 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
         measure(tmp_path / "out", "--gamma", "3")
     with monkeypatch.context() as patch:
         breaking(patch, "M", "one", AssertionError("measured again"))
-        again = measure(tmp_path / "out")
+        again = measure(tmp_path / "out", "--against", "T")
+    assert "| views | turn | over | tokens a pass | 95 % | more than T |" in (tmp_path / "out" / "table.md").read_text()
+    assert all(row["low"] <= row["tokens_per_pass"] <= row["high"] for row in again["rows"])
     assert measured(again) == measured(straight)
     assert {row["row"]: row["target_ms"] for row in again["rows"][:3]} == {
         row["row"]: row["target_ms"] for row in again["rows"][-3:]

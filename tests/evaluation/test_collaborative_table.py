@@ -37,24 +37,56 @@ def row_of(pairing: str, dataset: str, name: str) -> Record:
         ("decode_tokens_per_second", "speedup_measured", "speedup_predicted", "held_out_nats", "speedup_call"), 1.0
     )
     known |= dict.fromkeys(("speedup_predicted_with_verify", "speedup_parallel_at_most"), 1.0)
-    known |= {"left_out": 0, "method": "naive", "gammas": [5], "default_proposer": 0, "device": "cpu"}
+    known |= {
+        "call_tokens_per_second": 9.0,
+        "left_out": 0,
+        "method": "naive",
+        "gammas": [5],
+        "default_proposer": 0,
+        "device": "cpu",
+    }
     return known | {"pairing": pairing, "dataset": dataset, "row": name}
 
 
 def test_every_number_is_of_a_pairing_and_a_method() -> None:
     (paper,) = COS.published
-    known = {f"{pairing.name}, {name}" for pairing in COS.pairings for name in METHODS}
+    known = {f"{pair.name}, {name}, {dataset}" for pair in COS.pairings for name in METHODS for dataset in COS.sets}
     assert paper.numbers[1].keys() <= known
-    assert {column for row in paper.numbers[1].values() for column in row} == set(COS.sets)
+    table = methods_table(COS, [row_of("Qwen 3B", "gsm8k", "CoS")])
+    assert paper.columns <= set(table.header)
+
+
+def test_raw_speeds_give_the_printed_ratios() -> None:
+    """But for two places that the preset names."""
+    (paper,) = COS.published
+    lines, bad = paper.numbers[1], set()
+    for row, line in lines.items():
+        if line.keys() == {"whole calls", "tokens/s, whole calls"}:
+            pairing, _, dataset = row.rsplit(", ", 2)
+            standard = lines[f"{pairing}, standard, {dataset}"]["tokens/s, whole calls"]
+            if abs(line["tokens/s, whole calls"] / standard - line["whole calls"]) > 0.0101:
+                bad.add(row)
+    swapped = {
+        f"Qwen 1.5B, three, {name}, {dataset}" for name in ("speculative", "CoS") for dataset in ("gsm8k", "cnn-dm")
+    }
+    assert bad - swapped == {f"OPT, T=0, {name}, humaneval" for name in ("speculative", "CoS")}
 
 
 def test_the_paper_s_line_stands_below_ours_at_its_length() -> None:
     rows = [row_of("Qwen 3B", "gsm8k", name) for name in ("standard", "naive", "CoS")]
     table = methods_table(COS, rows)
-    assert [line[2] for line in table.cells] == ["standard", "naive", "naive, paper", "CoS", "CoS, paper"]
-    at = list(table.header).index("whole calls")
-    assert [line[at] for line in table.cells] == ["1.00", "1.00", "1.32", "1.00", "1.52"]
-    assert any(note.startswith("paper: CoS, Tables 2,") for note in table.notes)
+    assert [line[2] for line in table.cells] == [
+        "standard",
+        "standard, paper",
+        "naive",
+        "naive, paper",
+        "CoS",
+        "CoS, paper",
+    ]
+    at, speed = (list(table.header).index(name) for name in ("whole calls", "tokens/s, whole calls"))
+    assert [line[at] for line in table.cells] == ["1.00", "-", "1.00", "1.32", "1.00", "1.52"]
+    assert [line[speed] for line in table.cells] == ["9.0", "49.02", "9.0", "-", "9.0", "74.52"]
+    assert any(note.startswith("paper: CoS, Tables 2 to 8") for note in table.notes)
     assert len(methods_table(replace(COS, max_new_tokens=8), rows).cells) == 3
 
 

@@ -67,9 +67,9 @@ def test_ablations_leave_out_what_the_head_reads() -> None:
     target, params = tiny.lvlm(16, 2, seed=0)
     head = LoadedHead(*tiny.kv_head(target, params))
     found = {name: one.config for name, one in ablations(head).items()}
-    assert [c.pooling for c in found.values()] == ["linear", "drop", "none", "linear", "drop"]
-    assert [c.reads_text for c in found.values()] == [True, True, True, False, False]
-    assert list(ablations(LoadedHead(replace(head.config, pooling="drop"), head.params))) == ["KV head", "- text KV"]
+    assert [c.pooling for c in found.values()] == ["drop", "none", "linear", "drop"]
+    assert [c.reads_text for c in found.values()] == [True, True, False, False]
+    assert list(ablations(LoadedHead(replace(head.config, pooling="drop"), head.params))) == ["- text KV, untrained"]
 
 
 @pytest.mark.parametrize("size", ["7b", "13b"])

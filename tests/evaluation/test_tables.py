@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
@@ -12,11 +12,17 @@ import pytest
 from configs.eval.llava15 import config as LLAVA15
 from configs.published import ibed, tabed_next
 from eval.block_efficiency import averaged, block_efficiency_table
+from eval.collaborative import methods_table
+from eval.draft_quality import quality_table
+from eval.kv_head import draft_table
 from eval.lib.config import EvalConfig
+from eval.lib.published import Published
 from eval.lib.tables import Record, Table
 from jaxspec.command import load_preset, preset_names
 from jaxspec.decoding.weighting import PRESETS, Grid, InverseErrorPower, parse_weighting
 from jaxspec.errors import InputError
+
+from tests.evaluation.test_collaborative_table import row_of
 
 
 def made_up(config: EvalConfig) -> list[Record]:
@@ -49,14 +55,15 @@ def presets() -> Iterator[tuple[str, EvalConfig]]:
     options: dict[str, tuple[dict[str, Any], ...]] = {
         "llava15": ({"gamma": 3}, {"gamma": 7}),
         "llava_next_base": (
-            {"draft": "mjbooo/lvlm160m-bf16", "dtype": "bfloat16"},
-            {"draft": "mjbooo/lvlm68m-ov"},
+            {"draft": ("mjbooo/lvlm160m-bf16",), "dtype": "bfloat16"},
+            {"draft": ("mjbooo/lvlm68m-ov",)},
             {"target": tabed_next.LARGE},
         ),
         "ibed": (
             *({"captioner": f"blip:Salesforce/{name}"} for name in ("blip-image-captioning-base", "blip2-opt-2.7b")),
             {"captioner": ibed.LONG},
-            {"draft": "JackFram/llama-68m"},
+            {"draft": ("JackFram/llama-68m",)},
+            *({"draft": (f"runs/train/{name}/hf",)} for name in ("text_68m", *(f"pooled_{n}" for n in ibed.POOLED))),
         ),
         "ibed_weights": ({"captioner": ibed.LONG},),
     }
@@ -82,23 +89,28 @@ def test_the_paper_s_own_numbers_give_the_paper_s_lines(config: EvalConfig) -> N
     way: TABED makes 1.175 to 1.18, and IbED to 1.17.
     """
     papers = [one for one in config.published if one.is_of(config) and set(one.numbers) & set(config.turns)]
+    assert papers
+    for suffix in {paper.suffix for paper in papers}:
+        check_lines(config, [paper for paper in papers if paper.suffix == suffix])
+
+
+def check_lines(config: EvalConfig, papers: list[Published]) -> None:
     told = {
         (turn, row): (printed, paper)
         for paper in papers
         for turn, rows in paper.numbers.items()
         for row, printed in rows.items()
     }
-    assert papers
     rows = [
         row | {"tokens_per_pass": printed[row["dataset"]]}
         for row in made_up(config)
         if row["dataset"] in (printed := told.get((row["turn"], row["row"]), ({},))[0])
     ]
-    lines = block_efficiency_table(config, rows)
+    lines = block_efficiency_table(replace(config, published=tuple(papers)), rows)
     _, _, *columns, _, _, _ = lines.header
     compared = set()
     for ours, theirs in pairwise(lines.cells):
-        if theirs[0] != f"{ours[0]}, paper":
+        if theirs[0] != f"{ours[0]}, {papers[0].suffix}":
             continue
         printed, paper = told[int(ours[1]), ours[0]]
         for column, mine, paper_s in zip(columns, ours[2:], theirs[2:], strict=False):
@@ -116,7 +128,7 @@ def test_the_paper_s_own_numbers_give_the_paper_s_lines(config: EvalConfig) -> N
         for column in printed
     }
     assert compared == full
-    assert {f"paper: {paper.source}." for paper in papers} <= set(lines.notes)
+    assert {f"paper: {source}." for source, _, _ in full} <= set(lines.notes)
 
 
 def test_every_number_of_a_paper_is_of_a_row() -> None:
@@ -136,25 +148,120 @@ def test_every_number_of_a_paper_is_of_a_row() -> None:
                     assert set(printed) <= shown[id(paper), turn, row], (paper.source, row)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"target": "llava-hf/llava-1.5-13b-hf"},
-        {"draft": "my-draft"},
+def of_papers(table: Table) -> set[tuple[str, ...]]:
+    """Return the labels of the papers' lines, and their notes."""
+    lines = {tuple(cells[:3]) for cells in table.cells if any("paper" in cell for cell in cells[:3])}
+    return lines | {(note,) for note in table.notes if note.startswith("paper: ")}
+
+
+def aasd_table(config: EvalConfig, **directories: str) -> Table:
+    drafts = ("FT-LLaVA", "KV head", *directories)
+    rows = [
+        {"dataset": name, "row": draft, "gamma": gamma, "device": "cpu", "token_identity_rate": 1.0}
+        for name in config.sets
+        for draft in drafts
+        for gamma in (3, 5)
+    ]
+    return draft_table(config, rows, (), directories)
+
+
+def scores_table(config: EvalConfig, **directories: str) -> Table:
+    models = ("target", "draft", "draft, text-only", *directories)
+    rows = [
+        {"dataset": name, "model": model, "accuracy": 0.1, "rouge_l": 0.1, "meteor": 0.1}
+        for name in config.sets
+        for model in models
+    ]
+    return quality_table(config, rows, directories)
+
+
+AASD, COS = load_preset("eval", "aasd_7b"), load_preset("eval", "cos")
+OCR = replace(LLAVA15, sets=("ocrbench",), limit=1000)
+TABLES: dict[str, tuple[Callable[[Any], Table], Any]] = {
+    "llava15": (table, LLAVA15),
+    "ibed_weights": (table, load_preset("eval", "ibed_weights")),
+    "pooled": (table, replace(load_preset("eval", "ibed"), draft=("runs/train/pooled_36/hf",))),
+    "aasd": (aasd_table, AASD),
+    "scores": (scores_table, OCR),
+    "cos": (lambda config: methods_table(config, [row_of("Qwen 3B", "gsm8k", "CoS")]), COS),
+}
+EVERYWHERE: tuple[dict[str, Any], ...] = (
+    {"target": "llava-hf/llava-1.5-13b-hf"},
+    {"target_weights": "int8"},
+    {"adapter": "lora"},
+    {"draft": ("my-draft",)},
+    {"draft": ("my-draft", "runs/train/kv_llava15_7b_paper/hf")},
+    {"draft": ("runs/train/ft_llava/hf", "my-head")},
+    {"dtype": "float32"},
+    {"temperature": 1.0},
+    {"max_new_tokens": 16},
+    {"limit": 3},
+    {"width": 8},
+)
+OTHERS = {
+    "llava15": (
+        *EVERYWHERE,
         {"gamma": 4},
         {"sets": LLAVA15.sets[:3]},
         {"captioner": "blip:Salesforce/blip-image-captioning-base"},
-    ],
-    ids=str,
-)
-def test_the_paper_s_numbers_are_not_shown_beside_other_settings(other: dict[str, Any]) -> None:
-    def shows(config: EvalConfig) -> bool:
-        found = table(config)
-        return "paper" in " ".join([*(line[0] for line in found.cells), *found.notes])
+        {"rows": tuple(replace(row, weights=tuple(range(1, 1 + len(row.views)))) for row in LLAVA15.rows)},
+        {"rows": tuple(replace(row, weighting="hedge") for row in LLAVA15.rows)},
+        {"rows": tuple(replace(row, tree="2") for row in LLAVA15.rows)},
+    ),
+    "ibed_weights": ({"rows": tuple(replace(row, weights=None) for row in load_preset("eval", "ibed_weights").rows)},),
+    "pooled": ({"draft": ("runs/train/pooled_37/hf",)},),
+    "aasd": (*EVERYWHERE, {"sets": ("coco", "scienceqa")}),
+    "scores": tuple(other for other in EVERYWHERE if len(other.get("draft", ("",))) == 1),
+    "cos": (
+        {"dtype": "float32"},
+        {"limit": 3},
+        {"max_new_tokens": 16},
+        {"shots": ()},
+        *(
+            {"pairings": tuple(replace(one, **other) for one in COS.pairings)}
+            for other in (
+                {"models": ("a", "b")},
+                {"temperature": 0.5},
+                {"combination": "weighted:0.9,0.1"},
+                {"gammas": (2, 1)},
+            )
+        ),
+        {"pairings": tuple(replace(one, chat_template=not one.chat_template) for one in COS.pairings)},
+    ),
+}
 
-    assert shows(LLAVA15)
-    assert shows(replace(LLAVA15, sets=LLAVA15.sets[::-1]))
-    assert not shows(replace(LLAVA15, **other))
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [(name, other) for name in OTHERS for other in OTHERS[name]],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_paper_s_numbers_need_all_its_settings(name: str, other: dict[str, Any]) -> None:
+    made, config = TABLES[name]
+    assert of_papers(made(config))
+    assert not of_papers(made(replace(config, **other)))
+
+
+def test_the_order_of_sets_is_free_and_copies_are_named() -> None:
+    turned, own = (of_papers(table(replace(LLAVA15, sets=LLAVA15.sets[::step]))) for step in (-1, 1))
+    assert {line[:2] for line in turned} == {line[:2] for line in own}
+    notes = table(replace(LLAVA15, data=("pope=x.jsonl",))).notes
+    assert "Taken for the paper's sets: read from pope=x.jsonl." in notes
+
+
+def test_models_that_rows_bring_along_are_the_recipes_own() -> None:
+    own = {"- projector": "runs/train/kv_llava15_7b_paper_noprojector/hf", "FT-LLaMA": "runs/train/ft_llama/hf"}
+    lines = {("avg", f"{name}, paper") for name in ("KV head", "FT-LLaVA", *own)}
+    assert {line[:2] for line in of_papers(aasd_table(AASD, **own)) if len(line) > 1} == lines
+    strange = dict.fromkeys(own, "other/hf")
+    assert {line[:2] for line in of_papers(aasd_table(AASD, **strange)) if len(line) > 1} == {
+        ("avg", "KV head, paper"),
+        ("avg", "FT-LLaVA, paper"),
+    }
+    pooled = {"pool (36, ft)": "runs/train/pooled_36/hf:P36"}
+    assert ["pool (36, ft), paper", "accuracy", "2.5"] in scores_table(OCR, **pooled).cells
+    other = scores_table(OCR, **{"pool (36, ft)": "runs/train/pooled_36/hf:P9"})
+    assert not any(line[0].startswith("pool (36, ft), paper") for line in other.cells)
 
 
 def test_means_are_over_the_sets_of_their_group() -> None:

@@ -4,7 +4,8 @@ The paper states neither data, rates nor steps, and its target is the "LLaVA-7B"
 no LLaVA-1.5. These parts are ours:
 
 - the target, LLaVA-1.5-7B;
-- one decoder layer (the 64 slots of an image are the paper's);
+- one decoder layer (the 64 slots of an image are the paper's), which starts as the target's last, between the target's own
+  embedding and output matrix, which do not learn; the projector starts as averages of neighbours;
 - a first stage on text alone (ShareGPT), a second on LLaVA's mixture;
 - AdamW at 5e-5, 4,000 and 8,000 steps of 64 conversations;
 - forward KL to the target's distributions, with weight 0.8^s at step s of a block;
