@@ -23,7 +23,6 @@ import optax
 
 from configs.models.eyes import TOWER
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.eyes import with_image_token
 from jaxspec.command import run_script
 from jaxspec.config import LlavaConfig, RotaryConfig
 from jaxspec.loading import LoadedModel
@@ -34,6 +33,7 @@ from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
+from jaxspec_demo.models import with_image_token
 from picturebook.lines import LINES, page_lines
 from picturebook.rendering import render
 from picturebook.scenes import Chart, Scene, below, sample_chart, sample_scene

@@ -8,7 +8,7 @@ python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf
 from __future__ import annotations
 
 from eval.lib.config import EvalConfig, Variant
-from jaxspec.files import ASSETS
+from jaxspec_demo import ASSETS
 
 KINDS = ("gsm8k", "humaneval", "chat", "summary")
 

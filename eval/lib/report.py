@@ -33,7 +33,6 @@ from eval.lib.tables import Record, Table, failures, markdown, show
 from jaxspec.cluster import on_first, process
 from jaxspec.errors import InputError, reading
 from jaxspec.files import (
-    ASSETS,
     check_directory,
     forget_trial,
     is_trial,
@@ -43,6 +42,7 @@ from jaxspec.files import (
     write_text,
     writing,
 )
+from jaxspec_demo import ASSETS
 
 PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
 """Fields that rows measured by turns share; they are saved together, and measured again together if
@@ -249,7 +249,7 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     text = json.dumps(
         dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value)
     )
-    found = json.loads(text.replace(f"{ASSETS.parents[1]}/", ""))
+    found = json.loads(text.replace(f"{ASSETS.parent}/", ""))
     return {name: found[name] for name in found if name not in ("out", "published", "cluster")}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config
 from jaxspec.models import LanguageModel, family_of
+from jaxspec.plugins import plugins
 from jaxspec.typing import Params
 
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
@@ -124,7 +124,7 @@ def _count(params: Params) -> str:
 
 def _is_id(name: str) -> bool:
     """Return whether others know a model by this name: not one of a directory here."""
-    return "/" in name or name == SMOLLM2
+    return "/" in name or name in plugins("models")
 
 
 def _draft_for(name: str, digest: str = "") -> dict[str, str]:

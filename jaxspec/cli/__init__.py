@@ -19,11 +19,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"jaxspec {__version__}")
         return
 
-    from jaxspec.cli import collaborate, demo, export, generate, inspect, plan
+    from jaxspec.cli import collaborate, export, generate, inspect, plan
     from jaxspec.decoding.captioners import runs_torch
+    from jaxspec.plugins import plugins
 
     commands: dict[str, tuple[Any, Any]] = {
-        "demo": (demo.Demo, demo.run),
+        **{name: entry.load() for name, entry in plugins("commands").items()},
         "generate": (generate.Generate, generate.run),
         "collaborate": (collaborate.Collaborate, collaborate.run),
         "export": (export.Export, export.run),

@@ -25,8 +25,8 @@ from jaxspec.command import input_errors
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import check_counts
-from jaxspec.files import ASSETS
 from jaxspec.runtime import human_bytes
+from jaxspec_demo import ASSETS
 from tqdm import tqdm
 
 from tests.robustness.damage import Outcome

@@ -20,14 +20,14 @@ from rich.style import Style
 from rich.text import Text
 
 from jaxspec import __version__
-from jaxspec.checkpoints.eyes import EYES
-from jaxspec.checkpoints.gguf_files import SMOLLM2, smollm2_file, smollm2_install
 from jaxspec.cli.ask import clear, progress
-from jaxspec.cli.race import PAGE, draw
 from jaxspec.data.images import as_png, load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
-from jaxspec.files import ASSETS, write_text
+from jaxspec.files import write_text
+from jaxspec_demo import ASSETS
+from jaxspec_demo.models import EYES, SMOLLM2, smollm2_file, smollm2_install
+from jaxspec_demo.race import PAGE, draw
 
 DRAFTED = "bold green"
 WIDTH = 48
@@ -240,3 +240,7 @@ ms a pass     {each[0]:>10.2f}{each[1]:>10.2f}   drafting included: {cost:.2f} p
 ms to decode  {times[0]:>10.1f}{times[1]:>10.1f}   {row["speedup"]:.2f} times as fast
 answers                              {same}
 """
+
+
+COMMAND = Demo, run
+"""The subcommand, as `jaxspec.plugins` finds it."""
