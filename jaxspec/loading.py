@@ -17,7 +17,7 @@ from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.generation import GenerationSettings, read_generation_settings
-from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head
+from jaxspec.checkpoints.kv_head import is_head, load_kv_head
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import (
     load_image_processor,
@@ -121,7 +121,7 @@ class LoadedModel:
             raise InputError(f"weights: {weights!r} is unknown; give int8, or leave it out")
         setup_runtime()
         path = locate(path_or_id, revision)
-        if is_kv_head(path):
+        if is_head(path):
             raise InputError(f"{path}: a draft head, not a model; give it as a draft")
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
@@ -212,7 +212,7 @@ def load_draft(
       dtype, revision, tiles: See `LoadedModel.load`.
     """
     path = locate(path_or_id, revision)
-    if is_kv_head(path):
+    if is_head(path):
         return LoadedHead.load(path, target)
     return LoadedModel.load(path, dtype, tiles=tiles, share_tower_with=target)
 

@@ -25,6 +25,7 @@ from jaxspec.data.images import as_png, load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
 from jaxspec.files import write_text
+from jaxspec.loading import load_draft
 from jaxspec_demo import ASSETS
 from jaxspec_demo.models import EYES, SMOLLM2, smollm2_file, smollm2_install
 from jaxspec_demo.race import PAGE, draw
@@ -166,10 +167,7 @@ def run(args: Demo) -> None:
 
 def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) -> Engine:
     config, assets = EngineConfig(gamma=contest.gamma, trace=trace), ASSETS / contest.name
-    if args.drafter == "kv_head":
-        return Engine(target.with_head(assets / "kv_head"), config=config)
-    draft = LoadedModel.load(assets / "draft", share_tower_with=target)
-    return Engine(target, draft, config)
+    return Engine(target, load_draft(assets / args.drafter, target), config)
 
 
 def _png(image: Image) -> str:

@@ -18,7 +18,7 @@ from eval.lib.sets import MMSPEC
 from eval.lib.synthetic import PREFIX as SYNTHETIC
 from eval.lib.synthetic import parse_synthetic, synthetic_model
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.kv_head import is_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
 from jaxspec.data.rows import local_rows
@@ -174,7 +174,7 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
             parse_synthetic(place)
         else:
             read_config(locate(place))
-    if head is not None and not is_kv_head(locate(head, wanted=("config.json",))):
+    if head is not None and not is_head(locate(head, wanted=("config.json",))):
         raise InputError(f"kv_head {head}: not a KV head; give the directory of one")
     if captioner is not None:
         kind, where, _ = check_captioner(captioner)

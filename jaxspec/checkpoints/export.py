@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
 from jaxspec.checkpoints.eagle import Engine, check_engine
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
-from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
+from jaxspec.checkpoints.kv_head import is_head, load_kv_head, save_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import Exported, model_name, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
@@ -72,7 +72,7 @@ def export(
     """
     path, options = locate(source), options or SaveOptions()
     check_destination(destination, options.overwrite, path)
-    if is_kv_head(path):
+    if is_head(path):
         if adapter is not None:
             raise InputError(f"{path}: a KV head, which takes no adapter; leave it out")
         return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)

@@ -38,6 +38,7 @@ from jaxspec.checkpoints.directories import (
     BIN,
     SINGLE,
     quantised,
+    read_config,
     read_raw_config,
     write_json,
     written_whole,
@@ -52,14 +53,14 @@ from jaxspec.checkpoints.tensor_files import (
     list_file,
     write_tensors,
 )
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.config.eagle import kind_of_head
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import abstract_head
 from jaxspec.typing import Params
 
 
-def is_kv_head(path: str | Path) -> bool:
+def is_head(path: str | Path) -> bool:
     """Return whether a local directory holds a draft head, of whatever kind.
 
     Where config.json does not tell, the tensors' names do. Heads have one weight file.
@@ -135,6 +136,11 @@ def list_kv_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], lis
     return config, stored, problems
 
 
+def read_draft_config(path: Path) -> ModelConfig | KVHeadConfig:
+    """Return the configuration of a draft model or head in a directory; no tensor is read."""
+    return list_kv_head(path)[0] if is_head(path) else read_config(path)
+
+
 def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
     """Return the head in a directory or of a hub id; InputError where anything does not fit.
 
@@ -142,7 +148,7 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
       dtype: Dtype of its parameters; None keeps the file's.
     """
     path = locate(path)
-    if not is_kv_head(path):
+    if not is_head(path):
         raise InputError(f"{path}: the directory of another model; give a head's directory")
     config, stored, wrong = list_kv_head(path)
     if wrong:

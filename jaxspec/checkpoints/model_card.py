@@ -102,7 +102,7 @@ def write_head_card(
         facts["image slots"] = (
             f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
         )
-    commands = [f"--target {_place(config.target_name)} --kv-head path/to/this"]
+    commands = [f"--target {_place(config.target_name)} --draft path/to/this"]
     shown = {"has_vision": config.image_tokens > 0}
     front = {"library_name": "jaxspec"}
     _write(path, source, front, name=name, facts=facts, commands=commands, **shown)

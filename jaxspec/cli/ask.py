@@ -16,12 +16,13 @@ import tyro
 from PIL.Image import Image
 
 from jaxspec.data.images import load_image
+from jaxspec.decoding.drafts import HEAD
 from jaxspec.decoding.engine import Engine, Request, Result
+from jaxspec.decoding.sources.lookup import LOOKUP
 from jaxspec.errors import InputError
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.placeholders import place_images
-from jaxspec.prompts.views import View, parse_views, prompt_views
 
 
 def progress(words: str) -> None:
@@ -170,25 +171,8 @@ def view_names(text: str) -> tuple[str, ...]:
     Spaces and the case of letters do not matter: " m,t-SLOTS" gives M and T-slots.
     """
     names = (name.strip().lower() for name in text.split(","))
-    own = ("kv", "lookup")
-    return tuple(name if name in own else name[:1].upper() + name[1:] for name in names)
-
-
-def check_views(views: tuple[str, ...], draft: str | None, head: str | None) -> tuple[View, ...]:
-    """Return the views that show a draft the prompt.
-
-    Raises InputError for a view without its model, and for a model without a view.
-    """
-    read, shown = prompt_views(parse_views(views)) if views else (), ",".join(views)
-    if head is None and "kv" in views:
-        raise InputError(f"--views: {shown}: view kv needs a KV head; give --kv-head")
-    if head is not None and "kv" not in views:
-        raise InputError(f"--kv-head: no view of {shown} reads it; add kv to --views")
-    if draft is None and read:
-        raise InputError(f"--views: {shown}: {read[0].name} needs a draft; give --draft")
-    if draft is not None and not read:
-        raise InputError(f"--draft: no view of {shown} reads it; leave it out, or add M to --views")
-    return read
+    whole = (HEAD, LOOKUP)
+    return tuple(name if name in whole else name[:1].upper() + name[1:] for name in names)
 
 
 def numbers(option: str, text: str, kind: type = float) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from jaxspec.checkpoints.eagle import Engine, serve_command
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.gguf_files import convert
 from jaxspec.checkpoints.huggingface import SaveOptions
-from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.kv_head import is_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
@@ -89,7 +89,7 @@ def run(args: Export) -> None:
     if args.vocab_of is not None:
         path = locate(args.vocab_of)
         target = Target(model_name(path), directories.read_config(path))
-        if not is_kv_head(source):  # a head has no tokeniser
+        if not is_head(source):  # a head has no tokeniser
             check_words(load_tokenizer(path), load_tokenizer(source))
     progress(f"exporting {source}")
     config = export(

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.checkpoints.fitting import survey
-from jaxspec.checkpoints.kv_head import is_kv_head, list_kv_head
+from jaxspec.checkpoints.kv_head import is_head, list_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.checkpoints.tensor_files import StoredTensor
@@ -109,7 +109,7 @@ class Inspection:
 def inspect(path: Path) -> Inspection:
     """Inspect a local directory of a model or of a KV head."""
     with suppress(InputError):  # `survey` reports it
-        if is_kv_head(path):
+        if is_head(path):
             return _inspect_head(path)
     found = survey(path)
     problems = list(found.problems)

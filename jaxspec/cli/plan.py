@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxspec.checkpoints.directories import read_config, read_raw_config
-from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.kv_head import read_draft_config
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import check_views, view_names
-from jaxspec.config import KVHeadConfig, ModelConfig
+from jaxspec.cli.ask import view_names
+from jaxspec.config import ModelConfig
+from jaxspec.decoding.drafts import DraftConfig, mixture
 from jaxspec.decoding.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
 from jaxspec.errors import InputError, check_counts, nearest, needing, printable
 from jaxspec.models.int8 import Weights
@@ -37,13 +38,11 @@ class Plans:
 
     target: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id, of the target."""
-    draft: str | None = None
-    """Directory or hub id of the draft."""
-    kv_head: str | None = None
-    """Directory or hub id of a KV head or EAGLE-3 head, or `new` for the head that
-    `train.recipe kv_llava15_7b` makes."""
+    draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Directory or hub id of a draft model, KV head or EAGLE-3 head, or `new` for the head that
+    `train.recipe kv_llava15_7b` makes. Repeat the option for a model and a head."""
     views: str | None = None
-    """Views that the draft sees, then kv and lookup, comma-separated; by default M."""
+    """Views that a draft model sees, then lookup, comma-separated; by default M."""
     gamma: int = 5
     """Draft length: drafted tokens in each block."""
     batch_size: int = 1
@@ -68,19 +67,18 @@ class Plans:
 def run(args: Plans) -> None:
     """Print a table for each kind of device: a column for each number of devices."""
     _check(args)
-    views = ("M",) * (args.draft is not None) if args.views is None else view_names(args.views)
-    if args.kv_head is not None and "kv" not in views:
-        views = (*views, "kv")
-    check_views(views, args.draft, args.kv_head)
-    target = _config(args.target)
-    draft = None if args.draft is None else _config(args.draft)
-    if args.train is not None and draft is not None:
-        _plan_training(args, target, draft)
+    views = None if args.views is None else view_names(args.views)
+    target = read_config(locate(args.target, wanted=("config.json",)))
+    drafts = [_draft(name, target) for name in args.draft]
+    parts = mixture(views, drafts)
+    if args.train is not None:
+        if parts.model is None or len(drafts) > 1:
+            raise InputError(f"--train: {args.train} samples teach a draft model; give it alone")
+        _plan_training(args, target, parts.model)
         return
-    head = None if args.kv_head is None else _head(args.kv_head, target)
     dtype = parse_dtype(args.dtype)
     program, params = abstract_program(
-        target, draft, views, args.gamma, dtype, head=head, weights=args.target_weights
+        target, drafts, views, args.gamma, dtype, weights=args.target_weights
     )
     sizes = sizes_of(program, args.prompt, args.images, args.new)
     planned = cache(lambda count: plan(program, params, count, args.batch_size, sizes))
@@ -97,7 +95,7 @@ def run(args: Plans) -> None:
             "together": report.total,
         }
         cells = {"ms a token": _ms(found.plain, chip)}
-        if views:
+        if parts.names:
             cells["ms a block"] = _ms(found.block, chip)
             cells |= {f"speed-up at {n}": f"{found.speedup(n):.2f}" for n in TOKENS}
         return held, cells
@@ -111,7 +109,7 @@ def run(args: Plans) -> None:
         "bandwidth."
     )
     drafted = f" speed-up at {TOKENS[0]}: over plain decoding, at {TOKENS[0]} tokens a target pass."
-    print(fill(notes + drafted * bool(views), 80))
+    print(fill(notes + drafted * bool(parts.names), 80))
 
 
 def _check(args: Plans) -> None:
@@ -127,8 +125,6 @@ def _check(args: Plans) -> None:
     for name, count in counts.items():
         if not 0 <= count <= MOST:
             raise InputError(f"--{name}: {count}; give 0 to {MOST}")
-    if args.train is not None and (args.draft is None or args.kv_head is not None):
-        raise InputError(f"--train: {args.train} samples teach a draft; give --draft, no --kv-head")
     if args.train is not None and args.target_weights is not None:
         raise InputError("--target-weights: training reads no int8 weights; leave it out")
 
@@ -150,7 +146,7 @@ def _plan_training(args: Plans, target: ModelConfig, draft: ModelConfig) -> None
         cells |= {f"mesh.{axis}": f"{size}" for axis, size in mesh.shape.items()}
         return step.held | {"together": sum(step.held.values())}, cells
 
-    title = f"{args.target} teaches {args.draft}: {batch} samples of {args.prompt} tokens"
+    title = f"{args.target} teaches {args.draft[0]}: {batch} samples of {args.prompt} tokens"
     counts = (*COUNTS, 32, 64)
     _print(f"{title}, {args.dtype}", args.chips, counts, TRAINING_ROOM, column)
     notes = (
@@ -196,14 +192,8 @@ def _ms(read: float, chip: Chip) -> str:
     return f"{read / chip.gbps / 1e6:.2f}"
 
 
-def _config(name: str) -> ModelConfig:
-    return read_config(locate(name, wanted=("config.json",)))
-
-
-def _head(name: str, target: ModelConfig) -> KVHeadConfig:
+def _draft(name: str, target: ModelConfig) -> DraftConfig:
+    """Return the configuration of a draft; `new` is the head that the recipe makes."""
     if name == "new":
         return usual_head(target)
-    path = locate(name, wanted=("config.json",))
-    if not is_kv_head(path):
-        raise InputError(f"--kv-head: {name} is not the directory of a KV head; give one, or `new`")
-    return KVHeadConfig.from_dict(read_raw_config(path)).for_target(target)
+    return read_draft_config(locate(name, wanted=("config.json",)))

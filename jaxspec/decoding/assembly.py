@@ -18,15 +18,13 @@ from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.one_proposer import OneProposer
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.requests import EncodedRequest
-from jaxspec.decoding.sources.draft_model import DraftModel
-from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.loading import (
-    LoadedHead,
+    LoadedDraft,
     LoadedModel,
     check_pair,
     check_vocabulary,
@@ -91,7 +89,7 @@ class Assembly:
 
 
 def speculation(
-    target: LoadedModel, drafts: Sequence[LoadedModel | LoadedHead], config: EngineConfig
+    target: LoadedModel, drafts: Sequence[LoadedDraft], config: EngineConfig
 ) -> Assembly:
     """Assemble a target with its drafts and lookup, or alone.
 
@@ -99,12 +97,11 @@ def speculation(
     lacks, or a head was made for another target.
     """
     check_vocabulary("target", target, spare=0)
-    models = [draft for draft in drafts if isinstance(draft, LoadedModel)]
-    heads = [draft for draft in drafts if isinstance(draft, LoadedHead)]
-    parts = mixture(config.views, len(models), len(heads))
+    parts = mixture(config.views, [draft.config for draft in drafts])
     params: dict[str, Any] = {"target": target.params}
     forms = [Form(target, VIEWS["M" if target.images else "T"], "the target")]
-    shares, draft = False, next(iter(models), None)
+    draft = next((draft for draft in drafts if isinstance(draft, LoadedModel)), None)
+    shares, trees = False, [draft.params for draft in drafts if draft.config is parts.head]
     if draft is not None:
         check_pair(target, draft, parts.views)
         draft = replace(
@@ -112,16 +109,13 @@ def speculation(
         ).sharing_tower(target)
         shares = same_tower(target, draft)
         # With a shared tower the features come from the target's.
-        own = split_tower(draft.config, draft.params)[1] if shares else draft.params
-        params[DraftModel.name] = own
+        trees = [split_tower(draft.config, draft.params)[1] if shares else draft.params, *trees]
         forms += [Form(draft, view, "the draft", drafts=True) for view in parts.views]
-    head = next((head.config.for_target(target.config) for head in heads), None)
-    sources = sources_of(parts, target.model, draft and draft.model, head, config.gamma, shares)
-    for source in sources:
-        if isinstance(source, HeadSource):
-            mesh, place = mesh_of(target.params), small_sharding(target.params)
-            place = place if mesh is None else source.places(heads[0].params, mesh)
-            params[source.name] = put(heads[0].params, place)
+    sources = sources_of(parts, target.model, config.gamma, shares)
+    mesh = mesh_of(target.params)
+    for source, tree in zip(sources, trees):
+        place = small_sharding(target.params) if mesh is None else source.places(tree, mesh)
+        params[source.name] = put(tree, place)
     program = build_program(target.model, sources, config)
     towers = target, *(draft if source.tower else None for source in sources)
     return Assembly(program, params, tuple(forms), towers, target, parts)

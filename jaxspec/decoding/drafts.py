@@ -1,7 +1,7 @@
 """Turn the drafts that a user gives into sources, or into one clear error.
 
-Drafts are models and heads, found by their files (`loading.load_draft`). `EngineConfig.views` says
-how a draft model is shown the prompt, and may add lookup, which needs no files.
+Drafts are models and heads, known by their configurations. `EngineConfig.views` says how a draft
+model is shown the prompt, and may add lookup, which needs no files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.sources.draft_model import DraftModel
 from jaxspec.decoding.sources.eagle3 import Eagle3
@@ -24,62 +24,72 @@ from jaxspec.prompts.views import View, parse_views
 
 HEAD = "head"
 """Name of a head among the parts of a mixture, for tables and records."""
+DraftConfig = ModelConfig | KVHeadConfig
 
 
 class Mixture(NamedTuple):
-    """Name the parts of a mixture, in order: a draft model's views, a head, lookup."""
+    """Say what drafts, in order: a model in its views, a head, lookup."""
 
-    views: tuple[View, ...]
-    head: bool
-    lookup: bool
+    views: tuple[View, ...] = ()
+    model: ModelConfig | None = None
+    head: KVHeadConfig | None = None
+    lookup: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return a name for each distribution of the mixture."""
-        parts = [view.name for view in self.views]
-        return (*parts, *[HEAD] * self.head, *[LOOKUP] * self.lookup)
+        parts = {HEAD: self.head is not None, LOOKUP: self.lookup}
+        return (*(view.name for view in self.views), *(name for name in parts if parts[name]))
 
 
-def mixture(views: Sequence[str] | None, models: int, heads: int) -> Mixture:
-    """Return the mixture of so many draft models and heads; `views` None shows a model view M.
+NOTHING = Mixture()
+
+
+def mixture(views: Sequence[str] | None, drafts: Sequence[DraftConfig]) -> Mixture:
+    """Return the mixture of these drafts; `views` None shows a model view M.
 
     Raises InputError for views without a model, a model without a view, and several of a kind.
     """
-    if models > 1 or heads > 1:
-        raise InputError(f"draft: {models} models and {heads} heads; give at most one of each")
-    if views is None:
-        views = ("M",) * models
-    lookup, shown = LOOKUP in views, tuple(name for name in views if name != LOOKUP)
-    if list(views) != [*shown, *[LOOKUP] * lookup]:
-        raise InputError(f"views: {','.join(views)!r}; name lookup once, behind all others")
-    if HEAD in shown:
-        raise InputError(f"views: {','.join(views)!r}; a head reads no view, give it as a draft")
+    heads = [draft for draft in drafts if isinstance(draft, KVHeadConfig)]
+    models = [draft for draft in drafts if not isinstance(draft, KVHeadConfig)]
+    if len(models) > 1 or len(heads) > 1:
+        counts = f"{len(models)} models and {len(heads)} heads"
+        raise InputError(f"draft: {counts}; give at most one of each")
+    shown, lookup = read_views(("M",) * len(models) if views is None else views)
+    names = ",".join(view.name for view in shown)
     if shown and not models:
-        raise InputError(
-            f"views: {','.join(shown)} need a draft model; give one, or leave them out"
-        )
+        raise InputError(f"views: {names} needs a draft model; give one, or leave it out")
     if models and not shown:
         raise InputError("draft: no view shows the model a prompt; add M to the views")
-    return Mixture(parse_views(shown) if shown else (), heads > 0, lookup)
+    return Mixture(shown, *(models or [None]), *(heads or [None]), lookup)
+
+
+def read_views(names: Sequence[str]) -> tuple[tuple[View, ...], bool]:
+    """Return the views that a draft model is shown, and whether lookup drafts beside it."""
+    shown, lookup = tuple(name for name in names if name != LOOKUP), LOOKUP in names
+    if tuple(names) != (*shown, *[LOOKUP] * lookup):
+        raise InputError(f"views: {','.join(names)!r}; name lookup once, behind all others")
+    if HEAD in shown:
+        raise InputError(f"views: {','.join(names)!r}; a head reads no view, give it as a draft")
+    return parse_views(shown) if shown else (), lookup
 
 
 def sources_of(
-    parts: Mixture,
-    target: LanguageModel,
-    model: LanguageModel | None,
-    head: KVHeadConfig | None,
-    gamma: int,
-    shares_tower: bool,
+    parts: Mixture, target: LanguageModel, gamma: int, shares_tower: bool = False
 ) -> tuple[Source, ...]:
-    """Return the sources of a mixture.
+    """Return the sources of a mixture, those with parameters first.
+
+    Raises InputError for a head that was made for another target.
 
     shares_tower: Whether the draft model reads the target's image features.
     """
     sources: list[Source] = []
-    if model is not None and parts.views:
+    if parts.model is not None:
+        model = LanguageModel(parts.model)
         views = tuple(Member(model, view.pool, view.reads_images) for view in parts.views)
         sources.append(DraftModel(views, shares_tower))
-    if head is not None and parts.head:
+    if parts.head is not None:
+        head = parts.head.for_target(target.config)
         sources.append(_head_source(head)(head, gamma))
     if parts.lookup:
         sources.append(Lookup(target.text.vocab_size))

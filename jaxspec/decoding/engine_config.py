@@ -8,11 +8,10 @@ from numbers import Integral
 from typing import Literal, get_args
 
 from jaxspec.decoding.combination import Combination, parse_combination
-from jaxspec.decoding.sources.lookup import LOOKUP
+from jaxspec.decoding.drafts import read_views
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts
-from jaxspec.prompts.views import parse_views
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 WIDEST = 256
@@ -104,8 +103,7 @@ class EngineConfig(Batching):
             parse_tree(self.tree, self.gamma)
         if isinstance(self.views, str) or not all(isinstance(one, str) for one in self.views or ()):
             raise InputError(f"views: {self.views!r}; give a tuple of names, as ('M', 'T')")
-        if shown := [name for name in self.views or () if name != LOOKUP]:
-            parse_views(shown)
+        read_views(self.views or ())
         parse_weighting(self.weighting)
 
 

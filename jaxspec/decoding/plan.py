@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.decoding.assembly import build_program
-from jaxspec.decoding.drafts import mixture, sources_of
+from jaxspec.decoding.drafts import DraftConfig, mixture, sources_of
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
-from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Buckets
 from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.models import LanguageModel, abstract_params, split_tower, towers_alike
+from jaxspec.models import LanguageModel, abstract_params, towers_alike
 from jaxspec.models.int8 import Weights
-from jaxspec.models.kv_head import abstract_head
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.typing import Params
 
@@ -64,12 +62,11 @@ def chip_of(device: Any) -> Chip | None:
 
 def abstract_program(
     target: ModelConfig,
-    draft: ModelConfig | None,
+    drafts: Sequence[DraftConfig],
     views: tuple[str, ...] | None,
     gamma: int,
     dtype: Any,
     tree: str | None = None,
-    head: KVHeadConfig | None = None,
     weights: Weights | None = None,
     width: int | None = None,
 ) -> tuple[Autoregressive | Speculator, Params]:
@@ -80,29 +77,14 @@ def abstract_program(
     Args:
       weights: "int8" for a target that `LoadedModel.load` quantises.
     """
-    params: dict[str, Any] = {"target": abstract_params(target, dtype, weights)}
+    parts, model = mixture(views, drafts), LanguageModel(target)
+    shares = parts.model is not None and towers_alike(target, parts.model)
+    sources = sources_of(parts, model, gamma, shares)
     config = EngineConfig(views=views, gamma=gamma, tree=tree, width=width)
-    parts = mixture(views, int(draft is not None), int(head is not None))
-    shares = draft is not None and towers_alike(target, draft)
-    models = LanguageModel(target), None if draft is None else LanguageModel(draft)
-    sources = sources_of(parts, *models, head, gamma, shares)
-    for source in sources:
-        if isinstance(source, HeadSource):
-            params[source.name] = _abstract_head(source.config, dtype)
-        elif draft is not None and source.forms:
-            own = abstract_params(draft, dtype)
-            params[source.name] = split_tower(draft, own)[1] if shares else own
-    return build_program(models[0], sources, config), params
-
-
-def _abstract_head(config: KVHeadConfig, dtype: Any) -> Params:
-    """Return a head's shapes, with the target's columns of a draft vocabulary."""
-    params = dict(abstract_head(config))
-    text = config.text_config
-    if text.draft_vocabulary and "lm_head" not in params:
-        columns = (text.hidden_size, len(text.draft_vocabulary))
-        params["lm_head"] = {"kernel": jax.ShapeDtypeStruct(columns, dtype)}
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), params)
+    shapes = {source.name: source.shapes(dtype) for source in sources}
+    params = {"target": abstract_params(target, dtype, weights)}
+    params |= {name: own for name, own in shapes.items() if own}
+    return build_program(model, sources, config), params
 
 
 def usual_head(target: ModelConfig, **options: Any) -> KVHeadConfig:

@@ -117,7 +117,7 @@ FAMILIES: dict[str, Family] = {
 def family_of(model_type: str) -> Family:
     """Return the entry of a model type. Raises InputError for an unknown one."""
     if model_type == KVHeadConfig.model_type:
-        raise InputError("config.json: a KV head, not a model; give it as --kv-head")
+        raise InputError("config.json: a head, not a model; give it as a draft")
     if model_type not in FAMILIES:
         raise InputError(
             f"config.json: model_type {model_type!r} is not supported; "

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.checkpoints.export import export
-from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
+from jaxspec.checkpoints.kv_head import is_head, load_kv_head, save_kv_head
 from jaxspec.cli import main
 from jaxspec.config import KVHeadConfig, LlamaConfig
 from jaxspec.errors import InputError
@@ -246,7 +246,7 @@ def test_heads_are_read_as_publishers_write_them(
         assert rename
         tensors |= {name.replace(*rename): stored[name], name: None}
     path = rewritten(head, tmp_path / "head", entries, tensors)
-    assert is_kv_head(path)
+    assert is_head(path)
     config, params = load_kv_head(path)
     first, own = load_kv_head(head)
     jax.tree.map(np.testing.assert_array_equal, params, own)
@@ -346,7 +346,7 @@ def test_what_this_library_lacks_is_named(
             kept = None if name in tensors else stored[name]
             tensors |= {name.replace("midlayer.", "layers.0."): kept, name: None}
     path = rewritten(head, tmp_path / "head", entries, tensors)
-    assert is_kv_head(path)
+    assert is_head(path)
     with pytest.raises(InputError, match=told) as error:
         load_kv_head(path)
     assert "\n" not in str(error.value)

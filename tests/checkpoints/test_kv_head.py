@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
+from jaxspec.checkpoints.kv_head import is_head, load_kv_head, save_kv_head
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
@@ -49,7 +49,7 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     assert jax.tree.structure(read) == jax.tree.structure(params)
     for ours, theirs in zip(jax.tree.leaves(read), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert not is_kv_head(tmp_path)
+    assert not is_head(tmp_path)
     _, half = load_kv_head(tmp_path / "head", jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
 

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.kv_head import is_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.sources import Prepared
@@ -98,7 +98,7 @@ def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(folder: Path
         keep_trial(runs)
     (table,) = folder.glob("runs/eval/**/table.md")
     assert "mine" in table.read_text()
-    assert is_kv_head(folder / "runs" / "train" / "kv_llava15_7b" / "hf")
+    assert is_head(folder / "runs" / "train" / "kv_llava15_7b" / "hf")
 
 
 def make_sets(folder: Path, *recipes: str) -> list[str]:

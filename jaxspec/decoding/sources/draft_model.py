@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from flax import struct
 from jaxspec.cache import KVCache, TreeMask, keep_path
 from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.decoding.sources.source import Buckets, Committed, Source
-from jaxspec.models import LanguageModel
+from jaxspec.models import LanguageModel, abstract_params, split_tower
 from jaxspec.models.inputs import PromptRows
 from jaxspec.prompts.rows import bucket
 from jaxspec.typing import Array, Float, Int, Params
@@ -153,6 +153,10 @@ class DraftModel(Source[DraftState, KVCache]):
     def _by_view(self, tree: Tree) -> Tree:
         """Return the leaves [R, B, ...] of view-major leaves [R*B, ...]."""
         return jax.tree.map(lambda leaf: leaf.reshape(self.width, -1, *leaf.shape[1:]), tree)
+
+    def shapes(self, dtype: Any) -> Params:
+        own = abstract_params(self.model.config, dtype)
+        return split_tower(self.model.config, own)[1] if self.shares_tower else own
 
     def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
         return (bucket(max(lengths), buckets.prompt, "prompt tokens of a view"),)

@@ -184,6 +184,10 @@ class Source(ABC, Generic[State, Scratch]):
         """
         return None
 
+    def shapes(self, dtype: Any) -> Params:
+        """Return its parameters as shapes; {} without any of its own."""
+        return {}
+
     def places(self, params: Params, mesh: Any) -> Any:
         """Return the placement of its parameters on a mesh: whole on each device."""
         return jax.tree.map(lambda _: replicated(mesh), params)
