@@ -11,8 +11,9 @@ from __future__ import annotations
 import tomllib
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from jaxspec.errors import CLONE, reading
 
 
 def plugins(kind: Literal["models", "commands"]) -> dict[str, EntryPoint]:
@@ -23,9 +24,16 @@ def plugins(kind: Literal["models", "commands"]) -> dict[str, EntryPoint]:
     group = f"jaxspec.{kind}"
     entries = {entry.name: entry for entry in entry_points(group=group)}
     with suppress(OSError, KeyError, tomllib.TOMLDecodeError):
-        file = Path(__file__).parents[1] / "pyproject.toml"
+        file = CLONE / "pyproject.toml"
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
         if project["name"] == "jaxspec":
             named = project["entry-points"][group]
             entries |= {name: EntryPoint(name, place, group) for name, place in named.items()}
     return entries
+
+
+def load_plugin(entry: EntryPoint) -> Any:
+    """Return what an entry point names; InputError where its package cannot be imported."""
+    what = f"{entry.name}: {entry.value}, which {entry.group} names, cannot be imported"
+    with reading(what, "install its package again"):
+        return entry.load()

@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxspec.checkpoints.directories import without_torch
 from jaxspec.checkpoints.gguf_files import converted
 from jaxspec.errors import InputError, reading
-from jaxspec.plugins import plugins
+from jaxspec.plugins import load_plugin, plugins
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
 """Patterns of a checkpoint's files besides its weights."""
@@ -34,8 +34,8 @@ def locate(
         if path.suffix == ".gguf" and path.is_file():
             return converted(path)
         raise InputError(f"checkpoint {str(path)!r}: is a file; give the directory")
-    if shipped := plugins("models").get(str(path_or_id)):
-        return shipped.load()()
+    if entry := plugins("models").get(str(path_or_id)):
+        return load_plugin(entry)()
     if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
         mend = _similar(path_or_id) or "give one, or a hub id owner/name"
         raise InputError(f"checkpoint {str(path_or_id)!r}: no such directory; {mend}")
