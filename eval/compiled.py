@@ -42,6 +42,7 @@ from eval.lib.report import Run
 from eval.lib.tables import Record, Table, cell, number, pivot
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config
+from jaxspec.decoding.drafts import DraftConfig
 from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held
 from jaxspec.decoding.plan import (
     CHIPS,
@@ -202,21 +203,22 @@ def assembled(config: LatencyConfig, name: Name, width: int | None) -> tuple[Any
 
     width: Tokens of a target pass with padding; trees and longer blocks are left as they are.
     """
-    alone: dict[str, tuple[str, ...]] = {"plain": (), "prompt": (), "lookup": ("lookup",)}
-    views, head = alone.get(name, ("M", "T")), None
+    views: tuple[str, ...] = ("lookup",) if name == "lookup" else ()
+    drafts: list[DraftConfig] = []
     if name in HEADS:
-        views, head = ("kv",), usual_head(config.target, gamma=config.gamma, **HEADS[name])
+        drafts = [usual_head(config.target, gamma=config.gamma, **HEADS[name])]
     elif name == "eagle3":
-        views, head = ("kv",), eagle_head(config.target)
+        drafts = [eagle_head(config.target)]
+    elif name not in ("plain", "prompt", "lookup"):
+        views, drafts = ("M", "T"), [config.draft]
     padded = width and name != "tree" and (name == "plain" or width > config.gamma)
     return abstract_program(
         config.target,
-        config.draft,
+        drafts,
         views,
         config.gamma,
         jnp.dtype(config.dtype),
         "2" if name == "tree" else None,
-        head,
         config.target_weights,
         width if padded else None,
     )

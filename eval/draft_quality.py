@@ -64,7 +64,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Measures the quality of the target's and the draft's own answers."""
     preset, config, options = parse_command(Options, __doc__, args)
     with Run(preset, vars(config) | vars(options), options.out) as run:
-        target, draft, _ = load_models(config, views=())
+        loaded = load_models(replace(config, captioner=None))
+        target, draft = loaded.target, loaded.draft
         models = {"target": (target, "M")} | ({"draft": (draft, "M")} if draft else {})
         for name, place in map(split_name, options.drafts):
             path, view = split_view(place)

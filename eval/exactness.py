@@ -87,7 +87,7 @@ def main(args: Sequence[str] | None = None) -> None:
         models = load_models(config)
         full = None
         if options.full_weights:
-            full = load_models(replace(config, target_weights=None), views=())[0]
+            full = load_models(replace(config, target_weights=None, draft=())).target
         run.restore()
         parts = measure_identity(config, models, options.gammas, options.batches, run.rows, full)
         if options.draws:
@@ -212,7 +212,7 @@ def measure_identity(
         for row, gamma, batch in variants:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
             settings = replace(config.engine(row), gamma=gamma, batch_size=batch)
-            engine = models.engine(settings)
+            engine = models.engine(row, settings)
             rows: list[Record] = []
             records: list[Record] = []
             for place, prompts, requests, answers in asked:
@@ -224,7 +224,7 @@ def measure_identity(
                 ]
                 parted = [found for found in apart if found]
                 gaps = [found.logit_gap for found in parted if found.logit_gap is not None]
-                where = engine_fields(row.name, settings, config) | place
+                where = engine_fields(row.name, engine, config) | place
                 rows.append(
                     where
                     | {
@@ -261,10 +261,9 @@ def measure_sampling(
     `draws` answers, with different seeds. `options` are pairs (temperature, top-p). Yields a record
     for each row and option that `before` lacks.
     """
-    engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
     plain = engine_of(models.target, None, replace(config.plain(), batch_size=batch))
     prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
-    bar = progress(len(options) * (1 + len(engines)), "sampling")
+    bar = progress(len(options) * (1 + len(config.rows)), "sampling")
 
     def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:
         seeds = range(config.seed + seed, config.seed + seed + draws)
@@ -273,17 +272,17 @@ def measure_sampling(
         return [result.tokens for result in engine.generate(requests)]
 
     references: dict[tuple[float, float], list[tuple[int, ...]]] = {}
-    for name, settings in engines.items():
-        engine = models.engine(settings)
+    for row in config.rows:
+        engine = models.engine(row, replace(config.engine(row), batch_size=batch))
         for option in options:
             place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
-            if has(before, row=name, **place):
+            if has(before, row=row.name, **place):
                 continue
             if option not in references:
                 references[option] = drawn(plain, *option, seed=draws)
             test = chi_square(drawn(engine, *option, seed=0), references[option])
             place |= {"samples": draws, "tokens": tokens}
-            yield engine_fields(name, settings, config) | place | vars(test)
+            yield engine_fields(row.name, engine, config) | place | vars(test)
     bar.close()
 
 

@@ -25,6 +25,7 @@ from eval.lib.sets import remarks
 from eval.lib.tables import Label, Record, Table, failures, mean_over, number, pivot
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
+from jaxspec.decoding.drafts import HEAD
 from jaxspec.decoding.engine import Engine
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead, LoadedModel
@@ -46,24 +47,21 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures the preset's rows and head, its ablations, other heads and other drafts."""
     preset, config, options = parse_command(Options, __doc__, args)
-    if config.kv_head is None:
-        raise InputError(f"preset {preset}: has no KV head; give one with --kv-head")
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
-        shown = [name for row in config.rows for name in row.views]
-        models = load_models(config, views=[*shown, "kv"])
+        models = load_models(config)
         target = models.target
-        assert target.head is not None
-        heads = ablations(target.head)
+        own = next((draft for draft in models.drafts if isinstance(draft, LoadedHead)), None)
+        if own is None:
+            raise InputError(f"preset {preset}: has no KV head; give one with --draft")
+        heads = ablations(own)
         for name, path in map(split_name, options.heads):
-            other = target.with_head(path).head
-            assert other is not None
-            heads[name] = other
+            heads[name] = LoadedHead.load(path, target)
         drafts = {
             name: separate_draft(config, target, place)
             for name, place in map(split_name, options.baselines)
         }
-        plain = Engine(replace(target, head=None), None, config.plain())
+        plain = Engine(target, None, config.plain())
 
         def parts() -> Iterator[Group]:
             for gamma in options.gammas:
@@ -72,8 +70,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 for name, (other, row) in drafts.items():
                     engines[name] = Engine(target, other, part.engine(row))
                 for name, head in heads.items():
-                    how = part.engine(Variant(name, ("kv",)))
-                    engines[name] = Engine(replace(target, head=head), None, how)
+                    engines[name] = Engine(target, head, part.engine(Variant(name, (HEAD,))))
                 yield from compare(part, plain, engines, run.rows)
 
         run.restore()

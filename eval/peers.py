@@ -41,6 +41,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.command import run_script
 from jaxspec.decoding.engine import Engine, LoadedModel
 from jaxspec.errors import InputError, check_counts
+from jaxspec.loading import load_draft
 from jaxspec.models import text_params
 from jaxspec.models.vocabulary import widened
 from jaxspec.prompts.encoder import Prompt
@@ -90,16 +91,16 @@ def main(
         with tempfile.TemporaryDirectory() as folder:
             paths = pair_of(preset, draft, Path(folder))
             target, *drafts = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)
-            gammas, assistants = (GAMMA,), {"LLaVA": paths[-1]}
+            gammas, assistants, heads = (GAMMA,), {"LLaVA": paths[-1]}, []
             if preset == "smollm2":
-                target = target.with_head(ASSETS / preset / "kv_head")
+                heads = [load_draft(ASSETS / preset / "kv_head", target)]
                 gammas, assistants = (2, 3, GAMMA), {}
             asked = prompts_of(preset, target, prompts)
             for model in drafts:
                 assistants["text"] = Path(folder) / "text_draft"
                 config, own = widened(model.model.text, text_params(model.config, model.params))
                 huggingface.save(assistants["text"], config, own, tokenizer=model.tokenizer)
-            methods = ours(target, drafts, gammas, new)
+            methods = ours(target, [*heads, *drafts], gammas, new)
             methods |= theirs(target, paths[0], assistants, gammas, new, compiled, threads)
             below = notes(preset, len(asked), new, repeats, threads)
             run.restore()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import requires
 from numbers import Integral, Real
 from pathlib import Path
@@ -38,6 +40,12 @@ def check_counts(**counts: object) -> None:
     for name, count in counts.items():
         if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
             raise InputError(f"{name}: {count}; give a whole number, 1 or more")
+
+
+@cache
+def warn_once(line: str) -> None:
+    """Log a warning, the first time in a process."""
+    logging.getLogger("jaxspec").warning(line)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

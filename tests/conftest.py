@@ -98,7 +98,7 @@ def tiny_preset(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Cal
 
     def put(**fields: Any) -> EvalConfig:
         sizes: dict[str, Any] = {"max_new_tokens": 8, "prompt_buckets": (384,), "image_buckets": (1,)}
-        preset = EvalConfig(target=str(pair[0]), draft=str(pair[1]), **sizes | fields)
+        preset = EvalConfig(target=str(pair[0]), draft=(str(pair[1]),), **sizes | fields)
         monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
         return preset
 

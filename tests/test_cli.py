@@ -84,11 +84,11 @@ def test_the_draft_changes_nothing(names: tuple[str, ...], world: Path, capsys: 
     assert len(plain["tokens"]) == NEW
 
 
-def test_a_kv_head_is_a_draft_or_one_more_view(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_head_drafts_alone_or_with_a_model(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pages = pictures(world, "rgb", "gray")
     plain = run(capsys, world, *pages, draft=None)["tokens"]
-    for draft, args, views in [(None, [], ["kv"]), ("draft", ["--views", " t, KV"], ["T", "kv"])]:
-        answer = run(capsys, world, *pages, "--kv-head", world / "head", *args, draft=draft, views=None)
+    for draft, args, views in [(None, [], ["head"]), ("draft", ["--views", " t, LOOKUP"], ["T", "head", "lookup"])]:
+        answer = run(capsys, world, *pages, "--draft", world / "head", *args, draft=draft, views=None)
         assert answer["tokens"] == plain
         assert answer["stats"]["views"] == views
 
@@ -189,7 +189,7 @@ def test_the_race_tells_the_median_of_its_prompts(
         ("collaborate", ["--models", "{}/target", "--prompt", "Hi"], "1 model; give at least 2"),
         ("plan", ["{}/target", "--images", "-1"], "--images: -1; give 0 to 1048576"),
         ("plan", ["{}/target", "--chips"], "--chips: give one or more of v3"),
-        ("plan", ["{}/head"], "a KV head, not a model; give it as --kv-head"),
+        ("plan", ["{}/head"], "a head, not a model; give it as a draft"),
         ("genrate", ["--target", "{}/target"], "command 'genrate': unknown; did you mean 'generate'?"),
         ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
         ("--gamma", [], "command '--gamma': unknown; use one of demo"),
@@ -272,19 +272,16 @@ print([name for name in {heavy} if sys.modules.get(name)])
     [
         (["--gamma", "0"], "--gamma: 0; give 1 or more, or give no draft"),
         (["--views", "M,C", "--draft", "{}/draft"], "view C: there is no captioner"),
-        (["--views", "M,T", "--draft", "{}/head"], "head is a KV head; give it as --kv-head"),
-        (["--views", "M,T", "--kv-head", "{}/head"], "--kv-head: no view of M,T reads it; add kv to --views"),
-        (["--views", "M,kv", "--draft", "{}/draft"], "view kv needs a KV head; give --kv-head"),
-        (["--views", "lookup,kv", "--kv-head", "{}/head"], "'lookup,kv'; name kv behind all others, lookup last"),
-        (["--views", "M,lookup"], "M,lookup: M needs a draft; give --draft"),
-        (["--views", "lookup", "--draft", "{}/draft"], "--draft: no view of lookup reads it"),
-        (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M is one view; name more in --views"),
+        (["--views", "M,T", "--draft", "{}/head"], "views: M,T need a draft model; give one, or leave them out"),
+        (["--draft", "{}/draft", "--draft", "{}/target"], "draft: 2 models and 0 heads; give at most one of each"),
+        (["--views", "lookup", "--draft", "{}/draft"], "draft: no view shows the model a prompt; add M"),
+        (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M drafts alone; add --draft or --views"),
         (["--weights", "half"], "'half' is not a list of numbers"),
         (["--image", "{}/target"], "target: a folder; give an image file"),
         (["--image", "{}/empty.png"], "empty.png: not readable"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
         (["--target", "{}/nothing"], "nothing': no such directory"),
-        (["--gamma", "3"], "--gamma: needs a draft; give --draft or --kv-head, or leave it out"),
+        (["--gamma", "3"], "--gamma: needs a draft; give --draft, or leave it out"),
         (["--draft-revision", "v2"], "--draft-revision: needs --draft with a hub id"),
         (["--captioner", "jax:x", "--draft", "{}/draft"], "no view of M shows captions"),
         (["--prompt", "caf\udce9"], r"prompt 'caf\udce9': '\udce9' is half a character"),

@@ -33,7 +33,7 @@ from tests import tiny
 from tests.decoding import test_greedy as greedy
 
 TARGET, PARAMS = greedy.TARGET, greedy.TARGET_PARAMS
-HEAD, HEAD_PARAMS = greedy.HEADS["kv"]
+HEAD, HEAD_PARAMS = greedy.HEADS["KV head"]
 TEXT, TEXT_PARAMS = tiny.text_only(TARGET, PARAMS)
 TIED = LanguageModel(replace(TEXT.text, tie_word_embeddings=True))
 WORDS = (7, 3, 11, 20, 5, 9, 14, 4, 17)

@@ -27,6 +27,7 @@ from jaxspec.data.sources import Prepared, data_folder, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, local_path, trial_of
+from jaxspec.loading import load_draft
 from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
@@ -53,10 +54,11 @@ class Options(Placement):
     keep_cut: bool = False
     """Keep the beginnings of longer answers, which training then reads as whole ones. This wastes
     fewer of the target's tokens if answers are long."""
-    draft: str | None = None
-    """Directory or hub id of a draft, which makes it faster; the answers are the target's."""
-    views: tuple[str, ...] = ("M",)
-    """Views of the prompts that the draft reads."""
+    draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Directory or hub id of a draft model or head, which makes it faster; the answers are the
+    target's. Repeat the option for a model and a head."""
+    views: tuple[str, ...] | None = None
+    """Views of the prompts that a draft model reads, then lookup; by default M."""
     batch_size: int = 16
     """Conversations at a time."""
     prompt_buckets: tuple[int, ...] = (256, 768, 1536, 4096)
@@ -113,7 +115,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         options.chunk,
     )
     config = EngineConfig(
-        views=options.views if options.draft else (),
+        views=options.views,
         continuous_batching=True,
         batch_size=options.batch_size,
         prompt_buckets=options.prompt_buckets,
@@ -121,12 +123,8 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         new_buckets=(options.max_new_tokens,),
     )
     target = LoadedModel.load(options.target, precision, mesh=options.mesh(options.batch_size))
-    draft = (
-        None
-        if options.draft is None
-        else LoadedModel.load(options.draft, precision, share_tower_with=target)
-    )
-    done = regenerate(Engine(target, draft, config), source, work, folder, shard)
+    drafts = [load_draft(name, target, precision) for name in options.draft]
+    done = regenerate(Engine(target, drafts, config), source, work, folder, shard)
     if process()[0] > 0:
         return None
     if shard[0] > 0 or done < work.chunks:

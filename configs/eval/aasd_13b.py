@@ -10,7 +10,6 @@ from configs.published import aasd
 config = replace(
     aasd_7b,
     target="llava-hf/llava-1.5-13b-hf",
-    draft="runs/train/ft_llava_13b/hf",
-    kv_head="runs/train/kv_llava15_13b_paper/hf",
+    draft=("runs/train/ft_llava_13b/hf", "runs/train/kv_llava15_13b_paper/hf"),
     published=aasd.LLAVA_13B,
 )

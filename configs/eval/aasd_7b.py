@@ -15,8 +15,7 @@ from configs.published import aasd
 
 config = replace(
     llava15,
-    draft="runs/train/ft_llava/hf",
-    kv_head="runs/train/kv_llava15_7b_paper/hf",
+    draft=("runs/train/ft_llava/hf", "runs/train/kv_llava15_7b_paper/hf"),
     captioner=None,
     rows=(Variant("FT-LLaVA", ("M",)),),
     sets=aasd.SETS,

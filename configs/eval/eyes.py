@@ -1,7 +1,7 @@
 """`smollm2-eyes` on picturebook's synthetic sets: its shipped KV head, lookup, and the views of a draft.
 
 python -m eval.block_efficiency eyes
-python -m eval.block_efficiency eyes --draft runs/train/smollm2_eyes_draft/hf
+python -m eval.block_efficiency eyes --draft runs/train/smollm2_eyes_draft/hf --draft jaxspec_demo/smollm2_eyes/kv_head
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from configs.eval.mini import config as mini
 config = replace(
     mini,
     target="smollm2-eyes",
-    draft="",
-    kv_head=str(ASSETS / "smollm2_eyes" / "kv_head"),
+    draft=(str(ASSETS / "smollm2_eyes" / "kv_head"),),
     rows=(
         *(row for row in mini.rows if row.name != "P"),
         Variant("P36", ("P36",)),
         Variant("lookup", ("lookup",)),
-        Variant("KV head, tree 2:7", ("kv",), tree="2:7"),
+        Variant("KV head, tree 2:7", ("head",), tree="2:7"),
     ),
     gamma=7,
     batch_size=1,

@@ -14,8 +14,8 @@ config = replace(
         Variant("M", ("M",)),
         Variant("T", ("T",)),
         Variant("MT static", ("M", "T")),
-        Variant("KV head", ("kv",)),
-        Variant("MT + KV head static", ("M", "T", "kv")),
-        Variant("MT* + KV head", ("M", "T", "kv"), weighting="mt-paper"),
+        Variant("KV head", ("head",)),
+        Variant("MT + KV head static", ("M", "T", "head")),
+        Variant("MT* + KV head", ("M", "T", "head"), weighting="mt-paper"),
     ),
 )

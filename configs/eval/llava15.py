@@ -18,7 +18,7 @@ from configs.published import tabed
 
 config = EvalConfig(
     target=tabed.TARGET,
-    draft=tabed.DRAFT,
+    draft=(tabed.DRAFT,),
     rows=(
         Variant("M", ("M",)),
         Variant("T", ("T",)),

@@ -7,9 +7,8 @@ from jaxspec_demo import ASSETS
 
 config = EvalConfig(
     target=str(ASSETS / "mini" / "target"),
-    draft=str(ASSETS / "mini" / "draft"),
+    draft=(str(ASSETS / "mini" / "draft"), str(ASSETS / "mini" / "kv_head")),
     captioner=f"jax:{ASSETS / 'mini' / 'captioner'}",
-    kv_head=str(ASSETS / "mini" / "kv_head"),
     rows=(
         Variant("M", ("M",)),
         Variant("T", ("T",)),
@@ -18,7 +17,7 @@ config = EvalConfig(
         Variant("MT static", ("M", "T")),
         Variant("MT*", ("M", "T"), weighting="mt-paper"),
         Variant("MTCP*", ("M", "T", "C", "P"), weighting="mtcp-paper"),
-        Variant("KV head", ("kv",)),
+        Variant("KV head", ("head",)),
     ),
     sets=(
         "describe",

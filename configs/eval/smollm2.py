@@ -2,7 +2,7 @@
 
 python -m train.prompts --data path/to/data
 python -m eval.block_efficiency smollm2
-python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf
+python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf --draft jaxspec_demo/smollm2/kv_head
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ KINDS = ("gsm8k", "humaneval", "chat", "summary")
 
 config = EvalConfig(
     target="smollm2-135m",
-    draft="",
-    kv_head=str(ASSETS / "smollm2" / "kv_head"),
+    draft=(str(ASSETS / "smollm2" / "kv_head"),),
     rows=(
-        Variant("KV head", ("kv",)),
-        Variant("KV head, tree 2:7", ("kv",), tree="2:7"),
-        Variant("KV head, dynamic:4:7", ("kv",), tree="dynamic:4:7"),
-        Variant("KV head, dynamic:8:60", ("kv",), tree="dynamic:8:60"),
+        Variant("KV head", ("head",)),
+        Variant("KV head, tree 2:7", ("head",), tree="2:7"),
+        Variant("KV head, dynamic:4:7", ("head",), tree="dynamic:4:7"),
+        Variant("KV head, dynamic:8:60", ("head",), tree="dynamic:8:60"),
         Variant("text draft", ("T",)),
-        Variant("text draft + KV head", ("T", "kv")),
-        Variant("MT* of both", ("T", "kv"), weighting="mt-paper"),
+        Variant("text draft + KV head", ("T", "head")),
+        Variant("MT* of both", ("T", "head"), weighting="mt-paper"),
         Variant("lookup", ("lookup",)),
-        Variant("KV head + lookup", ("kv", "lookup")),
-        Variant("MT* of KV head, lookup", ("kv", "lookup"), weighting="mt-paper"),
+        Variant("KV head + lookup", ("head", "lookup")),
+        Variant("MT* of KV head, lookup", ("head", "lookup"), weighting="mt-paper"),
         Variant("text draft + lookup", ("T", "lookup")),
     ),
     sets=tuple(f"{kind}_test" for kind in KINDS),

@@ -83,5 +83,5 @@ MIXTURES = (
     Published("IbED, Tables 6 to 8, detailed captions", _SETTINGS | {"captioner": LONG}, {1: _LONG}),
     Published("IbED, Table 6", _SETTINGS | {"captioner": "blip:Salesforce/blip-image-captioning-base"}, {1: _BLIP}),
     Published("IbED, Table 6", _SETTINGS | {"captioner": "blip:Salesforce/blip2-opt-2.7b"}, {1: _BLIP_2}),
-    Published("IbED, Table 13", _SETTINGS | {"draft": "JackFram/llama-68m"}, {1: _PRETRAINED}),
+    Published("IbED, Table 13", _SETTINGS | {"draft": ("JackFram/llama-68m",)}, {1: _PRETRAINED}),
 )

@@ -15,7 +15,7 @@ CAPTIONER = "florence2:florence-community/Florence-2-large-ft"
 FOLLOW_UPS = ("question", "caption", "summary", "story")
 SETTINGS = {
     "target": TARGET,
-    "draft": DRAFT,
+    "draft": (DRAFT,),
     "dtype": "float16",
     "temperature": 0.0,
     "max_new_tokens": 128,

@@ -15,7 +15,9 @@ from eval.lib.report import results_folder
 from eval.lib.sets import SETS, check_names
 from jaxspec.cluster import join_cluster
 from jaxspec.command import load_preset, parse_options, preset_names, script_name
+from jaxspec.decoding.drafts import HEAD
 from jaxspec.decoding.engine_config import capped_gamma
+from jaxspec.decoding.sources.lookup import LOOKUP
 from jaxspec.errors import InputError, nearest
 from jaxspec.prompts.views import is_view
 
@@ -98,7 +100,7 @@ def parse_command(
             f"preset {preset!r}: belongs to another script; use one of {_presets(kind)}"
         )
     parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
-    given = vars(defaults) | vars(options()) | {parts: (), "debug": False}
+    given = vars(defaults) | vars(options()) | {parts: (), "draft": (), "debug": False}
     # The configuration below checks its fields itself, since tyro would frame the messages.
     unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
     script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
@@ -123,6 +125,9 @@ def parse_command(
     for name in _DEBUG.keys() & values if values["debug"] else ():
         values[name] = min(_DEBUG[name], values[name])
     config = _fields_of(type(defaults), given | values)
+    if "draft" in config:
+        named = values["draft"] or defaults.draft  # a repeated option would add to the default
+        config["draft"] = tuple(name for name in named if name)
     if parts:
         config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
     if parts == "rows":
@@ -148,7 +153,11 @@ def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[An
     known = {part.name: part for part in parts}
     for name in names:
         views = tuple(name.split(","))
-        if kind == "rows" and name not in known and all(map(is_view, views)):
+        if (
+            kind == "rows"
+            and name not in known
+            and all(name in (HEAD, LOOKUP) or is_view(name) for name in views)
+        ):
             known[name] = Variant(name, views)
         if name not in known:
             raise InputError(

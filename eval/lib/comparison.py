@@ -75,7 +75,7 @@ def _group(
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
         engine, settings = guard.engine, guard.engine.config
         assert isinstance(settings, EngineConfig)
-        place = where | engine_fields(name, settings, config)
+        place = where | engine_fields(name, engine, config)
         recorded = isinstance(engine.assembly.lead, RecordedTarget)
         if config.times and name not in passes and not recorded:
             found = guard.attempt(time_passes, engine, requests[: config.batch_size])
@@ -201,16 +201,18 @@ def _prefill_ms(results: Sequence[Result]) -> float:
     return sum(r.prefill_ms / r.batch for r in results) / len(results)
 
 
-def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:
+def engine_fields(row: str, engine: Engine, config: EvalConfig) -> Record:
     """Return the fields of a record that describe the engine."""
+    settings = engine.config
+    assert isinstance(settings, EngineConfig)
     return {
         "row": row,
-        "views": list(engine.views or ()),
-        "weighting": str(parse_weighting(engine.weighting)),
-        **block_fields(engine),
+        "views": list(engine.assembly.mixture.names),
+        "weighting": str(parse_weighting(settings.weighting)),
+        **block_fields(settings),
         "dtype": config.dtype,
         "device": config.device,
-        "batch": engine.batch_size,
+        "batch": settings.batch_size,
         "temperature": config.temperature,
         "seed": config.seed,
     }

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import tyro
+
 from eval.lib.published import Published
 from eval.lib.sets import MMSPEC, SETS, check_names, evaluation_set
 from jaxspec.data.samples import Sample
+from jaxspec.decoding.drafts import HEAD
 from jaxspec.decoding.engine_config import IMAGE_BUCKETS, PROMPT_BUCKETS, EngineConfig
+from jaxspec.decoding.sources.lookup import LOOKUP
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import local_path
 from jaxspec.models.int8 import Weights
@@ -24,9 +28,15 @@ class Variant:
 
     name: str
     views: tuple[str, ...]
+    """Views of a draft model, then `head` for a head, then `lookup`."""
     weights: tuple[float, ...] | None = None
     weighting: str = "static"
     tree: str | None = None
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Return the views of a draft model."""
+        return tuple(name for name in self.views if name not in (HEAD, LOOKUP))
 
 
 # The bases of a configuration are the groups of options in --help.
@@ -40,12 +50,11 @@ class Models:
     """Directory or hub id of the target, or `replay:FILE` with its recorded greedy answers."""
     adapter: str | None = None
     """Directory of the target's LoRA adapter in PEFT's format, merged at loading."""
-    draft: str
-    """Directory or hub id of the draft; '' if no row needs one."""
+    draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Directory or hub id of a draft model, KV head or EAGLE-3 head. Repeat the option for a model
+    and a head; together they replace the preset's, and '' leaves these out."""
     target_weights: Weights | None = None
     """int8 quantises the target's layers, for plain decoding too."""
-    kv_head: str | None = None
-    """Directory or hub id of the target's KV head or EAGLE-3 head, which drafts in view kv."""
     captioner: str | None = None
     """Captioner for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
     tiles: bool = True
@@ -153,15 +162,16 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
     @property
     def pair(self) -> str:
         """Return the models' names for titles; a directory gives its last two parts."""
-        models = self.target, self.draft or self.kv_head or ""
-        target, draft = ("/".join(Path(place).parts[-2:]) for place in models)
+        places = self.target, *self.draft
+        target, *drafts = ("/".join(Path(place).parts[-2:]) for place in places)
         target += f" ({self.target_weights})" if self.target_weights else ""
-        return f"target {target}, draft {draft}"
+        return f"target {target}, draft {' and '.join(drafts)}"
 
     def engine(self, row: Variant) -> EngineConfig:
         """Return the decoding of one row of the table."""
         shared = {one.name for one in fields(EngineConfig)}
         drafting = {name: value for name, value in vars(row).items() if name in shared}
+        drafting["views"] = tuple(name for name in row.views if name != HEAD)
         given = {name: value for name, value in vars(self).items() if name in shared}
         return EngineConfig(
             **given | drafting, new_buckets=(self.max_new_tokens,), data_parallel_processes=True

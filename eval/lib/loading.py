@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,26 +19,26 @@ from eval.lib.sets import MMSPEC
 from eval.lib.synthetic import PREFIX as SYNTHETIC
 from eval.lib.synthetic import parse_synthetic, synthetic_model
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.kv_head import is_head
+from jaxspec.checkpoints.kv_head import is_head, read_draft_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
 from jaxspec.data.rows import local_rows
 from jaxspec.decoding.captioners import captioner_lack, check_captioner, load_captioner
+from jaxspec.decoding.drafts import HEAD
 from jaxspec.decoding.engine import Engine, EngineConfig
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.files import local_path
-from jaxspec.loading import LoadedModel
+from jaxspec.loading import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.prompts.captions import Captioner
-from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.sharding import shardings
 
 
 def measurable(
     rows: tuple[Variant, ...],
     target: str,
-    draft: str,
+    drafts: Sequence[str],
     captioner: str | None,
     width: int | None = None,
 ) -> tuple[tuple[Variant, ...], dict[str, str]]:
@@ -47,11 +48,14 @@ def measurable(
     """
     wanted = captioner if any("C" in row.views for row in rows) else None
     no_captions = None if wanted is None else captioner_lack(wanted)
+    heads = _are_heads(drafts)
     lacks: dict[str, str] = {}
     for row in rows:
         why = (target.startswith(REPLAY) and _lacks_for(row)) or ("C" in row.views and no_captions)
-        if not (why or draft) and prompt_views(parse_views(row.views)):
-            why = "it needs a draft; give --draft"
+        if not why and row.shown and False not in heads:
+            why = "it needs a draft model; give one with --draft"
+        if not why and HEAD in row.views and True not in heads:
+            why = "it needs a head; give one with --draft"
         if row.tree and width:
             why = "passes over a tree have no fixed width; leave out --width"
         if why:
@@ -61,6 +65,17 @@ def measurable(
     for line in by_reason(lacks):
         print(f"rows left out: {line}", file=sys.stderr)
     return tuple(row for row in rows if row.name not in lacks), lacks
+
+
+def _are_heads(drafts: Sequence[str]) -> set[bool]:
+    """Return whether heads, models or both are among drafts; both where one cannot be read."""
+    with suppress(InputError):  # `check_files` reports it
+        return set(map(_is_head, drafts))
+    return {False, True}
+
+
+def _is_head(name: str) -> bool:
+    return not name.startswith(SYNTHETIC) and is_head(locate(name, wanted=("config.json",)))
 
 
 def by_reason(reasons: Mapping[str, str]) -> list[str]:
@@ -73,7 +88,7 @@ def by_reason(reasons: Mapping[str, str]) -> list[str]:
 
 def _lacks_for(row: Variant) -> str | None:
     """Return why recorded answers cannot serve this row; None if they can."""
-    if "kv" in row.views:
+    if HEAD in row.views:
         return "recorded answers have no keys and values; give a model as target"
     if not parse_weighting(row.weighting).hard_labels:
         return "recorded answers have no probabilities to learn from; give a model as target"
@@ -81,19 +96,30 @@ def _lacks_for(row: Variant) -> str | None:
 
 
 class Loaded(NamedTuple):
-    """The models of an evaluation."""
+    """Hold the models of an evaluation."""
 
     target: LoadedModel
-    draft: LoadedModel | None
+    drafts: tuple[LoadedDraft, ...]
     captioner: Captioner | None
 
-    def engine(self, config: EngineConfig) -> Engine:
-        """Return an engine that drafts."""
-        return engine_of(self.target, self.draft, config, self.captioner)
+    @property
+    def draft(self) -> LoadedModel | None:
+        """Return the draft model, if there is one."""
+        models = (draft for draft in self.drafts if isinstance(draft, LoadedModel))
+        return next(models, None)
+
+    def engine(self, row: Variant, config: EngineConfig) -> Engine:
+        """Return an engine with the drafts of a row."""
+        drafts = [
+            draft
+            for draft in self.drafts
+            if (row.shown if isinstance(draft, LoadedModel) else HEAD in row.views)
+        ]
+        return engine_of(self.target, drafts, config, self.captioner)
 
     def engines(self, config: EvalConfig) -> dict[str, Engine]:
         """Return the engines of the config's rows, by name."""
-        return {row.name: self.engine(config.engine(row)) for row in config.rows}
+        return {row.name: self.engine(row, config.engine(row)) for row in config.rows}
 
 
 def load_model(
@@ -124,26 +150,26 @@ def load_model(
     )
 
 
-def load_models(config: EvalConfig, views: Sequence[str] | None = None) -> Loaded:
-    """Load the target, and the draft and captioner that the rows need, in the preset's dtype.
+def load_models(config: EvalConfig) -> Loaded:
+    """Load the target, its drafts, and the captioner that the rows need, in the preset's dtype.
 
-    Equal vision towers are held once. A target `replay:FILE` is a file of recorded answers. `views`
-    replaces the views of the preset's rows.
+    Equal vision towers are held once. A target `replay:FILE` is a file of recorded answers.
     """
-    shown = [name for row in config.rows for name in row.views] if views is None else views
-    head = config.kv_head if "kv" in shown else None
-    captioner = config.captioner if "C" in shown else None
-    check_files(config, head, captioner)
-    draft = None
+    rows = config.rows
+    captioner = config.captioner if any("C" in row.views for row in rows) else None
+    check_files(config, captioner)
     if config.target.startswith(REPLAY):
         if config.target_weights is not None:
             raise InputError("target_weights: recorded answers have none; leave it out")
         if config.adapter is not None:
             raise InputError("adapter: recorded answers take none; leave it out")
-        draft = load_model(config.draft, config.dtype, config.tiles)
-        target: LoadedModel = RecordedTarget.read(
-            local_path(config.target.removeprefix(REPLAY)), draft
-        )
+        models = [name for name in config.draft if not _is_head(name)]
+        if len(models) != 1:
+            raise InputError(f"draft: {len(models)} models for recorded answers; give one")
+        draft = load_model(models[0], config.dtype, config.tiles)
+        path = local_path(config.target.removeprefix(REPLAY))
+        target: LoadedModel = RecordedTarget.read(path, draft)
+        drafts: tuple[LoadedDraft, ...] = (draft,)
     else:
         target = load_model(
             config.target,
@@ -153,29 +179,31 @@ def load_models(config: EvalConfig, views: Sequence[str] | None = None) -> Loade
             weights=config.target_weights,
             adapter=config.adapter,
         )
-        if config.draft:
-            draft = load_model(config.draft, config.dtype, config.tiles, target)
-    if head is not None:
-        target = target.with_head(head)
+        drafts = tuple(
+            load_model(name, config.dtype, config.tiles, target)
+            if name.startswith(SYNTHETIC)
+            else load_draft(name, target, jnp.dtype(config.dtype), tiles=config.tiles)
+            for name in config.draft
+        )
     if process()[0] == 0:
-        print(f"target {config.target}\ndraft  {config.draft or head}", file=sys.stderr)
+        print(f"target {config.target}\ndraft  {', '.join(config.draft)}", file=sys.stderr)
     if captioner is None:
-        return Loaded(target, draft, None)
+        return Loaded(target, drafts, None)
     writer = load_captioner(captioner, jnp.dtype(config.dtype), share_tower_with=target)
-    return Loaded(target, draft, writer)
+    return Loaded(target, drafts, writer)
 
 
-def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
+def check_files(config: EvalConfig, captioner: str | None = None) -> None:
     """Raise InputError for missing models, heads, captions and data, before anything is loaded."""
-    for place in filter(None, (config.target, config.draft)):
+    for place in (config.target, *config.draft):
         if place.startswith(REPLAY):
             next(local_rows(local_path(place.removeprefix(REPLAY))), None)
         elif place.startswith(SYNTHETIC):
             parse_synthetic(place)
-        else:
+        elif place == config.target:
             read_config(locate(place))
-    if head is not None and not is_head(locate(head, wanted=("config.json",))):
-        raise InputError(f"kv_head {head}: not a KV head; give the directory of one")
+        else:
+            read_draft_config(locate(place))
     if captioner is not None:
         kind, where, _ = check_captioner(captioner)
         if kind == "jax":

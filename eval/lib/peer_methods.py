@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from jaxspec.config import text_config
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.loading import LoadedDraft
 from jaxspec.prompts.encoder import Prompt
 
 GAMMA = 5
@@ -41,9 +42,9 @@ Method = Callable[[Prompt], Timed]
 
 
 def ours(
-    target: LoadedModel, drafts: Sequence[LoadedModel], gammas: Sequence[int], new: int
+    target: LoadedModel, drafts: Sequence[LoadedDraft], gammas: Sequence[int], new: int
 ) -> dict[str, Method]:
-    """Return jaxspec's methods: plain, lookup, with the target's KV head, and with the drafts."""
+    """Return jaxspec's methods: plain decoding, lookup, and each of the drafts."""
 
     def method(engine: Engine) -> Method:
         def run(prompt: Prompt) -> Timed:
@@ -57,14 +58,17 @@ def ours(
         return run
 
     config = EngineConfig(new_buckets=(new,), prompt_buckets=(32, 64, 128, 648 + 32))
-    methods = {PLAIN: method(Engine(target, None, replace(config, views=())))}
-    ways: list[tuple[str, str, LoadedModel | None]] = [("lookup", "lookup", None)]
-    ways += [] if target.head is None else [("KV head", "kv", None)]
-    ways += [
-        ("view M", "M", draft) if draft.images else ("text draft", "T", draft) for draft in drafts
-    ]
-    for (name, view, draft), gamma in product(ways, gammas):
-        how = replace(config, views=(view,), gamma=gamma)
+    methods = {PLAIN: method(Engine(target, None, config))}
+    ways: list[tuple[str, tuple[str, ...], LoadedDraft | None]] = [("lookup", ("lookup",), None)]
+    for draft in drafts:
+        if not isinstance(draft, LoadedModel):
+            ways.append(("KV head", (), draft))
+        else:
+            ways.append(
+                ("view M", ("M",), draft) if draft.images else ("text draft", ("T",), draft)
+            )
+    for (name, views, draft), gamma in product(ways, gammas):
+        how = replace(config, views=views, gamma=gamma)
         methods[f"jaxspec speculative, {name}, gamma = {gamma}"] = method(
             Engine(target, draft, how)
         )

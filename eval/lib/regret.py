@@ -30,7 +30,6 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
@@ -67,9 +66,7 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
     mixing = [
         row
         for row in config.rows
-        if prompt_views(parse_views(row.views)) == parse_views(row.views)
-        and len(row.views) > 1
-        and row.tree is None
+        if row.shown == row.views and len(row.views) > 1 and row.tree is None
     ]
     if not mixing:
         raise InputError("regret: no row mixes views in a chain; choose another preset or --rows")
@@ -84,7 +81,8 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
             answers = [result.tokens for result in plain.generate(requests)]
             for views in dict.fromkeys(row.views for row in mixing):
                 some = [row for row in mixing if row.views == views]
-                engine = models.engine(config.engine(Variant("views", views)))
+                shown = Variant("views", views)
+                engine = models.engine(shown, config.engine(shown))
                 found = map_over_processes(
                     partial(_replayed, config, engine, some),
                     list(zip(requests, answers, strict=True)),

@@ -28,6 +28,7 @@ from jaxspec.decoding.engine_config import BATCH_BUCKETS, EngineConfig
 from jaxspec.decoding.requests import EncodedRequest, each, encode
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedDraft
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.prompts.captions import Captioner
@@ -130,12 +131,6 @@ class RecordedTarget(LoadedModel):
     def images(self) -> None:
         return None
 
-    def with_head(self, path: str | Path) -> LoadedModel:
-        """Raise InputError, since a KV head needs keys and values."""
-        raise InputError(
-            f"{PREFIX}{self.source}: has no keys and values for KV head {path}; leave the head out"
-        )
-
     def answer(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the recorded tokens of a prompt; InputError if there is no answer."""
         found = self.answers.get((prompt.sample, prompt.turn))
@@ -210,7 +205,7 @@ class RecordedEngine(Engine):
 
 def engine_of(
     target: LoadedModel,
-    draft: LoadedModel | None,
+    draft: LoadedDraft | Sequence[LoadedDraft] | None,
     config: EngineConfig,
     captioner: Captioner | None = None,
 ) -> Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +21,7 @@ from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, warn_once
 from jaxspec.loading import (
     LoadedDraft,
     LoadedModel,
@@ -55,10 +54,9 @@ class Form:
         if len(row) + request.max_new_tokens <= limit:
             return
         if self.drafts:
-            warnings.warn(
-                f"{self.name}: prompts and answers pass its {limit} trained positions, so that "
-                "it may draft worse there; answers stay the target's",
-                stacklevel=2,
+            warn_once(
+                f"{self.name}: prompts and answers pass its {limit} trained positions, where it "
+                "may draft worse; answers stay the target's"
             )
             return
         raise InputError(

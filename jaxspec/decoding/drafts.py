@@ -58,10 +58,10 @@ def mixture(views: Sequence[str] | None, drafts: Sequence[DraftConfig]) -> Mixtu
     shown, lookup = read_views(("M",) * len(models) if views is None else views)
     names = ",".join(view.name for view in shown)
     if shown and not models:
-        raise InputError(f"views: {names} needs a draft model; give one, or leave it out")
+        raise InputError(f"views: {names} need a draft model; give one, or leave them out")
     if models and not shown:
         raise InputError("draft: no view shows the model a prompt; add M to the views")
-    return Mixture(shown, *(models or [None]), *(heads or [None]), lookup)
+    return Mixture(shown, next(iter(models), None), next(iter(heads), None), lookup)
 
 
 def read_views(names: Sequence[str]) -> tuple[tuple[View, ...], bool]:

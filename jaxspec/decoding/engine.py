@@ -6,10 +6,8 @@ Lengths, temperatures, limits, weights and keys are traced.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -27,7 +25,7 @@ from jaxspec.decoding.requests import EncodedRequest, Request, Result, decoded_i
 from jaxspec.decoding.running import STRIDE, RunningBatch
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, run_decode, run_logprobs
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, warn_once
 from jaxspec.loading import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.captions import Captioner
@@ -263,12 +261,6 @@ class Engine:
         return plan_memory(
             self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller
         )
-
-
-@cache
-def warn_once(line: str) -> None:
-    """Log a warning, the first time in a process: scripts make many engines of a target."""
-    logging.getLogger("jaxspec").warning(line)
 
 
 def _listed(requests: Any) -> Sequence[Request | str]:

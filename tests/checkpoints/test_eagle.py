@@ -17,7 +17,7 @@ from jaxspec.checkpoints.kv_head import is_head, load_kv_head, save_kv_head
 from jaxspec.cli import main
 from jaxspec.config import KVHeadConfig, LlamaConfig
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel
+from jaxspec.loading import LoadedHead, LoadedModel
 from jaxspec.models import LanguageModel
 from jaxspec.models.kv_head import KVHead, joined
 from jaxspec.models.layers import apply
@@ -263,8 +263,7 @@ def test_parts_that_a_head_may_have_or_lack(tied: bool, words: tuple[int, ...], 
     config, params = made(words, qk_norm=True)
     save_kv_head(tmp_path / "own", replace(config, target_hash=""), params, None)
     path = rewritten(tmp_path / "own", tmp_path / "head", {}, {"lm_head.weight": None})
-    model = LoadedModel.load(tmp_path / "target").with_head(path)
-    assert model.head is not None
+    head = LoadedHead.load(path, LoadedModel.load(tmp_path / "target"))
     tensors = load_file(path / "model.safetensors")
     embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"])
     whole = embedding if tied else np.asarray(TARGET["lm_head"]["kernel"]).T
@@ -281,7 +280,7 @@ def test_parts_that_a_head_may_have_or_lack(tied: bool, words: tuple[int, ...], 
         np.repeat(np.arange(anchor)[:, None], 3, axis=1),
         tokens[anchor + 1 : anchor + J],
     )
-    ours = scores(model.head.config, model.head.params, states, tokens, anchor)
+    ours = scores(head.config, head.params, states, tokens, anchor)
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 

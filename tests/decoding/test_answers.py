@@ -32,18 +32,17 @@ PAGES = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (28, 28, 3), 
 
 
 @pytest.fixture(scope="module")
-def headed(target: LoadedModel) -> LoadedModel:
-    head = tiny.kv_head(LanguageModel(target.config), target.params)
-    return replace(target, head=LoadedHead(*head))
+def head(target: LoadedModel) -> LoadedHead:
+    return LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params))
 
 
-def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel, **options: Any) -> dict[str, Engine]:
+def engines(target: LoadedModel, draft: LoadedModel, head: LoadedHead, **options: Any) -> dict[str, Engine]:
     config = replace(CONFIG, **options)
     eagle = tiny.kv_head(LanguageModel(target.config), target.params, feature="fused", target_layers=(0, 1, 2))
     return {
-        "eagle": Engine(replace(target, head=LoadedHead(*eagle)), config=replace(config, views=("kv",))),
+        "eagle": Engine(target, LoadedHead(*eagle), replace(config, views=None)),
         "views": Engine(target, draft, config),
-        "kv": Engine(headed, config=replace(config, views=("kv",))),
+        "head": Engine(target, head, replace(config, views=None)),
         "lookup": Engine(target, config=replace(config, views=("lookup",))),
     }
 
@@ -66,8 +65,8 @@ def test_an_answer_ends_before_the_first_string_to_stop_at(target: LoadedModel, 
         Request("What?", stop="ab")
 
 
-def test_samples_are_those_of_their_seeds(target: LoadedModel, draft: LoadedModel, headed: LoadedModel) -> None:
-    engine = engines(target, draft, headed)["eagle"]
+def test_samples_are_those_of_their_seeds(target: LoadedModel, draft: LoadedModel, head: LoadedHead) -> None:
+    engine = engines(target, draft, head)["eagle"]
     asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
     drawn = engine.samples(asked, 3)
     alone = engine.generate([replace(asked, seed=7 + i) for i in range(3)])
@@ -77,17 +76,15 @@ def test_samples_are_those_of_their_seeds(target: LoadedModel, draft: LoadedMode
         engine.samples(Request("What?", NEW), 2)
 
 
-def test_log_probabilities_are_those_of_full_passes(
-    target: LoadedModel, draft: LoadedModel, headed: LoadedModel
-) -> None:
+def test_log_probabilities_are_those_of_full_passes(target: LoadedModel, draft: LoadedModel, head: LoadedHead) -> None:
     engine = Engine(target, draft, CONFIG)
     asked = Request(engine.encoder.prompt("What?", PAGES[:1]), 6, 1.0)
     answer = engine.generate(asked).tokens
     rows = [forward_logits(target, asked.prompt, answer[:place]) for place in range(len(answer))]
     expected = [jax.nn.log_softmax(row)[token] for row, token in zip(rows, answer, strict=True)]
     np.testing.assert_allclose(engine.logprobs(asked, answer), expected, atol=1e-4)
-    head = Engine(headed, config=replace(CONFIG, views=("kv",), prompt_buckets=(16, 32, 64)))
-    np.testing.assert_allclose(head.logprobs(asked, answer * 6)[: len(answer)], expected, atol=1e-4)
+    drafted = Engine(target, head, replace(CONFIG, views=None, prompt_buckets=(16, 32, 64)))
+    np.testing.assert_allclose(drafted.logprobs(asked, answer * 6)[: len(answer)], expected, atol=1e-4)
     together = Engine([target, draft], config=CollaborationConfig(combination="weighted:0.7,0.3"))
     others = [forward_logits(draft, asked.prompt, answer[:place]) for place in range(len(answer))]
     expected = [
@@ -99,15 +96,15 @@ def test_log_probabilities_are_those_of_full_passes(
         engine.logprobs(asked, [5] * 2000)
 
 
-@pytest.mark.parametrize("kind", ["views", "kv", "eagle", "lookup"])
+@pytest.mark.parametrize("kind", ["views", "head", "eagle", "lookup"])
 def test_a_session_answers_as_whole_prompts_do(
-    kind: str, target: LoadedModel, draft: LoadedModel, headed: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    kind: str, target: LoadedModel, draft: LoadedModel, head: LoadedHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An image in the first turn, none in the second, another in the third. Caches of views grow; the head's third
     turn samples."""
     monkeypatch.setattr(batcher, "FIRST", 8)
     sizes = {"prompt_buckets": (256,), "image_buckets": (2,), "growing_cache": kind == "views"}
-    engine = engines(target, draft, headed, **sizes)[kind]
+    engine = engines(target, draft, head, **sizes)[kind]
     session, prompt, read = Session(engine), None, []
     prefill = engine.batcher.prefill
     monkeypatch.setattr(
@@ -115,7 +112,7 @@ def test_a_session_answers_as_whole_prompts_do(
         "prefill",
         lambda together, *rest, **options: read.append(together.past) or prefill(together, *rest, **options),
     )
-    last = float(kind == "kv")  # another kind of loop, so once
+    last = float(kind == "head")  # another kind of loop, so once
     for question, images, temperature in (
         ("What?", PAGES[:1], 0.0),
         ("And then?", [], 0.0),
@@ -157,17 +154,20 @@ def test_a_session_reads_images_of_later_turns(family: str) -> None:
         assert said == answer
 
 
-def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, headed: LoadedModel) -> None:
+def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, head: LoadedHead) -> None:
     engine, together, page = Engine(target), CollaborationConfig(), tiny.page()
     closed = Image.fromarray(page)
     closed.close()
-    assert Engine(headed).config.views == ("kv",)
-    assert Engine(headed, draft).config.views == ("M", "kv")
+    assert Engine(target, [head, draft]).assembly.mixture.names == ("M", "head")
     wrong: list[tuple[str, Callable[[], Any]]] = [
-        ("views: M,T need a draft", lambda: Engine(target, config=CONFIG)),
+        ("views: M,T need a draft model", lambda: Engine(target, config=CONFIG)),
+        ("draft: no view shows the model a prompt", lambda: Engine(target, draft, EngineConfig(views=()))),
+        ("draft: 0 models and 2 heads; give at most one of each", lambda: Engine(target, [head, head])),
+        ("views: 'lookup,M'; name lookup once, behind", lambda: EngineConfig(views=("lookup", "M"))),
+        ("views: 'M,head'; a head reads no view", lambda: EngineConfig(views=("M", "head"))),
         ("config: CollaborationConfig; give an EngineConfig for one target", lambda: Engine(target, config=together)),
         ("config: EngineConfig; give a CollaborationConfig", lambda: Engine([target, draft], config=CONFIG)),
-        ("draft: EngineConfig; give a LoadedModel", lambda: Engine(target, EngineConfig())),  # type: ignore[arg-type]
+        ("draft: EngineConfig; give what load_draft returns", lambda: Engine(target, EngineConfig())),  # type: ignore[arg-type]
         ("requests: a dict; give a Request", lambda: engine.generate([{"prompt": "Hi"}])),  # type: ignore[list-item]
         ("image photo.jpg: no such file", lambda: engine.generate(Request("Hi", images=["photo.jpg"]))),
         ("prompt: has no tokens", lambda: engine.generate(Request(Prompt(np.zeros(0, np.int32))))),

@@ -107,7 +107,7 @@ def models(pair: tuple[Path, Path]) -> EvalConfig:
     target, draft = pair
     return EvalConfig(
         target=str(target),
-        draft=str(draft),
+        draft=(str(draft),),
         rows=(Variant("C", ("C",)),),
         sets=("describe",),
         captioner=f"jax:{draft}",
@@ -116,7 +116,8 @@ def models(pair: tuple[Path, Path]) -> EvalConfig:
 
 @pytest.fixture(scope="module")
 def loaded(models: EvalConfig) -> tuple[LoadedModel, LoadedModel]:
-    return load_models(models)[:2]
+    target, (draft,), _ = load_models(models)
+    return target, draft
 
 
 def test_every_image_of_both_turns_is_captioned_in_order(loaded: tuple[LoadedModel, LoadedModel]) -> None:

@@ -32,28 +32,24 @@ OPTIONS = {
     "qwen2_5_vl": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
     "one-dimensional": {"rope_scaling": RopeScaling()},  # for a target with M-RoPE
 }
-ENGINE = EngineConfig(
-    views=("kv",), gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16)
-)
+ENGINE = EngineConfig(gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16))
 
 
-def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> LoadedModel:
+def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
     written = "qwen2_5_vl" if family == "one-dimensional" else family
     target = LoadedModel.load(families.write(path, written) / "target")
     config = KVHeadConfig.of_target(target.config, feature="fused", target_layers=(0, 1, 1), gamma=J)
     text = replace(config.text_config, draft_vocabulary=words, **OPTIONS[family])
     config = replace(config, text_config=text)
-    return replace(
-        target, head=LoadedHead(config, tiny.eagle_params(config, text_params(target.config, target.params)))
-    )
+    return target, LoadedHead(config, tiny.eagle_params(config, text_params(target.config, target.params)))
 
 
 @pytest.mark.parametrize(("family", "tree"), [*((family, None) for family in OPTIONS), ("qwen2_5_vl", "2:5")])
 def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None, tmp_path: Any) -> None:
     """Rows have an image, and blocks follow others of which more or less was accepted."""
     words = tuple(range(3, 100)) if tree is None else ()
-    target = headed(tmp_path, family, words)
-    engine = Engine(target, config=replace(ENGINE, tree=tree))
+    target, head = headed(tmp_path, family, words)
+    engine = Engine(target, head, replace(ENGINE, tree=tree))
     prompt = engine.encoder.prompt("What?", [tiny.page(0)])
     request = Request(prompt, NEW, temperature=8.0, seed=3)
     state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))  # also if the first token ended it
@@ -61,8 +57,7 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
     _, options = engine.batcher.inputs([read], read.sizes)
     options = options.replace(eos=jnp.asarray([-1]))
     spec, params = engine.assembly.program, engine.assembly.params
-    head, row = target.head, text_params(target.config, target.params)
-    assert head is not None
+    row = text_params(target.config, target.params)
     config = head.config.to_dict()
     tensors = {name.replace("layers.0.", "midlayer."): leaf for name, leaf in named_tensors(head.params).items()}
     if words:
@@ -80,7 +75,7 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
         answer = np.asarray(state.tokens)[0, : int(state.count[0])].tolist()
         draft, state = block(state)
         emitted.append(int(state.count[0]) - len(answer))
-        tokens, states, places = read_row(target, prompt, answer)
+        tokens, states, places = read_row(target, head, prompt, answer)
         drafted = np.asarray(draft.tokens)[0, : J - 1] if tree is None else ()
         scores = reference(config, tensors, embedding, states, tokens, places, drafted)
         probs = np.exp((scores - scores.max(-1, keepdims=True)) / 8.0)
@@ -92,28 +87,28 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
 @pytest.mark.parametrize("family", OPTIONS)
 def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
     """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of decoding."""
-    plain = Engine(replace(headed(tmp_path / "plain", family), head=None), config=replace(ENGINE, views=()))
+    plain = Engine(headed(tmp_path / "plain", family)[0], None, ENGINE)
     prompts = [plain.encoder.prompt(text, [tiny.page(0)]) for text in ("What?", "Tell me more.", "Who is it?", "a")]
     answers = [result.tokens for result in plain.generate([Request(prompt, NEW) for prompt in prompts])]
     words, _ = zip(*Counter(token for answer in answers for token in answer).most_common(3), strict=True)
-    target = headed(tmp_path / "drafted", family, tuple(sorted(words)))
-    engine, total = Engine(target, config=ENGINE), np.zeros(2, int)
+    target, head = headed(tmp_path / "drafted", family, tuple(sorted(words)))
+    engine, total = Engine(target, head, ENGINE), np.zeros(2, int)
     for prompt, answer in zip(prompts, answers, strict=True):
-        assert target.head is not None
         result = engine.generate(Request(prompt, NEW))
-        blocks = blocks_of_head(target, target.head, prompt, answer, J)
+        blocks = blocks_of_head(target, head, prompt, answer, J)
         assert blocks == (result.stats.steps, result.stats.emitted)
         assert result.tokens == answer
         total += blocks
     assert 0 < total[0] < total[1]
 
 
-def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def read_row(
+    target: LoadedModel, head: LoadedHead, prompt: Any, answer: list[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The row's tokens, and of all but the newest the target's states and positions."""
     rows, images = whole_row(target, prompt, answer)
     model, length = target.model, int(rows.length[0])
-    assert target.head is not None
-    kept = target.head.config.target_states
+    kept = head.config.target_states
 
     @jax.jit
     def states(images: Any) -> Any:
@@ -122,7 +117,7 @@ def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[np.nd
 
     hidden = np.asarray(states(images), np.float64)[0, 0, : length - 1]
     places = np.arange(rows.tokens.shape[1])[None]
-    if rows.rotary is not None and target.head.config.text_config.rope_scaling.mrope_section:
+    if rows.rotary is not None and head.config.text_config.rope_scaling.mrope_section:
         places = np.asarray(rows.rotary)[0]
     places = np.broadcast_to(places, (3, rows.tokens.shape[1]))[:, : length - 1].T
     return np.asarray(rows.tokens)[0, :length], hidden, places

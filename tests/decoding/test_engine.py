@@ -182,6 +182,19 @@ def test_settings_that_are_not_applied_are_named_once(
     assert caplog.messages == ([] if words is None else [line])
 
 
+def test_a_draft_past_its_trained_positions_is_named_once(
+    engine: Engine, draft: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = replace(text_config(draft.config), max_position_embeddings=29)
+    short = replace(draft, config=replace(draft.config, text_config=text))
+    drafted = Engine(engine.target, short, CONFIG)
+    for words in ("Hi", "What?"):
+        asked = Request(words, 40)
+        assert drafted.generate(asked).tokens == engine.generate(asked).tokens
+    line = "the draft: prompts and answers pass its 29 trained positions, where it may draft worse"
+    assert caplog.messages == [f"{line}; answers stay the target's"]
+
+
 def test_one_id_for_two_words(target: LoadedModel, draft: LoadedModel) -> None:
     """A character that only the draft has, where the target has another; added tokens may differ."""
     renamed = replace(draft, tokenizer=tiny.tokenizer(tiny.CHARACTERS.replace("~", "£")))

@@ -50,7 +50,7 @@ def total(memory: Any) -> int:
 
 def test_the_report_is_what_prefill_and_decoding_take() -> None:
     """Views M and T, five drafted tokens, one tower for both models: weights, caches and inputs exactly."""
-    program, params = abstract_program(TARGET, DRAFT, ("M", "T"), 5, jnp.bfloat16)
+    program, params = abstract_program(TARGET, [DRAFT], ("M", "T"), 5, jnp.bfloat16)
     assert "vision_tower" not in params["draft"]
     report, inputs = plan_memory(program, params, BATCH, SIZES), abstract_inputs(program, BATCH, SIZES)
 

@@ -2,7 +2,7 @@
 
 Everything runs on one batch of ragged prompts with 0 to 2 images, so that a combination of views and gamma is
 compiled once: weights, parameters, limits, EOS ids and temperatures are traced. The prompts and answers pass the
-draft's trained positions, so the context policy `extrapolate` is at work throughout.
+draft's trained positions throughout.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ TARGET, TARGET_PARAMS = tiny.lvlm(32, 2, seed=0)
 INT8_PARAMS = int8_params(TARGET_PARAMS)
 DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
 HEADS = {
-    "kv": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
+    "KV head": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
     "eagle": tiny.kv_head(TARGET, TARGET_PARAMS, feature="fused", target_layers=(0, 1, 2)),
     "one pass": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2, key_layers=(0, 1)),
 }
-"""All are a view kv; here those that are not one token a pass have names of their own."""
+"""Each drafts as `head`; here it has a name of its own."""
 SHAPES = [(1, None), (3, None), (7, None), (3, "2:9"), (3, "dynamic:2:6")]
 """Draft lengths and trees."""
 GRID = [
     *(((view,), 3, None) for view in "MTPC"),
     *((("M", "T"), *shape) for shape in [*SHAPES, (5, None)]),
     (("M", "T", "C", "P"), 3, None),
-    (("kv",), 3, None),
-    (("kv",), 3, "2:5"),
-    (("M", "T", "kv"), 3, None),
+    (("KV head",), 3, None),
+    (("KV head",), 3, "2:5"),
+    (("M", "T", "KV head"), 3, None),
     (("eagle",), 3, None),
     (("M", "T", "eagle"), 2, "dynamic:2:4"),
     (("one pass",), 3, None),
@@ -53,7 +53,7 @@ GRID = [
     *((("lookup",), 3, tree) for tree in (None, "2:5")),
     *(
         (("M", "eagle", "lookup"), 3, None),
-        (("kv", "lookup"), 3, None),
+        (("KV head", "lookup"), 3, None),
         (("M", "lookup"), 3, "dynamic:2:6"),
         (("M", "T", "lookup"), 3, None),
     ),
@@ -71,7 +71,7 @@ def head_of(views: tuple[str, ...]) -> tuple[Any, Params]:
 
 
 def in_engine(views: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple("kv" if view in HEADS else view for view in views)
+    return tuple("head" if view in HEADS else view for view in views)
 
 
 def batch_of(*views: str) -> PromptBatch:
@@ -129,7 +129,7 @@ def same_stats(one: DecodeState, other: DecodeState, rows: list[int] | None = No
 @pytest.mark.parametrize(
     ("views", "gamma", "tree", "target"),
     [(*case, TARGET_PARAMS) for case in GRID]
-    + [(("M", "T"), 3, None, INT8_PARAMS), (("M", "T"), 3, "2:9", INT8_PARAMS), (("kv",), 3, None, INT8_PARAMS)],
+    + [(("M", "T"), 3, None, INT8_PARAMS), (("M", "T"), 3, "2:9", INT8_PARAMS), (("KV head",), 3, None, INT8_PARAMS)],
 )
 def test_speculation_writes_the_targets_tokens(
     views: tuple[str, ...], gamma: int, tree: str | None, target: Params

@@ -112,8 +112,8 @@ def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | N
     """Its layer, reading all images, computes what the target will: every block is accepted as far as it goes."""
     target, params = tiny.lvlm(32, 1, seed=0)
     config, head = tiny.kv_head(target, params, noise=0.0, pooling="none")
-    batch = tiny.prompts([5, 3, 7, 5], [1, 0, 2, 1], ("kv",), head=config)
-    spec = tiny.speculator(target, LanguageModel(config.text_config), ("kv",), J, tree=tree, head=config)
+    batch = tiny.prompts([5, 3, 7, 5], [1, 0, 2, 1], ("head",), head=config)
+    spec = tiny.speculator(target, LanguageModel(config.text_config), ("head",), J, tree=tree, head=config)
     new = 1 + 5 * (J + 1)
     options = tiny.sampling(4, temperature, new=new, eos=(-1,))
     state = tiny.run_speculative(spec, tiny.params_of(spec, params, head=head), batch, options, new)
@@ -128,9 +128,8 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope(tmp_path: Path) -> No
     config = KVHeadConfig.of_target(target.config, pooling="none", gamma=J)
     head = init_head(config, text_params(target.config, target.params), jax.random.key(0))
     settings = {"prompt_buckets": (64, 128), "image_buckets": (0, 4, 16), "new_buckets": (32,)}
-    plain = Engine(target, config=EngineConfig(views=(), **settings))
-    headed = replace(target, head=LoadedHead(config, head))
-    engine = Engine(headed, config=EngineConfig(views=("kv",), gamma=J, **settings))
+    plain = Engine(target, config=EngineConfig(**settings))
+    engine = Engine(target, LoadedHead(config, head), EngineConfig(gamma=J, **settings))
     request = Request(plain.encoder.prompt("What?", [tiny.page(0)]), 1 + 5 * (J + 1))
     result = engine.generate(request)
     assert result.tokens == plain.generate(request).tokens
@@ -164,6 +163,6 @@ def test_a_head_takes_its_own_target_only() -> None:
 def test_one_pass_drafts_at_most_what_it_was_trained_for() -> None:
     config, _ = tiny.kv_head(TARGET, PARAMS, parallel=True, gamma=3)
     for gamma in (2, 3):
-        tiny.speculator(TARGET, TARGET, ("kv",), gamma, head=config)
+        tiny.speculator(TARGET, TARGET, ("head",), gamma, head=config)
     with pytest.raises(InputError, match="gamma: 5 is more than the 3 tokens that the draft writes in one pass"):
-        tiny.speculator(TARGET, TARGET, ("kv",), 5, head=config)
+        tiny.speculator(TARGET, TARGET, ("head",), 5, head=config)

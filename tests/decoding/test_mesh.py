@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
@@ -86,8 +84,7 @@ def test_a_kv_head_is_split_as_its_target_is(pair, options):
     alone, split = LoadedModel.load(pair[0]), LoadedModel.load(pair[0], mesh=make_mesh(model=2))
     head = LoadedHead(*tiny.kv_head(alone.model, alone.params, **options))
     page = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-    config = EngineConfig(views=("kv",), gamma=3)
-    engines = [Engine(replace(target, head=head), config=config) for target in (alone, split)]
+    engines = [Engine(target, head, EngineConfig(gamma=3)) for target in (alone, split)]
     asked = Request(engines[0].encoder.prompt("What is this?", [page]), NEW)
     expected, result = (engine.generate(asked) for engine in engines)
     assert (result.tokens, result.stats.steps) == (expected.tokens, expected.stats.steps)

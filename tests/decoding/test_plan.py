@@ -28,7 +28,7 @@ PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     ("devices", "views", "options"),
     [
         (1, (), {}),
-        (2, ("kv",), {"feature": "fused", "target_layers": (0, 1, 2)}),
+        (2, (), {"feature": "fused", "target_layers": (0, 1, 2)}),
         (2, ("lookup",), {}),
         (2, ("M", "T"), {"weights": "int8"}),
     ],
@@ -39,21 +39,19 @@ def test_it_is_the_engines_own_report(
     options = dict(options)
     weights: Weights | None = options.pop("weights", None)
     target = LoadedModel.load(pair[0], mesh=make_mesh(model=devices), weights=weights)
-    draft = LoadedModel.load(pair[1])
-    head = None
-    if "kv" in views:
-        head = LoadedHead(*tiny.kv_head(target.model, target.params, **options))
-        target = replace(target, head=head)
+    drafts = [LoadedModel.load(pair[1])] if "M" in views else []
+    if options:
+        drafts = [LoadedHead(*tiny.kv_head(target.model, target.params, **options))]
     config = EngineConfig(views=views, gamma=3, batch_size=2, image_buckets=(1,))
-    engine = Engine(target, draft if "M" in views else None, config)
+    engine = Engine(target, drafts, config)
     requests = [Request("Hi", 12, images=[PAGE])] * 2
     program, params = abstract_program(
-        target.config, draft.config, views, 3, jnp.float32, head=head and head.config, weights=weights
+        target.config, [draft.config for draft in drafts], views, 3, jnp.float32, weights=weights
     )
     sizes = engine.batcher.largest(engine.batcher.read(requests))
     found = plan(program, params, devices, 2, sizes_of(program, sizes.length, 1, sizes.new))
     assert found.memory == engine.memory_report(requests)
-    assert (found.block > found.plain) == bool(views)
+    assert (found.block > found.plain) == bool(engine.assembly.mixture.names)
 
 
 @pytest.mark.parametrize("layers", [2, 3])
@@ -61,7 +59,7 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
     """As Qwen3-VL-2B next to the 8B."""
     target = tiny.CONFIG
     tower = replace(target.vision_config, num_hidden_layers=layers)
-    program, params = abstract_program(target, replace(target, vision_config=tower), ("M",), 3, jnp.float32)
+    program, params = abstract_program(target, [replace(target, vision_config=tower)], ("M",), 3, jnp.float32)
     other = tower != target.vision_config
     assert program.sources[0].shares_tower is not other
     assert ("vision_tower" in params["draft"]) is other
@@ -74,9 +72,9 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
     ("options", "words"),
     [
         (["--chips", "h1000"], "--chips: unknown chip 'h1000'; did you mean 'h100'?"),
-        (["--train", "8"], "--train: 8 samples teach a draft; give --draft"),
-        (["--views", "kv", "--draft", "{}"], "--views: kv: view kv needs a KV head; give --kv-head"),
-        (["--kv-head", "{}"], "is not the directory of a KV head"),
+        (["--train", "8"], "--train: 8 samples teach a draft model; give it alone"),
+        (["--views", "M"], "views: M need a draft model; give one, or leave them out"),
+        (["--draft", "{}", "--draft", "{}"], "draft: 2 models and 0 heads; give at most one of each"),
     ],
 )
 def test_a_plan_of_what_nobody_has_is_refused(

@@ -78,11 +78,6 @@ def test_what_needs_probabilities_is_refused(
             RecordedEngine(recorded, draft, replace(CONFIG, weighting=rule))
 
 
-def test_a_kv_head_is_refused(recorded: RecordedTarget, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no keys and values for KV head"):
-        recorded.with_head(tmp_path)
-
-
 def read(path: Path, lines: list[dict[str, Any]], draft: LoadedModel) -> dict[tuple[str, int], tuple[int, ...]]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return dict(RecordedTarget.read(path, draft).answers)

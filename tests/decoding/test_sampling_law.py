@@ -46,7 +46,7 @@ INT8 = int8_params(PARAMS)
 DRAFT = noisy(PARAMS, 0.7)
 VIEWS = ("M", "T", "P")
 HEADS = {
-    "kv": kv_head(TARGET, PARAMS),
+    "KV head": kv_head(TARGET, PARAMS),
     "eagle": kv_head(TARGET, PARAMS, feature="fused", target_layers=(0, 1, 2)),
     "one pass": kv_head(TARGET, PARAMS, parallel=True, markov=4, key_layers=(0, 1)),
 }
@@ -84,14 +84,14 @@ def drawn(
     views: tuple[str, ...] = VIEWS,
     few_words: bool = False,
     int8: bool = False,
-    kind: str = "kv",
+    kind: str = "KV head",
     **options: Any,
 ) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop.
 
     With `few_words` draft and head score different tokens each.
     """
-    head, head_params = HEADS[kind] if "kv" in views else (None, {})
+    head, head_params = HEADS[kind] if "head" in views else (None, {})
     draft, own = TARGET, DRAFT
     if few_words:
         draft, own = narrow(TARGET, DRAFT, (5, 0, 3, 1))
@@ -145,29 +145,31 @@ CASES = [
         id="tree, few words",
     ),
     pytest.param(2, {"temperature": 1.0, "top_p": 0.9, "tree": "dynamic:2:5"}, id="dynamic tree"),
-    pytest.param(3, {"temperature": 1.0, "views": ("kv",), "weights": (1.0,)}, id="KV head"),
+    pytest.param(3, {"temperature": 1.0, "views": ("head",), "weights": (1.0,)}, id="KV head"),
     pytest.param(
         1,
-        {"temperature": 0.7, "views": ("M", "T", "kv"), "weighting": "inverse_error_power", "few_words": True},
+        {"temperature": 0.7, "views": ("M", "T", "head"), "weighting": "inverse_error_power", "few_words": True},
         id="mixed KV head, few words",
     ),
     pytest.param(
-        2, {"temperature": 1.0, "views": ("kv",), "weights": (1.0,), "kind": "eagle", "tree": "2:4"}, id="EAGLE-3, tree"
+        2,
+        {"temperature": 1.0, "views": ("head",), "weights": (1.0,), "kind": "eagle", "tree": "2:4"},
+        id="EAGLE-3, tree",
     ),
     pytest.param(
         1,
-        {"temperature": 0.7, "views": ("M", "kv"), "weights": (0.5, 0.5), "kind": "eagle", "few_words": True},
+        {"temperature": 0.7, "views": ("M", "head"), "weights": (0.5, 0.5), "kind": "eagle", "few_words": True},
         id="mixed EAGLE-3, few words",
     ),
-    pytest.param(3, {"temperature": 1.0, "views": ("kv",), "weights": (1.0,), "kind": "one pass"}, id="one pass"),
+    pytest.param(3, {"temperature": 1.0, "views": ("head",), "weights": (1.0,), "kind": "one pass"}, id="one pass"),
     pytest.param(
         2,
-        {"temperature": 0.7, "top_p": 0.8, "views": ("kv",), "weights": (1.0,), "kind": "one pass", "tree": "2:4"},
+        {"temperature": 0.7, "top_p": 0.8, "views": ("head",), "weights": (1.0,), "kind": "one pass", "tree": "2:4"},
         id="one pass, tree",
     ),
     pytest.param(
         2,
-        {"temperature": 0.7, "views": ("M", "kv", "lookup"), "weighting": "mt-paper", "kind": "one pass"}
+        {"temperature": 0.7, "views": ("M", "head", "lookup"), "weighting": "mt-paper", "kind": "one pass"}
         | {"few_words": True},
         id="mixed one pass, few words",
     ),
@@ -175,7 +177,7 @@ CASES = [
     pytest.param(
         1, {"temperature": 0.7, "top_p": 0.8, "tree": "3", "views": ("lookup",), "weights": (1.0,)}, id="lookup, tree"
     ),
-    pytest.param(2, {"temperature": 1.0, "views": ("M", "kv", "lookup"), "weighting": "mt-paper"}, id="mixed lookup"),
+    pytest.param(2, {"temperature": 1.0, "views": ("M", "head", "lookup"), "weighting": "mt-paper"}, id="mixed lookup"),
 ]
 
 
@@ -236,6 +238,6 @@ def test_a_correction_that_verification_does_not_know_is_noticed(monkeypatch: py
 
     monkeypatch.setattr(ChainDrafter, "_propose", forgetful)
     run_speculative.clear_cache()
-    counts = drawn(3, temperature=1.0, views=("kv",), weights=(1.0,), kind="one pass")
+    counts = drawn(3, temperature=1.0, views=("head",), weights=(1.0,), kind="one pass")
     run_speculative.clear_cache()
     assert goodness_of_fit(counts, joint(1.0, 0, 1.0)) < 1e-6

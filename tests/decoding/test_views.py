@@ -16,7 +16,7 @@ from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import NEWLINE, TEXT, Slots
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import rewrite, stack_rows
-from jaxspec.prompts.views import VIEWS, parse_views, prompt_views
+from jaxspec.prompts.views import VIEWS, parse_views
 
 from tests import tiny
 
@@ -101,7 +101,7 @@ class WordTokenizer:
 
 def test_what_stands_for_an_image() -> None:
     encoder = PromptEncoder(WordTokenizer(), image_token=99)
-    blind = {view.name: view for view in prompt_views(tuple(VIEWS.values())) if not view.reads_images}
+    blind = {view.name: view for view in VIEWS.values() if not view.reads_images}
     stands = {name: view.substitute(encoder, "a <image>") for name, view in blind.items()}
     literal = {"T-literal": [ord(c) for c in "<image>"], "C": [ord(c) for c in "image: a <image>"]}
     assert stands == {"T": [13], "T-slots": [99]} | literal

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec import Engine, EngineConfig, Request
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
@@ -26,13 +26,11 @@ from tests import tiny
 WIDTH, NEW = 8, 40
 WORDS = ("Hi", "What is this?", "Tell me more of it", "Why", "Say it again, please", "And?", "a")
 ASKED = [Request(words, NEW - i, images=[tiny.page(i)] * (i % 3)) for i, words in enumerate(WORDS)]
-PLAIN = EngineConfig(
-    views=(), batch_size=4, width=WIDTH, new_buckets=(NEW,), prompt_buckets=(64, 256), image_buckets=(0, 1, 2)
-)
+PLAIN = EngineConfig(batch_size=4, width=WIDTH, new_buckets=(NEW,), prompt_buckets=(64, 256), image_buckets=(0, 1, 2))
 DRAFTS: dict[str, dict[str, Any]] = {
     "gamma 7": {"views": ("M",), "gamma": 7},
     "two views": {"views": ("M", "T"), "gamma": 3, "weighting": "mt-paper"},
-    "view and head": {"views": ("T", "kv"), "gamma": 4},
+    "view and head": {"views": ("T", "head"), "gamma": 4},
 }
 CONFIG = replace(
     tiny.CONFIG,
@@ -41,8 +39,8 @@ CONFIG = replace(
 """As wide as it takes for the rounding of a row to depend on the rows beside it."""
 
 
-def pair(dtype: Any) -> list[LoadedModel]:
-    """Return a target with a KV head, and a draft."""
+def trio(dtype: Any) -> Any:
+    """Return a target, a draft model and a KV head."""
     params = tiny.random_params(CONFIG, scale=0.05)
     scores = params["language_model"]["lm_head"]["kernel"]
     last_bits = np.random.default_rng(0).integers(-1, 2, scores[:, 1::2].shape) * float(jnp.finfo(dtype).eps)
@@ -50,16 +48,18 @@ def pair(dtype: Any) -> list[LoadedModel]:
     head, head_params = tiny.kv_head(LanguageModel(CONFIG), params)
     draft = tiny.noisy(params, 0.005) | {"vision_tower": params["vision_tower"]}
     params, draft, head_params = jax.tree.map(lambda x: jnp.asarray(x, dtype), (params, draft, head_params))
-    return [replace(tiny.loaded(params, CONFIG), head=LoadedHead(head, head_params)), tiny.loaded(draft, CONFIG)]
+    return tiny.loaded(params, CONFIG), tiny.loaded(draft, CONFIG), LoadedHead(head, head_params)
 
 
 @pytest.fixture(scope="module")
-def models() -> list[LoadedModel]:
-    return pair(jnp.float32)
+def models() -> Any:
+    return trio(jnp.float32)
 
 
-def engine(models: list[LoadedModel], **options: Any) -> Engine:
-    return Engine(*models, config=replace(PLAIN, **options))
+def engine(models: Any, views: tuple[str, ...] = (), **options: Any) -> Engine:
+    target, draft, head = models
+    drafts = [draft] * bool(views) + [head] * ("head" in views)
+    return Engine(target, drafts, replace(PLAIN, views=tuple(v for v in views if v != "head"), **options))
 
 
 def tokens(results: Any) -> list[tuple[int, ...]]:
@@ -67,7 +67,7 @@ def tokens(results: Any) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module")
-def expected(models: list[LoadedModel]) -> dict[int, list[tuple[int, ...]]]:
+def expected(models: Any) -> dict[int, list[tuple[int, ...]]]:
     """Return plain answers by batch size."""
     return {size: tokens(engine(models, batch_size=size).generate(ASKED)) for size in (1, 4)}
 
@@ -80,7 +80,7 @@ def test_answers_do_not_depend_on_the_draft(models, expected, name, size):
 
 
 def test_bfloat16():
-    models = pair(jnp.bfloat16)
+    models = trio(jnp.bfloat16)
     plain, found = (tokens(engine(models, **options).generate(ASKED)) for options in ({}, DRAFTS["two views"]))
     assert found == plain
 
@@ -102,10 +102,10 @@ def test_streams_sessions_and_freed_rows(models):
 
 def test_a_mesh(models):
     mesh = make_mesh(model=2, data=2)
-    target, draft = models
+    target, *drafts = models
     split = replace(target, params=jax.device_put(target.params, shardings(target.config, target.params, mesh)))
     plain, found = (
-        tokens(engine([split, draft], **options).generate(ASKED)) for options in ({}, DRAFTS["view and head"])
+        tokens(engine([split, *drafts], **options).generate(ASKED)) for options in ({}, DRAFTS["view and head"])
     )
     assert found == plain
 

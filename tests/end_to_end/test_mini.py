@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from configs.eval.kv_head import config as config_of_heads
 from configs.eval.mini import config
 from eval import block_efficiency
 from eval.draft_quality import attribute_accuracy
@@ -20,7 +19,7 @@ from eval.lib.comparison import first_prompt, prompts_of
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.loading import image_inputs, same_tower
+from jaxspec.loading import LoadedHead, image_inputs, same_tower
 from jaxspec_demo import ASSETS
 from picturebook import SYNTHETIC_SETS, caption, test_set
 
@@ -107,17 +106,15 @@ def test_both_turns_of_every_set_come_out_as_without_a_draft(target: LoadedModel
 
 def test_the_kv_head_drafts_what_one_pass_predicts(target: LoadedModel) -> None:
     """The target's own answers, in exactly the blocks that Target-Draft attention over them scores."""
-    assert config_of_heads.kv_head is not None
-    seeing = target.with_head(config_of_heads.kv_head)
-    assert seeing.head is not None
-    fast = Engine(seeing, None, EngineConfig(views=("kv",), gamma=5, batch_size=4, **BUCKETS))
+    head = LoadedHead.load(ASSETS / "mini" / "kv_head", target)
+    fast = Engine(target, head, EngineConfig(gamma=5, batch_size=4, **BUCKETS))
     plain = Engine(target, None, EngineConfig(batch_size=4, **BUCKETS))
     samples = [sample for name in ("describe", "edit") for sample in test_set(name, 2)]
     requests = [Request(first_prompt(plain.encoder, sample), 48) for sample in samples]
     total = np.zeros(2, int)
     for request, drafted, answer in zip(requests, fast.generate(requests), plain.generate(requests), strict=True):
         assert drafted.tokens == answer.tokens
-        blocks = blocks_of_head(target, seeing.head, request.prompt, answer.tokens, 5)
+        blocks = blocks_of_head(target, head, request.prompt, answer.tokens, 5)
         assert blocks == (drafted.stats.steps, drafted.stats.emitted)
         total += blocks
     assert total[1] / total[0] > 2.5

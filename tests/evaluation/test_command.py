@@ -92,9 +92,8 @@ def test_what_is_missing_is_told_before_models_load(tmp_path: Path) -> None:
         ({"turns": (1,)}, "line 1, image: no such image file 'a.png'"),
         ({"data": ("mine=nowhere.jsonl",)}, "data nowhere.jsonl: no such file"),
         ({"images": tmp_path / "photos"}, "images .*photos: no such folder"),
-        ({"draft": "nowhere"}, "'nowhere': no such directory"),
+        ({"draft": ("nowhere",)}, "'nowhere': no such directory"),
         ({"target": "replay:nowhere.jsonl"}, "data nowhere.jsonl: no such file"),
-        ({"kv_head": str(target)}, "kv_head .*: not a KV head"),
         ({"captioner": "file:nowhere.jsonl"}, "captioner file:nowhere.jsonl: no such file"),
     ):
         with pytest.raises(InputError, match=message):

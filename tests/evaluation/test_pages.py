@@ -14,7 +14,7 @@ from eval.lib.page import ASKED, SHOWN, write_html
 from eval.lib.tables import Table
 
 ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))
-CONFIG = EvalConfig(target="t", draft="d", rows=ROWS, sets=("describe", "saga"))
+CONFIG = EvalConfig(target="t", draft=("d",), rows=ROWS, sets=("describe", "saga"))
 PIECES = ["A", " <b>", " red", " &", " cat"]
 
 

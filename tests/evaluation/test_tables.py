@@ -62,7 +62,7 @@ def presets() -> Iterator[tuple[str, EvalConfig]]:
     }
     for name in preset_names("eval"):
         config = load_preset("eval", name)
-        if isinstance(config, EvalConfig) and config.published and config.kv_head is None:
+        if isinstance(config, EvalConfig) and config.published and len(config.draft) == 1:
             for other in ({}, *options.pop(name, ())):
                 yield " ".join([name, *map(str, other.values())]), replace(config, **other)
                 for kind in ("fact", "sum") if 2 in config.turns and "gamma" not in other else ():

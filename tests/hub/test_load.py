@@ -14,7 +14,7 @@ from eval.lib.together import CollaborativeEvalConfig
 from jaxspec import Engine, EngineConfig, Request
 from jaxspec.cli import main
 from jaxspec.config import text_config
-from jaxspec.loading import check_pair, check_vocabulary
+from jaxspec.loading import check_pair, check_vocabulary, load_draft
 from jaxspec.prompts.views import parse_views
 from jaxspec.training.recipes import Recipe
 
@@ -41,13 +41,12 @@ def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
 def test_public_heads_draft_for_their_targets(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["inspect", name])
     assert "EAGLE-3 head" in capsys.readouterr().out
-    main(["plan", HEADS[name].target, "--kv-head", name, "--chips", "h100"])
+    main(["plan", HEADS[name].target, "--draft", name, "--chips", "h100"])
     assert "speed-up at 2" in capsys.readouterr().out
     sizes = {"prompt_buckets": (64, 128), "new_buckets": (8,), "image_buckets": (0,)}
     target = load_twin(HEADS[name].target)
     plain, drafted = (
-        Engine(one, config=EngineConfig(views=views, gamma=2, **sizes))
-        for one, views in ((target, ()), (target.with_head(name), ("kv",)))
+        Engine(target, drafts, EngineConfig(gamma=2, **sizes)) for drafts in ([], [load_draft(name, target)])
     )
     assert drafted.generate(Request("Hi", 8)).tokens == plain.generate(Request("Hi", 8)).tokens
 
@@ -62,8 +61,8 @@ def pairs() -> Iterator[Any]:
     for module in pkgutil.walk_packages(configs.__path__, "configs."):
         config = getattr(importlib.import_module(module.name), "config", None)
         if isinstance(config, EvalConfig):
-            views = tuple(dict.fromkeys(view for row in config.rows for view in row.views))
-            found = [(config.target, config.draft, views)]
+            views = tuple(dict.fromkeys(view for row in config.rows for view in row.shown))
+            found = [(config.target, name, views) for name in config.draft]
         elif isinstance(config, CollaborativeEvalConfig):
             found = [(pair.models[0], other, ("T",)) for pair in config.pairings for other in pair.models[1:]]
         elif isinstance(config, Recipe):

@@ -25,6 +25,7 @@ from jaxspec.command import input_errors
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import check_counts
+from jaxspec.loading import load_draft
 from jaxspec.runtime import human_bytes
 from jaxspec_demo import ASSETS
 from tqdm import tqdm
@@ -109,15 +110,15 @@ def settings(out: Path = Path("runs/robustness/settings"), count: int = 42, prom
     check_counts(count=count, prompts=prompts)
     jax.config.update("jax_num_cpu_devices", max(DEVICES))
     measurement = Run("robustness", given, out)
-    target = LoadedModel.load(ASSETS / "mini" / "target").with_head(ASSETS / "mini" / "kv_head")
-    draft = LoadedModel.load(ASSETS / "mini" / "draft", share_tower_with=target)
+    target = LoadedModel.load(ASSETS / "mini" / "target")
+    drafts = [load_draft(ASSETS / "mini" / name, target) for name in ("draft", "kv_head")]
     captioner = load_captioner(f"jax:{ASSETS / 'mini' / 'captioner'}", share_tower_with=target)
-    rows = list(try_settings(target, draft, captioner, count, prompts, seed))
+    rows = list(try_settings(target, drafts, captioner, count, prompts, seed))
     header = ["settings", "of them", "pairs", "identical"]
     kinds = {
         "all": lambda row: True,
         "with a draft": lambda row: row["kind"] == "draft",
-        "with a KV head": lambda row: "kv" in (row["views"] or ()),
+        "with a KV head": lambda row: "head" in (row["views"] or ()),
         "chains": lambda row: row["kind"] == "draft" and row["tree"] is None,
         "trees": lambda row: bool(row.get("tree")),
         "continuous batching": lambda row: row.get("continuous_batching"),

@@ -19,7 +19,7 @@ from typing import Any
 
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel, image_inputs
+from jaxspec.loading import LoadedHead, LoadedModel, image_inputs
 from jaxspec.prompts.encoder import PromptEncoder
 from PIL import Image
 
@@ -91,7 +91,7 @@ def use(path: Path) -> None:
     inspect(path / "target")
     model = LoadedModel.load(path / "target")
     if (path / "head").is_dir():
-        model = model.with_head(path / "head")
+        LoadedHead.load(path / "head", model)
     pictures = [Image.new("RGB", (50, 30), "red")] if model.images else []
     prompt = PromptEncoder.of(model.config, model.tokenizer).prompt("What is it?", pictures)
     if model.images is not None:

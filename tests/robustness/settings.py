@@ -15,13 +15,14 @@ import jax
 import numpy as np
 from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.weighting import PRESETS, RULES
+from jaxspec.loading import LoadedDraft
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.sharding import make_mesh, shardings
 from picturebook import SYNTHETIC_SETS, test_set
 from tqdm import tqdm
 
-VIEWS = ("M", "T", "C", "P", "P4", "T-literal", "kv")
+VIEWS = ("M", "T", "C", "P", "P4", "T-literal", "head")
 TREES = ("2", "2:9", "3:12", "dynamic:2:8", "dynamic:3:12")
 DEVICES = (1, 1, 2, 4)
 """Devices that the target is split over; half the settings run on one."""
@@ -37,13 +38,16 @@ class Setting:
 
     engine: EngineConfig
     devices: int = 1
+    head: bool = False
+    """Whether a head drafts, behind the views."""
     together: CollaborationConfig | None = None
     """Two models that write together, in place of a draft."""
 
     def told(self) -> dict[str, Any]:
         """Return what tells the setting from others, for records."""
-        config = self.together or self.engine
-        return {"devices": self.devices, "kind": "collaborative" if self.together else "draft", **asdict(config)}
+        told = {"devices": self.devices, "kind": "collaborative" if self.together else "draft"}
+        told |= asdict(self.together or self.engine)
+        return told | ({"views": (*told["views"], "head")} if self.head else {})
 
 
 def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
@@ -72,18 +76,17 @@ def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
     views = tuple(sorted(rng.choice(VIEWS, rng.integers(1, 5), replace=False), key=VIEWS.index))
     weights = tuple(rng.dirichlet(np.ones(len(views))).tolist()) if chance(0.3) else None
     config = EngineConfig(
-        views=tuple(map(str, views)),
+        views=tuple(str(view) for view in views if view != "head"),
         weights=weights,
         weighting=one(("static", *PRESETS, *RULES)),
         gamma=int(rng.integers(1, 8)),
         tree=None if chance(0.6) else one(TREES),
-        context=one(("extrapolate", "drop_view")),
         batch_size=batch,
         continuous_batching=chance(0.2),
         trace=chance(0.2),
         **sizes,
     )
-    return Setting(config, one(DEVICES))
+    return Setting(config, one(DEVICES), "head" in views)
 
 
 def draw_prompts(rng: np.random.Generator, encoder: PromptEncoder, count: int) -> list[Request]:
@@ -102,7 +105,7 @@ def draw_prompts(rng: np.random.Generator, encoder: PromptEncoder, count: int) -
 
 
 def try_settings(
-    target: LoadedModel, draft: LoadedModel, captioner: Captioner, settings: int, prompts: int, seed: int
+    target: LoadedModel, drafts: Sequence[LoadedDraft], captioner: Captioner, settings: int, prompts: int, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a record a setting: how many of the prompts' greedy answers are those of plain decoding.
 
@@ -111,13 +114,15 @@ def try_settings(
     rng = np.random.default_rng(seed)
     sizes: Any = {"prompt_buckets": (256,), "image_buckets": (5,), "new_buckets": (32,)}
     requests = draw_prompts(rng, Engine(target).encoder, prompts)
-    expected = _answers(Engine(target, None, EngineConfig(views=(), batch_size=8, **sizes)), requests)
+    expected = _answers(Engine(target, None, EngineConfig(batch_size=8, **sizes)), requests)
     placed = {devices: _on_devices(target, devices) for devices in set(DEVICES)}
     for number in tqdm(range(settings), unit="setting", desc="random settings"):
         setting = draw_setting(rng, sizes)
         reference = expected
         if setting.together is None:
-            engine: Any = Engine(placed[setting.devices], draft, setting.engine, captioner)
+            draft, head = drafts
+            mixed = [draft] * bool(setting.engine.views) + [head] * setting.head
+            engine: Any = Engine(placed[setting.devices], mixed, setting.engine, captioner)
         else:
             models = [target, target]  # shown the prompt in two ways; the draft's context is too short for these
             engine = Engine(models, config=setting.together)

@@ -32,12 +32,28 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 WORDS = (
     *("generate", "inspect", "export", "collaborate", "demo", "--help", "--version", "--prompt", "--target", "--draft"),
     *("--image", "--views", "--weights", "--weighting", "--gamma", "--tree", "--temperature", "--top-p", "--top-k"),
-    *("--max-new-tokens", "--seed", "--context", "--dtype", "--kv-head", "--captioner", "--model-parallel"),
+    *("--max-new-tokens", "--seed", "--dtype", "--captioner", "--model-parallel"),
     *("--combination", "--method", "--gammas", "--default-proposer", "--json", "--no-chat-template", "--no-tiles"),
     *("--overwrite", "--vocab-of", "--text-only"),
 )
 VALUES = (
-    *("", "-1", "0", "1", "5", "1e309", "nan", "99999999999999999999", "0.5,0.5", "M,T", "kv", "C", "P36", "M,M", "X"),
+    *(
+        "",
+        "-1",
+        "0",
+        "1",
+        "5",
+        "1e309",
+        "nan",
+        "99999999999999999999",
+        "0.5,0.5",
+        "M,T",
+        "head",
+        "C",
+        "P36",
+        "M,M",
+        "X",
+    ),
     *(
         "2:9",
         "dynamic:3",

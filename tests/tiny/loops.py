@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.assembly import build_program, sources_of
+from jaxspec.decoding.assembly import build_program
+from jaxspec.decoding.drafts import mixture, sources_of
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.draft_model import ViewRows
@@ -40,7 +41,7 @@ def prompts(
 ) -> PromptBatch:
     """Random prompts; row b starts with `images[b]` images, and the views differ in the tokens that replace them."""
     count, names = len(views), views
-    views = tuple(view for view in views if view not in ("kv", "lookup"))
+    views = tuple(view for view in views if view not in ("head", "lookup"))
     rng = np.random.default_rng(seed)
     stands = {"M": [image] * PATCHES, "P": [image] * (PATCHES // 4), "T": [NEWLINE], "C": CAPTION}
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("M", *views)}
@@ -123,8 +124,11 @@ def speculator(
     head: KVHeadConfig | None = None,
     shares_tower: bool = False,
 ) -> Speculator:
+    """The program of a mixture, whose parts `views` names as tables do."""
+    views = tuple(view for view in views if view != "head")
     config = EngineConfig(views=views, gamma=gamma, weighting=weighting, tree=tree)
-    return build_program(target, sources_of(config, target, draft, head, shares_tower), config)
+    drafts = [draft.config] * bool({*views} - {"lookup"}) + ([] if head is None else [head])
+    return build_program(target, sources_of(mixture(views, drafts), target, gamma, shares_tower), config)
 
 
 def params_of(spec: Speculator, target: Params, draft: Params = None, head: Params = None) -> Params:

@@ -11,6 +11,7 @@ import pytest
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config import Qwen2Config
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.loading import LoadedHead
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import train_kv_head
 from jaxspec.training.recipes import Recipe, Stage, train_draft
@@ -55,11 +56,12 @@ def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_pa
     assert not config.pools
     assert len(config.text_config.draft_vocabulary) == 40
     save_kv_head(tmp_path / "head", config, params, np.float32)
-    model = LoadedModel.load(target).with_head(tmp_path / "head")
+    model = LoadedModel.load(target)
     model = replace(model, config=replace(model.config, eos_token_id=None))
     requests = [Request(words, 24) for words in ("Say 3.", "And what else?")]
-    plain = Engine(model, config=EngineConfig(views=())).generate(requests)
-    drafted = Engine(model, config=EngineConfig(views=("kv",), gamma=3)).generate(requests)
+    plain = Engine(model, config=EngineConfig()).generate(requests)
+    head = LoadedHead.load(tmp_path / "head", model)
+    drafted = Engine(model, head, EngineConfig(gamma=3)).generate(requests)
     assert [result.tokens for result in drafted] == [result.tokens for result in plain]
     assert drafted[0].stats.tokens_per_pass > 1
 
