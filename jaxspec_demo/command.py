@@ -132,12 +132,13 @@ def run(args: Demo) -> None:
         progress("compiling")
         tokens = _write(console, tracing.stream(request))
         progress("timing")
-        # The first turn compiles. Plain and drafted alternate, so that other work on the machine
-        # slows both; the least counts, because other work only adds time.
-        count = 1 + contest.runs
+        # The first turn of all compiles. Plain and drafted alternate, so that other work on the
+        # machine slows both; the least counts, because other work only adds time.
+        count = contest.runs + (not rows)
         turns = [(plain.generate(request), drafting.generate(request)) for _ in range(count)]
         clear()
-        least = [min(result.decode_ms for result in runs) for runs in zip(*turns[1:])]
+        timed = turns[-contest.runs :]
+        least = [min(result.decode_ms for result in runs) for runs in zip(*timed)]
         page = {"page": _png(images[0])} if images else {}
         rows.append(page | _row(prompt, tokens, turns[0], least))
         console.print(_table(rows[-1]))
