@@ -154,7 +154,8 @@ def measure_quality(
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
             if blind:
                 prompts = [without_images(engine.encoder, prompt) for prompt in prompts]
-            results = engine.generate(requests_of(config, prompts))
+            with config.named(dataset):
+                results = engine.generate(requests_of(config, prompts))
             scores = [
                 judge(sample, result.text) for sample, result in zip(samples, results, strict=True)
             ]

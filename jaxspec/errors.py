@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ class InputError(ValueError):
 
 
 class Diverged(InputError):
-    """Report a loss or gradient of a training run that is not a number."""
+    """Report a loss, gradient or parameter of a training run that is not finite."""
 
 
 def is_number(value: object) -> bool:
@@ -46,6 +47,22 @@ def check_counts(**counts: object) -> None:
 def warn_once(line: str) -> None:
     """Log a warning, the first time in a process."""
     logging.getLogger("jaxspec").warning(line)
+
+
+def check_numbers(least: float = 0.0, most: float = 3.4e38, **numbers: object) -> None:
+    """Raise InputError, with the name, for the first value that is no number in a range.
+
+    The default range is that of float32, from 0 on.
+    """
+    for name, number in numbers.items():
+        if not is_number(number) or not least <= number <= most:  # type: ignore[operator]
+            raise InputError(f"{name}: {number}; give a number from {least:g} to {most:g}")
+
+
+def check_path(name: str, path: object) -> None:
+    """Raise InputError, with the name, for what is no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{name}: {path!r:.60}; give a directory's name")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

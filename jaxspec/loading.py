@@ -33,7 +33,7 @@ from jaxspec.config import (
 )
 from jaxspec.config.schema import WHOLE
 from jaxspec.data.images import Picture
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_path
 from jaxspec.models import LanguageModel, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
@@ -41,7 +41,7 @@ from jaxspec.models.vocabulary import head_kernel
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import bucket
 from jaxspec.prompts.views import View
-from jaxspec.runtime import setup_runtime
+from jaxspec.runtime import parse_dtype, setup_runtime
 from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
@@ -68,7 +68,10 @@ class LoadedHead:
         """
         config, params = load_kv_head(path, jax.tree.leaves(target.params)[0].dtype)
         config = config.for_target(target.config)
-        if (words := config.text_config.draft_vocabulary) and "lm_head" not in params:
+        text = config.text_config
+        words, tied = text.draft_vocabulary, text_config(target.config).tie_word_embeddings
+        if "lm_head" not in params and (words or (config.fused and tied)):
+            words = words or tuple(range(text.vocab_size))
             kernel = head_kernel(text_params(target.config, target.params), words)
             params = {**params, "lm_head": {"kernel": kernel}}
         return cls(config, put(params, small_sharding(target.params)))
@@ -119,6 +122,14 @@ class LoadedModel:
         """
         if weights not in (None, *get_args(Weights)):
             raise InputError(f"weights: {weights!r} is unknown; give int8, or leave it out")
+        if not isinstance(mesh, Mesh | None):
+            raise InputError(f"mesh: {mesh!r:.60}; give what jaxspec.sharding.make_mesh returns")
+        if not isinstance(share_tower_with, LoadedModel | None):
+            kind = type(share_tower_with).__name__
+            raise InputError(f"share_tower_with: a {kind}; give what LoadedModel.load returns")
+        if adapter is not None:
+            check_path("adapter", adapter)
+        dtype = None if dtype is None else parse_dtype(dtype)
         setup_runtime()
         path = locate(path_or_id, revision)
         if is_head(path):

@@ -20,12 +20,13 @@ from rich.style import Style
 from rich.text import Text
 
 from jaxspec import __version__
-from jaxspec.cli.ask import clear, progress
+from jaxspec.cli.ask import progress
 from jaxspec.data.images import as_png, load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
 from jaxspec.files import write_text
 from jaxspec.loading import load_draft
+from jaxspec.runtime import clear
 from jaxspec_demo import ASSETS
 from jaxspec_demo.models import EYES, SMOLLM2, smollm2_file, smollm2_install
 from jaxspec_demo.race import PAGE, draw

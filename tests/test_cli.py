@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxspec.checkpoints.directories import written_once
 from jaxspec.cli import main
+from jaxspec.cli.ask import progress
 from jaxspec.config import text_config
 from jaxspec_demo import command as demo
 from jaxspec_demo import models as shipped_models
@@ -22,6 +24,7 @@ from jaxspec_demo.race import draw
 from PIL import Image
 
 from tests import tiny
+from tests.tiny import families
 
 NEW = 12
 Refusal = Callable[..., str]
@@ -133,6 +136,18 @@ def test_a_terminal_is_shown_the_answer_while_it_is_written(
     assert list(filter(None, written)) == [whole[:-1], "\n"]
 
 
+def test_a_line_of_progress_is_cleared_before_a_line_that_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress("loading models")
+    written_once(b"", "gguf", "model", Path.mkdir, "model.gguf")
+    shown, stays = capsys.readouterr().err.rsplit("\r\033[K", 1)
+    assert shown == "\r\033[Kloading models ..."
+    assert stays.startswith("model.gguf: written to ")
+
+
 @pytest.mark.parametrize(("model", "drafter"), [("eyes", "kv_head"), ("mini", "draft")])
 def test_the_demo_tells_what_drafting_was_worth(
     model: str, drafter: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
@@ -228,7 +243,7 @@ def test_the_home_directory_is_named_by_its_sign(
 ) -> None:
     monkeypatch.setenv("HOME", str(world))
     place = ["generate", "--target", "~/target", "--prompt", "Hi"]
-    assert f"image {world}/empty.png: not readable" in refusal(*place, "--image", "~/empty.png")
+    assert f"image {world}/empty.png: an empty file" in refusal(*place, "--image", "~/empty.png")
     assert f"adapter {world}/draft: no adapter_config.json" in refusal(*place, "--adapter", "~/draft")
 
 
@@ -277,8 +292,9 @@ print([name for name in {heavy} if sys.modules.get(name)])
         (["--views", "lookup", "--draft", "{}/draft"], "draft: no view shows the model a prompt; add M"),
         (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M drafts alone; add --draft or --views"),
         (["--weights", "half"], "'half' is not a list of numbers"),
+        (["--weights", "1,2", "--draft", "{}/draft"], "weights: 2 given for 1 views; give one a view"),
         (["--image", "{}/target"], "target: a folder; give an image file"),
-        (["--image", "{}/empty.png"], "empty.png: not readable"),
+        (["--image", "{}/empty.png"], "empty.png: an empty file; fetch it again"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
         (["--target", "{}/nothing"], "nothing': no such directory"),
         (["--gamma", "3"], "--gamma: needs a draft; give --draft, or leave it out"),
@@ -298,6 +314,17 @@ def test_refused_before_a_model_is_read(
     if "--target" not in args:
         args += ["--target", str(world / "target")]
     assert words in refusal("generate", *args)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_commands_take_prompts_without_images(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(families.write(tmp_path, family) / "target")
+    asked = ["--prompt", "What?", "--max-new-tokens", "2", "--json"]
+    main(["plan", path, "--images", "0"])
+    for words in (["generate", "--target", path], ["collaborate", "--models", f"{path},{path}"]):
+        capsys.readouterr()
+        main([*words, *asked])
+        assert json.loads(capsys.readouterr().out)["tokens"]
 
 
 def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,7 +365,15 @@ def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for arguments in (both[:4], (*both, "--views", "T")):
         main(["generate", *map(str, arguments), "--max-new-tokens", str(NEW), "--json"])
         answers.append(json.loads(capsys.readouterr().out))
-    assert answers[0]["tokens"] == answers[1]["tokens"]
+    (tmp_path / "form.jinja").write_text(words.chat_template)
+    bare = tiny.save(tmp_path / "bare", text, params)
+    form = ("--chat-template", str(tmp_path / "form.jinja"))
+    assert "leaves it out; give one" in refusal("generate", "--target", bare, *both[2:4], *form, "--no-chat-template")
+    for arguments in (form, (), ("--no-chat-template",)):
+        main(["generate", "--target", str(bare), *both[2:4], *arguments, "--max-new-tokens", str(NEW), "--json"])
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["tokens"] == answers[1]["tokens"] == answers[2]["tokens"]
+    assert all(answer["tokens"] != answers[0]["tokens"] for answer in answers[3:])
     stats = answers[1]["stats"]
     # Of 12 tokens the first is the prefill's, and each block writes one more than it accepts, or cuts that one off.
     assert 0 <= stats["num_accepted_draft_tokens"] + stats["num_spec_steps"] - (NEW - 1) <= 1

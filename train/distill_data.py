@@ -30,7 +30,13 @@ from jaxspec.files import forget_trial, local_path, trial_of
 from jaxspec.loading import load_draft
 from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
-from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
+from jaxspec.training.regenerate import (
+    Regeneration,
+    losses,
+    losses_summary,
+    regenerate,
+    regenerated,
+)
 from jaxspec.training.signatures import data_signature, model_signature
 from picturebook.training import named
 
@@ -143,6 +149,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         options.out,
         answered,
         metadata=lambda: vars(work) | lost | {"keep_cut": options.keep_cut},
+        lost=lambda: losses_summary(work, folder),
     )
     where = "with" if options.keep_cut else "before"
     print(

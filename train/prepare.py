@@ -141,11 +141,10 @@ def main(command: Llava | Text | Book) -> Path:
                 counts | {"skipped": skipped.count} | ({"fits": _fits(reached)} if reached else {})
             ),
             file_format=command.file_format,
+            lost=skipped.summary,
         )
-        if skipped.count:
-            print(
-                f"skipped {skipped.count} rows that cannot be read: {skipped.log}", file=sys.stderr
-            )
+        for line in skipped.lines():
+            print(line, file=sys.stderr)
     print(f"wrote {folder}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
     if reached:
         print(f"in tokens of {command.target}, images as it reads them:\n{_fits(reached)}")

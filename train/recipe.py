@@ -42,7 +42,7 @@ from jaxspec.training.recipes import (
     train_draft,
 )
 from picturebook.training import named
-from train.setup import begin
+from train.setup import begin, own_output
 
 KIND = "train.recipes"
 
@@ -136,14 +136,15 @@ def main(args: Sequence[str] | None = None) -> Path:
     sources: DataSets = {**places, **drawn(stages, places)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / name
-    folders = [stage.name for stage in stages]
-    runs, out = begin(runs, options.out, options.cluster, options.debug, folders)
+    runs, out = begin(runs, options.out, options.cluster, options.debug)
+    own = own_output(out, runs)
     tried = [
         stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
     ]
     on_first(lambda: [forget(place) for place in tried])  # a killed trial leaves checkpoints
     if isinstance(recipe, HeadRecipe):
-        write = partial(save_kv_head, out, *train_kv_head(recipe, runs, sources), overwrite=True)
+        head = train_kv_head(recipe, runs, sources)
+        write = partial(save_kv_head, out, *head, overwrite=True, write_more=own)
     else:
         draft = train_draft(recipe, runs, sources)
         if recipe.lora and jax.process_index() == 0:
@@ -159,6 +160,7 @@ def main(args: Sequence[str] | None = None) -> Path:
             huggingface.SaveOptions(dtype=dtype, overwrite=True),
             tokenizer=draft.tokenizer,
             image_processor=draft.image_processor,
+            write_more=own,
         )
     if jax.process_index() == 0:
         write()

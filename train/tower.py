@@ -33,7 +33,7 @@ from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
 from picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from picturebook.scenes import Chart, Scene, sample_chart, sample_scene
-from train.setup import begin
+from train.setup import begin, own_output
 from train.tokenizer import make_tokenizer
 
 CELL_OF_TOKEN = np.asarray([(y // 2) * 2 + x // 2 for y in range(4) for x in range(4)])
@@ -90,6 +90,7 @@ def script(
                 image_std=[0.5] * 3,
             )
             parts = {"tokenizer": task.tokenizer, "image_processor": processor}
+            parts["write_more"] = own_output(out, runs)
             save(out, task.config, task.completed(params), SaveOptions(overwrite=True), **parts)
             print(f"wrote {out}")
 

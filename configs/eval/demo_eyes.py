@@ -1,6 +1,6 @@
-"""The table of `make demo`: tokens a pass of lookup and of `smollm2-eyes`' shipped KV head, on three of picturebook's sets.
+"""The table of `make demo`: tokens a pass of lookup and of the shipped KV head of `smollm2-eyes`.
 
-It takes no times: `jaxspec demo` has shown them.
+Three of picturebook's sets, first questions. It takes no times: `jaxspec demo` has shown them.
 """
 
 from __future__ import annotations

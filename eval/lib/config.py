@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.decoding.drafts import HEAD
 from jaxspec.decoding.engine_config import IMAGE_BUCKETS, PROMPT_BUCKETS, EngineConfig
 from jaxspec.decoding.sources.lookup import LOOKUP
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, located
 from jaxspec.files import local_path
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import Placement
@@ -88,6 +89,11 @@ class Data:
                 )
             places[name] = path
         return places
+
+    def named(self, name: str) -> AbstractContextManager[None]:
+        """Put the name of a set, and its file, before the text of an InputError within."""
+        path = self.places.get(name)
+        return located(f"set {name}" + (f" ({path})" if path else ""))
 
     def check(self) -> None:
         """Raise InputError for unknown sets and a limit below 1."""

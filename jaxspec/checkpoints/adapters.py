@@ -25,6 +25,7 @@ from jaxspec.checkpoints.directories import (
     check_files,
     read_config,
     read_json,
+    without_torch,
     write_json,
     written_whole,
 )
@@ -38,7 +39,7 @@ from jaxspec.checkpoints.fitting import (
     tied_names,
 )
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, list_file, write_tensors
 from jaxspec.config import LvlmConfig, ModelConfig, text_config, untied
 from jaxspec.errors import InputError, reading
 from jaxspec.files import local_path
@@ -47,6 +48,7 @@ from jaxspec.models.lora import LORA, Lora
 from jaxspec.typing import Array, Params
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BIN = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _PAIR = re.compile(r"(.+)\.lora_([AB])\.weight")
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -124,10 +126,16 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
     more than W + scale * B A, or a tensor does not fit the model.
     """
     path = local_path(path)
-    for name in (CONFIG, WEIGHTS):
-        if not (path / name).is_file():
-            raise InputError(f"adapter {path}: no {name}; give the directory that PEFT has written")
+    files = (path / WEIGHTS, path / BIN)
+    weights = next((file for file in files if file.is_file()), files[0])
+    for file in (path / CONFIG, weights):
+        if not file.is_file():
+            raise InputError(
+                f"adapter {path}: no {file.name}; give the directory that PEFT has written"
+            )
     check_files(path)
+    if weights.name == BIN and (lack := without_torch()):
+        raise InputError(f"{weights}: {lack}")
     raw = read_json(path / CONFIG)
     if raw.get("peft_type") != "LORA":
         raise InputError(f"adapter {path}: peft_type {raw.get('peft_type')!r}; only LORA is merged")
@@ -141,16 +149,16 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
             raise InputError(
                 f"adapter {path}: {entry} {raw[entry]!r:.60} is not known; merge it with PEFT"
             )
-    return _fitted(path, raw, config)
+    return _fitted(weights, raw, config)
 
 
-def _fitted(path: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
-    layouts = family_of(config.model_type).layouts
+def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
+    path, layouts = weights.parent, family_of(config.model_type).layouts
     problems: list[str] = []
     factors: dict[str, dict[str, StoredTensor]] = {}
     modules: dict[str, str] = {}
     whole: dict[str, StoredTensor] = {}
-    for tensor in list_file(path / WEIGHTS):
+    for tensor in list_file(weights):
         module = tensor.name.removeprefix(_PREFIX)
         if tensor.dtype not in FLOATS:
             problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
@@ -272,7 +280,7 @@ def save_adapter(
         write_json(fresh / CONFIG, entries)
         write_tensors(
             fresh / WEIGHTS,
-            {_PREFIX + name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()},
+            {_PREFIX + name: cast(leaf, dtype) for name, leaf in tensors.items()},
         )
         save_processors(fresh, config, None, image_processor)
 

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
-from jaxspec.checkpoints.eagle import Engine, check_engine
+from jaxspec.checkpoints.eagle import Engine
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
-from jaxspec.checkpoints.kv_head import is_head, load_kv_head, save_kv_head
+from jaxspec.checkpoints.kv_head import export_head, is_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.model_card import Exported, model_name, write_head_card, write_model_card
+from jaxspec.checkpoints.model_card import Exported, model_name, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.checkpoints.served_draft import check_served
 from jaxspec.config import KVHeadConfig, ModelConfig, TextConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.models import text_params
-from jaxspec.models.vocabulary import narrowed, widened
+from jaxspec.models.vocabulary import first_words, narrowed, widened
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.portable import chat_templates
 from jaxspec.typing import Array, Params
@@ -75,7 +75,7 @@ def export(
     if is_head(path):
         if adapter is not None:
             raise InputError(f"{path}: a KV head, which takes no adapter; leave it out")
-        return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
+        return export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
     found = load(path, adapter=adapter)
     config, params, raw = found.config, found.params, read_raw_config(path)
     if text_only:
@@ -83,7 +83,7 @@ def export(
     if engine is not None:
         check_served(path, config, engine, target is not None and draft_vocabulary is None)
     words = text_config(config).draft_vocabulary
-    kept = _first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
+    kept = first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
     size = text_config(config).vocab_size
     config, params = widened(config, params)
     if target is not None:
@@ -99,49 +99,6 @@ def export(
         scored=len(kept or words),
     )
     _write(model, destination, replace(options, extra=raw))
-    return config
-
-
-def _export_head(
-    source: Path,
-    destination: str | Path,
-    target: Target | None,
-    text_only: bool,
-    draft_vocabulary: int | None,
-    engine: Engine | None,
-    options: SaveOptions,
-) -> KVHeadConfig:
-    config, params = load_kv_head(source)
-    if not config.fused and engine is not None:
-        raise InputError(f"{source}: a KV head, which {engine} cannot serve; train an EAGLE-3 head")
-    if engine is not None:
-        check_engine(source, config, engine)
-    if text_only or (target is not None and not config.fused):
-        raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
-    if target is not None:
-        config = replace(config, target_name=target.name)
-    if draft_vocabulary is not None and config.fused:
-        raise InputError(f"{source}: an EAGLE-3 head keeps its draft vocabulary; leave that out")
-    if engine == "speculators" and not config.target_name:
-        raise InputError(f"{source}: does not name its target, which {engine} needs; give vocab-of")
-    if draft_vocabulary is not None:
-        text = config.text_config
-        words = _first_words(source, text.draft_vocabulary, draft_vocabulary)
-        config = replace(config, text_config=replace(text, draft_vocabulary=words))
-        if config.markov:
-            params = {**params, "markov_out": params["markov_out"][:, : len(words)]}
-    save_kv_head(
-        destination,
-        config,
-        params,
-        options.dtype,
-        write_more=lambda path: write_head_card(
-            path, config, params, model_name(destination), source
-        ),
-        overwrite=options.overwrite,
-        engine=engine or "vllm",
-        architectures=[target.config.architecture] if target else None,
-    )
     return config
 
 
@@ -173,6 +130,7 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
         encoder = PromptEncoder.of(model.config, load_tokenizer(source))
         add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
         encoder.tokenizer.chat_template = chat_templates(encoder)
+        model = replace(model, has_template=bool(encoder.tokenizer.chat_template))
 
     def write_more(path: Path) -> None:
         copy_processors(source, path, model.config, encoder and encoder.tokenizer, add_bos)
@@ -180,14 +138,6 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
 
     options = replace(options, generation=generation)
     save(destination, model.config, model.params, options, write_more=write_more)
-
-
-def _first_words(path: Path, words: tuple[int, ...], count: int) -> tuple[int, ...]:
-    if not words:
-        raise InputError(f"{path}: has no draft vocabulary; leave out --draft-vocabulary")
-    if not 0 < count <= len(words):
-        raise InputError(f"{path}: a draft vocabulary of {len(words)} tokens, not {count}")
-    return words[:count]
 
 
 def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[ModelConfig, Params]:

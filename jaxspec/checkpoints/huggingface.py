@@ -29,7 +29,7 @@ from jaxspec.checkpoints.adapters import Adapter, read_adapter
 from jaxspec.checkpoints.directories import INDEX, write_json, written_whole
 from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, survey, tensor_name
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, write_tensors
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, write_tensors
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.models import abstract_params, family_of
 from jaxspec.models.int8 import Weights, quantise, scale_path
@@ -271,8 +271,7 @@ def _write_tensors(
         tensors = {}
         for name in names:
             leaf = np.asarray(leaves[name]).transpose(slots[name].order)
-            # "C": safetensors writes the buffer without regard to strides.
-            tensors[name] = leaf.astype(options.dtype or leaf.dtype, order="C")
+            tensors[name] = cast(leaf, options.dtype or leaf.dtype)
         write_tensors(path / file, tensors)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}

@@ -28,8 +28,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +44,20 @@ from jaxspec.checkpoints.directories import (
     write_json,
     written_whole,
 )
-from jaxspec.checkpoints.eagle import Engine, as_own_head, eagle_config, eagle_tensors
+from jaxspec.checkpoints.eagle import (
+    Engine,
+    as_own_head,
+    check_engine,
+    eagle_config,
+    eagle_tensors,
+)
 from jaxspec.checkpoints.fitting import named_tensors, refuse, slots_in, unfit
-from jaxspec.checkpoints.huggingface import read_tensor
+from jaxspec.checkpoints.huggingface import SaveOptions, read_tensor
 from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.model_card import model_name, write_head_card
 from jaxspec.checkpoints.tensor_files import (
     StoredTensor,
+    cast,
     list_directory,
     list_file,
     write_tensors,
@@ -57,7 +66,11 @@ from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.config.eagle import kind_of_head
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import abstract_head
+from jaxspec.models.vocabulary import first_words
 from jaxspec.typing import Params
+
+if TYPE_CHECKING:
+    from jaxspec.checkpoints.export import Target
 
 
 def is_head(path: str | Path) -> bool:
@@ -101,7 +114,7 @@ def save_kv_head(
       architectures: The target's classes in transformers, which speculators' layout names.
     """
     tensors = {
-        name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
+        name: cast(tensor, dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
     }
     raw = config.to_dict()
     if config.fused:
@@ -156,3 +169,47 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
     slots, tree = slots_in(abstract_head(config))
     leaves = [read_tensor(stored[name], slot, dtype) for name, slot in slots.items()]
     return config, jax.tree.unflatten(tree, leaves)
+
+
+def export_head(
+    source: Path,
+    destination: str | Path,
+    target: Target | None,
+    text_only: bool,
+    draft_vocabulary: int | None,
+    engine: Engine | None,
+    options: SaveOptions,
+) -> KVHeadConfig:
+    """Rewrite a head and return its configuration; the arguments are those of `export`."""
+    config, params = load_kv_head(source)
+    if not config.fused and engine is not None:
+        raise InputError(f"{source}: a KV head, which {engine} cannot serve; train an EAGLE-3 head")
+    if engine is not None:
+        check_engine(source, config, engine)
+    if text_only or (target is not None and not config.fused):
+        raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
+    if target is not None:
+        config = replace(config, target_name=target.name)
+    if draft_vocabulary is not None and config.fused:
+        raise InputError(f"{source}: an EAGLE-3 head keeps its draft vocabulary; leave that out")
+    if engine == "speculators" and not config.target_name:
+        raise InputError(f"{source}: does not name its target, which {engine} needs; give vocab-of")
+    if draft_vocabulary is not None:
+        text = config.text_config
+        words = first_words(source, text.draft_vocabulary, draft_vocabulary)
+        config = replace(config, text_config=replace(text, draft_vocabulary=words))
+        if config.markov:
+            params = {**params, "markov_out": params["markov_out"][:, : len(words)]}
+    save_kv_head(
+        destination,
+        config,
+        params,
+        options.dtype,
+        write_more=lambda path: write_head_card(
+            path, config, params, model_name(destination), source
+        ),
+        overwrite=options.overwrite,
+        engine=engine or "vllm",
+        architectures=[target.config.architecture] if target else None,
+    )
+    return config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxspec.checkpoints.directories import without_torch
 from jaxspec.checkpoints.gguf_files import converted
-from jaxspec.errors import InputError, reading
+from jaxspec.errors import InputError, check_path, reading
 from jaxspec.plugins import load_plugin, plugins
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
@@ -26,6 +26,7 @@ def locate(
     Args:
       wanted: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
+    check_path("checkpoint", path_or_id)
     path = Path(path_or_id).expanduser()
     named = str(path_or_id) != ""  # as an unset variable gives; it would be the working directory
     if named and path.is_dir():

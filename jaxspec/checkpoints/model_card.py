@@ -25,6 +25,7 @@ class Exported:
       source: Directory that it was read from.
       target: Name of the model that it drafts for, if it is a draft.
       added: Number of tokens in the vocabulary that the source does not have.
+      has_template: Whether its tokeniser has a chat template.
       scored: Size of the source's draft vocabulary; 0 where it has none.
     """
 
@@ -33,6 +34,7 @@ class Exported:
     params: Params
     target: str = ""
     added: int = 0
+    has_template: bool = True
     scored: int = 0
 
 
@@ -74,7 +76,12 @@ def write_model_card(path: Path, name: str, model: Exported) -> None:
         commands.append(f"--target {_place(model.target)} --draft path/to/this{views}")
     tag = "image-text-to-text" if has_vision else "text-generation"
     front = {"library_name": "transformers", "pipeline_tag": tag}
-    shown = {"has_vision": has_vision, "transformers": True, "draft": bool(model.target)}
+    shown = {
+        "has_vision": has_vision,
+        "has_template": model.has_template,
+        "transformers": True,
+        "draft": bool(model.target),
+    }
     _write(path, model.source, front, name=name, facts=facts, commands=commands, **shown)
 
 
@@ -103,7 +110,7 @@ def write_head_card(
             f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
         )
     commands = [f"--target {_place(config.target_name)} --draft path/to/this"]
-    shown = {"has_vision": config.image_tokens > 0}
+    shown = {"has_vision": config.image_tokens > 0, "has_template": True}
     front = {"library_name": "jaxspec"}
     _write(path, source, front, name=name, facts=facts, commands=commands, **shown)
 

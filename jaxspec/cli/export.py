@@ -116,5 +116,5 @@ def run(args: Export) -> None:
 def _tell(path: Path, config: Any) -> None:
     files = list(path.glob("*.safetensors"))
     held = human_bytes(sum(file.stat().st_size for file in files))
-    kind = "EAGLE-3 head" if getattr(config, "fused", False) else config.model_type
+    kind = getattr(config, "kind", config.model_type)
     print(printable(f"{path}: {kind}, {held} in {len(files)} file{'s' * (len(files) > 1)}"))

@@ -20,7 +20,7 @@ from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.loading import load_draft
-from jaxspec.prompts.views import needs_captioner
+from jaxspec.prompts.views import needs_captioner, parse_weights
 from jaxspec.sharding import make_mesh
 
 
@@ -93,7 +93,10 @@ def run(args: Generate) -> None:
     )
     images, request = args.pictures(), args.request()
     drafts = [locate(name, args.draft_revision) for name in args.draft]
-    _check_drafts(args, mixture(config.views, [read_draft_config(path) for path in drafts]))
+    parts = mixture(config.views, [read_draft_config(path) for path in drafts])
+    _check_drafts(args, parts)
+    if parts.names:
+        parse_weights(weights, len(parts.names))
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
     path = locate(args.target, args.revision)
     directories.read_config(path)
@@ -104,10 +107,10 @@ def run(args: Generate) -> None:
         path, **how, mesh=mesh, weights=args.target_weights, adapter=args.adapter
     )
     reports, loaded = [f"target: {target.report}"], []
-    for draft in drafts:
-        progress(f"loading draft {draft}")
-        loaded.append(load_draft(draft, target, **how))
-        reports.append(f"draft: {loaded[-1].report}")
+    for name in drafts:
+        progress(f"loading draft {name}")
+        loaded.append(draft := load_draft(name, target, **how))
+        reports += [f"draft: {draft.report}"] if isinstance(draft, LoadedModel) else []
     captioner = None
     if args.captioner is not None:
         progress(f"loading captioner {args.captioner}")

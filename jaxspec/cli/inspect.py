@@ -27,6 +27,9 @@ from jaxspec.errors import InputError, collected, printable
 from jaxspec.models import LanguageModel, family_of
 from jaxspec.runtime import human_bytes, setup_runtime
 
+_SHOWN = 20
+"""Problems that the table spells out."""
+
 
 @dataclass(frozen=True)
 class Inspect:
@@ -70,8 +73,10 @@ def _table(found: Inspection) -> Table:
     }
     for name, value in rows.items():
         table.add_row(name, Text(printable(value)))
-    for number, problem in enumerate(found.problems, 1):
+    for number, problem in enumerate(found.problems[:_SHOWN], 1):
         table.add_row(f"problem {number}", Text(printable(problem), style="red"))
+    if (more := len(found.problems) - _SHOWN) > 0:
+        table.add_row("problems", f"{more} more; --json has all")
     return table
 
 
@@ -140,11 +145,11 @@ def _inspect_head(path: Path) -> Inspection:
     problems: list[str] = []
     with collected(problems):
         config, tensors, problems = list_kv_head(path)
-    kind = "EAGLE-3 head" if config and config.fused else "KV head"
+    title = config.title if config else "KV head"
     return Inspection(
         path=str(path),
-        family=f"{kind} for {config.target_name or 'an unnamed target'!r}" if config else kind,
-        model_type=kind if config and config.fused else KVHeadConfig.model_type,
+        family=f"{title} for {config.target_name or 'an unnamed target'!r}" if config else title,
+        model_type=config.kind if config else KVHeadConfig.model_type,
         context=config and config.text_config.max_position_embeddings,
         vocabulary=config and config.text_config.vocab_size,
         draft_vocabulary=config and len(config.text_config.draft_vocabulary),

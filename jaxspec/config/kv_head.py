@@ -131,6 +131,16 @@ class KVHeadConfig:
         return isinstance(self.text_config, EagleConfig)
 
     @property
+    def title(self) -> str:
+        """Return the name of its kind, for people."""
+        return "EAGLE-3 head" if self.fused else "KV head"
+
+    @property
+    def kind(self) -> str:
+        """Return the name of its kind, for records."""
+        return self.title if self.fused else self.model_type
+
+    @property
     def target_states(self) -> tuple[int, ...] | None:
         """Return the target's hidden states that it reads, as `KVCache.kept`, or None."""
         if isinstance(self.text_config, EagleConfig):

@@ -51,7 +51,7 @@ def mixture(views: Sequence[str] | None, drafts: Sequence[DraftConfig]) -> Mixtu
     Raises InputError for views without a model, a model without a view, and several of a kind.
     """
     heads = [draft for draft in drafts if isinstance(draft, KVHeadConfig)]
-    models = [draft for draft in drafts if not isinstance(draft, KVHeadConfig)]
+    models = [draft for draft in drafts if isinstance(draft, ModelConfig)]
     if len(models) > 1 or len(heads) > 1:
         counts = f"{len(models)} models and {len(heads)} heads"
         raise InputError(f"draft: {counts}; give at most one of each")

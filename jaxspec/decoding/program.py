@@ -52,6 +52,11 @@ class Program(ABC, Generic[State]):
         return (*members, *(source.tower for source in self.sources))
 
     @property
+    def compiler_options(self) -> dict[str, bool]:
+        """Return XLA's options for prefill and loop."""
+        return {}
+
+    @property
     @abstractmethod
     def spare_slots(self) -> int:
         """Return the number of cache slots past the last new token that a step may write."""

@@ -87,3 +87,12 @@ def _with_head(
     if "language_model" not in params:  # text models, and Qwen-VL's LVLMs
         return config, {**params, **head}
     return config, {**params, "language_model": {**params["language_model"], **head}}
+
+
+def first_words(path: object, words: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the first words of a checkpoint's draft vocabulary; InputError for too many."""
+    if not words:
+        raise InputError(f"{path}: has no draft vocabulary; leave out --draft-vocabulary")
+    if not 0 < count <= len(words):
+        raise InputError(f"{path}: a draft vocabulary of {len(words)} tokens, not {count}")
+    return words[:count]

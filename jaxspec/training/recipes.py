@@ -30,7 +30,7 @@ from jaxspec.checkpoints.tower import read_tower, tower_files
 from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Prepared, mixture
-from jaxspec.errors import InputError, nearest
+from jaxspec.errors import InputError, check_numbers, nearest
 from jaxspec.files import local_path
 from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models import init_params, split_tower
@@ -95,6 +95,9 @@ class StagedRecipe:
     draft_vocabulary: int = 0
     """Tokens that the draft scores, the most frequent of the answers; 0 keeps `start`'s."""
 
+    def __post_init__(self) -> None:
+        check_numbers(0, 1, unlearned=self.unlearned)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(StagedRecipe):
@@ -111,6 +114,7 @@ class Recipe(StagedRecipe):
     """Data set of the target's greedy answers, to simulate tokens per pass on; may be empty."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.held_out and not any(stage.train.evaluate_every for stage in self.stages):
             names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
             raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")

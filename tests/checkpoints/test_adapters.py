@@ -73,6 +73,18 @@ def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), ours, theirs)
 
 
+def test_an_adapter_of_old_is_read(models: Path, tmp_path: Path) -> None:
+    """PEFT wrote .bin before 0.6."""
+    torch = pytest.importorskip("torch")
+    write(tmp_path / "adapter")
+    new = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    torch.save({name: torch.tensor(tensor) for name, tensor in tensors.items()}, tmp_path / "adapter/adapter_model.bin")
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    old = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
+    jax.tree.map(np.testing.assert_array_equal, old, new)
+
+
 @pytest.mark.parametrize("names", NAMES)
 def test_an_adapter_is_merged(models: Path, tmp_path: Path, names: str) -> None:
     base = models / ("text" if names == "text" else "llava")

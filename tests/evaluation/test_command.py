@@ -144,6 +144,13 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
         parse("llava15 --captioner blop:x")
 
 
+def test_a_set_is_named_with_its_file() -> None:
+    config = parse("mini --sets read mine=a/b.jsonl")[1]
+    for name, message in (("read", "set read: too long"), ("mine", r"set mine \(a/b\.jsonl\): too long")):
+        with pytest.raises(InputError, match=f"^{message}$"), config.named(name):
+            raise InputError("too long")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
