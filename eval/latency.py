@@ -37,8 +37,8 @@ from eval.lib.report import Run, results_folder
 from eval.lib.startup import measure_captions, measure_host, measure_starts
 from eval.lib.tables import Record, has
 from jaxspec.command import load_preset, preset_names, run_script
-from jaxspec.files import ASSETS
 from jaxspec.runtime import setup_runtime
+from jaxspec_demo import ASSETS
 
 Part = Literal["passes", "images", "captions", "forced", "mixtures", "flops", "startup"]
 CAPTIONERS = (

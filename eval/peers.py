@@ -37,18 +37,18 @@ from eval.lib.sets import evaluation_set
 from eval.lib.synthetic import synthetic_model
 from eval.lib.tables import Record, Table, cell, has, number, percent, pivot
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.demo import CONTESTS
 from jaxspec.command import run_script
 from jaxspec.decoding.engine import Engine, LoadedModel
 from jaxspec.errors import InputError, check_counts
-from jaxspec.files import ASSETS
 from jaxspec.loading import load_draft
 from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import widened
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.runtime import setup_runtime
+from jaxspec_demo import ASSETS
+from jaxspec_demo.command import CONTESTS
+from jaxspec_demo.models import SMOLLM2
 
 AGREEMENT = 0.7
 """Share of tokens that the synthetic draft predicts."""

@@ -14,7 +14,7 @@ from importlib.metadata import requires
 from numbers import Integral, Real
 from pathlib import Path
 
-_CLONE = Path(__file__).resolve().parents[1]
+CLONE = Path(__file__).resolve().parents[1]
 _LONGEST = 200
 """Most characters that are kept of another library's message."""
 
@@ -99,7 +99,7 @@ def reading(what: str, mend: str = "save it again with save_pretrained") -> Iter
 
 def install_command(extra: str) -> str:
     """Return the pip command for an extra: in a clone by its name, else by its requirements."""
-    if (_CLONE / "pyproject.toml").is_file():
+    if (CLONE / "pyproject.toml").is_file():
         return f"pip install -e '.[{extra}]'"
     # The package index has another project of this name, so an installed wheel has no extras.
     lines = [re.split(" *; *", line) for line in requires("jaxspec") or ()]

@@ -19,8 +19,6 @@ from filelock import FileLock, Timeout
 
 from jaxspec.errors import InputError
 
-ASSETS = Path(__file__).resolve().parent / "assets"
-"""Folder of files that ship with the package: a page, and models, each pair in its own folder."""
 TRIALS = Path("runs", "debug")
 """Folder for the output of trials (`--debug`)."""
 _BESIDE = (".answers", ".skipped.jsonl", ".unfinished")

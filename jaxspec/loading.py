@@ -349,7 +349,7 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
     """Refuse a draft with other token ids than the target's, and views that it cannot read."""
     check_words(target.tokenizer, draft.tokenizer)
     check_vocabulary("draft", draft, SPARE_TOKENS)
-    shown = [view.name for view in views if view.shows_placeholder]
+    shown = [view.name for view in views if view.counts_slots]
     token = getattr(target.config, "image_token_index", 0)
     words = text_config(draft.config).vocab_size
     if shown and token >= words:

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.checkpoints import gguf_files
 from jaxspec.checkpoints.directories import written_once
-from jaxspec.cli import demo, main
+from jaxspec.cli import main
 from jaxspec.cli.ask import progress
-from jaxspec.cli.race import draw
 from jaxspec.config import text_config
+from jaxspec_demo import command as demo
+from jaxspec_demo import models as shipped_models
+from jaxspec_demo.race import draw
 from PIL import Image
 
 from tests import tiny
@@ -159,7 +160,7 @@ def test_the_demo_tells_what_drafting_was_worth(
         (tmp_path / contest.name / name).symlink_to(world / there)
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
     monkeypatch.setattr(demo, "smollm2_file", lambda: tmp_path if model == "eyes" else None)
-    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(shipped_models, "find_spec", lambda name: None)
     monkeypatch.setitem(demo.CONTESTS, model, contest)
     main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
     out = capsys.readouterr().out

@@ -17,7 +17,7 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-FOLDERS = ("jaxspec", "eval", "train", "configs", "tests", "results")
+FOLDERS = ("jaxspec", "jaxspec_demo", "eval", "train", "configs", "tests", "results")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -2,8 +2,8 @@
 
     python -m train.distill_data --target llava-hf/llava-1.5-7b-hf --data runs/data/my_mix \\
         --name my_mix_t0
-    python -m train.distill_data --target jaxspec/assets/mini/target --data picturebook \\
-        --samples 20000 --draft jaxspec/assets/mini/draft --temperature 1 --name pages_t1
+    python -m train.distill_data --target jaxspec_demo/mini/target --data picturebook \\
+        --samples 20000 --draft jaxspec_demo/mini/draft --temperature 1 --name pages_t1
 
 A stopped run goes on, and a finished one does nothing. On several machines that see one folder,
 give --shard 0/4 to 3/4; when all are done, run shard 0 again to prepare the whole. On hosts that

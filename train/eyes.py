@@ -22,8 +22,6 @@ import numpy as np
 import optax
 
 from configs.models.eyes import TOWER
-from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.eyes import with_image_token
 from jaxspec.command import run_script
 from jaxspec.config import LlavaConfig, RotaryConfig
 from jaxspec.loading import LoadedModel
@@ -32,13 +30,11 @@ from jaxspec.models.layers import apply
 from jaxspec.models.lvlms.llava import Llava
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
+from jaxspec_demo.models import with_image_token
 from picturebook.lines import LINES, page_lines
-from picturebook.rendering import render
 from picturebook.scenes import Chart, Scene, below, sample_chart, sample_scene
-from train.setup import begin, own_output
-from train.tower import image_processor
+from train.tower import Task, pixels, script
 
 TARGET = "smollm2-135m"
 SHARPNESS = 8.0
@@ -82,11 +78,8 @@ class Pages:
     def batch(self, step: int, train: TrainConfig) -> dict[str, np.ndarray]:
         rng = np.random.default_rng((train.seed, 23, step))
         pages = [full_page(rng) for _ in range(train.batch)]
-        images = np.stack([render(page, rng) for page in pages])
-        return {
-            "pixels": (images.astype(np.float32) / 255 - 0.5) / 0.5,
-            "labels": np.stack([self.labels(page) for page in pages]),
-        }
+        labels = np.stack([self.labels(page) for page in pages])
+        return {"pixels": pixels(pages, rng), "labels": labels}
 
 
 def loss_of(config: LlavaConfig, embeddings: np.ndarray, words: np.ndarray) -> Any:
@@ -155,23 +148,8 @@ def _widened(path: Any, leaf: Array) -> Array:
     return leaf / 0.02 / math.sqrt(inputs)
 
 
-def main(
-    train: TrainConfig = TRAIN,
-    runs: Path = Path("runs/train/eyes_tower"),
-    out: Path | None = None,
-    cluster: str = "",
-    debug: bool = False,
-) -> None:
-    """Pretrain tower and projector. A stopped run goes on.
-
-    Args:
-      runs: Folder of checkpoints and metrics.
-      out: The model with this tower, a Hugging Face directory; by default RUNS/hf.
-      cluster: Place of this process among several hosts: `auto`, or HOST:PORT,COUNT,INDEX.
-      debug: Try the command out: two steps of as few samples as the mesh takes, into runs/debug.
-    """
-    runs, out = begin(runs, out, cluster, debug)
-    train = train.shortened() if debug else train
+def task(train: TrainConfig) -> Task:
+    """Return SmolLM2's tower and projector as a task."""
     language = LoadedModel.load(TARGET)
     assert isinstance(language.config, RotaryConfig)
     tokenizer = with_image_token(language.tokenizer)
@@ -181,25 +159,17 @@ def main(
     rng = np.random.default_rng(0)
     words = np.unique(np.concatenate([pages.labels(full_page(rng)) for _ in range(20_000)]))
     table = np.asarray(language.params["model"]["embed_tokens"]["embedding"])
-    eyes = fit(
-        train,
+    return Task(
         init(config, train),
         loss_of(config, table, words),
         lambda step: pages.batch(step, train),
-        runs,
+        config,
+        tokenizer,
+        lambda params: {**params, "language_model": language.params},
     )
-    if jax.process_index() == 0:
-        huggingface.save(
-            out,
-            config,
-            {**eyes, "language_model": language.params},
-            huggingface.SaveOptions(overwrite=True),
-            tokenizer=tokenizer,
-            image_processor=image_processor(TOWER),
-            write_more=own_output(out, runs),
-        )
-        print(f"wrote {out}")
 
+
+main = script(task, TRAIN, Path("runs/train/eyes_tower"))
 
 if __name__ == "__main__":
     run_script(main, __doc__)

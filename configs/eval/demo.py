@@ -13,6 +13,6 @@ config = replace(
     rows=tuple(row for row in mini.rows if row.name in ROWS),
     sets=("describe", "read", "edit", "saga"),
     turns=(1,),
-    limit=8,
+    limit=4,
     batch_size=1,
 )

@@ -1,7 +1,7 @@
 """`smollm2-eyes` on picturebook's synthetic sets: its shipped KV head, lookup, and the views of a draft.
 
 python -m eval.block_efficiency eyes
-python -m eval.block_efficiency eyes --draft runs/train/smollm2_eyes_draft/hf --draft jaxspec/assets/smollm2_eyes/kv_head
+python -m eval.block_efficiency eyes --draft runs/train/smollm2_eyes_draft/hf --draft jaxspec_demo/smollm2_eyes/kv_head
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eval.lib.config import Variant
-from jaxspec.files import ASSETS
+from jaxspec_demo import ASSETS
 
 from configs.eval.mini import config as mini
 

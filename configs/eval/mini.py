@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eval.lib.config import EvalConfig, Variant
-from jaxspec.files import ASSETS
+from jaxspec_demo import ASSETS
 
 config = EvalConfig(
     target=str(ASSETS / "mini" / "target"),

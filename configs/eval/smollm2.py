@@ -2,13 +2,13 @@
 
 python -m train.prompts --data path/to/data
 python -m eval.block_efficiency smollm2
-python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf --draft jaxspec/assets/smollm2/kv_head
+python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf --draft jaxspec_demo/smollm2/kv_head
 """
 
 from __future__ import annotations
 
 from eval.lib.config import EvalConfig, Variant
-from jaxspec.files import ASSETS
+from jaxspec_demo import ASSETS
 
 KINDS = ("gsm8k", "humaneval", "chat", "summary")
 

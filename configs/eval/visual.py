@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eval.lib.together import CollaborativeEvalConfig, Pairing
-from jaxspec.files import ASSETS
+from jaxspec_demo import ASSETS
 
 TARGET, DRAFT = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")
 

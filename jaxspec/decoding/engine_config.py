@@ -75,7 +75,7 @@ class EngineConfig(Batching):
       weights: First block's weights: of each view, then a head's, then lookup's; None: uniform.
       weighting: Rule by which weights learn, as `parse_weighting` reads it: `grid:window=16`.
       gamma: Draft length: drafted tokens in each block, or on a tree's longest path.
-      tree: Token tree instead of a chain: `2`, `2:32` (32 nodes), `chains:2` or `dynamic:4:24`.
+      tree: Token tree instead of a chain: `2`, `2:32` (32 nodes) or `dynamic:4:24`.
       width: Tokens that each target pass reads, padding included: gamma + 1 or more. At one width,
         and without a tree, answers equal plain decoding's in 16 bits too; caches do not grow.
         None: no padding.

@@ -22,6 +22,7 @@ from jaxspec.decoding.state import DecodeState, map_caches
 from jaxspec.models.attention import BLOCK
 from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import Pool, PromptRows
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lvlms.qwen_vl import full_block
 from jaxspec.models.lvlms.vision import TILE_BLOCK
 from jaxspec.runtime import human_bytes, usual_settings

@@ -7,7 +7,6 @@ first, which at temperature 0 is the likeliest.
 | text           | shape                                                                          |
 |----------------|--------------------------------------------------------------------------------|
 | `2`, `2:32`    | every node has 2 children, cut to 64 (32) nodes                                |
-| `chains:2`     | 2 chains that part at the root                                                 |
 | `dynamic:4:24` | for each row and block the 24 (default 64) nodes of highest joint probability, |
 |                | if the 4 likeliest nodes of a level get 4 children (EAGLE-2, Li et al. 2024)   |
 """
@@ -36,11 +35,11 @@ BUDGET = 64
 class TreeSpec:
     """Specify a kind of tree, whose depth is the drafter's gamma. Static: compiled in."""
 
-    kind: Literal["branching", "chains", "dynamic"]
+    kind: Literal["branching", "dynamic"]
     width: int
-    """Number of children of a node; for `chains`, of the root."""
+    """Number of children of a node."""
     budget: int = BUDGET
-    """Most drafted nodes; `chains` ignores it."""
+    """Most drafted nodes."""
 
     def nodes(self, depth: int) -> int:
         """Return the number of drafted nodes of a tree of this depth."""
@@ -55,13 +54,11 @@ def parse_tree(text: str, depth: int) -> TreeSpec:
     Raises InputError if its budget is too small for a path of `depth` nodes.
     """
     first, *parts = text.split(":")
-    named = first in ("chains", "dynamic")
-    kind, numbers = (first, parts) if named else ("branching", [first, *parts])
-    most = 1 if kind == "chains" else 2
-    if not 1 <= len(numbers) <= most or not all(part.isdecimal() and int(part) for part in numbers):
-        raise InputError(f"tree: {text!r}; give one as 2, 2:32, chains:2 or dynamic:4:24")
+    kind, numbers = ("dynamic", parts) if first == "dynamic" else ("branching", [first, *parts])
+    if not 1 <= len(numbers) <= 2 or not all(part.isdecimal() and int(part) for part in numbers):
+        raise InputError(f"tree: {text!r}; give one as 2, 2:32 or dynamic:4:24")
     spec = TreeSpec(kind, *map(int, numbers))
-    if kind != "chains" and spec.budget < depth:
+    if spec.budget < depth:
         raise InputError(
             f"tree: {text!r} has no room for a path of {depth} tokens; raise its budget or lower "
             f"gamma"
@@ -121,8 +118,6 @@ class Tree:
 def static_tree(spec: TreeSpec, depth: int) -> Tree:
     """Return the tree of a static kind."""
     assert spec.kind != "dynamic"
-    if spec.kind == "chains":
-        return chains(spec.width, depth)
     return branching(spec.width, depth, spec.budget)
 
 
@@ -142,11 +137,6 @@ def branching(width: int, depth: int, budget: int = BUDGET) -> Tree:
             for rank in range(width):
                 heapq.heappush(heap, (total + rank, level + 1, (*ranks, rank)))
     return _tree(kept)
-
-
-def chains(width: int, depth: int) -> Tree:
-    """Return the tree of `width` chains with `depth` nodes each."""
-    return _tree([(rank, *[0] * below) for rank in range(width) for below in range(depth)])
 
 
 def _tree(paths: list[tuple[int, ...]]) -> Tree:

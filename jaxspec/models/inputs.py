@@ -63,17 +63,13 @@ class Pool:
     """Pool an image's features by averages (view P)."""
 
     tokens: int | None = None
-    """Tokens of a pooled tile; None means a quarter, for avg2d the nearest square below it."""
+    """Tokens of a pooled tile; None means the nearest square at or below a quarter."""
     kind: Literal["avg2d", "avg1d"] = "avg2d"
     """Averages over squares of the tile, or over runs of features in reading order."""
-    after_projector: bool = False
-    """Whether the projector's outputs are averaged, not its inputs."""
 
     def count(self, tokens: int) -> int:
         """Return the number of tokens of a pooled tile of `tokens`."""
-        left = self.tokens
-        if left is None:
-            left = tokens // 4 if self.kind == "avg1d" else math.isqrt(tokens // 4) ** 2
+        left = math.isqrt(tokens // 4) ** 2 if self.tokens is None else self.tokens
         square = self.kind == "avg1d" or math.isqrt(left) ** 2 == left
         if (
             not 0 < left <= tokens
@@ -82,7 +78,7 @@ class Pool:
         ):
             raise InputError(
                 f"view P: a tile of {tokens} image tokens cannot be pooled to {left} by "
-                f"{self.kind}; give a square number below, such as a quarter, or use avg1d"
+                f"{self.kind}; give a square number below, such as a quarter"
             )
         return left
 

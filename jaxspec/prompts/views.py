@@ -5,12 +5,10 @@
 | M    | its image tokens, as the target sees them             | multimodal   |
 | T    | one newline token                                     | text-only    |
 | T-literal | the tokens of the written-out placeholder        | TABED I.2    |
-| T-special | the bare placeholder token, with no image behind | TABED I.2    |
 | T-slots | the placeholder, once for each of the target's image tokens | vLLM   |
 | C    | "image: " and its caption                             | caption      |
 | P    | its features average-pooled to a quarter, before the projector | pooled |
 | P36  | the same, to 36 tokens                                | IbED         |
-| P-1d, P-after | pooled in reading order; pooled after the projector    |     |
 
 For images in tiles, view P shows the base tile alone, which is the whole image. Where a quarter of
 its tokens is no square, P keeps the nearest square below (169 of OneVision's 729 tokens).
@@ -46,11 +44,6 @@ class View:
     counts_slots: bool = False
     """The draft is shown as many tokens for an image as the target, without its features."""
 
-    @property
-    def shows_placeholder(self) -> bool:
-        """Return whether a view without images shows their placeholder token."""
-        return self.name in ("T-special", "T-slots")
-
     def substitute(self, encoder: PromptEncoder, caption: str, slots: int = 1) -> list[int]:
         """Return the ids that replace one image in a view without images.
 
@@ -68,16 +61,14 @@ class View:
                 PLACEHOLDER, add_special_tokens=False, split_special_tokens=True
             )
         assert encoder.image_token is not None, "a text model has no images to stand for"
-        return [encoder.image_token] * (slots if self.counts_slots else 1)
+        return [encoder.image_token] * slots
 
 
-_POOLED = re.compile(r"P([1-9]\d*)?(-1d)?(-after)?")
-"""Names of view P: tokens, along the row, behind the projector."""
+_POOLED = re.compile(r"P([1-9]\d*)?")
 VIEWS = {
     "M": View("M", reads_images=True),
     "T": View("T", reads_images=False),
     "T-literal": View("T-literal", reads_images=False),
-    "T-special": View("T-special", reads_images=False),
     "T-slots": View("T-slots", reads_images=False, counts_slots=True),
     "C": View("C", reads_images=False, reads_captions=True),
 }
@@ -98,11 +89,7 @@ def is_view(name: str) -> bool:
 def parse_view(name: str) -> View:
     """Return the view of a name; InputError for unknown ones."""
     if pooled := _POOLED.fullmatch(name):
-        tokens, flat, after = pooled.groups()
-        pool = Pool(
-            int(tokens) if tokens else None, "avg1d" if flat else "avg2d", after is not None
-        )
-        return View(name, reads_images=True, pool=pool)
+        return View(name, reads_images=True, pool=Pool(int(pooled[1]) if pooled[1] else None))
     if name not in VIEWS:
         raise InputError(f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, P36")
     return VIEWS[name]

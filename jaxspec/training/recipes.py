@@ -21,10 +21,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec.checkpoints.adapters import CONFIG as ADAPTER
-from jaxspec.checkpoints.adapters import read_pairs
+from jaxspec.checkpoints.adapters import base_of, composed, read_pairs
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.export import with_words
-from jaxspec.checkpoints.eyes import composed
 from jaxspec.checkpoints.huggingface import read_params
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.tower import read_tower, tower_files
@@ -181,7 +180,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
 
     start = Path(recipe.start).expanduser() if isinstance(recipe.start, str) else None
     if start is not None and recipe.lora and (start / ADAPTER).is_file():
-        config, tensors, adapter = composed(start)
+        config, tensors, adapter = composed(start, locate(base_of(start)))
         params = {**read_params(config, tensors), LORA: read_pairs(adapter)}
         return replace(target, config=config, params=params)
     if isinstance(recipe.start, str):

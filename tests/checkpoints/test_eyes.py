@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.checkpoints import eyes, huggingface
+from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
+from jaxspec.checkpoints.locating import locate
 from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage, start_draft
 from jaxspec.typing import Params
+from jaxspec_demo import models as shipped_models
 
 from tests import tiny
 
@@ -46,8 +48,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     save_adapter(shipped, config, params, UPDATES, "smollm2-135m", jnp.float32, images)
     text = tmp_path / "language"
     huggingface.save(text, config.text_config, params["language_model"], tokenizer=language_tokenizer())
-    monkeypatch.setattr(eyes, "smollm2", lambda: text)
-    monkeypatch.setattr(eyes, "ASSETS", tmp_path / "assets")
+    monkeypatch.setattr(shipped_models, "smollm2", lambda: text)
+    monkeypatch.setattr(shipped_models, "ASSETS", tmp_path / "assets")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return params
 
@@ -57,7 +59,7 @@ def test_the_model_is_merged_once(world: Params, capsys: pytest.CaptureFixture[s
     expected = merged(world, UPDATES)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, expected)
     assert "written to" in capsys.readouterr().err
-    path = eyes.smollm2_eyes()
+    path = locate("smollm2-eyes")
     assert not capsys.readouterr().err
     assert [entry.name for entry in path.parent.iterdir() if entry.name != ".lock"] == ["smollm2-eyes"]
     prompt = prompt_encoder(found).prompt("red", [np.zeros((28, 28, 3), np.uint8)])

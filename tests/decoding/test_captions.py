@@ -22,7 +22,7 @@ from PIL import Image
 
 from tests import tiny
 
-MINI = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
+MINI = Path(__file__).resolve().parents[2] / "jaxspec_demo" / "mini"
 NEW = 12
 
 

@@ -39,7 +39,7 @@ SHAPES = [(1, None), (3, None), (7, None), (3, "2:9"), (3, "dynamic:2:6")]
 """Draft lengths and trees."""
 GRID = [
     *(((view,), 3, None) for view in "MTPC"),
-    *((("M", "T"), *shape) for shape in [*SHAPES, (5, None), (3, "chains:2")]),
+    *((("M", "T"), *shape) for shape in [*SHAPES, (5, None)]),
     (("M", "T", "C", "P"), 3, None),
     (("KV head",), 3, None),
     (("KV head",), 3, "2:5"),
@@ -50,7 +50,7 @@ GRID = [
     (("one pass",), 3, "2:5"),
     (("M", "T", "one pass"), 3, None),
     (("one pass", "lookup"), 3, "dynamic:2:6"),
-    *((("lookup",), 3, tree) for tree in (None, "chains:2")),
+    *((("lookup",), 3, tree) for tree in (None, "2:5")),
     *(
         (("M", "eagle", "lookup"), 3, None),
         (("KV head", "lookup"), 3, None),

@@ -104,10 +104,9 @@ def test_what_stands_for_an_image() -> None:
     blind = {view.name: view for view in VIEWS.values() if not view.reads_images}
     stands = {name: view.substitute(encoder, "a <image>") for name, view in blind.items()}
     literal = {"T-literal": [ord(c) for c in "<image>"], "C": [ord(c) for c in "image: a <image>"]}
-    assert stands == {"T": [13], "T-special": [99], "T-slots": [99]} | literal
+    assert stands == {"T": [13], "T-slots": [99]} | literal
     assert {name: view.substitute(encoder, "", 3) for name, view in blind.items() if name[1:]} == {
         "T-literal": literal["T-literal"],
-        "T-special": [99],
         "T-slots": [99] * 3,
     }
     assert [name for name, view in VIEWS.items() if view.reads_images] == ["M"]

@@ -19,8 +19,8 @@ from eval.lib.comparison import first_prompt, prompts_of
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.files import ASSETS
 from jaxspec.loading import LoadedHead, image_inputs, same_tower
+from jaxspec_demo import ASSETS
 from picturebook import SYNTHETIC_SETS, caption, test_set
 
 from tests.tiny.one_pass import blocks_of_head

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is the oracle of parity: install the 
 
 from jaxspec.cli import main
 from jaxspec.data.images import to_rgb
-from jaxspec.files import ASSETS
+from jaxspec_demo import ASSETS
 from picturebook import test_set as samples_of
 
 from tests import tiny

@@ -19,8 +19,8 @@ from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, r
 from eval.lib.tables import interval
 from jaxspec.decoding.sources.lookup import Text
 from jaxspec.errors import InputError
-from jaxspec.files import ASSETS
 from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec_demo import ASSETS
 from PIL import Image
 
 

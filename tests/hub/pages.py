@@ -20,8 +20,9 @@ from eval.lib.command_line import parse_command
 from eval.lib.config import EvalConfig
 from eval.lib.recorded_config import RecordedConfig
 from eval.lib.together import CollaborativeEvalConfig
-from jaxspec.cli import collaborate, demo, export, generate, inspect, main, plan
+from jaxspec.cli import collaborate, export, generate, inspect, main, plan
 from jaxspec.command import load_preset
+from jaxspec_demo.command import Demo
 from PIL import Image
 from train import distill_data, prepare, prompts, recipe
 
@@ -116,7 +117,7 @@ def _recipe(words: list[str]) -> object:
 
 
 KINDS: dict[str, Any] = {
-    "demo": demo.Demo,
+    "demo": Demo,
     "generate": generate.Generate,
     "collaborate": collaborate.Collaborate,
     "export": export.Export,

@@ -24,7 +24,7 @@ from tests.hub.pages import PAGES, Command, commands, keep_trial, lay_out, made_
 from tests.hub.table import CAPTIONERS, TWINS
 
 COMMANDS = commands()
-HERE = (*TWINS, "jaxspec/assets/mini/target --draft")
+HERE = (*TWINS, "jaxspec_demo/mini/target --draft")
 SHORT = [c for c in COMMANDS if c.script.startswith("jaxspec ") and any(name in c.text for name in HERE)]
 CHAIN = [c for c in COMMANDS if c.page == "training.md" and re.search("my_mix|mine=|export runs/train/llava15", c.text)]
 SETS = {name: c for c in COMMANDS if (name := made_by(c))}

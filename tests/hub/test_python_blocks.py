@@ -60,8 +60,8 @@ def test_the_python_of_a_page_runs(
     pages.lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
     twins = pair[0].parent
-    program = PROGRAMS[page].replace("jaxspec/assets/mini/kv_head", str(twins / "head"))
-    exec(program.replace("jaxspec/assets/mini/", f"{twins}/"), {})
+    program = PROGRAMS[page].replace("jaxspec_demo/mini/kv_head", str(twins / "head"))
+    exec(program.replace("jaxspec_demo/mini/", f"{twins}/"), {})
     assert len(capsys.readouterr().out.splitlines()) >= program.count("print(")
 
 

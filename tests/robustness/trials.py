@@ -57,7 +57,7 @@ VALUES = (
     *(
         "2:9",
         "dynamic:3",
-        "chains:0",
+        "dynamic:0",
         "mt-paper",
         "grid:window=x",
         "grid:=",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxspec.files import ASSETS
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
+from jaxspec_demo import ASSETS
 
 from configs.models.mini import DRAFT
 from configs.train.recipes.mini_target import TOWER

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.files import ASSETS
 from jaxspec.training.recipes import Stage
+from jaxspec_demo import ASSETS
 
 from configs.train.recipes.mini_draft import PAGES, TARGET, TUNE
 from configs.train.recipes.mini_draft import config as mini_draft

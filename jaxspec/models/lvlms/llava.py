@@ -58,12 +58,10 @@ class Llava(Lvlm):
         self, features: Float[Array, "B U P E"], pool: Pool | None = None
     ) -> Float[Array, "B features D"]:
         """Return the table of feature rows for prompt slots, pooled by tile for view P."""
-        averages = None if pool is None else pool.matrix(features.shape[2]).astype(features.dtype)
-        if pool is not None and not pool.after_projector:
+        if pool is not None:
+            averages = pool.matrix(features.shape[2]).astype(features.dtype)
             features = jnp.einsum("qP,BUPE->BUqE", averages, features)
         projected = self.multi_modal_projector(features)
-        if pool is not None and pool.after_projector:
-            projected = jnp.einsum("qP,BUPD->BUqD", averages, projected)
         return projected.reshape(projected.shape[0], -1, projected.shape[-1])
 
 

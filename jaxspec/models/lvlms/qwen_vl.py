@@ -283,10 +283,10 @@ class QwenImages:
         known = {"rows": self.tiles(size) * self.config.vision_config.window_groups**2}
         if pool is None:
             return Slots(source.reshape(-1, 1), positions=_positions(grid), **known)
-        if pool.tokens is not None or pool.kind != "avg2d":
+        if pool.tokens is not None:
             raise InputError(
                 "view P: Qwen2.5-VL's number of image tokens depends on the image, and P pools "
-                "squares of 2x2; give P without a number and without -1d"
+                "squares of 2x2; give P without a number"
             )
         pooled = -(-rows // 2), -(-columns // 2)
         padded = np.full((2 * pooled[0], 2 * pooled[1]), -1, np.int32)

