@@ -138,7 +138,7 @@ def test_a_session_reads_images_of_later_turns(family: str) -> None:
     """OneVision reads one image as many tiles and several as one tile each: a second image changes the first."""
     config, processor = FAMILIES[family]()
     params = tiny.random_params(config, scale=0.5)
-    target = LoadedModel(config, jax.device_put(params), tiny.tokenizer(), processor)
+    target = LoadedModel(config, jax.device_put(params), tiny.chat_tokenizer(), processor)
     draft = replace(target, params=jax.device_put(tiny.noisy(params, 0.1)))
     sizes = EngineConfig(gamma=2, prompt_buckets=(512,), image_buckets=(64,), new_buckets=(8,), growing_cache=False)
     pages = [tiny.page(0, 40, 28)], [tiny.page(1, 28, 40)], [tiny.page(2, 28, 28)], []
@@ -227,7 +227,7 @@ def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(
     assert first.tokens == third.tokens == Engine(target).generate(good).tokens
     opened: list[Any] = []
     real = Image.open
-    monkeypatch.setattr(Image, "open", lambda source: opened.append(source) or real(source))
+    monkeypatch.setattr(Image, "open", lambda source, **known: opened.append(source) or real(source, **known))
     stored = StoredImage((tmp_path / "page.png").read_bytes(), "row 1", (28, 28))
     asked = [file, bad, Request("What?", 4, images=[stored])]
     Engine(target, config=EngineConfig(keep_going=True)).generate(asked)

@@ -38,4 +38,4 @@ def test_a_replay_makes_the_blocks_of_decoding(text: str, models: tuple[LoadedMo
 
 @pytest.fixture(scope="module")
 def models() -> tuple[LoadedModel, LoadedModel]:
-    return LoadedModel.load(CONFIG.target), LoadedModel.load(CONFIG.draft)
+    return LoadedModel.load(CONFIG.target), LoadedModel.load(CONFIG.draft[0])
