@@ -89,7 +89,8 @@ def is_view(name: str) -> bool:
 def parse_view(name: str) -> View:
     """Return the view of a name; InputError for unknown ones."""
     if pooled := _POOLED.fullmatch(name):
-        return View(name, reads_images=True, pool=Pool(pooled[1] and int(pooled[1])))
+        pool = Pool(int(pooled[1]) if pooled[1] else None)
+        return View(name, reads_images=True, pool=pool)
     if name not in VIEWS:
         raise InputError(f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, P36")
     return VIEWS[name]
