@@ -49,14 +49,14 @@ def presets() -> Iterator[tuple[str, EvalConfig]]:
     options: dict[str, tuple[dict[str, Any], ...]] = {
         "llava15": ({"gamma": 3}, {"gamma": 7}),
         "llava_next_base": (
-            {"draft": "mjbooo/lvlm160m-bf16", "dtype": "bfloat16"},
-            {"draft": "mjbooo/lvlm68m-ov"},
+            {"draft": ("mjbooo/lvlm160m-bf16",), "dtype": "bfloat16"},
+            {"draft": ("mjbooo/lvlm68m-ov",)},
             {"target": tabed_next.LARGE},
         ),
         "ibed": (
             *({"captioner": f"blip:Salesforce/{name}"} for name in ("blip-image-captioning-base", "blip2-opt-2.7b")),
             {"captioner": ibed.LONG},
-            {"draft": "JackFram/llama-68m"},
+            {"draft": ("JackFram/llama-68m",)},
         ),
         "ibed_weights": ({"captioner": ibed.LONG},),
     }
@@ -140,7 +140,7 @@ def test_every_number_of_a_paper_is_of_a_row() -> None:
     "other",
     [
         {"target": "llava-hf/llava-1.5-13b-hf"},
-        {"draft": "my-draft"},
+        {"draft": ("my-draft",)},
         {"gamma": 4},
         {"sets": LLAVA15.sets[:3]},
         {"captioner": "blip:Salesforce/blip-image-captioning-base"},
