@@ -56,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(
         Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
     )
-    check_row(options.against, METHODS)
+    check_row(options.against, list(METHODS))
     # Sets that cannot be read and a missing package fail here, before models load.
     for name in set(config.sets) & set(config.places):
         config.samples(name, config.limit)

@@ -126,7 +126,7 @@ class Source(ABC, Generic[State, Scratch]):
     @abstractmethod
     def begin(
         self, committed: Committed, state: State
-    ) -> tuple[Float[Array, "r B one V"], Scratch]:
+    ) -> tuple[Float[Array, "rows B one V"], Scratch]:
         """Read what was committed since the last block; score the token after the newest one."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Source(ABC, Generic[State, Scratch]):
         scratch: Scratch,
         tokens: Int[Array, "B T"],
         tree: TreeMask | None = None,
-    ) -> tuple[Float[Array, "r B T V"], Scratch]:
+    ) -> tuple[Float[Array, "rows B T V"], Scratch]:
         """Read T drafted tokens, or nodes of a tree; score the token after each."""
 
     @abstractmethod
