@@ -132,7 +132,7 @@ def test_the_script_writes_every_model(
     tiny_preset: Callable[..., EvalConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     preset = tiny_preset(rows=(Variant("T", ("T",)),), sets=("facts", "describe"))
-    options = f"--limit 2 --text-only --drafts pool={preset.draft}:P1"
+    options = f"--limit 2 --text-only --drafts pool={preset.draft[0]}:P1"
     draft_quality.main(f"tiny --out {tmp_path / 'out'} {options}".split())
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert [(row["dataset"], row["model"]) for row in rows] == [
