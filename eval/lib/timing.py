@@ -233,7 +233,8 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
     params, rows = engine.assembly.params, len(state.count)
-    target = Passes(program.target.extend, params["target"], state.target, rows)
+    cache = jax.tree.map(jnp.copy, state.target)  # passes donate theirs, and heads read the state's
+    target = Passes(program.target.extend, params["target"], cache, rows)
     drafter = program.drafter
     weights = jnp.full((rows, drafter.width), 1 / drafter.width)
     calls = {
