@@ -83,8 +83,9 @@ TABED = (
     Line(
         tables=(5, 8),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="how many verified tokens MT* looks back on; AdaBoost; and all rules that the paper's MT* and MTCP* may be; "
-        "POPE and LLaVA-Bench as above",
+        what="how many verified tokens MT* looks back on; AdaBoost, whose negative weights count as 0; and all rules "
+        "that the paper's MT* and MTCP* may be: it writes both hard and soft labels, and the rule called paper takes "
+        "soft ones; POPE and LLaVA-Bench as above",
         command=f"{TABLE} llava15_weightings",
         mini=f"{TABLE} mini_weightings",
     ),

@@ -234,7 +234,7 @@ def _printed(
         for row, numbers in paper.numbers[1].items():
             of, _, metric = row.partition(": ")
             if of == model and paper.places.get(name) == directories.get(name):
-                lines[metric] = lines.get(metric, {}) | dict(numbers)
+                lines.setdefault(metric, {}).update(numbers)
     return [
         [f"{model}, paper", metric, *(number(line.get(name), 1) for name in config.sets)]
         for metric, line in lines.items()

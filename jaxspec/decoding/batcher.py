@@ -140,7 +140,12 @@ class Batcher:
         )
 
     def _shown(self, request: EncodedRequest) -> np.ndarray:
-        """Return the index of the image that each slot of the target's row shows, -1 for text."""
+        """Return the index of the image that each slot of the target's row shows, -1 for text.
+
+        It is for sources only: the first of collaborating models may read pooled images.
+        """
+        if not self.program.sources:
+            return np.full(len(request.rows[0]), -1)
         images, reader = request.prompt.images, self.assembly.lead.images
         slots = [reader.slots((x.height, x.width), None, len(images)) for x in images if reader]
         return which_image(request.rows[0], [len(part.sources) for part in slots])
