@@ -17,7 +17,7 @@ from tqdm import tqdm
 from eval.lib.config import EvalConfig
 from eval.lib.replay import RecordedTarget
 from eval.lib.report import progress
-from eval.lib.tables import Record, has
+from eval.lib.tables import Record, has, interval
 from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
@@ -85,9 +85,12 @@ def _group(
             continue
         same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
         row = place | acceptance_metrics([r.stats for r in results])
+        low, high = interval(np.array([[r.stats.emitted, r.stats.steps] for r in results]))
         # Drawn answers follow plain decoding's law, and are others.
         row |= {
             "samples": len(results),
+            "low": low,
+            "high": high,
             "token_identity_rate": None if config.temperature else float(np.mean(same)),
         }
         if "C" in (settings.views or ()):

@@ -20,7 +20,7 @@ from eval.lib.recorded import (
 )
 from eval.lib.recorded_config import RecordedConfig
 from eval.lib.sets import MMSPEC
-from eval.lib.tables import Record, Table, number, percent
+from eval.lib.tables import Record, Table, interval, number, percent
 from jaxspec.data.samples import Sample
 
 ALL = "all"
@@ -98,14 +98,6 @@ def rows_of(
     return rows
 
 
-def interval(sums: np.ndarray, resamples: int, seed: int) -> tuple[float, float]:
-    """Return the bootstrap 95 % interval of tokens per pass, of sums [prompts, 2]."""
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), resamples) @ sums
-    low, high = np.percentile(_ratio(drawn.T), [2.5, 97.5])
-    return float(low), float(high)
-
-
 def _ratio(sums: np.ndarray) -> np.ndarray:
     return sums[0] / np.maximum(sums[1], 1)
 
@@ -127,9 +119,9 @@ def recorded_table(
         by_topic = {row["topic"]: row for row in rows if row["method"] == name}
         whole, same = by_topic[ALL], by_topic[ALL]["token_identity_rate"]
         first, *others = (number(by_topic[topic]["tokens_per_pass"]) for topic in topics)
-        interval = f"{whole['low']:.2f} to {whole['high']:.2f}"
+        bounds = f"{whole['low']:.2f} to {whole['high']:.2f}"
         identical = "100%" if same is None else percent(same)
-        cells.append([name, whole["drafts"], first, interval, *others, identical])
+        cells.append([name, whole["drafts"], first, bounds, *others, identical])
     turns = [turn for one in conversations for turn in one.turns]
     left_out = sum(not turn.exact for turn in turns)
     notes = [

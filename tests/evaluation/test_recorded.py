@@ -16,7 +16,7 @@ from eval import mmspec
 from eval.lib.drafts import Answers, Similar, lookup_passes, mixture_passes, tree_passes
 from eval.lib.ngrams import IMAGE, lookup
 from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations
-from eval.lib.recorded_table import interval
+from eval.lib.tables import interval
 from jaxspec.decoding.lookup import Text
 from jaxspec.errors import InputError
 from jaxspec.files import ASSETS
