@@ -228,7 +228,7 @@ def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
             if set(line) != {"-"}:
                 cells.append([model, metric, *line])
     notes = [
-        f"Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, "
+        f"{config.pair}, {config.dtype}. Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, "
         "in percent, with bootstrap 95 % intervals over answers. accuracy: the answer holds an "
         "accepted one; pass@1: the program passes its tests; rouge_l and meteor: the best over the "
         "references.",

@@ -92,7 +92,7 @@ def passes_tests(sample: Sample, answer: str) -> bool:
     fences are left out.
     """
     labels = dict(sample.labels)
-    fenced = re.search(r"(?s)```(?:[Pp]ython)?[ ]*\n(.*?)(?:```|\Z)", answer)
+    fenced = re.search(r"(?s)```(?:\n?[Pp]ython)?[ ]*\n(.*?)(?:```|\Z)", answer)
     code = fenced[1] if fenced else answer
     whole = re.search(
         rf"(?ms)^def {re.escape(labels['entry_point'])}\b.*?(?=\n{_OUTSIDE}|\Z)", code
@@ -103,7 +103,9 @@ def passes_tests(sample: Sample, answer: str) -> bool:
         indented, *after = re.split(rf"\n(?={_OUTSIDE})", "\n" + code.lstrip("\n"))
         # A decoder may cut the first spaces.
         body = indented if indented.strip() else f"    {''.join(after[:1])}"
-    return passes(f"{labels['prompt']}\n{body}\n\n{labels['test']}\n\ncheck({labels['entry_point']})\n")
+    return passes(
+        f"{labels['prompt']}\n{body}\n\n{labels['test']}\n\ncheck({labels['entry_point']})\n"
+    )
 
 
 def rouge_l(references: Sequence[str], answer: str) -> float:

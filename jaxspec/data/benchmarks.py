@@ -37,7 +37,7 @@ DESCRIBE = "Describe this image in detail."
 READ = "Describe this image and what is written in it."
 PROGRAM = (
     "Please provide a self-contained Python script that solves the following problem in a markdown "
-    "code block:\n```\n{question}\n```"
+    "code block:\n```python\n{question}\n```"
 )
 """EvalPlus's instruction before HumanEval's functions, for models that chat."""
 
