@@ -228,10 +228,10 @@ def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
             if set(line) != {"-"}:
                 cells.append([model, metric, *line])
     notes = [
-        f"{config.pair}, {config.dtype}. Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, "
-        "in percent, with bootstrap 95 % intervals over answers. accuracy: the answer holds an "
-        "accepted one; pass@1: the program passes its tests; rouge_l and meteor: the best over the "
-        "references.",
+        f"{config.pair}, {config.dtype}. Plain decoding of {config.limit} first turns a set, "
+        f"temperature {config.temperature:g}, in percent, with bootstrap 95 % intervals over "
+        "answers. accuracy: the answer holds an accepted one; pass@1: the program passes its "
+        "tests; rouge_l and meteor: the best over the references.",
     ]
     if all(row["meteor"] is None for row in rows if row["rouge_l"] is not None):
         notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")
