@@ -108,7 +108,7 @@ class RecordedTarget(LoadedModel):
         text = text_config(draft.config)
         if text is not draft.config and not isinstance(draft.config, LlavaConfig):
             raise InputError(
-                f"{PREFIX}{path}: needs the prompts of a text model's or LLaVA's draft; give another"
+                f"{PREFIX}{path}: needs a draft that is a text model or a LLaVA; give another"
             )
         answers: dict[tuple[str, int], tuple[int, ...]] = {}
         for row, sample, turn, tokens in _read(path, draft):
