@@ -52,7 +52,7 @@ from jaxspec.decoding.plan import (
     usual_head,
 )
 from jaxspec.decoding.steps import run_decode, run_prefill
-from jaxspec.errors import InputError, nearest, needing
+from jaxspec.errors import InputError, first_line, nearest, needing
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
@@ -90,6 +90,7 @@ def main(
     layers: int | None = None,
     target_weights: Weights | None = None,
     widths: tuple[int, ...] = (1,),
+    xla: tuple[str, ...] = (),
 ) -> None:
     """Compiles programs for the shapes of a preset in configs/latency.
 
@@ -110,8 +111,12 @@ def main(
       target_weights: int8 compiles a target with int8 layers.
       widths: tokens that a target pass reads, padding included. Longer blocks and trees are left
         as they are. Each program is compiled once, and its row has the width of its pass.
+      xla: NAME=VALUE of options of XLA's compiler, such as xla_vf_vmem_max_outstanding_evictions=0.
     """
     given = dict(locals())
+    if wrong := [option for option in xla if not all(option.partition("="))]:
+        raise InputError(f"xla: {wrong[0]!r} is not NAME=VALUE")
+    options = {name: value for name, _, value in (option.partition("=") for option in xla)}
     config: LatencyConfig = load_preset("latency", preset)
     config = replace(config, target_weights=target_weights)
     if layers is not None:
@@ -119,6 +124,7 @@ def main(
     if target_weights is not None and "train" in programs:
         raise InputError("target_weights: training reads no int8 weights; leave `train` out")
     title = preset if target_weights is None else f"{preset}, {target_weights} target"
+    title = ", ".join([title, *xla])
     variants: dict[tuple[Name, int | None], None] = dict.fromkeys(
         (name, own_width(config, name, width)) for name, width in product(programs, widths)
     )
@@ -130,7 +136,7 @@ def main(
                     row = {"chips": chip, "devices": len(devices), "batch": batch}
                     row |= {"program": name, "width": width}
                     shape = Shape(batch, prompt, new, tiles)
-                    run.rows.append(row | compiled(config, name, devices, shape, width))
+                    run.rows.append(row | compiled(config, name, devices, shape, width, options))
                     run.write(compiled_table(title, shape, run.rows))
 
 
@@ -222,7 +228,12 @@ def assembled(config: LatencyConfig, name: Name, width: int | None) -> tuple[Any
 
 
 def compiled(
-    config: LatencyConfig, name: Name, devices: list[Any], shape: Shape, width: int | None
+    config: LatencyConfig,
+    name: Name,
+    devices: list[Any],
+    shape: Shape,
+    width: int | None,
+    options: dict[str, str],
 ) -> Record:
     """Return the compiler's figures for one program; only `peak` if it does not fit."""
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
@@ -234,9 +245,11 @@ def compiled(
         least = 0.0
     begun = time.process_time()
     try:
-        done = lowered.compile()
+        done = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         needs = re.search(r"\(([\d.]+)G\) exceeds", str(error))
+        if needs is None and options and "No such compile option" in str(error):
+            raise InputError(f"xla: {first_line(error)}; check the option's name") from error
         if needs is None:
             raise
         return {"fits": False, "peak_gib": float(needs[1])}
