@@ -42,7 +42,7 @@ from jaxspec.prompts.views import VIEWS
 from picturebook import probe_set
 
 METRICS = ("accuracy", "pass@1", "rouge_l", "meteor")
-PART = 64
+PART = 32
 """Answers of a model that are saved together."""
 
 
