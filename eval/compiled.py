@@ -1,4 +1,4 @@
-"""Compilers' estimates for absent TPUs and GPUs: memory, copies, messages and cycles.
+"""Compilers' estimates for absent TPUs and GPUs: memory, bytes moved, messages and cycles.
 
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
     python -m eval.compiled llava7b_68m --chips v5e:1x1 --programs plain chain --widths 1 8 16
@@ -48,13 +48,12 @@ from jaxspec.decoding.plan import (
     CHIPS,
     abstract_program,
     chip_of,
-    read_by_pass,
     sizes_of,
     split_over,
     usual_head,
 )
 from jaxspec.decoding.steps import run_decode, run_prefill
-from jaxspec.errors import InputError, nearest, needing
+from jaxspec.errors import InputError, first_line, nearest, needing
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
@@ -92,6 +91,7 @@ def main(
     layers: int | None = None,
     target_weights: Weights | None = None,
     widths: tuple[int, ...] = (1,),
+    xla: tuple[str, ...] = (),
 ) -> None:
     """Compiles programs for the shapes of a preset in configs/latency.
 
@@ -112,8 +112,12 @@ def main(
       target_weights: int8 compiles a target with int8 layers.
       widths: tokens that a target pass reads, padding included. Longer blocks and trees are left
         as they are. Each program is compiled once, and its row has the width of its pass.
+      xla: NAME=VALUE of options of XLA's compiler, such as xla_vf_vmem_max_outstanding_evictions=0.
     """
     given = dict(locals())
+    if wrong := [option for option in xla if not all(option.partition("="))]:
+        raise InputError(f"xla: {wrong[0]!r} is not NAME=VALUE")
+    options = {name: value for name, _, value in (option.partition("=") for option in xla)}
     config: LatencyConfig = load_preset("latency", preset)
     config = replace(config, target_weights=target_weights)
     if layers is not None:
@@ -121,6 +125,7 @@ def main(
     if target_weights is not None and "train" in programs:
         raise InputError("target_weights: training reads no int8 weights; leave `train` out")
     title = preset if target_weights is None else f"{preset}, {target_weights} target"
+    title = ", ".join([title, *xla])
     variants: dict[tuple[Name, int | None], None] = dict.fromkeys(
         (name, own_width(config, name, width)) for name, width in product(programs, widths)
     )
@@ -132,7 +137,7 @@ def main(
                     row = {"chips": chip, "devices": len(devices), "batch": batch}
                     row |= {"program": name, "width": width}
                     shape = Shape(batch, prompt, new, tiles)
-                    run.rows.append(row | compiled(config, name, devices, shape, width))
+                    run.rows.append(row | compiled(config, name, devices, shape, width, options))
                     run.write(compiled_table(title, shape, run.rows))
 
 
@@ -225,21 +230,28 @@ def assembled(config: LatencyConfig, name: Name, width: int | None) -> tuple[Any
 
 
 def compiled(
-    config: LatencyConfig, name: Name, devices: list[Any], shape: Shape, width: int | None
+    config: LatencyConfig,
+    name: Name,
+    devices: list[Any],
+    shape: Shape,
+    width: int | None,
+    options: dict[str, str],
 ) -> Record:
     """Return the compiler's figures for one program; only `peak` if it does not fit."""
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
     if name == "train":
-        lowered, read, flops = training_step(config, devices, shape)
+        lowered, flops = training_step(config, devices, shape)
         caches, least = 0, flops / (CHIPS[kind].tflops * 1e9)
     else:
-        lowered, caches, read = decoding(config, name, devices, shape, width)
-        least = reading_ms(kind, read / GIB)
+        lowered, caches = decoding(config, name, devices, shape, width)
+        least = 0.0
     begun = time.process_time()
     try:
-        done = lowered.compile()
+        done = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         needs = re.search(r"\(([\d.]+)G\) exceeds", str(error))
+        if needs is None and options and "No such compile option" in str(error):
+            raise InputError(f"xla: {first_line(error)}; check the option's name") from error
         if needs is None:
             raise
         return {"fits": False, "peak_gib": float(needs[1])}
@@ -264,16 +276,16 @@ def compiled(
         "kernels": cost.kernels.total(),
         "cycles": cost.cycles.total(),
         "cycles_by_stage": dict(cost.cycles),
-        "read_gib": read / GIB,
+        "moved_gib": cost.moved.total() / GIB,
         "compile_cpu_seconds": spent,
-        "least_ms": max(computing_ms(kind, cost.cycles.total()) or 0, least),
+        "least_ms": max(moving_ms(kind, cost.moved.total()), least),
     }
 
 
 def decoding(
     config: LatencyConfig, name: Name, devices: list[Any], shape: Shape, width: int | None
-) -> tuple[Any, int, int]:
-    """Return a lowered decoding program, and the bytes of its caches and of its weights."""
+) -> tuple[Any, int]:
+    """Return a lowered decoding program, and the bytes of its caches."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
     program, params = assembled(config, name, width)
     whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
@@ -281,20 +293,17 @@ def decoding(
     sizes = sizes_of(program, shape.prompt, shape.tiles, shape.new)
     inputs, options = at_place(abstract_inputs(program, shape.batch, sizes), whole)
     options = options.replace(greedy=True)
-    read = bytes_held([read_by_pass(part) for part in params.values()])
     with on_mesh(mesh):
         if name in WHOLE:
-            return run_prefill.lower(program, params, inputs, options, shape.new), 0, read
+            return run_prefill.lower(program, params, inputs, options, shape.new), 0
         state = abstract_state(program, params, inputs, options, shape.new)
         placed = state if mesh else at_place(state, whole)
         lowered = run_decode.lower(program, params, placed, options)
-        return lowered, bytes_held((state.target, state.drafter)), read
+        return lowered, bytes_held((state.target, state.drafter))
 
 
-def training_step(
-    config: LatencyConfig, devices: list[Any], shape: Shape
-) -> tuple[Any, int, float]:
-    """Return the lowered step of logit distillation, the bytes of its weights, and its FLOPs."""
+def training_step(config: LatencyConfig, devices: list[Any], shape: Shape) -> tuple[Any, float]:
+    """Return the lowered step of logit distillation, and a device's FLOPs of it."""
     with needing("programs: train", "train"):
         from jaxspec.training.plan import abstract_step, mesh_for
     batch = shape.batch
@@ -304,7 +313,7 @@ def training_step(
     with on_mesh(mesh):
         compiled_step = jax.jit(step.step, donate_argnums=0, out_shardings=(places, None))
         lowered = compiled_step.lower(step.state, step.frozen, step.batch)
-    return lowered, bytes_held((step.state.params, step.frozen)), step.flops / len(devices)
+    return lowered, step.flops / len(devices)
 
 
 def computing_ms(kind: str, cycles: float) -> float | None:
@@ -313,9 +322,9 @@ def computing_ms(kind: str, cycles: float) -> float | None:
     return None if clock is None else cycles / clock / 1e6
 
 
-def reading_ms(kind: str, gib: float) -> float:
-    """Return the least milliseconds in which a chip reads so many GiB."""
-    return gib * GIB / CHIPS[kind].gbps / 1e6
+def moving_ms(kind: str, size: float) -> float:
+    """Return the least milliseconds in which a chip moves so many bytes from or to its memory."""
+    return size / CHIPS[kind].gbps / 1e6
 
 
 def compiled_table(title: str, shape: Shape, rows: list[Record]) -> Table:
@@ -339,12 +348,13 @@ def compiled_table(title: str, shape: Shape, rows: list[Record]) -> Table:
             f"{row['collectives']}, {row['collected_mib']:.1f} MiB" if row["collectives"] else "-"
         ),
         "kernels": cell("kernels"),
-        "ms": lambda row: time_of(row, row["cycles"]),
+        "moved GiB": cell("moved_gib", number),
+        "least ms": cell("least_ms", number),
+        "cycles ms": lambda row: time_of(row, row["cycles"]),
         **{
             stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0))
             for stage in STAGES
         },
-        "weights ms": lambda row: number(reading_ms(kind(row), row["read_gib"])),
         "program MiB": cell("program_mib", number, 0),
         "compile s": cell("compile_cpu_seconds", number, 0),
     }
@@ -358,11 +368,12 @@ def compiled_table(title: str, shape: Shape, rows: list[Record]) -> Table:
         "Memory is one chip's. copied: arrays written again around the loop, and in one block. "
         f"messages: {', '.join(COLLECTIVES)} of one block, and at most so many MiB that they make. "
         "kernels: what a block gives the device one by one.",
-        "ms: the compiler's cycles of one block (of prefill, all), which leave transfers from "
-        "memory out, and the kernels that attend to long prompts; weights ms: what reading the "
-        "weights once takes at the chip's bandwidth. The larger of the two is the least time. Of "
-        "GPUs the compiler tells no cycles, and of training the least time is that of its "
-        "operations.",
+        "moved: bytes of one block (of prefill and training, all) from and to the chip's memory; "
+        "least ms: what they take at its bandwidth, in training at least what the operations take. "
+        "Compare programs by these. cycles ms, draft to commit: the compiler's cycles, without the "
+        "kernels that attend to long prompts. They count the wait for some operands and not for "
+        "others, by what the compiler fetches in advance, so equal products differ up to tenfold. "
+        "For GPUs it gives none.",
     ]
     labels = "program", "chips", "B", "width", "peak GiB"
     lines = [(label(row), row) for row in rows]

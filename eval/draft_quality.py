@@ -1,9 +1,10 @@
-"""Quality of the draft's and the target's own answers: accuracy, ROUGE-L and METEOR.
+"""Quality of the draft's and the target's own answers: accuracy, pass@1, ROUGE-L and METEOR.
 
     python -m eval.draft_quality mini --limit 20 --out runs/quality
     python -m eval.draft_quality mini --attributes 40
     python -m eval.draft_quality llava15 --sets ocrbench textcaps --text-only
     python -m eval.draft_quality mini --sets read --drafts "pooled=runs/train/mini_pooled/hf:P"
+    python -m eval.draft_quality coder --sets humaneval-chat gsm8k --limit 164 --run-code
 
 These are IbED's measures of drafts (its Table 12), by plain decoding. rouge-score and nltk compute
 them (the `quality` extra); METEOR also needs WordNet (`python -m nltk.downloader wordnet`). With
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
@@ -25,10 +27,10 @@ from eval.lib.comparison import first_prompt, requests_of
 from eval.lib.config import EvalConfig
 from eval.lib.loading import load_model, load_models, split_name, split_view
 from eval.lib.published import Published, papers_of, sources
-from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
+from eval.lib.quality import MEASURES, accuracy, meteor, quality, references, rouge_l, rouge_scorer
 from eval.lib.replay import engine_of
 from eval.lib.report import Run, progress
-from eval.lib.tables import Record, Table, has, mean, number, percent
+from eval.lib.tables import Record, Table, has, interval, mean, number, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.samples import Sample
@@ -40,7 +42,9 @@ from jaxspec.prompts.rows import rewrite
 from jaxspec.prompts.views import VIEWS
 from picturebook import probe_set
 
-METRICS = ("accuracy", "rouge_l", "meteor")
+METRICS = ("accuracy", "pass@1", "rouge_l", "meteor")
+PART = 32
+"""Answers of a model that are saved together."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,10 @@ class Options:
     drafts: tuple[str, ...] = ()
     """NAME=DIRECTORY:VIEW of further drafts, and the view in which each sees images, such as P36
     for 36 pooled tokens."""
+    run_code: bool = False
+    """Run the models' HumanEval programs against the tests. Nobody has read this code: it gets 5
+    seconds, a gigabyte and, on Linux where possible, no network, but otherwise your rights. Run it
+    in a container."""
 
     def __post_init__(self) -> None:
         if self.attributes < 0:
@@ -80,7 +88,8 @@ def main(args: Sequence[str] | None = None) -> None:
                     run.add([{"model": name} | found])
                 run.write(attributes_table(options.attributes, run.rows))
         else:
-            parts = measure_quality(config, models, options.text_only, run.rows)
+            before = run.rows, run.records
+            parts = measure_quality(config, models, options.text_only, options.run_code, before)
             places = dict(map(split_name, options.drafts))
             run.collect(parts, lambda: [quality_table(config, run.rows, places)])
 
@@ -125,14 +134,16 @@ def measure_quality(
     config: EvalConfig,
     models: Mapping[str, tuple[LoadedModel, str]],
     text_only: bool = False,
-    before: Sequence[Record] = (),
+    run_code: bool = False,
+    before: tuple[Sequence[Record], Sequence[Record]] = ((), ()),
 ) -> Iterator[tuple[list[Record], list[Record]]]:
-    """Judge plain answers to first turns; yield the row and the records of each set and model.
+    """Judge plain answers to first turns; yield the records of each part, and the row of each set.
 
     Args:
       models: Each model by its name in the table, with the view in which it sees images.
       text_only: Ask each model a second time without the images.
-      before: Rows of a stopped run, which are not measured again.
+      run_code: Run the answers to HumanEval; without it they are not judged.
+      before: Rows and records of a stopped run, which are not measured again.
 
     All models have the first one's context length: a draft reads beyond its trained positions, as
     it does when it drafts.
@@ -143,35 +154,50 @@ def measure_quality(
     asked: list[tuple[str, Engine, bool]] = []
     for name, (model, view) in models.items():
         wide = _with_context(model, context)
-        asked.append((name, answering(wide, view, config.plain()), False))
+        # Answers differ much in length.
+        plain = replace(config.plain(), continuous_batching=True)
+        asked.append((name, answering(wide, view, plain), False))
         if text_only:
-            asked.append((f"{name}, text-only", answering(wide, "M", config.plain()), True))
-    bar = progress(len(config.sets) * len(asked), "quality", done=len(before))
+            asked.append((f"{name}, text-only", answering(wide, "M", plain), True))
+    rows, answered = before
+    bar = progress(len(config.sets) * len(asked), "quality", done=len(rows))
     for dataset in config.sets:
         samples = config.samples(dataset)
         for model, engine, blind in asked:
-            if has(before, dataset=dataset, model=model):
-                continue
             place = {"dataset": dataset, "turn": 1, "model": model}
+            if has(rows, **place):
+                continue
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
             if blind:
                 prompts = [without_images(engine.encoder, prompt) for prompt in prompts]
-            with config.named(dataset):
-                results = engine.generate(requests_of(config, prompts))
-            scores = [
-                judge(sample, result.text) for sample, result in zip(samples, results, strict=True)
-            ]
-            row = place | {"samples": len(samples)}
-            row |= {"mean_new_tokens": sum(len(r.tokens) for r in results) / len(results)}
+            requests = requests_of(config, prompts)
+            records = [record for record in answered if place.items() <= record.items()]
+            for start in range(len(records), len(samples), PART):
+                part = slice(start, start + PART)
+                with config.named(dataset):
+                    results = engine.generate(requests[part])
+                judged = [
+                    place
+                    | {"sample": sample.id, "text": result.text, "tokens": len(result.tokens)}
+                    | judge(sample, result.text, run_code)
+                    for sample, result in zip(samples[part], results, strict=True)
+                ]
+                records += judged
+                yield [], judged
             bar.update()
-            yield (
-                [row | {metric: mean(scores, metric) for metric in METRICS}],
-                [
-                    place | {"sample": sample.id, "text": result.text} | score
-                    for sample, result, score in zip(samples, results, scores, strict=True)
-                ],
-            )
+            yield [place | summary(records)], []
     bar.close()
+
+
+def summary(records: Sequence[Record]) -> Record:
+    """Return the means of a model's answers to a set, each measure with its 95 % interval."""
+    row = {"samples": len(records), "mean_new_tokens": mean(records, "tokens")}
+    for metric in METRICS:
+        scores = [record[metric] for record in records if record[metric] is not None]
+        sums = np.array([[score, 1] for score in scores])
+        row[metric] = mean(records, metric)
+        row[f"{metric}_interval"] = interval(sums) if scores else None
+    return row
 
 
 def without_images(encoder: PromptEncoder, prompt: Prompt) -> Prompt:
@@ -182,14 +208,16 @@ def without_images(encoder: PromptEncoder, prompt: Prompt) -> Prompt:
     )
 
 
-def judge(sample: Sample, answer: str) -> dict[str, float | None]:
+def judge(sample: Sample, answer: str, run_code: bool = False) -> dict[str, float | None]:
     """Return the measures of an answer to a sample's first question; None if they do not apply."""
     known = references(sample)
-    if not known:
-        return dict.fromkeys(METRICS)
-    return dict(
-        zip(METRICS, (accuracy(sample, answer), rouge_l(known, answer), meteor(known, answer)))
-    )
+    scores: dict[str, float | None] = dict.fromkeys(METRICS)
+    if MEASURES.get(sample.dataset) == "pass@1":
+        scores["pass@1"] = quality(sample, answer, run_code)
+    elif known:
+        scores["accuracy"] = accuracy(sample, answer)
+        scores |= {"rouge_l": rouge_l(known, answer), "meteor": meteor(known, answer)}
+    return scores
 
 
 def quality_table(
@@ -206,18 +234,17 @@ def quality_table(
     for model in dict.fromkeys(row["model"] for row in rows):
         found = {row["dataset"]: row for row in rows if row["model"] == model}
         for metric in METRICS:
-            values = [found.get(name, {}).get(metric) for name in config.sets]
-            if any(value is not None for value in values):
-                cells.append(
-                    [model, metric, *("-" if v is None else f"{100 * v:.1f}" for v in values)]
-                )
+            line = [scored(found.get(name, {}), metric) for name in config.sets]
+            if set(line) != {"-"}:
+                cells.append([model, metric, *line])
         cells += _printed(config, papers, model, directories or {})
     notes = [
-        f"Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, "
-        "in percent. accuracy: the answer holds an accepted one; rouge_l and meteor: the best "
-        "over the references.",
+        f"{config.pair}, {config.dtype}. Plain decoding of {config.limit} first turns a set, "
+        f"temperature {config.temperature:g}, in percent, with bootstrap 95 % intervals over "
+        "answers. accuracy: the answer holds an accepted one; pass@1: the program passes its "
+        "tests; rouge_l and meteor: the best over the references.",
     ]
-    if all(row["meteor"] is None for row in rows):
+    if all(row["meteor"] is None for row in rows if row["rouge_l"] is not None):
         notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")
     asked = set(config.sets)
     notes += sources(config, [one for one in papers if asked & one.columns])
@@ -240,6 +267,14 @@ def _printed(
         for metric, line in lines.items()
         if set(line) & set(config.sets)
     ]
+
+
+def scored(row: Record, metric: str) -> str:
+    """Return a mean and its interval in percent: `70.7 (63.4 to 77.4)`; `-` without one."""
+    if row.get(metric) is None:
+        return "-"
+    low, high = row[f"{metric}_interval"]
+    return f"{100 * row[metric]:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _with_context(model: LoadedModel, positions: int) -> LoadedModel:

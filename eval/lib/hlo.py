@@ -1,11 +1,17 @@
-"""Collectives, copies and estimated cycles of a program that XLA optimised, by stage of a block.
+"""Bytes, collectives and estimated cycles of a program that XLA optimised, by stage of a block.
 
 The text is that of `compiled.as_text()`: computations, each a list of operations. An operation
 names its origin (`op_name="jit(run_decode)/while/body/draft/..."`) and, on TPUs, the compiler's
 estimate of its cycles.
 
 A loop inside the block counts once for each turn. Of a condition only the cheapest branch counts,
-which is the one that greedy decoding takes. Transfers between memories are not in the cycles.
+which is the one that greedy decoding takes.
+
+Bytes are those that move from and to main memory: weights, caches and large activations, which a
+layout without a memory space S(n) marks. What an operation only slices or gathers counts as far as
+it is taken, and an array that is updated in place by its update. An operation's cycles hold its
+wait for operands in main memory, but not the transfers that run beside other operations (`copy-
+start`). So two programs of equal bytes may differ in cycles, by what XLA prefetches.
 """
 
 from __future__ import annotations
@@ -19,12 +25,20 @@ from functools import cached_property
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 STAGES = ("draft", "extend", "verify", "commit")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
+_STILL = ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all")
+_STILL += ("while", "conditional", "call", "opt-barrier", "partition-id", "replica-id")
+"""Operations that move nothing themselves."""
+_BITCASTS = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
+"""Calls of a TPU's compiler that move nothing."""
+_SLICES = ("dynamic-slice", "slice", "gather")
+_UPDATES = {"dynamic-update-slice": 1, "scatter": -1}
+"""Operations that update their first operand in place, and the index of the operand it gets."""
 _OPERATION = re.compile(
     r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<kind>[\w\-]+)\("
 )
 _KERNELS = ("fusion", "custom-call", "copy", "transpose", "sort", "dot", "convolution")
 _KERNELS += COLLECTIVES
-_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](\{[^}]*\})?")
 
 
 @dataclass
@@ -37,6 +51,8 @@ class Cost:
     """Bytes of the results of collectives, and of the operands of asynchronous ones."""
     copied: Counter[str] = field(default_factory=Counter)
     """Bytes of arrays that are written again in another place or layout."""
+    moved: Counter[str] = field(default_factory=Counter)
+    """Bytes that are read from main memory or written to it."""
     kernels: Counter[str] = field(default_factory=Counter)
     """Operations that the device starts one by one: fusions, library calls, copies, messages."""
 
@@ -96,7 +112,7 @@ class ProgramText:
         return {}
 
     def _sum(self, lines: list[str]) -> Cost:
-        total, channels = Cost(), set()
+        total, channels, types = Cost(), set(), _types(lines)
         for line in lines:
             operation = _OPERATION.match(line)
             if operation is None:
@@ -105,6 +121,7 @@ class ProgramText:
             cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
             total.cycles[stage] += int(cycles[1]) if cycles else 0
             total.copied[stage] += _copied(line)
+            total.moved[stage] += self._moved(operation, types)
             total.kernels[stage] += kind.removesuffix("-start") in _KERNELS
             # A TPU's compiler lets a message begin, run and end in three fusions of one channel.
             for channel, made in self._messages(line, operation):
@@ -127,6 +144,89 @@ class ProgramText:
             elif kind == "call":
                 total.add(self._cost(_called(line, "to_apply")[0]))
         return total
+
+    def _moved(self, operation: re.Match[str], types: dict[str, str]) -> int:
+        """Return the bytes that an operation moves from and to main memory."""
+        kind, made = operation["kind"], operation["type"]
+        target = re.search(r'custom_call_target="(\w+)"', operation.string)
+        if kind in _STILL or kind.endswith("-done") or (target and target[1] in _BITCASTS):
+            return 0
+        operands = [types.get(name, "") for name in _operands(operation)]
+        sizes = [main_bytes(text) for text in operands]
+        if kind in ("copy-start", "slice-start"):
+            # A copy makes (destination, source, flag), a slice ((source), destination, flag).
+            place = 0 if kind == "copy-start" else -2
+            moved = [found[0] for found in _ARRAY.finditer(made)][place]
+            return (array_bytes(moved) if sizes[0] else 0) + main_bytes(moved)
+        if kind.endswith("-start"):
+            return 2 * sum(sizes)
+        written, taken = main_bytes(made), list(sizes)
+        if kind in _SLICES:
+            taken[0] = min(sizes[0], array_bytes(made))
+        elif kind in _UPDATES:
+            taken[0], written = 0, array_bytes(operands[_UPDATES[kind]]) if written else 0
+        elif kind == "fusion":
+            parts, updates = self._taken(_called(operation.string, "calls")[0])
+            for place, part in parts.items():
+                taken[place] = sizes[place] if part is None else min(sizes[place], part)
+            written += sum(updates[place] - sizes[place] for place in updates if sizes[place])
+        return sum(taken) + max(written, 0)
+
+    def _taken(self, name: str) -> tuple[dict[int, int | None], dict[int, int]]:
+        """Return what a fused computation takes of its operands, and updates in place, in bytes.
+
+        Both are by the operand's place; None takes all of it.
+        """
+        if name not in self._fused:
+            self._fused[name] = self._parts(self.computations.get(name, []))
+        return self._fused[name]
+
+    @cached_property
+    def _fused(self) -> dict[str, tuple[dict[int, int | None], dict[int, int]]]:
+        return {}
+
+    def _parts(self, lines: list[str]) -> tuple[dict[int, int | None], dict[int, int]]:
+        types = _types(lines)
+        places: dict[str, int] = {}
+        """Place of the operand that a name is, if only in another shape."""
+        parts: dict[int, int | None] = {}
+        updates: dict[int, int] = {}
+        for operation in filter(None, map(_OPERATION.match, lines)):
+            kind, name, operands = operation["kind"], operation["name"], _operands(operation)
+            if kind == "parameter":
+                places[name] = int(operation.string[operation.end() :].partition(")")[0])
+                parts[places[name]] = 0
+                continue
+            called = _called(operation.string, "calls")[0] if kind == "fusion" else ""
+            if (kind == "bitcast" or self._reshapes(called)) and operands[0] in places:
+                places[name] = places[operands[0]]
+            else:
+                inner = self._taken(called) if called else ({}, {})
+                for i, operand in enumerate(operands):
+                    place = places.get(operand)
+                    if place is None:
+                        continue
+                    part: int | None = inner[0].get(i)
+                    if i == 0 and kind in _SLICES:
+                        part = array_bytes(operation["type"])
+                    elif i == 0 and kind in _UPDATES:
+                        part, updates[place] = (
+                            0,
+                            array_bytes(types.get(operands[_UPDATES[kind]], "")),
+                        )
+                    elif i in inner[1]:
+                        updates[place] = inner[1][i]
+                    before = parts[place]
+                    parts[place] = None if part is None or before is None else before + part
+            if name in places and operation[0].lstrip().startswith("ROOT"):
+                parts[places[name]] = None
+        return parts, updates
+
+    def _reshapes(self, name: str) -> bool:
+        """Return whether a fused computation makes nothing but another shape of its operand."""
+        operations = map(_OPERATION.match, self.computations.get(name, []))
+        kinds = [operation["kind"] for operation in operations if operation]
+        return kinds.count("parameter") == 1 and set(kinds) == {"parameter", "bitcast"}
 
     def _messages(self, line: str, operation: re.Match[str]) -> list[tuple[str | None, int]]:
         """Return channel and bytes of a message, or of the messages in a fusion."""
@@ -162,6 +262,21 @@ def _called(line: str, role: str) -> list[str]:
     return [name.lstrip("%") for part in found for name in re.findall(r"%?[\w.\-]+", part)]
 
 
+def _types(lines: list[str]) -> dict[str, str]:
+    """Return the type of each operation by its name."""
+    return {found["name"]: found["type"] for found in map(_OPERATION.match, lines) if found}
+
+
+def _operands(operation: re.Match[str]) -> list[str]:
+    """Return the names of an operation's operands."""
+    depth, text = 1, operation.string[operation.end() :]
+    for end, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0:
+            return re.findall(r"%([\w.\-]+)", text[:end])
+    return []
+
+
 def _stage(line: str) -> str:
     name = re.search(r'op_name="([^"]*)"', line)
     return (
@@ -186,8 +301,17 @@ def array_bytes(text: str) -> int:
     >>> array_bytes("(f32[2,3]{1,0}, bf16[4])")
     32
     """
-    found = _ARRAY.findall(text)
     return sum(
         _BYTES.get(kind, 4) * math.prod(map(int, filter(None, shape.split(","))))
-        for kind, shape in found
+        for kind, shape, _ in _ARRAY.findall(text)
     )
+
+
+def main_bytes(text: str) -> int:
+    """Return the bytes of a type's arrays that lie in main memory.
+
+    >>> main_bytes("(f32[2,3]{1,0:T(8,128)S(1)}, bf16[4]{0})")
+    8
+    """
+    arrays = _ARRAY.finditer(text)
+    return sum(array_bytes(found[0]) for found in arrays if "S(" not in (found[3] or ""))

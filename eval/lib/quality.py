@@ -16,8 +16,8 @@ SHORT = {
     name for known in BENCHMARKS.values() if known.short for name in (known.name, known.synthetic)
 } - {None}
 """Sets whose answers are right or wrong, and picturebook's sets that stand for them."""
-MEASURES = {"humaneval": "pass@1", "cnn-dm": "ROUGE-L"}
-"""What CoS's sets are judged by, where that is not accuracy."""
+MEASURES = {"humaneval": "pass@1", "humaneval-chat": "pass@1", "cnn-dm": "ROUGE-L"}
+"""What sets are judged by, where that is not accuracy."""
 
 _OUTSIDE = r"[^\s#)\]}]"
 """First character of a line outside a function."""
@@ -91,8 +91,8 @@ def passes_tests(sample: Sample, answer: str) -> bool:
     The answer is the rest of the question's function, or the whole function. Prose around it and
     fences are left out.
     """
-    labels, asked = dict(sample.labels), sample.turns[0][0]
-    fenced = re.search(r"(?s)```(?:[Pp]ython)?[ ]*\n(.*?)(?:```|\Z)", answer)
+    labels = dict(sample.labels)
+    fenced = re.search(r"(?s)```(?:\n?[Pp]ython)?[ ]*\n(.*?)(?:```|\Z)", answer)
     code = fenced[1] if fenced else answer
     whole = re.search(
         rf"(?ms)^def {re.escape(labels['entry_point'])}\b.*?(?=\n{_OUTSIDE}|\Z)", code
@@ -103,7 +103,9 @@ def passes_tests(sample: Sample, answer: str) -> bool:
         indented, *after = re.split(rf"\n(?={_OUTSIDE})", "\n" + code.lstrip("\n"))
         # A decoder may cut the first spaces.
         body = indented if indented.strip() else f"    {''.join(after[:1])}"
-    return passes(f"{asked}\n{body}\n\n{labels['test']}\n\ncheck({labels['entry_point']})\n")
+    return passes(
+        f"{labels['prompt']}\n{body}\n\n{labels['test']}\n\ncheck({labels['entry_point']})\n"
+    )
 
 
 def rouge_l(references: Sequence[str], answer: str) -> float:

@@ -106,10 +106,10 @@ class RecordedTarget(LoadedModel):
         different answers to one sample and turn, and for texts with another number of tokens than
         recorded.
         """
-        if not isinstance(draft.config, LlavaConfig):
+        text = text_config(draft.config)
+        if text is not draft.config and not isinstance(draft.config, LlavaConfig):
             raise InputError(
-                f"{PREFIX}{path}: needs a draft that is an LVLM, whose prompts it can read; give "
-                "another"
+                f"{PREFIX}{path}: needs a draft that is a text model or a LLaVA; give another"
             )
         answers: dict[tuple[str, int], tuple[int, ...]] = {}
         for row, sample, turn, tokens in _read(path, draft):
@@ -119,8 +119,8 @@ class RecordedTarget(LoadedModel):
                 )
         if not answers:
             raise InputError(f"{PREFIX}{path}: no answers in it; record some")
-        text = replace(draft.config.text_config, max_position_embeddings=NO_LIMIT)
-        config = replace(draft.config, text_config=text)
+        wide = replace(text, max_position_embeddings=NO_LIMIT)
+        config = wide if text is draft.config else replace(draft.config, text_config=wide)
         return cls(config, {}, draft.tokenizer, None, source=path, answers=answers)
 
     @property

@@ -35,6 +35,11 @@ REASON = (
 SUMMARISE = "Sum up this article in a few sentences.\n"
 DESCRIBE = "Describe this image in detail."
 READ = "Describe this image and what is written in it."
+PROGRAM = (
+    "Please provide a self-contained Python script that solves the following problem in a markdown "
+    "code block:\n```python\n{question}\n```"
+)
+"""EvalPlus's instruction before HumanEval's functions, for models that chat."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,15 @@ def _asked(
     )  # fmt: skip
 
 
+def _functions(name: str, prompt: str) -> Benchmark:
+    """Return HumanEval, asked with the function's head or with an instruction around it."""
+    return Benchmark(
+        name, "HumanEval", "openai/openai_humaneval", "test", "openai_humaneval",
+        images="", question=("prompt",), answer=("canonical_solution",), prompt=prompt,
+        labels=("prompt", "test", "entry_point"),
+    )  # fmt: skip
+
+
 BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
@@ -125,11 +139,8 @@ BENCHMARKS = {
             "gsm8k", "GSM8K", "openai/gsm8k", "test", "main", "sums", images="", short=True,
             final="####", shots=Shots("train", 4),
         ),
-        Benchmark(
-            "humaneval", "HumanEval", "openai/openai_humaneval", "test", "openai_humaneval",
-            images="", question=("prompt",), answer=("canonical_solution",),
-            labels=("test", "entry_point"),
-        ),
+        _functions("humaneval", "{question}"),
+        _functions("humaneval-chat", PROGRAM),
         Benchmark(
             "mmlu", "MMLU", "cais/mmlu", "test", "all", images="", options="choices", short=True,
             shots=Shots("dev", 5, by="subject"),

@@ -64,6 +64,22 @@ def test_tokens_and_counts_are_those_of_the_target_itself(
                 np.testing.assert_array_equal(getattr(ours.stats, name), counts, err_msg=name)
 
 
+def test_a_text_model_drafts_for_a_recorded_text_target(
+    target: LoadedModel, draft: LoadedModel, requests: list[Request], tmp_path: Path
+) -> None:
+    alone, small = (
+        tiny.loaded(params, text.config)
+        for model in (target, draft)
+        for text, params in [tiny.text_only(model.model, model.params)]
+    )
+    config = replace(CONFIG, views=("T",), weights=None, image_buckets=(0,))
+    asked = [replace(request, prompt=replace(request.prompt, sample=f"s{i}")) for i, request in enumerate(requests[1:])]
+    expected = Engine(alone, small, config).generate(asked)
+    said = RecordedTarget.read(record(tmp_path / "answers.jsonl", expected), small)
+    for ours, theirs in zip(RecordedEngine(said, small, config).generate(asked), expected, strict=True):
+        assert (ours.tokens, ours.stats.steps) == (theirs.tokens, theirs.stats.steps)
+
+
 def test_what_needs_probabilities_is_refused(
     recorded: RecordedTarget, draft: LoadedModel, requests: list[Request]
 ) -> None:

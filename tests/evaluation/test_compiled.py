@@ -102,3 +102,12 @@ def test_a_long_prompt_lays_no_scores_in_memory(tmp_path: Path) -> None:
         scores = heads * length**2 * 4 / row["devices"]  # of one layer, 2 GiB on one chip
         assert row["fits"]
         assert row["temporaries_gib"] * 2**30 < scores / 2
+
+
+def test_an_option_of_the_compiler_keeps_caches_in_place(tmp_path: Path) -> None:
+    """Without it XLA copies them into fast memory and writes them back whole."""
+    options = ("--chips", "v5e:1x1", "--programs", "plain")
+    (usual,) = compiled("llava7b_68m", tmp_path / "usual", *options)
+    option = "xla_vf_vmem_max_outstanding_evictions=0"
+    (in_place,) = compiled("llava7b_68m", tmp_path / "in_place", *options, "--xla", option)
+    assert usual["moved_gib"] - in_place["moved_gib"] > usual["caches_gib"] / 2

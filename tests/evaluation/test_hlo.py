@@ -88,3 +88,65 @@ def test_of_two_loops_that_which_drafts_is_the_block() -> None:
 
 def test_copies_around_the_loop_are_of_main_memory() -> None:
     assert ProgramText(TEXT).around() == (16 * 4 * 4, 5)
+
+
+MOVING = """HloModule jit_run_decode, is_scheduled=true
+
+%step (p: (s32[], f32[64])) -> (s32[], f32[64]) {
+  %p = (s32[], f32[64]) parameter(0)
+  %matrix = f32[64]{0:T(256)} get-tuple-element(%p), index=1
+  ROOT %dot = f32[2]{0:S(1)} dot(%matrix, %x)
+}
+
+%until (p: (s32[], f32[64])) -> pred[] {
+  %constant.4 = s32[]{:T(128)} constant(4)
+}
+
+%taken (rows: f32[100,8], update: f32[1,8], at: s32[]) -> f32[1,8] {
+  %rows = f32[100,8]{1,0:T(8,128)} parameter(0)
+  %flat = f32[800]{0} bitcast(%rows)
+  %at = s32[] parameter(2)
+  ROOT %slice = f32[1,8]{1,0} dynamic-slice(%flat, %at)
+}
+
+%inside (cache: f32[100,8], new: f32[1,8]) -> f32[100,8] {
+  %cache = f32[100,8]{1,0:T(8,128)} parameter(0)
+  %new = f32[1,8]{1,0} parameter(1)
+  ROOT %update = f32[100,8]{1,0:T(8,128)} dynamic-update-slice(%cache, %new, %zero)
+}
+
+%shaped (p: f32[64]) -> f32[8,8] {
+  %p = f32[64]{0} parameter(0)
+  ROOT %shape = f32[8,8]{1,0} bitcast(%p)
+}
+
+%whole (p: f32[64]) -> f32[8,8] {
+  %p = f32[64]{0} parameter(0)
+  %shaped.1 = f32[8,8]{1,0} fusion(%p), kind=kLoop, calls=%shaped
+  ROOT %twice = f32[8,8]{1,0} add(%shaped.1, %shaped.1)
+}
+
+%block (p: f32[8]) -> f32[8] {
+  %weights = f32[64]{0:T(256)} get-tuple-element(%p), index=1
+  %cache = f32[100,8]{1,0:T(8,128)} get-tuple-element(%p), index=2
+  %small = f32[1,8]{1,0:T(8,128)S(1)} get-tuple-element(%p), index=3
+  %one = (f32[64]{0:T(256)S(1)}, f32[64]{0:T(256)}, u32[]{:S(2)}) copy-start(%weights)
+  %some = ((f32[64]{0:T(256)}), f32[16]{0:T(256)S(1)}, s32[]{:S(2)}) slice-start(%weights), slice={[0:16]}
+  %some-done = f32[16]{0:T(256)S(1)} slice-done(%some)
+  %joined = f32[64]{0:T(256)S(1)} custom-call(%some-done), custom_call_target="ConcatBitcast"
+  %row = f32[1,8]{1,0:S(1)} fusion(%cache, %small, %at), kind=kLoop, calls=%taken
+  %written = f32[100,8]{1,0:T(8,128)} fusion(%cache, %row), kind=kLoop, calls=%inside
+  %seen = f32[8,8]{1,0:S(1)} fusion(%weights), kind=kLoop, calls=%whole
+  ROOT %while.2 = (s32[], f32[64]) while(%p), condition=%until, body=%step
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  ROOT %while.1 = f32[8] while(%p), condition=%forever, body=%block
+}
+"""
+
+
+def test_bytes_of_main_memory() -> None:
+    """Whole: a prefetched array, one that a fusion reads, a loop's on each turn. In part: a slice, a row, an update."""
+    whole, part, row = 64 * 4, 16 * 4, 8 * 4
+    assert ProgramText(MOVING).block().moved.total() == whole + part + row + row + whole + 4 * whole

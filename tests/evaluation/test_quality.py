@@ -86,6 +86,7 @@ RIGHT = (
     "\n    return (\n        2\n        * x\n)\nassert False",
     f"Surely:\n```python\n{ASKED}    return 2 * x\n```\nIt doubles.",
     "```\n    return 2 * x\n```",
+    f"```\npython\n{ASKED}    return 2 * x\n```",
     f"Surely.\n{ASKED}    return 2 * x\nIt doubles.",
 )
 WRONG = ("    return x", "    exit(0)", "    return 2 *", "")
@@ -96,7 +97,16 @@ def test_programs_pass_or_fail(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"entry_point": "double"}))
     (sample,) = benchmark_samples("humaneval", tmp_path / "rows.jsonl")
     assert quality(sample, RIGHT[0]) is None
-    assert [quality(sample, told, run_code=True) for told in RIGHT + WRONG] == [1.0] * 6 + [0.0] * 4
+    assert [quality(sample, told, run_code=True) for told in RIGHT + WRONG] == [1.0] * 7 + [0.0] * 4
+
+
+def test_humaneval_asked_in_chat_is_judged_alone(tmp_path: Path) -> None:
+    row = {"prompt": ASKED, "canonical_solution": "    return 2 * x\n", "test": TESTS, "entry_point": "double"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (sample,) = benchmark_samples("humaneval-chat", tmp_path / "rows.jsonl")
+    assert sample.turns[0][0].endswith(f"```python\n{ASKED.strip()}\n```")
+    assert [judge(sample, told, run_code=True)["pass@1"] for told in RIGHT + WRONG] == [1.0] * 7 + [0.0] * 4
+    assert set(judge(sample, RIGHT[0]).values()) == {None}
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,9 @@ TWINS: dict[str, Twin] = {
     "Qwen/Qwen2.5-Coder-0.5B": _qwen(
         SISTER.format("Qwen/Qwen2.5-7B-Instruct"), config=QWEN | {"tie_word_embeddings": True}
     ),
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct": _qwen(
+        SISTER.format("Qwen/Qwen2.5-7B-Instruct"), seed=1, config=QWEN | {"tie_word_embeddings": True}
+    ),
     "Qwen/Qwen3-0.6B": _qwen(UNSEEN, "qwen3", config={"tie_word_embeddings": True, "sliding_window": None}),
     "Qwen/Qwen3-8B": _qwen(UNSEEN, "qwen3", shards=5, seed=1, config={"sliding_window": None}),
     "Qwen/Qwen2.5-VL-3B-Instruct": _qwen(
