@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.lib.tables import put_between
+from eval.lib.output.tables import put_between
 
 from configs.published.ibed import POOLED
 

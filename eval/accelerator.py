@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.lib.report import read_results
-from eval.lib.tables import Record, Table, digits, markdown, percent, put_between, show
+from eval.lib.output.report import read_results
+from eval.lib.output.tables import Record, Table, digits, markdown, percent, put_between, show
 from jaxspec.command import run_script
-from jaxspec.decoding.plan import CHIPS
+from jaxspec.engine.plan import CHIPS
 from jaxspec.errors import InputError, nearest
 from jaxspec.files import trial_of, write_text
 

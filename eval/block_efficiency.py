@@ -20,19 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from eval.lib.command_line import parse_command
-from eval.lib.comparison import compare
-from eval.lib.config import EvalConfig
-from eval.lib.figures import draw_all
-from eval.lib.intervals import check_row, interval_table
-from eval.lib.loading import by_reason, load_models
-from eval.lib.page import ASKED, SHOWN, write_html
-from eval.lib.published import papers_of, sources
-from eval.lib.regret import measure_regret
-from eval.lib.replay import engine_of
-from eval.lib.report import Run
-from eval.lib.sets import remarks
-from eval.lib.tables import (
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.comparison import compare
+from eval.lib.drafts.config import EvalConfig
+from eval.lib.drafts.figures import draw_all
+from eval.lib.drafts.loading import by_reason, load_models
+from eval.lib.drafts.page import ASKED, SHOWN, write_html
+from eval.lib.drafts.published import papers_of, sources
+from eval.lib.drafts.regret import measure_regret
+from eval.lib.output.intervals import check_row, interval_table
+from eval.lib.output.report import Run
+from eval.lib.output.tables import (
     Label,
     Record,
     Table,
@@ -45,6 +43,8 @@ from eval.lib.tables import (
     pivot,
     without_failed,
 )
+from eval.lib.questions.sets import remarks
+from eval.lib.standins.replay import engine_of
 from jaxspec.command import input_errors, script_name
 from jaxspec.prompts.placeholders import PLACEHOLDER
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from eval.lib.command_line import parse_command
-from eval.lib.figures import COLOURS, pyplot, save, stacked_axes
-from eval.lib.intervals import CYCLES, check_row, interval_table
-from eval.lib.pairings import METHODS, SWEEP, measure
-from eval.lib.published import papers_of, sources
-from eval.lib.quality import MEASURES, quality, rouge_scorer
-from eval.lib.report import Run
-from eval.lib.tables import Label, Record, Table, cell, failures, number, percent, pivot
-from eval.lib.together import CollaborativeEvalConfig
+from eval.lib.collaborative.config import CollaborativeEvalConfig
+from eval.lib.collaborative.pairings import METHODS, SWEEP, measure
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.figures import COLOURS, pyplot, save, stacked_axes
+from eval.lib.drafts.published import papers_of, sources
+from eval.lib.output.intervals import CYCLES, check_row, interval_table
+from eval.lib.output.report import Run
+from eval.lib.output.tables import Label, Record, Table, cell, failures, number, percent, pivot
+from eval.lib.questions.quality import MEASURES, quality, rouge_scorer
 from jaxspec.command import input_errors, script_name
 
 

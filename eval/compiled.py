@@ -36,15 +36,16 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from tqdm import tqdm
 
-from eval.lib.hlo import COLLECTIVES, STAGES, ProgramText
-from eval.lib.random_pair import LatencyConfig
-from eval.lib.report import Run
-from eval.lib.tables import Record, Table, cell, number, pivot
+from eval.lib.output.report import Run
+from eval.lib.output.tables import Record, Table, cell, number, pivot
+from eval.lib.times.hlo import COLLECTIVES, STAGES, ProgramText
+from eval.lib.times.random_pair import LatencyConfig
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.config import Eagle3Config, ModelConfig, text_config
-from jaxspec.decoding.drafts import DraftConfig
-from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held
-from jaxspec.decoding.plan import (
+from jaxspec.decoding.steps import run_decode, run_prefill
+from jaxspec.engine.drafts import DraftConfig
+from jaxspec.engine.memory import abstract_inputs, abstract_state, at_place, bytes_held
+from jaxspec.engine.plan import (
     CHIPS,
     abstract_program,
     chip_of,
@@ -52,7 +53,6 @@ from jaxspec.decoding.plan import (
     split_over,
     usual_head,
 )
-from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.errors import InputError, first_line, nearest, needing
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated

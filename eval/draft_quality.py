@@ -22,20 +22,28 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from eval.lib.command_line import parse_command
-from eval.lib.comparison import first_prompt, requests_of
-from eval.lib.config import EvalConfig
-from eval.lib.loading import load_model, load_models, split_name, split_view
-from eval.lib.published import Published, papers_of, sources
-from eval.lib.quality import MEASURES, accuracy, meteor, quality, references, rouge_l, rouge_scorer
-from eval.lib.replay import engine_of
-from eval.lib.report import Run, progress
-from eval.lib.tables import Record, Table, has, interval, mean, number, percent
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.comparison import first_prompt, requests_of
+from eval.lib.drafts.config import EvalConfig
+from eval.lib.drafts.loading import load_model, load_models, split_name, split_view
+from eval.lib.drafts.published import Published, papers_of, sources
+from eval.lib.output.report import Run, progress
+from eval.lib.output.tables import Record, Table, has, interval, mean, number, percent
+from eval.lib.questions.quality import (
+    MEASURES,
+    accuracy,
+    meteor,
+    quality,
+    references,
+    rouge_l,
+    rouge_scorer,
+)
+from eval.lib.standins.replay import engine_of
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.engine_config import Batching
+from jaxspec.engine.config import Batching
+from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import rewrite

@@ -25,17 +25,17 @@ import jax
 import numpy as np
 from jax.scipy.special import gammaincc
 
-from eval.lib.command_line import parse_command
-from eval.lib.comparison import engine_fields, first_prompt, prompts_of
-from eval.lib.config import EvalConfig
-from eval.lib.loading import Loaded, load_models
-from eval.lib.replay import engine_of
-from eval.lib.report import Run, progress
-from eval.lib.tables import Record, Table, cell, digits, has, number, pivot
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.comparison import engine_fields, first_prompt, prompts_of
+from eval.lib.drafts.config import EvalConfig
+from eval.lib.drafts.loading import Loaded, load_models
+from eval.lib.output.report import Run, progress
+from eval.lib.output.tables import Record, Table, cell, digits, has, number, pivot
+from eval.lib.standins.replay import engine_of
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.images import to_rgb
-from jaxspec.decoding.engine import Engine, LoadedModel, Request
-from jaxspec.decoding.metrics import acceptance_metrics
+from jaxspec.engine.engine import Engine, LoadedModel, Request
+from jaxspec.engine.metrics import acceptance_metrics
 from jaxspec.errors import InputError
 from jaxspec.loading import image_inputs, prompt_encoder
 from jaxspec.models.inputs import PromptRows

@@ -17,19 +17,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.lib.command_line import parse_command
-from eval.lib.comparison import Group, compare
-from eval.lib.config import EvalConfig, Variant
-from eval.lib.intervals import check_row, interval_table
-from eval.lib.loading import load_model, load_models, split_name, split_view
-from eval.lib.published import papers_of, sources
-from eval.lib.report import Run
-from eval.lib.sets import remarks
-from eval.lib.tables import Label, Record, Table, failures, mean_over, number, pivot
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.comparison import Group, compare
+from eval.lib.drafts.config import EvalConfig, Variant
+from eval.lib.drafts.loading import load_model, load_models, split_name, split_view
+from eval.lib.drafts.published import papers_of, sources
+from eval.lib.output.intervals import check_row, interval_table
+from eval.lib.output.report import Run
+from eval.lib.output.tables import Label, Record, Table, failures, mean_over, number, pivot
+from eval.lib.questions.sets import remarks
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import KVHeadConfig, LvlmConfig
-from jaxspec.decoding.drafts import HEAD
-from jaxspec.decoding.engine import Engine
+from jaxspec.engine.drafts import HEAD
+from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead, LoadedModel
 

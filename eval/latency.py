@@ -23,9 +23,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from eval.lib.forced import measure_forced
-from eval.lib.latency_tables import latency_tables
-from eval.lib.random_pair import (
+from eval.lib.output.report import Run, results_folder
+from eval.lib.output.tables import Record, has
+from eval.lib.times.forced import measure_forced
+from eval.lib.times.random_pair import (
     LatencyConfig,
     Pair,
     count_flops,
@@ -33,9 +34,8 @@ from eval.lib.random_pair import (
     measure_mixtures,
     measure_passes,
 )
-from eval.lib.report import Run, results_folder
-from eval.lib.startup import measure_captions, measure_host, measure_starts
-from eval.lib.tables import Record, has
+from eval.lib.times.startup import measure_captions, measure_host, measure_starts
+from eval.lib.times.tables import latency_tables
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.runtime import setup_runtime
 from jaxspec_demo import ASSETS

@@ -28,13 +28,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eval.lib.command_line import parse_command
-from eval.lib.comparison import first_prompt, next_prompt
-from eval.lib.config import EvalConfig
-from eval.lib.loading import load_models
-from eval.lib.mmspec_files import BASELINE, SHOWN, Turn, answer_row, summary_csv, summary_rows
-from eval.lib.recorded_config import RecordedConfig
-from eval.lib.recorded_table import (
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.comparison import first_prompt, next_prompt
+from eval.lib.drafts.config import EvalConfig
+from eval.lib.drafts.loading import load_models
+from eval.lib.output.report import Run, progress
+from eval.lib.output.tables import Table
+from eval.lib.questions.mmspec_files import (
+    BASELINE,
+    SHOWN,
+    Turn,
+    answer_row,
+    summary_csv,
+    summary_rows,
+)
+from eval.lib.questions.sets import MMSPEC
+from eval.lib.recorded.config import RecordedConfig
+from eval.lib.recorded.table import (
     measure,
     recorded_figure,
     recorded_table,
@@ -42,13 +52,10 @@ from eval.lib.recorded_table import (
     rows_of,
     summary_answers,
 )
-from eval.lib.replay import RecordedTarget, engine_of
-from eval.lib.report import Run, progress
-from eval.lib.sets import MMSPEC
-from eval.lib.tables import Table
+from eval.lib.standins.replay import RecordedTarget, engine_of
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.engine import Engine, Request, Result
+from jaxspec.engine.engine import Engine, Request, Result
 from jaxspec.files import write_text
 from jaxspec.prompts.encoder import Prompt
 

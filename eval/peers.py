@@ -30,16 +30,16 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from eval.lib.comparison import first_prompt
-from eval.lib.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, measure, ours, theirs
-from eval.lib.report import Run, results_folder
-from eval.lib.sets import evaluation_set
-from eval.lib.synthetic import synthetic_model
-from eval.lib.tables import Record, Table, cell, has, number, percent, pivot
+from eval.lib.drafts.comparison import first_prompt
+from eval.lib.output.report import Run, results_folder
+from eval.lib.output.tables import Record, Table, cell, has, number, percent, pivot
+from eval.lib.questions.sets import evaluation_set
+from eval.lib.standins.synthetic import synthetic_model
+from eval.lib.times.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, measure, ours, theirs
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.locating import locate
 from jaxspec.command import run_script
-from jaxspec.decoding.engine import Engine, LoadedModel
+from jaxspec.engine.engine import Engine, LoadedModel
 from jaxspec.errors import InputError, check_counts
 from jaxspec.loading import load_draft
 from jaxspec.models.families import text_params

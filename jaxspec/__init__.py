@@ -15,22 +15,22 @@ __version__ = "0.1.0"
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 if TYPE_CHECKING:
-    from jaxspec.decoding.engine import Engine
-    from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
-    from jaxspec.decoding.requests import Request, Result
-    from jaxspec.decoding.session import Session
+    from jaxspec.engine.config import CollaborationConfig, EngineConfig
+    from jaxspec.engine.engine import Engine
+    from jaxspec.engine.requests import Request, Result
+    from jaxspec.engine.session import Session
     from jaxspec.errors import InputError
     from jaxspec.loading import LoadedModel
 
 _HOMES = {
-    "CollaborationConfig": "jaxspec.decoding.engine_config",
-    "Engine": "jaxspec.decoding.engine",
-    "EngineConfig": "jaxspec.decoding.engine_config",
+    "CollaborationConfig": "jaxspec.engine.config",
+    "Engine": "jaxspec.engine.engine",
+    "EngineConfig": "jaxspec.engine.config",
     "InputError": "jaxspec.errors",
     "LoadedModel": "jaxspec.loading",
-    "Request": "jaxspec.decoding.requests",
-    "Result": "jaxspec.decoding.requests",
-    "Session": "jaxspec.decoding.session",
+    "Request": "jaxspec.engine.requests",
+    "Result": "jaxspec.engine.requests",
+    "Session": "jaxspec.engine.session",
 }
 
 __all__ = [

@@ -20,9 +20,9 @@ from rich.style import Style
 from rich.text import Text
 
 from jaxspec import __version__
-from jaxspec.cli.ask import progress
+from jaxspec.cli.shared import progress
 from jaxspec.data.images import as_png, load_image
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
 from jaxspec.files import write_text
 from jaxspec.loading import load_draft

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxspec.checkpoints.adapters import WEIGHTS, composed
 from jaxspec.checkpoints.directories import written_once
-from jaxspec.checkpoints.gguf_files import converted
+from jaxspec.checkpoints.formats.gguf_files import converted
 from jaxspec.checkpoints.huggingface import SaveOptions, read_params, save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.errors import InputError, install_command

@@ -46,7 +46,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 @pytest.fixture(scope="module", autouse=True)
 def _bounded_programs() -> Iterator[None]:
     """Release compiled programs where there are many: each maps memory, and Linux ends a process with 65,530 maps."""
-    from jaxspec.decoding import compile_cache
+    from jaxspec.engine import compile_cache
 
     yield
     maps = Path("/proc/self/maps")
@@ -59,9 +59,9 @@ def _bounded_programs() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _no_timings() -> None:
     """Where a test times passes, the times mean nothing: one pass will do."""
-    from eval.lib import timing
+    from eval.lib.times import passes
 
-    timing.CALL_MS = 0.0
+    passes.CALL_MS = 0.0
 
 
 @pytest.fixture(scope="session")
@@ -94,12 +94,12 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 @pytest.fixture
 def tiny_preset(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Put a preset of the tiny pair in the place of every preset of eval/; return it."""
-    from eval.lib.config import EvalConfig
+    from eval.lib.drafts.config import EvalConfig
 
     def put(**fields: Any) -> EvalConfig:
         sizes: dict[str, Any] = {"max_new_tokens": 8, "prompt_buckets": (384,), "image_buckets": (1,)}
         preset = EvalConfig(target=str(pair[0]), draft=(str(pair[1]),), **sizes | fields)
-        monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
+        monkeypatch.setattr("eval.lib.drafts.command_line.load_preset", lambda kind, name: preset)
         return preset
 
     return put

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jaxspec.checkpoints.directories import written_once
 from jaxspec.cli import main
-from jaxspec.cli.ask import progress
+from jaxspec.cli.shared import progress
 from jaxspec.config import text_config
 from jaxspec_demo import command as demo
 from jaxspec_demo import models as shipped_models

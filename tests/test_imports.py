@@ -25,6 +25,7 @@ STAGES = (
     {"checkpoints", "data"},
     {"loading"},
     {"decoding"},
+    {"engine"},
     {"training"},
     {"cli"},
     {"__main__"},
@@ -34,7 +35,7 @@ STAGE = {part: number for number, parts in enumerate(STAGES) for part in parts}
 # flax.nnx fails to import on some of the jax and flax pairs that the library runs on; TensorFlow is
 # never needed at run time; torch is the oracle of the parity tests, and lists .bin; scripts sit above the library.
 BANNED = ("configs", "eval", "flax.nnx", "jaxspec_demo", "picturebook", "tensorflow", "tests", "torch", "train")
-EXCEPT: dict[tuple[str, ...], str] = {("checkpoints", "torch_files"): "torch"}
+EXCEPT: dict[tuple[str, ...], str] = {("checkpoints", "formats", "torch_files"): "torch"}
 
 HEAVY = {
     *("jax", "flax", "numpy", "transformers", "PIL", "torch"),
@@ -86,7 +87,7 @@ def test_imports_run_downhill(path: Path) -> None:
     assert complaints(path.read_text(), parts) == []
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE.parent / "eval" / "lib").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((PACKAGE.parent / "eval" / "lib").rglob("*.py")), ids=lambda path: path.name)
 def test_what_scripts_share_imports_none_of_them(path: Path) -> None:
     names = [name for _, name in imported_names(ast.parse(path.read_text()), "eval.lib")]
     assert [name for name in names if name.startswith(("eval.", "train.")) and not name.startswith("eval.lib.")] == []

@@ -66,7 +66,7 @@ def test_links_lead_somewhere(page: Path):
 
 @every_page
 def test_files_that_are_named_exist(page: Path):
-    """Files of the package may be named without its name, as `decoding/engine.py`."""
+    """Files of the package may be named without its name, as `engine/engine.py`."""
     own = "|".join(path.name for path in (ROOT / "jaxspec").iterdir() if path.is_dir())
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)}|{own})/[\w/.-]*)`", page.read_text(encoding="utf-8"))
     absent = [name for name in named if not ((ROOT / name).exists() or (ROOT / "jaxspec" / name).exists())]

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxspec.config import LlamaConfig, ModelConfig, text_config
-from jaxspec.decoding.memory import at_place, bytes_held
+from jaxspec.engine.memory import at_place, bytes_held
 from jaxspec.errors import InputError
 from jaxspec.models.families import FAMILIES, abstract_params
 from jaxspec.models.lvlms.vision import attend_pages

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxspec import verification
 from jaxspec.cache import TreeMask
-from jaxspec.decoding.tree import Tree, branching
+from jaxspec.decoding.drafting.shapes import Tree, branching
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, TokenTree, Verdict, along_path, match, tree_rejection
 

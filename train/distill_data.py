@@ -23,13 +23,14 @@ from etils import epath
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import join_cluster, process
 from jaxspec.command import run_script
-from jaxspec.data.sources import Prepared, data_folder, prepare
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
+from jaxspec.data.prepared import Prepared, data_folder, prepare
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, local_path, trial_of
 from jaxspec.loading import load_draft
 from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
+from jaxspec.training.loop.signatures import data_signature, model_signature
 from jaxspec.training.regenerate import (
     Regeneration,
     losses,
@@ -37,7 +38,6 @@ from jaxspec.training.regenerate import (
     regenerate,
     regenerated,
 )
-from jaxspec.training.signatures import data_signature, model_signature
 from picturebook.training import named
 
 

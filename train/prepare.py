@@ -24,8 +24,8 @@ import numpy as np
 
 from jaxspec.command import input_errors, parse_subcommand, script_name
 from jaxspec.data.conversations import Skipped, readable
+from jaxspec.data.prepared import FileFormat, prepare
 from jaxspec.data.samples import Sample
-from jaxspec.data.sources import FileFormat, prepare
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.loading import LoadedModel

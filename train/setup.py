@@ -11,7 +11,7 @@ from jaxspec.cluster import join_cluster
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of, write_text
 from jaxspec.runtime import setup_runtime
-from jaxspec.training.signatures import file_signature
+from jaxspec.training.loop.signatures import file_signature
 
 WRITTEN = "written.json"
 """File of a run with the fingerprints of the models that it has written."""

@@ -20,16 +20,16 @@ from configs.train.gsm8k import BUCKETS, STAGES, VOCABULARY, TextStage
 from jaxspec.checkpoints import huggingface
 from jaxspec.command import run_script
 from jaxspec.data.benchmarks import benchmark_samples
-from jaxspec.data.sources import mixture
+from jaxspec.data.prepared import mixture
 from jaxspec.errors import InputError, nearest
 from jaxspec.loading import LoadedModel
 from jaxspec.models.families import init_params
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
+from jaxspec.training.loop.signatures import data_signature
+from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.objectives import score
-from jaxspec.training.signatures import data_signature
-from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
 from train.setup import begin, own_output
 from train.tokenizer import train_tokenizer

@@ -29,7 +29,7 @@ from jaxspec.models.families import init_params
 from jaxspec.models.layers import apply
 from jaxspec.models.lvlms.vision import VisionTower
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.trainer import fit
+from jaxspec.training.loop.trainer import fit
 from jaxspec.typing import Array, Params
 from picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from picturebook.scenes import Chart, Scene, sample_chart, sample_scene

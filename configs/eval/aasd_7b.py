@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.config import Variant
+from eval.lib.drafts.config import Variant
 
 from configs.eval.llava15 import config as llava15
 from configs.published import aasd

@@ -9,7 +9,7 @@ Qwen's report says 70.7 (1.5B) and 61.6 (0.5B) for HumanEval's pass@1, in bfloat
 
 from __future__ import annotations
 
-from eval.lib.config import EvalConfig, Variant
+from eval.lib.drafts.config import EvalConfig, Variant
 
 OWN = ("chat_test", "summary_test")
 

@@ -12,8 +12,8 @@ released code's.
 
 from __future__ import annotations
 
-from eval.lib.published import Published, read_numbers
-from eval.lib.together import CollaborativeEvalConfig, Pairing
+from eval.lib.collaborative.config import CollaborativeEvalConfig, Pairing
+from eval.lib.drafts.published import Published, read_numbers
 
 _QWEN = "Qwen/Qwen2.5-{}{}-Instruct"
 _ENSEMBLES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.config import Variant
+from eval.lib.drafts.config import Variant
 from jaxspec_demo import ASSETS
 
 from configs.eval.mini import config as mini

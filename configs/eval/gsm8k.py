@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eval.lib.together import CollaborativeEvalConfig, Pairing
+from eval.lib.collaborative.config import CollaborativeEvalConfig, Pairing
 
 MODELS = Path(__file__).resolve().parents[2] / "runs" / "train" / "gsm8k"
 LEFT, RIGHT, WHOLE, AMATEUR = (str(MODELS / name / "hf") for name in ("left", "right", "whole", "amateur"))

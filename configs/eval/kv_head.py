@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.config import Variant
+from eval.lib.drafts.config import Variant
 
 from configs.eval.mini import config as mini
 

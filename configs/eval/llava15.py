@@ -12,7 +12,7 @@ caption, a summary, a story. After five images the first passes the target's 409
 
 from __future__ import annotations
 
-from eval.lib.config import EvalConfig
+from eval.lib.drafts.config import EvalConfig
 
 from configs.published import ibed, tabed
 

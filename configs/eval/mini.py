@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.lib.config import EvalConfig, Variant
+from eval.lib.drafts.config import EvalConfig, Variant
 from jaxspec_demo import ASSETS
 
 config = EvalConfig(

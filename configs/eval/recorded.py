@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from eval.lib.recorded_config import Method, RecordedConfig
-from eval.lib.sets import MMSPEC
+from eval.lib.questions.sets import MMSPEC
+from eval.lib.recorded.config import Method, RecordedConfig
 
 config = RecordedConfig(
     sets=(MMSPEC,),

@@ -7,7 +7,7 @@ python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf --dra
 
 from __future__ import annotations
 
-from eval.lib.config import EvalConfig, Variant
+from eval.lib.drafts.config import EvalConfig, Variant
 from jaxspec_demo import ASSETS
 
 KINDS = ("gsm8k", "humaneval", "chat", "summary")

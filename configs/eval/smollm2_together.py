@@ -10,7 +10,7 @@ The export scores all words again, as models that write together must.
 
 from __future__ import annotations
 
-from eval.lib.together import CollaborativeEvalConfig, Pairing
+from eval.lib.collaborative.config import CollaborativeEvalConfig, Pairing
 
 TARGET, DRAFT = "smollm2-135m", "runs/train/smollm2_text/whole"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.lib.together import CollaborativeEvalConfig, Pairing
+from eval.lib.collaborative.config import CollaborativeEvalConfig, Pairing
 
 TARGET, PARTNER, DRAFT = "synthetic:target", "synthetic:partner:0.8", "synthetic:draft:0.7"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.lib.together import CollaborativeEvalConfig, Pairing
+from eval.lib.collaborative.config import CollaborativeEvalConfig, Pairing
 from jaxspec_demo import ASSETS
 
 TARGET, DRAFT = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.lib.random_pair import LatencyConfig
+from eval.lib.times.random_pair import LatencyConfig
 
 from configs.models.mini import DRAFT, TARGET
 

@@ -3,7 +3,7 @@ in milliseconds, where in those of a real pair it is less than they vary."""
 
 from __future__ import annotations
 
-from eval.lib.random_pair import LatencyConfig
+from eval.lib.times.random_pair import LatencyConfig
 
 from configs.latency.pair55m import lvlm
 

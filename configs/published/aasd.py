@@ -7,7 +7,7 @@ Its tau is 0.06 to 0.19 below 1 + gamma alpha in every line; ours is equal to it
 
 from __future__ import annotations
 
-from eval.lib.published import Published, read_numbers
+from eval.lib.drafts.published import Published, read_numbers
 
 SETS = ("llava-bench", "coco", "scienceqa")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.lib.config import Variant
-from eval.lib.published import Published, read_numbers
+from eval.lib.drafts.config import Variant
+from eval.lib.drafts.published import Published, read_numbers
 
 from configs.published.tabed import CAPTIONER, SCORED, SETTINGS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from eval.lib.config import Variant
-from eval.lib.published import Published, read_numbers
+from eval.lib.drafts.config import Variant
+from eval.lib.drafts.published import Published, read_numbers
 
 IN_DOMAIN = ("llava-bench", "docvqa", "pope", "mm-vet", "iedit", "magicbrush", "spot-the-diff")
 OUT_OF_DOMAIN = ("pororosv", "vist")

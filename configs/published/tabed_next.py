@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.lib.published import read_numbers
+from eval.lib.drafts.published import read_numbers
 
 from configs.published.tabed import CAPTIONER, SETTINGS, both_turns
 

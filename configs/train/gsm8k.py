@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jaxspec.config import LlamaConfig
-from jaxspec.training.trainer import TrainConfig
+from jaxspec.training.loop.trainer import TrainConfig
 
 VOCABULARY = 2048
 BUCKETS = (128, 192, 256, 384)

@@ -38,8 +38,14 @@ from jaxspec.checkpoints.fitting import (
     tensor_name,
     tied_names,
 )
+from jaxspec.checkpoints.formats.tensor_files import (
+    FLOATS,
+    StoredTensor,
+    cast,
+    list_file,
+    write_tensors,
+)
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, list_file, write_tensors
 from jaxspec.config import LvlmConfig, ModelConfig, text_config, untied
 from jaxspec.errors import InputError, reading
 from jaxspec.files import local_path

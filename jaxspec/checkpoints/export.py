@@ -22,8 +22,8 @@ from jaxspec.config import HeadConfig, ModelConfig, TextConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import first_words, narrowed, widened
+from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.prompts.portable import chat_templates
 from jaxspec.typing import Array, Params
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

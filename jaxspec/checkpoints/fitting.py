@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxspec.checkpoints.directories import SINGLE, parse_config, quantised, read_raw_config
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_directory, shards_of
+from jaxspec.checkpoints.formats.tensor_files import FLOATS, StoredTensor, list_directory, shards_of
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError, collected, reading
 from jaxspec.models.families import abstract_params, family_of

@@ -28,8 +28,8 @@ from tqdm import tqdm
 from jaxspec.checkpoints.adapters import Adapter, read_adapter
 from jaxspec.checkpoints.directories import INDEX, write_json, written_whole
 from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, survey, tensor_name
+from jaxspec.checkpoints.formats.tensor_files import FLOATS, StoredTensor, cast, write_tensors
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, write_tensors
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.models.families import abstract_params, family_of
 from jaxspec.models.int8 import Weights, quantise, scale_path

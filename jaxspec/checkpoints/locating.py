@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from jaxspec.checkpoints.directories import without_torch
-from jaxspec.checkpoints.gguf_files import converted
+from jaxspec.checkpoints.formats.gguf_files import converted
 from jaxspec.errors import InputError, check_path, reading
 from jaxspec.plugins import load_plugin, plugins
 

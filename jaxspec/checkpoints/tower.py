@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import INDEX, SINGLE, read_config, weight_files
 from jaxspec.checkpoints.fitting import Slot, hub_name, in_hub_layout, misfits, refuse, slots_in
+from jaxspec.checkpoints.formats.tensor_files import list_file, read_index
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import SMALL, locate
-from jaxspec.checkpoints.tensor_files import list_file, read_index
 from jaxspec.config import ModelConfig
 from jaxspec.models.families import abstract_params, family_of, split_tower
 from jaxspec.typing import Params

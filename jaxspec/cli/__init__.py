@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
 
     from jaxspec.cli import collaborate, export, generate, inspect, plan
-    from jaxspec.decoding.captioners import runs_torch
+    from jaxspec.engine.captioners import runs_torch
     from jaxspec.plugins import load_plugin, plugins
 
     commands: dict[str, tuple[Any, Any]] = {

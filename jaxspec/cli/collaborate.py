@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import Ask, answer, clear, numbers, progress, view_names
-from jaxspec.decoding.engine import CollaborationConfig, Engine, LoadedModel, Result
-from jaxspec.decoding.engine_config import Method, capped_gamma
-from jaxspec.decoding.metrics import collaboration_metrics
+from jaxspec.cli.shared import Ask, answer, clear, numbers, progress, view_names
+from jaxspec.engine.config import Method, capped_gamma
+from jaxspec.engine.engine import CollaborationConfig, Engine, LoadedModel, Result
+from jaxspec.engine.metrics import collaboration_metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import tyro
 
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.export import Target, export
-from jaxspec.checkpoints.gguf_files import convert
+from jaxspec.checkpoints.formats.gguf_files import convert
 from jaxspec.checkpoints.heads import is_head, kind_of
 from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.checkpoints.huggingface import SaveOptions
@@ -19,7 +19,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.checkpoints.served_draft import draft_command
-from jaxspec.cli.ask import progress
+from jaxspec.cli.shared import progress
 from jaxspec.config import HeadConfig
 from jaxspec.errors import InputError, printable
 from jaxspec.loading import check_words

@@ -11,13 +11,13 @@ import tyro
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.heads import read_draft_config
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import Ask, answer, clear, numbers, progress, view_names
-from jaxspec.decoding.captioners import check_captioner, load_captioner
-from jaxspec.decoding.drafts import Mixture, mixture
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result
-from jaxspec.decoding.engine_config import capped_gamma
-from jaxspec.decoding.metrics import acceptance_metrics, block_fields
-from jaxspec.decoding.weighting import parse_weighting
+from jaxspec.cli.shared import Ask, answer, clear, numbers, progress, view_names
+from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.engine.captioners import check_captioner, load_captioner
+from jaxspec.engine.config import capped_gamma
+from jaxspec.engine.drafts import Mixture, mixture
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Result
+from jaxspec.engine.metrics import acceptance_metrics, block_fields
 from jaxspec.errors import InputError
 from jaxspec.loading import load_draft
 from jaxspec.prompts.views import needs_captioner, parse_weights

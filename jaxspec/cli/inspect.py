@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.checkpoints.fitting import survey
+from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.heads import is_head, kind_of, list_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import HeadConfig, KVHeadConfig, text_config
 from jaxspec.errors import InputError, collected, printable
 from jaxspec.models.families import family_of

@@ -13,10 +13,10 @@ import tyro
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.heads import read_draft_config
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import view_names
+from jaxspec.cli.shared import view_names
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.drafts import DraftConfig, mixture
-from jaxspec.decoding.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
+from jaxspec.engine.drafts import DraftConfig, mixture
+from jaxspec.engine.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
 from jaxspec.errors import InputError, check_counts, nearest, needing, printable
 from jaxspec.models.int8 import Weights
 from jaxspec.runtime import parse_dtype

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask, keep_path
-from jaxspec.decoding.drafter import Drafter, States
+from jaxspec.decoding.drafting.drafter import Drafter, States
+from jaxspec.decoding.drafting.weighting import Weighting
 from jaxspec.decoding.inputs import Member, PromptBatch
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.sources.source import Committed, Source
@@ -29,7 +30,6 @@ from jaxspec.decoding.state import (
     step_keys,
 )
 from jaxspec.decoding.trace import extend_trace, init_trace
-from jaxspec.decoding.weighting import Weighting
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
 from jaxspec.typing import Array, Float, Int, Params

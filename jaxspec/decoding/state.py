@@ -12,8 +12,8 @@ import numpy as np
 from flax import struct
 
 from jaxspec.cache import KVCache
+from jaxspec.decoding.drafting.weighting import Scores
 from jaxspec.decoding.trace import Trace
-from jaxspec.decoding.weighting import Scores
 from jaxspec.sampling import Sampling, draw
 from jaxspec.sharding import CACHE_AXES, constrain
 from jaxspec.typing import Array, Bool, Float, Int

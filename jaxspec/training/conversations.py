@@ -21,7 +21,7 @@ from flax import struct
 
 from jaxspec.data.images import Picture, to_rgb
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.memory import prompt_zeros
+from jaxspec.engine.memory import prompt_zeros
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, image_inputs, prompt_encoder, same_images
 from jaxspec.models.families import image_zeros

@@ -18,6 +18,7 @@ from jaxspec.models.lora import Lora, merged
 from jaxspec.models.vocabulary import places
 from jaxspec.prompts.views import VIEWS, View
 from jaxspec.training.conversations import ConversationBatch
+from jaxspec.training.loop.step import flatten, in_dtype, partition
 from jaxspec.training.losses import (
     Divergence,
     Metrics,
@@ -27,7 +28,6 @@ from jaxspec.training.losses import (
     distillation_loss,
     next_token_loss,
 )
-from jaxspec.training.step import flatten, in_dtype, partition
 from jaxspec.typing import Array, Float, Params
 
 TEACHER = "teacher"

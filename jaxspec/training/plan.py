@@ -12,16 +12,15 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.memory import at_place, bytes_held
+from jaxspec.engine.memory import at_place, bytes_held
 from jaxspec.models.families import abstract_params, split_tower, towers_alike
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.batches import rows_sharding
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.measured import model_flops
-from jaxspec.training.objectives import TEACHER, Distillation, tuning_loss
-from jaxspec.training.step import (
+from jaxspec.training.loop.measured import model_flops
+from jaxspec.training.loop.step import (
     Flat,
     TrainState,
     in_dtype,
@@ -32,6 +31,7 @@ from jaxspec.training.step import (
     partition,
     placed_on,
 )
+from jaxspec.training.objectives import TEACHER, Distillation, tuning_loss
 from jaxspec.typing import Params
 
 

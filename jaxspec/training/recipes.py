@@ -28,8 +28,8 @@ from jaxspec.checkpoints.huggingface import read_params
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.tower import read_tower, tower_files
 from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
+from jaxspec.data.prepared import Prepared, mixture
 from jaxspec.data.samples import Sample
-from jaxspec.data.sources import Prepared, mixture
 from jaxspec.errors import InputError, check_numbers, nearest
 from jaxspec.files import local_path
 from jaxspec.loading import LoadedModel, prompt_encoder
@@ -41,6 +41,8 @@ from jaxspec.sharding import shardings
 from jaxspec.training.batches import process_share
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatches, frequent_tokens
+from jaxspec.training.loop.signatures import data_signature, model_signature
+from jaxspec.training.loop.trainer import fit
 from jaxspec.training.objectives import (
     TEACHER,
     Distillation,
@@ -50,8 +52,6 @@ from jaxspec.training.objectives import (
     without_teacher,
 )
 from jaxspec.training.reading import iterate
-from jaxspec.training.signatures import data_signature, model_signature
-from jaxspec.training.trainer import fit
 from jaxspec.typing import Params
 
 DataSets = Mapping[str, Path | Sequence[Sample]]

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from jaxspec.cluster import map_over_processes, on_first, process, sole_on_first
 from jaxspec.config import text_config
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.engine import Engine, Request
+from jaxspec.engine.engine import Engine, Request
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import write_text, writing
 from jaxspec.prompts.encoder import Prompt

@@ -11,10 +11,10 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from jaxspec.checkpoints.formats.tensor_files import list_file
 from jaxspec.checkpoints.huggingface import load
-from jaxspec.checkpoints.tensor_files import list_file
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
-from jaxspec.decoding.memory import bytes_held
+from jaxspec.engine.memory import bytes_held
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh
 from safetensors.numpy import save_file

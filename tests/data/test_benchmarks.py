@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eval.lib.sets import add_follow_ups, evaluation_set
+from eval.lib.questions.sets import add_follow_ups, evaluation_set
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from jaxspec.data.benchmarks import REASON, SUMMARISE, benchmark_samples, few_shot_samples

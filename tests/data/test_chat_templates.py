@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from jaxspec.errors import InputError
+from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.prompts.portable import chat_templates
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from jaxspec.data.conversations import Skipped, conversation, readable
+from jaxspec.data.prepared import Prepared, mixture
 from jaxspec.data.rows import DataRow
-from jaxspec.data.sources import Prepared, mixture
 from jaxspec.errors import InputError
 from picturebook.training import Picturebook
 from PIL import Image

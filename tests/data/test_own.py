@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eval.lib.sets import evaluation_set
+from eval.lib.questions.sets import evaluation_set
 from jaxspec.data.samples import own_samples
 from jaxspec.errors import InputError
 from PIL import Image

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from eval.lib.sets import evaluation_set
-from jaxspec.data.sources import FileFormat, Prepared, prepare
+from eval.lib.questions.sets import evaluation_set
+from jaxspec.data.prepared import FileFormat, Prepared, prepare
 from jaxspec.data.tfds_records import tfds_records
 from jaxspec.errors import InputError
 from picturebook.training import Picturebook

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from eval.exactness import forward_logits
 from jaxspec.data.images import StoredImage
-from jaxspec.decoding import batcher, compile_cache
-from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.session import Session
+from jaxspec.engine import batcher, compile_cache
+from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
+from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models.language_model import LanguageModel

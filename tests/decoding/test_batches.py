@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.decoding import batcher, compile_cache
-from jaxspec.decoding.batcher import in_batches
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
-from jaxspec.decoding.engine_config import BATCH_BUCKETS, PROMPT_BUCKETS
-from jaxspec.decoding.memory import Sizes
+from jaxspec.engine import batcher, compile_cache
+from jaxspec.engine.batcher import in_batches
+from jaxspec.engine.config import BATCH_BUCKETS, PROMPT_BUCKETS
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
+from jaxspec.engine.memory import Sizes
 from jaxspec.prompts.rows import bucket
 
 from tests import tiny

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from eval.lib.config import EvalConfig, Variant
-from eval.lib.loading import load_models
+from eval.lib.drafts.config import EvalConfig, Variant
+from eval.lib.drafts.loading import load_models
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.data.images import image_hash
-from jaxspec.decoding.captioners import CachedCaptions, load_captioner
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.engine.captioners import CachedCaptions, load_captioner
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.prompts.captions import Caption, caption_ids
 from jaxspec.prompts.placeholders import PLACEHOLDER

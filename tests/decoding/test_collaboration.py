@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 from eval.exactness import forward_logits
-from jaxspec.decoding.engine import CollaborationConfig, Engine
-from jaxspec.decoding.requests import Request
+from jaxspec.engine.engine import CollaborationConfig, Engine
+from jaxspec.engine.requests import Request
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models.families import text_params

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jaxspec.decoding.alternating import Alternating
-from jaxspec.decoding.collaboration import CollaborationStats
-from jaxspec.decoding.combination import parse_combination
-from jaxspec.decoding.one_proposer import OneProposer
+from jaxspec.decoding.collaboration.alternating import Alternating
+from jaxspec.decoding.collaboration.combination import parse_combination
+from jaxspec.decoding.collaboration.one_proposer import OneProposer
+from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.state import DecodeState
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.decoding.combination import Combination, Custom, combined, parse_combination
+from jaxspec.decoding.collaboration.combination import Combination, Custom, combined, parse_combination
 from jaxspec.sampling import Sampling
 
 from tests.tiny import sampling

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding import compile_cache
-from jaxspec.decoding.compile_cache import Held
+from jaxspec.engine import compile_cache
+from jaxspec.engine.compile_cache import Held
 from jaxspec.sharding import make_mesh, shardings
 
 from tests import tiny

@@ -18,8 +18,8 @@ from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.generation import read_generation_settings
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
-from jaxspec.decoding import compile_cache
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.engine import compile_cache
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
 from PIL import Image
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jaxspec.config import LlamaConfig, LlavaConfig
-from jaxspec.decoding.memory import Sizes, abstract_inputs, plan_memory
-from jaxspec.decoding.plan import abstract_program
 from jaxspec.decoding.steps import run_decode, run_prefill
+from jaxspec.engine.memory import Sizes, abstract_inputs, plan_memory
+from jaxspec.engine.plan import abstract_program
 
 from tests.tiny import QUICK
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from jaxspec.decoding import batcher
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.engine import batcher
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedHead
 from jaxspec.models.language_model import LanguageModel
 

@@ -14,9 +14,9 @@ from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
 from jaxspec.config.heads.kinds import new_head
-from jaxspec.decoding.drafts import HEAD_SOURCES
 from jaxspec.decoding.sources.kv_head import pack
 from jaxspec.decoding.sources.source import Committed
+from jaxspec.engine.drafts import HEAD_SOURCES
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models.families import text_params

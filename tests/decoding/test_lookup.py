@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxspec.cache import TreeMask
+from jaxspec.decoding.drafting.shapes import branching
 from jaxspec.decoding.sources.lookup import CONFIDENCE, Text, backed_off
-from jaxspec.decoding.tree import branching
 from jaxspec.models.inputs import PromptRows, in_order
 
 B, LENGTH, NEW, WORDS, IMAGE = 3, 14, 10, 4, 3

@@ -5,14 +5,14 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from eval.lib.hlo import ProgramText
-from eval.lib.timing import time_passes
+from eval.lib.times.hlo import ProgramText
+from eval.lib.times.passes import time_passes
 from jaxspec import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
-from jaxspec.decoding import batcher
-from jaxspec.decoding.compile_cache import executable
-from jaxspec.decoding.running import RunningBatch
 from jaxspec.decoding.steps import run_decode
+from jaxspec.engine import batcher
+from jaxspec.engine.compile_cache import executable
+from jaxspec.engine.running import RunningBatch
 from jaxspec.loading import LoadedHead
 from jaxspec.sharding import make_mesh
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
-from jaxspec.decoding.memory import bytes_held
-from jaxspec.decoding.plan import abstract_program, plan, sizes_of
+from jaxspec.engine.memory import bytes_held
+from jaxspec.engine.plan import abstract_program, plan, sizes_of
 from jaxspec.loading import LoadedHead
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eval.lib.replay import RecordedEngine, RecordedTarget
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from eval.lib.standins.replay import RecordedEngine, RecordedTarget
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
 
 from tests import tiny

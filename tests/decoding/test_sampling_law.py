@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.decoding import speculative
-from jaxspec.decoding.drafters import ChainDrafter
+from jaxspec.decoding.drafting.trees import ChainDrafter
 from jaxspec.models.families import build
 from jaxspec.models.int8 import int8_params
 from jaxspec.sampling import draw

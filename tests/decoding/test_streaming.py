@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.decoding import batcher, compile_cache, running, steps
-from jaxspec.decoding.compile_cache import timed
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding import steps
+from jaxspec.engine import batcher, compile_cache, running
+from jaxspec.engine.compile_cache import timed
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.prompts.encoder import PromptEncoder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from train.tokenizer import make_tokenizer

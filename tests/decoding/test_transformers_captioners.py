@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxspec.decoding.captioners import TransformersCaptioner, captioner_lack
+from jaxspec.engine.captioners import TransformersCaptioner, captioner_lack
 from PIL import Image
 
 from tests.tiny.captioners import blip, blip2, florence2

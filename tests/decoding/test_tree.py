@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxspec.decoding.tree import Tree, branching, parse_tree
+from jaxspec.decoding.drafting.shapes import Tree, branching, parse_tree
 from jaxspec.errors import InputError
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.decoding.tree import parse_tree, static_tree
+from jaxspec.decoding.drafting.shapes import parse_tree, static_tree
 from jaxspec.models.inputs import PromptRows, in_order
 
 from tests import tiny

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.decoding.weighting import PRESETS, RULES, Adaptive, Weighting, parse_weighting
+from jaxspec.decoding.drafting.weighting import PRESETS, RULES, Adaptive, Weighting, parse_weighting
 from jaxspec.errors import InputError
 
 from tests.decoding import weighting_reference as reference

@@ -17,8 +17,8 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import LvlmConfig, QwenTowerConfig
-from jaxspec.decoding.running import RunningBatch
-from jaxspec.decoding.session import Session
+from jaxspec.engine.running import RunningBatch
+from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models.families import split_tower

@@ -10,7 +10,7 @@ import pytest
 from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
-from eval.lib.together import Pairing
+from eval.lib.collaborative.config import Pairing
 from train import text
 
 ROWS = [
@@ -38,7 +38,7 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2", chat_template=False)
     sizes = {"limit": 3, "held_out": 3, "timed": 1, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
     small = replace(preset, pairings=(pairing,), **sizes)
-    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: small)
+    monkeypatch.setattr("eval.lib.drafts.command_line.load_preset", lambda kind, name: small)
     collaborative.main(
         ["gsm8k", "--data", f"gsm8k={world / 'asked.jsonl'}", "--against", "standard", "--out", str(world / "out")]
     )

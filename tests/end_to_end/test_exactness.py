@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eval.exactness import chi_square, divergence, main
-from eval.lib.comparison import first_prompt
-from eval.lib.config import EvalConfig, Variant
-from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from eval.lib.drafts.comparison import first_prompt
+from eval.lib.drafts.config import EvalConfig, Variant
+from jaxspec.engine.engine import Engine, LoadedModel, Request
 from scipy import stats
 
 

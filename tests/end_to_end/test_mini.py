@@ -15,10 +15,10 @@ from configs.eval.mini import config
 from eval import block_efficiency
 from eval.draft_quality import attribute_accuracy
 from eval.exactness import forward_logits
-from eval.lib.comparison import first_prompt, prompts_of
+from eval.lib.drafts.comparison import first_prompt, prompts_of
 from jaxspec.data.images import to_rgb
-from jaxspec.decoding.captioners import LvlmCaptioner
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.engine.captioners import LvlmCaptioner
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedHead, image_inputs, same_tower
 from jaxspec_demo import ASSETS
 from picturebook import SYNTHETIC_SETS, caption, test_set

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from eval import block_efficiency, mmspec
-from eval.lib.config import EvalConfig, Variant
+from eval.lib.drafts.config import EvalConfig, Variant
 from jaxspec.errors import InputError
 from PIL import Image
 

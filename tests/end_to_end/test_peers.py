@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eval import peers
-from eval.lib.peer_methods import Timed
+from eval.lib.times.peer_methods import Timed
 from jaxspec.prompts.encoder import Prompt
 
 from tests import tiny

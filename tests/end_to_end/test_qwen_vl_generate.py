@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.decoding.memory import abstract_inputs
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.engine.memory import abstract_inputs
 from jaxspec.loading import same_tower
 
 from tests.tiny import hf, noisy, qwen_vl

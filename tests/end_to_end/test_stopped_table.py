@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from eval import block_efficiency, draft_quality, mmspec
-from eval.lib.config import EvalConfig, Variant
-from jaxspec.decoding.engine import Engine
+from eval.lib.drafts.config import EvalConfig, Variant
 from jaxspec.decoding.speculative import Speculator
+from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
 from PIL import Image
 
@@ -106,7 +106,7 @@ def test_other_scripts_go_on_too(
 ) -> None:
     """Stopped in its last call of an engine, a script repeats that call and its preparations only."""
     config = conversations(preset, tmp_path) if script is mmspec else preset
-    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: config)
+    monkeypatch.setattr("eval.lib.drafts.command_line.load_preset", lambda kind, name: config)
     monkeypatch.setattr(mmspec, "PART", 1)
     generate, calls, last = Engine.generate, 0, 0
 

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason="torch is the oracle of parity: inst
 
 from eval.exactness import forward_logits  # noqa: E402
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig  # noqa: E402
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
-from jaxspec.decoding.memory import Sizes, abstract_inputs  # noqa: E402
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
+from jaxspec.engine.memory import Sizes, abstract_inputs  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.loading import same_tower  # noqa: E402
 from jaxspec.prompts.encoder import Prompt  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from jaxspec.decoding.engine import LoadedModel
+from jaxspec.engine.engine import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig
 from train import recipe, tower

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
-from eval.lib.command_line import parse_command
-from eval.lib.comparison import first_prompt
-from eval.lib.pairings import METHODS
-from eval.lib.tables import Record
-from eval.lib.together import CollaborativeEvalConfig, Point
+from eval.lib.collaborative.config import CollaborativeEvalConfig, Point
+from eval.lib.collaborative.pairings import METHODS
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.comparison import first_prompt
+from eval.lib.output.tables import Record
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from eval.lib.collaborative_theory import (
+from eval.lib.collaborative.theory import (
     Calls,
     alternating_calls,
     one_proposer_calls,

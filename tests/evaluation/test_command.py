@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from configs.eval.mini import config as MINI
-from eval.lib.command_line import parse_command
-from eval.lib.loading import load_models
-from eval.lib.recorded_config import RecordedConfig
-from eval.lib.together import CollaborativeEvalConfig
+from eval.lib.collaborative.config import CollaborativeEvalConfig
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.loading import load_models
+from eval.lib.recorded.config import RecordedConfig
 from jaxspec.command import load_preset, preset_names
 from jaxspec.errors import InputError
 
@@ -130,7 +130,7 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("jaxspec.decoding.captioners.find_spec", lambda name: torch or None)
+    monkeypatch.setattr("jaxspec.engine.captioners.find_spec", lambda name: torch or None)
     option = f"--captioner {captioner}" if captioner else ""
     _, config, _ = parse(f"llava15 {option}")
     assert [row.name for row in config.rows] == ["M", "T", "P", "MT random", "MT static", "MT*"]

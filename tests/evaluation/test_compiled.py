@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from jaxspec.config import text_config
-from jaxspec.decoding.plan import CHIPS
+from jaxspec.engine.plan import CHIPS
 
 from tests.conftest import ROOT
 

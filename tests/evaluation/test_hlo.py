@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.lib.hlo import ProgramText
+from eval.lib.times.hlo import ProgramText
 
 TEXT = """HloModule jit_run_decode, is_scheduled=true
 

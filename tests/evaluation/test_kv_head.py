@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from configs.eval.aasd import config
 from eval.kv_head import ablations, draft_table
-from eval.lib.loading import split_name, split_view
+from eval.lib.drafts.loading import split_name, split_view
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead

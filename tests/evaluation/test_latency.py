@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eval.lib.forced import accepted_pattern, measure_forced
-from eval.lib.latency_tables import latency_tables
-from eval.lib.random_pair import (
+from eval.lib.standins.synthetic import random_params
+from eval.lib.times.forced import accepted_pattern, measure_forced
+from eval.lib.times.passes import pass_work
+from eval.lib.times.random_pair import (
     LatencyConfig,
     Pair,
     count_flops,
@@ -18,8 +19,7 @@ from eval.lib.random_pair import (
     measure_mixtures,
     measure_passes,
 )
-from eval.lib.synthetic import random_params
-from eval.lib.timing import pass_work
+from eval.lib.times.tables import latency_tables
 from jaxspec.cache import init_cache
 from jaxspec.command import load_preset
 from jaxspec.config import LlavaConfig

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from eval.lib.timing import predicted_speedup
-from jaxspec.decoding.metrics import acceptance_metrics
+from eval.lib.times.passes import predicted_speedup
+from jaxspec.engine.metrics import acceptance_metrics
 
 
 def row(steps, emitted, drafted, accepted, histogram):

@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
-from eval.lib import mmspec_files
-from eval.lib.mmspec_files import Turn, summary_csv, summary_rows
-from eval.lib.replay import answers_of
-from eval.lib.sets import evaluation_set, read_prompts
+from eval.lib.questions import mmspec_files
+from eval.lib.questions.mmspec_files import Turn, summary_csv, summary_rows
+from eval.lib.questions.sets import evaluation_set, read_prompts
+from eval.lib.standins.replay import answers_of
 from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
 from PIL import Image

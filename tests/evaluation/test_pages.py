@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eval.lib.config import EvalConfig, Variant
-from eval.lib.figures import draw_all
-from eval.lib.page import ASKED, SHOWN, write_html
-from eval.lib.tables import Table
+from eval.lib.drafts.config import EvalConfig, Variant
+from eval.lib.drafts.figures import draw_all
+from eval.lib.drafts.page import ASKED, SHOWN, write_html
+from eval.lib.output.tables import Table
 from PIL import Image
 
 ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))

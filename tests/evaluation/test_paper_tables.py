@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from configs.tables import PAPERS, commands, list_of_tables
-from eval.lib.tables import put_between
+from eval.lib.output.tables import put_between
 from jaxspec.errors import InputError
 
 from tests.conftest import ROOT

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from eval import draft_quality
 from eval.draft_quality import judge
-from eval.lib.config import EvalConfig, Variant
-from eval.lib.programs import passes
-from eval.lib.quality import chosen_letter, final_number, is_right, quality, rouge_l
+from eval.lib.drafts.config import EvalConfig, Variant
+from eval.lib.questions.quality import chosen_letter, final_number, is_right, quality, rouge_l
+from eval.lib.questions.run_code import passes
 from jaxspec.data.benchmarks import benchmark_samples, few_shot_samples
 from jaxspec.data.samples import Sample
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval import mmspec
-from eval.lib.drafts import Answers, Similar, lookup_passes, mixture_passes, tree_passes
-from eval.lib.ngrams import IMAGE, lookup
-from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations
-from eval.lib.tables import interval
+from eval.lib.output.tables import interval
+from eval.lib.recorded.answers import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations
+from eval.lib.recorded.methods import Answers, Similar, lookup_passes, mixture_passes, tree_passes
+from eval.lib.recorded.ngrams import IMAGE, lookup
 from jaxspec.decoding.sources.lookup import Text
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import PromptRows, in_order

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from configs.eval.mini import config as mini
-from eval.lib.comparison import prompts_of
-from eval.lib.config import Variant
-from eval.lib.regret import best_fixed, record, replay
-from jaxspec.decoding.engine import Engine, LoadedModel, Request
-from jaxspec.decoding.weighting import parse_weighting
+from eval.lib.drafts.comparison import prompts_of
+from eval.lib.drafts.config import Variant
+from eval.lib.drafts.regret import best_fixed, record, replay
+from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.engine.engine import Engine, LoadedModel, Request
 
 CONFIG = replace(mini, limit=3, max_new_tokens=24, gamma=3, batch_size=4, prompt_buckets=(128,), image_buckets=(1,))
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from eval.lib.config import Variant
-from eval.lib.report import Run, begin, describe_run, finish, write_results
-from eval.lib.tables import Table, markdown, show
+from eval.lib.drafts.config import Variant
+from eval.lib.output.report import Run, begin, describe_run, finish, write_results
+from eval.lib.output.tables import Table, markdown, show
 from jaxspec.errors import InputError
 
 WORDS = re.compile(r"[\w.]+")

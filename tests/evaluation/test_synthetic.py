@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from configs.latency import mini
-from eval.lib import synthetic
-from eval.lib.synthetic import RESERVED, follow_cycle, synthetic_model
-from jaxspec.decoding.engine import Engine, EngineConfig, Request
+from eval.lib.standins import synthetic
+from eval.lib.standins.synthetic import RESERVED, follow_cycle, synthetic_model
+from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.models.families import build
 from PIL import Image
 

@@ -15,11 +15,11 @@ from eval.block_efficiency import averaged, block_efficiency_table
 from eval.collaborative import methods_table
 from eval.draft_quality import quality_table
 from eval.kv_head import draft_table
-from eval.lib.config import EvalConfig
-from eval.lib.published import Published
-from eval.lib.tables import Record, Table
+from eval.lib.drafts.config import EvalConfig
+from eval.lib.drafts.published import Published
+from eval.lib.output.tables import Record, Table
 from jaxspec.command import load_preset, preset_names
-from jaxspec.decoding.weighting import PRESETS, Grid, InverseErrorPower, parse_weighting
+from jaxspec.decoding.drafting.weighting import PRESETS, Grid, InverseErrorPower, parse_weighting
 from jaxspec.errors import InputError
 
 from tests.evaluation.test_collaborative_table import row_of

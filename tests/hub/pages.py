@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
-from eval.lib.command_line import parse_command
-from eval.lib.config import EvalConfig
-from eval.lib.recorded_config import RecordedConfig
-from eval.lib.together import CollaborativeEvalConfig
+from eval.lib.collaborative.config import CollaborativeEvalConfig
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.config import EvalConfig
+from eval.lib.recorded.config import RecordedConfig
 from jaxspec.cli import collaborate, export, generate, inspect, main, plan
 from jaxspec.command import load_preset
 from jaxspec_demo.command import Demo

@@ -13,8 +13,8 @@ import pytest
 from jaxspec.checkpoints.heads import is_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.command import load_preset, preset_names
-from jaxspec.data.sources import Prepared
-from jaxspec.decoding.captioners import load_captioner
+from jaxspec.data.prepared import Prepared
+from jaxspec.engine.captioners import load_captioner
 from jaxspec.loading import LoadedModel
 from PIL import Image
 from train.recipe import KIND
@@ -35,7 +35,7 @@ def test_every_command_is_read_by_its_parser(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("eval.lib.command_line.join_cluster", lambda place: None)  # no other host is here
+    monkeypatch.setattr("eval.lib.drafts.command_line.join_cluster", lambda place: None)  # no other host is here
     if not build.TORCH and "--rows C " in command.text:
         pytest.skip("captioners run in torch")
     parse(command)

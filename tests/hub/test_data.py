@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from eval.lib.sets import evaluation_set
+from eval.lib.questions.sets import evaluation_set
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
 from jaxspec.data.hub import on_disk
 from jaxspec.data.rows import local_rows

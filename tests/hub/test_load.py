@@ -9,8 +9,8 @@ from typing import Any
 
 import configs
 import pytest
-from eval.lib.config import EvalConfig
-from eval.lib.together import CollaborativeEvalConfig
+from eval.lib.collaborative.config import CollaborativeEvalConfig
+from eval.lib.drafts.config import EvalConfig
 from jaxspec import Engine, EngineConfig, Request
 from jaxspec.cli import main
 from jaxspec.config import text_config

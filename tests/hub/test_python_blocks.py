@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxspec.data.sources import Prepared
+from jaxspec.data.prepared import Prepared
 from PIL import Image
 from train import prepare
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from eval import block_efficiency
-from jaxspec.data.sources import Prepared, prepare
+from jaxspec.data.prepared import Prepared, prepare
 from jaxspec.errors import InputError
 from PIL import Image
 from train import distill_data
@@ -25,7 +25,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_default_matmul_precision", "highest")
 from eval import block_efficiency
 from jaxspec.cluster import in_all, process
-from eval.lib import comparison as measured
+from eval.lib.recorded.methods import comparison as measured
 from jaxspec.sharding import Placement
 from train import distill_data
 block_efficiency.draw_all = lambda *_: []
@@ -91,7 +91,7 @@ def test_two_processes_give_the_table_of_one(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_efficiency, "draw_all", lambda *_: [])
-    monkeypatch.setattr("eval.lib.comparison.time_passes", lambda *_: None)
+    monkeypatch.setattr("eval.lib.drafts.comparison.time_passes", lambda *_: None)
     block_efficiency.main([*asked["table"], "--out", str(tmp_path / "alone" / "table")])
     answers = asked["answers"] | {"prompt_buckets": (128,), "image_buckets": (2,)}
     distill_data.main(distill_data.Options(**answers, out=tmp_path / "alone"))

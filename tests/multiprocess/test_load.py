@@ -20,7 +20,7 @@ address, number, path = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 jax.config.update("jax_platforms", "cpu")
 jax.distributed.initialize(address, 2, number)
 from jaxspec.checkpoints.huggingface import load
-from jaxspec.checkpoints.tensor_files import StoredTensor
+from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.sharding import make_mesh
 read = StoredTensor.read
 counted = []

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from jaxspec.config import LlavaNextConfig, VisionConfig
-from jaxspec.decoding.memory import Sizes, plan_memory
 from jaxspec.decoding.speculative import Autoregressive
+from jaxspec.engine.memory import Sizes, plan_memory
 from jaxspec.errors import InputError
 from jaxspec.models.families import abstract_params, family_of
 from jaxspec.models.inputs import ImageInputs, Pool

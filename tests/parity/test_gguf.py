@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.gguf_files import convert
+from jaxspec.checkpoints.formats.gguf_files import convert
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli import main
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
-from jaxspec.decoding.requests import Request
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
+from jaxspec.engine.requests import Request
 from jaxspec.errors import InputError
 from jaxspec_demo import models
 

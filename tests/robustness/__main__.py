@@ -19,11 +19,11 @@ from typing import Any
 
 import jax
 import tyro
-from eval.lib.report import Run
-from eval.lib.tables import Table
+from eval.lib.output.report import Run
+from eval.lib.output.tables import Table
 from jaxspec.command import input_errors
-from jaxspec.decoding.captioners import load_captioner
-from jaxspec.decoding.engine import LoadedModel
+from jaxspec.engine.captioners import load_captioner
+from jaxspec.engine.engine import LoadedModel
 from jaxspec.errors import check_counts
 from jaxspec.loading import load_draft
 from jaxspec.runtime import human_bytes

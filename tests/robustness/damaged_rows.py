@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eval.lib.replay import RecordedTarget
-from eval.lib.sets import read_prompts
+from eval.lib.questions.sets import read_prompts
+from eval.lib.standins.replay import RecordedTarget
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import own_samples
-from jaxspec.decoding.captioners import CaptionFile
+from jaxspec.engine.captioners import CaptionFile
 from jaxspec.loading import LoadedModel
 from PIL import Image
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from eval.lib.report import begin, finish, write_results
-from eval.lib.tables import Table, markdown
-from jaxspec.data.sources import Prepared, prepare
+from eval.lib.output.report import begin, finish, write_results
+from eval.lib.output.tables import Table, markdown
+from jaxspec.data.prepared import Prepared, prepare
 from picturebook.training import Picturebook
 
 from tests.tiny import training

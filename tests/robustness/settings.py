@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.weighting import PRESETS, RULES
+from jaxspec.decoding.drafting.weighting import PRESETS, RULES
+from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedDraft
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import PromptEncoder

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec.config import HeadConfig
-from jaxspec.decoding.assembly import build_program
-from jaxspec.decoding.drafts import mixture, sources_of
-from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.draft_model import ViewRows
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState
+from jaxspec.engine.assembly import build_program
+from jaxspec.engine.config import EngineConfig
+from jaxspec.engine.drafts import mixture, sources_of
 from jaxspec.models.heads.kinds import module_of
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel

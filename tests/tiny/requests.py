@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jaxspec.config import LlavaConfig, ModelConfig
-from jaxspec.decoding.engine import Engine, Request
+from jaxspec.engine.engine import Engine, Request
 from jaxspec.loading import LoadedModel
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.typing import Params

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from jaxspec.checkpoints import huggingface
-from jaxspec.decoding.engine import LoadedModel
+from jaxspec.engine.engine import LoadedModel
 from jaxspec.prompts.encoder import Prompt
 from PIL import Image
 

@@ -14,8 +14,8 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
+from jaxspec.training.loop.trainer import fit
 from jaxspec.training.objectives import tuning_loss
-from jaxspec.training.trainer import fit
 from jaxspec.typing import Params
 
 from tests.tiny.models import random_params

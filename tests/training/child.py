@@ -23,8 +23,8 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.heads.anchors import Anchoring
 from jaxspec.training.heads.recipe import HeadRecipe
+from jaxspec.training.loop.trainer import fit
 from jaxspec.training.recipes import Stage
-from jaxspec.training.trainer import fit
 
 from tests.conftest import ROOT
 from tests.tiny import training

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jaxspec.data.sources import prepare
+from jaxspec.data.prepared import prepare
 
 from tests import tiny
 

@@ -10,7 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 from jaxspec.errors import InputError
-from jaxspec.training.preemption import Preempted
+from jaxspec.training.loop.preemption import Preempted
 from jaxspec.training.regenerate import regenerate, regenerated
 
 from tests.tiny import Talk
@@ -35,7 +35,7 @@ def test_a_slice_goes_on_from_the_bucket(place: str, tmp_path: Path, monkeypatch
 
     def preempted(step: int) -> dict[str, np.ndarray]:
         if step == 1:
-            monkeypatch.setattr("jaxspec.training.preemption.Preemption.reached", lambda self, step: step == 3)
+            monkeypatch.setattr("jaxspec.training.loop.preemption.Preemption.reached", lambda self, step: step == 3)
         return batch(step)
 
     with pytest.raises(Preempted):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from jaxspec.config import LlavaNextConfig
-from jaxspec.data.sources import mixture
+from jaxspec.data.prepared import mixture
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models.inputs import TEXT

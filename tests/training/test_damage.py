@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.errors import InputError
-from jaxspec.training.trainer import fit
+from jaxspec.training.loop.trainer import fit
 
 from tests.tiny import training
 from tests.training.test_trainer import STAGE, batches, dies_at, loss_fn, params

@@ -13,7 +13,7 @@ import pytest
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, Qwen2Config, Qwen3Config, RopeScaling
-from jaxspec.data.sources import prepare
+from jaxspec.data.prepared import prepare
 from jaxspec.errors import InputError
 from jaxspec.models.heads.kinds import init_head
 from jaxspec.models.heads.reading import Reading

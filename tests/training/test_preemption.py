@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.preemption import Preempted, Preemption
-from jaxspec.training.trainer import fit
+from jaxspec.training.loop.preemption import Preempted, Preemption
+from jaxspec.training.loop.trainer import fit
 
 STAGE = TrainConfig(steps=6, batch=4, learning_rate=0.1, warmup=1, log_every=1, mesh=MeshConfig(1))
 

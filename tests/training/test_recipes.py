@@ -14,14 +14,14 @@ import pytest
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.export import export
 from jaxspec.command import load_preset, preset_names
-from jaxspec.data.sources import prepare
+from jaxspec.data.prepared import prepare
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models.families import abstract_params
 from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.loop.step import make_optimizer, partition
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
-from jaxspec.training.step import make_optimizer, partition
 from picturebook.training import Picturebook
 from train import recipe as script
 

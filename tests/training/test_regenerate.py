@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxspec.data.sources import Prepared, prepare
-from jaxspec.decoding.engine import Engine, EngineConfig, Request
+from jaxspec.data.prepared import Prepared, prepare
+from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
 from jaxspec.training.regenerate import Regeneration, losses, losses_summary, regenerate, regenerated
 from train.distill_data import Options, main

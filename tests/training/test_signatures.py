@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from jaxspec.data.sources import Prepared, prepare
-from jaxspec.training.signatures import data_signature, model_signature
+from jaxspec.data.prepared import Prepared, prepare
+from jaxspec.training.loop.signatures import data_signature, model_signature
 from picturebook.training import Picturebook
 
 from tests.tiny import Talk

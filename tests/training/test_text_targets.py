@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import Qwen2Config
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedHead
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.heads.recipe import train_head

@@ -20,19 +20,19 @@ from jaxspec.checkpoints.directories import (
     written_whole,
 )
 from jaxspec.checkpoints.fitting import named_tensors, refuse, slots_in, unfit
-from jaxspec.checkpoints.heads.eagle3 import Eagle3Files
-from jaxspec.checkpoints.heads.kind import Kind, Server
-from jaxspec.checkpoints.heads.kinds import kind_of_head
-from jaxspec.checkpoints.heads.kv_head import KVHeadFiles
-from jaxspec.checkpoints.huggingface import read_tensor
-from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.tensor_files import (
+from jaxspec.checkpoints.formats.tensor_files import (
     StoredTensor,
     cast,
     list_directory,
     list_file,
     write_tensors,
 )
+from jaxspec.checkpoints.heads.eagle3 import Eagle3Files
+from jaxspec.checkpoints.heads.kind import Kind, Server
+from jaxspec.checkpoints.heads.kinds import kind_of_head
+from jaxspec.checkpoints.heads.kv_head import KVHeadFiles
+from jaxspec.checkpoints.huggingface import read_tensor
+from jaxspec.checkpoints.locating import locate
 from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, ModelConfig, OnePassConfig
 from jaxspec.errors import InputError
 from jaxspec.models.heads.kinds import abstract_head

@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.heads.kind import Kind, Server
-from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import Eagle3Config, EagleConfig
 from jaxspec.config.heads.eagle3 import SPECULATORS, counted
 from jaxspec.errors import InputError

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from jaxspec.checkpoints.tensor_files import StoredTensor
+from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.config import HeadConfig
 from jaxspec.typing import Params
 

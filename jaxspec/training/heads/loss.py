@@ -14,9 +14,9 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import places
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.heads.anchors import Anchoring, HeadBatch
+from jaxspec.training.loop.step import LossFn
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.objectives import encode
-from jaxspec.training.step import LossFn
 from jaxspec.typing import Array, Params
 
 

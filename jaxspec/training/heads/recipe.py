@@ -26,10 +26,10 @@ from jaxspec.sharding import shardings
 from jaxspec.training.heads.anchors import Anchoring, HeadBatches
 from jaxspec.training.heads.loss import make_loss, read_target
 from jaxspec.training.heads.readings import KeptReadings
+from jaxspec.training.loop.signatures import model_signature
+from jaxspec.training.loop.trainer import fit
 from jaxspec.training.reading import iterate
 from jaxspec.training.recipes import DataSets, StagedRecipe, draft_words, open_sources, stage_data
-from jaxspec.training.signatures import model_signature
-from jaxspec.training.trainer import fit
 from jaxspec.typing import Params
 
 

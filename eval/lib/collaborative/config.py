@@ -1,0 +1,155 @@
+"""An evaluation of collaborative decoding: models that write together, and sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eval.lib.drafts.config import Data, Decoding, set_places
+from eval.lib.drafts.published import Published
+from eval.lib.questions.sets import check_names, evaluation_set
+from jaxspec.data.samples import Sample
+from jaxspec.engine.config import CollaborationConfig, Method
+from jaxspec.errors import InputError, check_counts, nearest
+from jaxspec.sharding import Placement
+
+DIALS = ("lambda", "mu", "gamma")
+
+
+class Point(NamedTuple):
+    """A point of a sweep."""
+
+    dial: str
+    value: float
+    combination: str
+    gammas: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Models that write together in one way: a part of the table."""
+
+    name: str
+    models: tuple[str, ...]
+    """Directories or hub ids."""
+    combination: str
+    """As in `CollaborationConfig`, as are `gammas`, `default_proposer` and `views`."""
+    temperature: float = 1.0
+    gammas: tuple[int, ...] = (5, 1)
+    default_proposer: int = 0
+    views: tuple[str, ...] | None = None
+    sweep: str = ""
+    """As in `Together`."""
+    alone: int = 0
+    """Draft length of methods with one proposer; 0 takes the proposer's length in `gammas`."""
+    chat_template: bool = True
+    """Whether the leading model's chat template writes the questions; base models get raw text."""
+
+    def points(self, sweep: str = "") -> list[Point]:
+        """Return the points of the given sweep, or of the pairing's own.
+
+        Each value of `lambda` (the proposer's weight) and `mu` gives two points: the pairing's
+        draft lengths, and lengths of 1. A value of `gamma` gives one, as the proposer's draft
+        length.
+        """
+        dial, _, values = (sweep or self.sweep).partition(":")
+        if not dial:
+            return []
+        if dial not in DIALS:
+            raise InputError(f"sweep: unknown dial {dial!r}; {nearest(dial, DIALS)}")
+        if dial != "gamma" and len(self.models) != 2:
+            raise InputError(
+                f"sweep: {dial} needs two models, and {self.name!r} has "
+                f"{len(self.models)}; use gamma"
+            )
+        try:
+            found = [float(value) for value in values.split(",")]
+        except ValueError:
+            raise InputError(
+                f"sweep: {values!r} is not a list of numbers; give {dial}:1,3,5"
+            ) from None
+        points = []
+        for value in found:
+            if dial == "gamma" and (value < 1 or value % 1):
+                raise InputError(f"sweep: gamma {value:g}; give whole numbers, 1 or more")
+            first = 1 - value if self.default_proposer else value
+            combination = {
+                "gamma": self.combination,
+                "mu": f"contrastive:mu={value:g}",
+                "lambda": f"weighted:{first:g},{1 - first:g}",
+            }[dial]
+            runs = dict.fromkeys([(1,) * len(self.models), self.gammas])
+            if dial == "gamma":
+                gammas = list(self.gammas)
+                gammas[self.default_proposer] = int(value)
+                runs = [tuple(gammas)]
+            points += [Point(dial, value, combination, gammas) for gammas in runs]
+        return points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples(Data):
+    """Questions."""
+
+    shots: tuple[str, ...] = ()
+    """Sets asked with the paper's number of worked examples: NAME, or NAME=PATH of a local copy of
+    the examples."""
+    held_out: int = 64
+    """Number of samples whose reference answers' likelihood is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together(Decoding):
+    """Decoding and timing."""
+
+    repeats: int = 5
+    timed: int = 4
+    """Samples of each set that are decoded `repeats` times for speeds; standard decoding and CoS
+    decode all samples once for quality."""
+    sweep: str = ""
+    """Dial and values to sweep: `lambda:0.1,0.5,0.9`, `mu:0.1,0.5` or `gamma:1,3,5`; the default is
+    each pairing's own sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollaborativeEvalConfig(Examples, Together, Placement):
+    """An evaluation of collaborative decoding, one request at a time, as in the paper."""
+
+    pairings: tuple[Pairing, ...]
+    limit: int = 16
+    published: tuple[Published, ...] = ()
+    """Papers' speed-ups, by pairing and row: `Qwen 3B, CoS`."""
+
+    def collaboration(
+        self,
+        pairing: Pairing,
+        method: Method,
+        gammas: tuple[int, ...],
+        combination: str | None = None,
+    ) -> CollaborationConfig:
+        """Return the decoding of one row of the table."""
+        return CollaborationConfig(
+            combination=combination or pairing.combination,
+            method=method,
+            gammas=gammas,
+            default_proposer=pairing.default_proposer,
+            views=pairing.views,
+            batch_size=1,
+            prompt_buckets=self.prompt_buckets,
+            image_buckets=self.image_buckets,
+            new_buckets=(self.max_new_tokens,),
+            data_parallel_processes=True,
+        )
+
+    def samples(self, name: str, limit: int) -> Sequence[Sample]:
+        """Return the first samples of a set, with one turn."""
+        shots = set_places(self.shots)
+        return evaluation_set(name, limit, data=self.places, shots=shots, images=self.images)
+
+    def __post_init__(self) -> None:
+        self.check()
+        check_names(list(set_places(self.shots)))
+        check_counts(held_out=self.held_out, repeats=self.repeats, timed=self.timed)
+        for pairing in self.pairings:
+            pairing.points(self.sweep)

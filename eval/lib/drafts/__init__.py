@@ -1,0 +1,1 @@
+"""What the tables of drafts share: presets, loading, comparison, figures, pages."""

@@ -1,0 +1,188 @@
+"""The command line of an evaluation: a preset's name, then options that change it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, make_dataclass
+from typing import Any, TypeVar
+
+import tyro
+
+from eval.lib.drafts.config import EvalConfig, Variant, set_places
+from eval.lib.drafts.loading import measurable
+from eval.lib.output.report import results_folder
+from eval.lib.questions.sets import SETS, check_names
+from jaxspec.cluster import join_cluster
+from jaxspec.command import load_preset, parse_options, preset_names, script_name
+from jaxspec.decoding.sources.lookup import LOOKUP
+from jaxspec.engine.config import capped_gamma
+from jaxspec.engine.drafts import HEAD
+from jaxspec.errors import InputError, nearest
+from jaxspec.prompts.views import is_view
+
+Options = TypeVar("Options", bound=Any)
+Config = TypeVar("Config", bound=Any)
+
+
+def _presets(kind: type[Any] | tuple[type[Any], ...]) -> str:
+    """Return the names of the presets of these kinds."""
+    return ", ".join(
+        name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind)
+    )
+
+
+_DEBUG = {
+    "limit": 2,
+    "held_out": 2,
+    "timed": 2,
+    "max_new_tokens": 8,
+    "repeats": 1,
+    "draws": 64,
+    "attributes": 2,
+}
+"""Upper limits of options with --debug."""
+
+
+@dataclass(frozen=True)
+class _Debug:
+    debug: bool = False
+    """Try the command out: two samples of each set, eight new tokens, one run, written to
+    runs/debug."""
+
+
+@dataclass(frozen=True)
+class _Rows(_Debug):
+    rows: tuple[str, ...] = ()
+    """Names of the preset's rows to measure, or views, such as T-slots or M,P36, with equal
+    weights; the default is all rows."""
+
+
+@dataclass(frozen=True)
+class _Pairings(_Debug):
+    pairings: tuple[str, ...] = ()
+    """Names of the preset's pairings to measure; the default is all."""
+
+
+_CHOSEN: dict[str, type[_Debug]] = {"rows": _Rows, "pairings": _Pairings}
+"""Fields of a preset whose parts can be chosen by name, and the option for each."""
+
+
+def parse_command(
+    options: type[Options],
+    description: str | None,
+    args: Sequence[str] | None = None,
+    kind: type[Config] | tuple[type[Config], ...] = EvalConfig,
+    example: str = "mini",
+) -> tuple[str, Config, Options]:
+    """Return the preset's name, the preset with its overrides, and the script's own options.
+
+    Args:
+      options: Dataclass of the script's own options, one of them `out`; every field has a default.
+      description: First lines of --help, the script's docstring.
+      args: Words of the command line; None takes the process's own.
+      kind: Class of the presets that the script takes, or several; the bases of the preset's class
+        are the groups of options.
+      example: Preset whose defaults --help shows.
+
+    Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and
+    exits.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0].startswith("-"):
+        if not {"-h", "--help"} & set(words):
+            raise InputError(f"preset: missing; give one of {_presets(kind)} before the options")
+        words = [example, *words]
+    preset, *rest = words
+    defaults = load_preset("eval", preset)
+    if not isinstance(defaults, kind):
+        raise InputError(
+            f"preset {preset!r}: belongs to another script; use one of {_presets(kind)}"
+        )
+    parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
+    given = vars(defaults) | vars(options()) | {parts: (), "draft": (), "debug": False}
+    # The configuration below checks its fields itself, since tyro would frame the messages.
+    unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
+    script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
+    groups = {
+        "script": script,
+        **{group.__mro__[-2].__name__.lower(): group for group in type(defaults).__bases__},
+    }
+    command = make_dataclass("Command", groups.items(), frozen=True)
+    filled = parse_options(
+        command,
+        rest,
+        f"python -m {script_name()} {preset}",
+        description=f"{description}\nPresets: {_presets(kind)}; defaults are those of {preset}.",
+        default=command(
+            **{name: group(**_fields_of(group, given)) for name, group in groups.items()}
+        ),
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    values = {
+        name: value for group in groups for name, value in vars(getattr(filled, group)).items()
+    }
+    for name in _DEBUG.keys() & values if values["debug"] else ():
+        values[name] = min(_DEBUG[name], values[name])
+    config = _fields_of(type(defaults), given | values)
+    if "draft" in config:
+        named = values["draft"] or defaults.draft  # a repeated option would add to the default
+        config["draft"] = tuple(name for name in named if name)
+    if parts:
+        config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
+    if parts == "rows":
+        config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
+        models = [config[name] for name in ("target", "draft", "captioner", "width")]
+        config["rows"], config["left_out"] = measurable(config["rows"], *models)
+    values["out"] = results_folder(values["out"], preset, values["debug"])
+    made = (
+        preset,
+        type(defaults)(**_with_own_sets(config, defaults.data)),
+        options(**_fields_of(options, values)),
+    )
+    join_cluster(config.get("cluster", ""))
+    return made
+
+
+def _fields_of(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: given[field.name] for field in fields(part)}
+
+
+def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:
+    """Return the named parts; all of them without names."""
+    known = {part.name: part for part in parts}
+    for name in names:
+        views = tuple(name.split(","))
+        if (
+            kind == "rows"
+            and name not in known
+            and all(name in (HEAD, LOOKUP) or is_view(name) for name in views)
+        ):
+            known[name] = Variant(name, views)
+        if name not in known:
+            raise InputError(
+                f"{kind}: no {kind[:-1]} {name!r} in the preset; {nearest(name, tuple(known))}"
+            )
+    return tuple(known[name] for name in dict.fromkeys(names)) or parts
+
+
+def _with_own_sets(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """Return a preset's fields, with each NAME=PATH of `sets` moved to `data`.
+
+    Paths in the preset for sets that are not asked for are dropped. Raises InputError for dropped
+    paths from the command line, and for a folder of images that no set reads.
+    """
+    names = tuple(set_places(given["sets"]))
+    asked = {entry for entry in known if entry.partition("=")[0] in names}
+    given |= {
+        "data": tuple(entry for entry in given["data"] if entry in asked or entry not in known)
+    }
+    check_names(list(set_places(given["data"])), names)
+    if given["images"] is not None and set(names) <= set(SETS):
+        raise InputError(
+            f"images: {given['images']} is only for sets of your own; give --sets NAME=FILE.jsonl"
+        )
+    return given | {
+        "sets": names,
+        "data": (*given["data"], *(entry for entry in given["sets"] if "=" in entry)),
+    }

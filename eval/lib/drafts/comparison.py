@@ -1,0 +1,223 @@
+"""Block efficiency of draft views over sets of prompts, against plain decoding in the same run.
+
+For each set and turn the target first decodes alone. Its answers are the reference for identity,
+its time the baseline of the speed-up, and its first-turn answers the context of the second turn.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from eval.lib.drafts.config import EvalConfig
+from eval.lib.output.report import progress
+from eval.lib.output.tables import Record, has, interval
+from eval.lib.standins.replay import RecordedTarget
+from eval.lib.times.passes import PassTimes, interleaved, predicted_speedup, time_passes
+from jaxspec.data.samples import Sample
+from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.engine.engine import Engine, EngineConfig, Request, Result
+from jaxspec.engine.metrics import acceptance_metrics, block_fields
+from jaxspec.errors import InputError, first_line
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.prompts.placeholders import PLACEHOLDER
+
+
+class Group(NamedTuple):
+    """Results of engines that were measured by turns."""
+
+    rows: list[Record]
+    """One row for each engine, pooled over its answers."""
+    records: list[Record]
+    """One record for each answer."""
+    failed: list[Record]
+    """Engines that failed, each with its `error`, instead of rows."""
+
+
+def compare(
+    config: EvalConfig, plain: Engine, engines: Mapping[str, Engine], before: Sequence[Record] = ()
+) -> Iterator[Group]:
+    """Measure engines of one target, by name, and plain decoding of the same requests.
+
+    Yields a group for each part of each set that `before` lacks. If an engine fails, the others are
+    still measured.
+    """
+    before = [row for row in before if row["gamma"] == config.gamma]
+    passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
+    left = [place for place in config.parts() if not has(before, **place)]
+    work = len(left) * (1 + len(engines)) * config.repeats
+    with progress(work, "block efficiency") as bar:
+        for place in left:
+            bar.set_postfix_str(place["dataset"], refresh=False)
+            with config.named(place["dataset"]):
+                prompts = prompts_of(config, plain, place)
+                group = _group(config, plain, engines, place, prompts, passes, bar)
+            yield group
+
+
+def _group(
+    config: EvalConfig,
+    plain: Engine,
+    engines: Mapping[str, Engine],
+    where: Record,
+    prompts: list[Prompt],
+    passes: dict[str, PassTimes],
+    bar: tqdm,
+) -> Group:
+    """Run all engines by turns; time the `passes` of each engine once."""
+    group = Group([], [], [])
+    requests = requests_of(config, prompts)
+    guarded = [_Guarded(engine) for engine in engines.values()]
+    (reference, *answers), rates = interleaved([plain, *guarded], requests, config.repeats, bar)
+    for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
+        engine, settings = guard.engine, guard.engine.config
+        assert isinstance(settings, EngineConfig)
+        place = where | engine_fields(name, engine, config)
+        recorded = isinstance(engine.assembly.lead, RecordedTarget)
+        if config.times and name not in passes and not recorded:
+            found = guard.attempt(time_passes, engine, requests[: config.batch_size])
+            passes |= {name: found} if found else {}
+        if guard.error is not None:
+            group.failed.append(place | {"error": guard.error})
+            continue
+        same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
+        row = place | acceptance_metrics([r.stats for r in results])
+        low, high = interval(np.array([[r.stats.emitted, r.stats.steps] for r in results]))
+        # Drawn answers follow plain decoding's law, and are others.
+        row |= {
+            "samples": len(results),
+            "low": low,
+            "high": high,
+            "token_identity_rate": None if config.temperature else float(np.mean(same)),
+        }
+        if "C" in (settings.views or ()):
+            images = sum(len(prompt.images) for prompt in prompts)
+            row["caption_ms_per_image"] = sum(r.caption_ms for r in results) / max(images, 1)
+        if name in passes:
+            row |= _times(settings, row["tokens_per_pass"], results, passes[name])
+            row |= {
+                "decode_tokens_per_second": float(np.median(rates.loop[i])),
+                "plain_tokens_per_second": float(np.median(rates.loop[0])),
+                "speedup_measured": float(np.median(rates.loop[i] / rates.loop[0])),
+                "call_tokens_per_second": float(np.median(rates.call[i])),
+                "plain_call_tokens_per_second": float(np.median(rates.call[0])),
+                "speedup_call": float(np.median(rates.call[i] / rates.call[0])),
+                "plain_prefill_ms": _prefill_ms(reference),
+            }
+        group.rows.append(row)
+        group.records.extend(
+            place
+            | {"sample": prompt.sample, "tokens": len(r.tokens), "text": r.text}
+            | ({} if config.temperature else {"identical": equal})
+            | acceptance_metrics([r.stats])
+            | ({"trace": r.trace} if r.trace else {})
+            for prompt, r, equal in zip(prompts, results, same, strict=True)
+        )
+    return group
+
+
+def error_line(error: Exception) -> str:
+    """Return one line of an error for the results; print the traceback of a program error."""
+    if not isinstance(error, InputError):
+        traceback.print_exception(error)
+    return first_line(error)
+
+
+@dataclass
+class _Guarded:
+    """An engine that keeps its first error and does nothing after it."""
+
+    engine: Engine
+    error: str | None = None
+
+    def attempt(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Return the work's result; None if it fails, or if earlier work failed."""
+        if self.error is None:
+            try:
+                return work(*args)
+            except Exception as error:
+                self.error = error_line(error)
+        return None
+
+    def generate(self, requests: list[Request]) -> list[Result]:
+        return self.attempt(self.engine.generate, requests) or []
+
+
+def prompts_of(config: EvalConfig, plain: Engine, place: Record) -> list[Prompt]:
+    """Return the prompts of one of `config.parts`.
+
+    Second turns follow the target's own answers to the first.
+    """
+    samples = config.samples(**place)
+    first = [first_prompt(plain.encoder, sample) for sample in samples]
+    if place["turn"] == 1:
+        return first
+    answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
+    return [
+        next_prompt(plain.encoder, prompt, answer, sample)
+        for prompt, answer, sample in zip(first, answers, samples, strict=True)
+    ]
+
+
+def requests_of(config: EvalConfig, prompts: Sequence[Prompt]) -> list[Request]:
+    """Return requests at the config's temperature, each with a seed of its own."""
+    return [
+        Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def first_prompt(encoder: PromptEncoder, sample: Sample, chat_template: bool = True) -> Prompt:
+    """Return the sample's first turn with its images, in the chat template or as bare text."""
+    asked = sample.turns[0][0]
+    write = encoder.prompt if chat_template else encoder.completion
+    return replace(write(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id)
+
+
+def next_prompt(encoder: PromptEncoder, before: Prompt, answer: Result, sample: Sample) -> Prompt:
+    """Return the next turn after an answer, with the images that earlier turns have not shown."""
+    asked, shown = sample.turns[before.turn][0], len(before.images)
+    images = sample.images[shown : shown + asked.count(PLACEHOLDER)]
+    return encoder.follow_up(before, answer.tokens, asked, images)
+
+
+def _times(
+    config: EngineConfig, length: float | None, results: list[Result], passes: PassTimes
+) -> Record:
+    """Return times of passes, captions and prefill, and the speed-up by Eq. (1)."""
+    fields = vars(passes) | {
+        "caption_ms": sum(r.caption_ms for r in results) / len(results),
+        "prefill_ms": _prefill_ms(results),
+    }
+    if length is not None:
+        one = length, config.gamma, passes.draft_ms, passes.target_ms
+        fields["speedup_predicted"] = predicted_speedup(*one)
+        fields["speedup_predicted_with_verify"] = predicted_speedup(*one, passes.verify_ms)
+    return fields
+
+
+def _prefill_ms(results: Sequence[Result]) -> float:
+    """Return an answer's share of the milliseconds of prefill, of target and draft."""
+    return sum(r.prefill_ms / r.batch for r in results) / len(results)
+
+
+def engine_fields(row: str, engine: Engine, config: EvalConfig) -> Record:
+    """Return the fields of a record that describe the engine."""
+    settings = engine.config
+    assert isinstance(settings, EngineConfig)
+    return {
+        "row": row,
+        "views": list(engine.assembly.mixture.names),
+        "weighting": str(parse_weighting(settings.weighting)),
+        **block_fields(settings),
+        "dtype": config.dtype,
+        "device": config.device,
+        "batch": settings.batch_size,
+        "temperature": config.temperature,
+        "seed": config.seed,
+    }

@@ -1,0 +1,119 @@
+"""Bootstrap intervals of tokens a pass, and differences of two rows on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from zlib import crc32
+
+import numpy as np
+
+from eval.lib.output.tables import Label, Record, Table, number
+from jaxspec.errors import InputError, nearest
+
+RESAMPLES = 2000
+PASSES = "tokens_per_pass", "num_spec_steps"
+"""Fields of a record: a ratio, and what it is over."""
+CYCLES = "tokens_per_cycle", "num_cycles"
+
+
+def check_row(against: str, names: Sequence[str]) -> None:
+    """Raise InputError if `against` names no row."""
+    if against and against not in names:
+        raise InputError(f"against: no row {against!r}; {nearest(against, tuple(names))}")
+
+
+def interval_table(
+    records: Sequence[Record],
+    label: Callable[[Record], Label],
+    labels: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
+    against: str = "",
+    fields: tuple[str, str] = PASSES,
+    seed: int = 0,
+) -> Table:
+    """Return each line's mean over the sets of each group, with its bootstrap 95 % interval.
+
+    Args:
+      records: One for each answer.
+      label: The line of a record; its first part is the row.
+      labels: Names of the label's parts.
+      groups: Sets by the name of their mean; a line without one of the sets has none.
+      against: A row; the other lines also show how much more they have on the same samples.
+      fields: The ratio that a record has, and what it is over.
+    """
+    lines: dict[Label, list[Record]] = {}
+    for record in records:
+        lines.setdefault(label(record), []).append(record)
+    header = [*labels, "over", fields[0].replace("_per_", " a ").replace("_", " "), "95 %"]
+    header += [f"more than {against}", "95 % of that"] if against else []
+    cells = []
+    for group, sets in groups.items():
+        drawn = {name: _draw(line, sets, fields, seed) for name, line in lines.items()}
+        for name, means in drawn.items():
+            if means is None:
+                continue
+            line = [*name, group, *_cells(means)]
+            if against:
+                base = lines.get((against, *name[1:]), []) if name[0] != against else []
+                line += _difference(lines[name], base, sets, fields, seed)
+            cells.append(line)
+    note = (
+        f"95 %: bootstrap over the samples of each set, {RESAMPLES} times; differences are of the "
+        "same samples."
+    )
+    return Table("Intervals", header, cells, [note])
+
+
+def _difference(
+    line: Sequence[Record],
+    base: Sequence[Record],
+    sets: Sequence[str],
+    fields: tuple[str, str],
+    seed: int,
+) -> list[str]:
+    """Return how much more a line has than another on the samples of both, and its interval."""
+    common = set(map(_answer, line)) & set(map(_answer, base))
+    mine, other = (
+        _draw([record for record in each if _answer(record) in common], sets, fields, seed)
+        for each in (line, base)
+    )
+    return ["-", "-"] if mine is None or other is None else _cells(mine - other)
+
+
+def _answer(record: Record) -> tuple[str, str | None, str]:
+    """Return what two rows' records of the same answer share."""
+    return record["dataset"], record.get("follow_up"), record["sample"]
+
+
+def _draw(
+    line: Sequence[Record], sets: Sequence[str], fields: tuple[str, str], seed: int
+) -> np.ndarray | None:
+    """Return the mean over sets of the answers themselves, then of each resampling of them.
+
+    The same samples of a set are drawn for each line and kind of second turn.
+    """
+    ratio, over = fields
+    means = []
+    for name in sets:
+        parts: dict[str | None, list[tuple[float, float]]] = {}
+        for record in line:
+            if record["dataset"] == name:
+                whole = record[over]
+                part = (record[ratio] or 0.0) * whole, whole
+                parts.setdefault(record.get("follow_up"), []).append(part)
+        if not parts:
+            return None
+        each = []
+        for sums in map(np.asarray, parts.values()):
+            rng = np.random.default_rng([seed, crc32(name.encode())])
+            counts = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), RESAMPLES)
+            totals = np.concatenate([sums.sum(0)[None], counts @ sums])
+            each.append(totals[:, 0] / np.maximum(totals[:, 1], 1))
+        means.append(np.mean(each, axis=0))
+    return np.mean(means, axis=0)
+
+
+def _cells(drawn: np.ndarray) -> list[str]:
+    """Return the value of the answers themselves, and the interval of the resamplings."""
+    low, high = np.percentile(drawn[1:], [2.5, 97.5])
+    return [number(float(drawn[0])), f"{number(float(low))} to {number(float(high))}"]

@@ -1,0 +1,1 @@
+"""Sets of questions, and whether answers are right."""

@@ -1,0 +1,1 @@
+"""Tables from recorded answers, without a model."""

@@ -1,0 +1,61 @@
+"""What a replay of recorded answers measures: presets under `configs/eval/`, and their options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eval.lib.drafts.config import Data
+from jaxspec.errors import InputError, check_counts
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table: a way to draft without the target's hidden states."""
+
+    name: str
+    sources: str
+    """`lookup`, or sources that are mixed, such as `history+table`."""
+    gamma: int
+    """Drafted tokens a block; in a tree, of its longest path."""
+    nodes: int = 0
+    """Tokens of a tree, which is grown best first; 0 drafts a chain."""
+    learned: bool = False
+    """Whether the mixture's weights follow the matches; otherwise all sources weigh the same."""
+    drawn: bool = False
+    """Whether the figure shows it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Data):
+    """Recorded answers."""
+
+    tokenizer: str
+    """Directory of the target's own tokeniser."""
+    folds: int = 6
+    """Parts of the prompts; drafts that learn from answers see those of the other parts only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Replay."""
+
+    order: int = 5
+    """Longest context of n-grams, in tokens."""
+    nearest: int = 48
+    """Answers to similar prompts that the source `similar` counts once more."""
+    resamples: int = 2000
+    """Bootstrap samples of the prompts, for the 95 % intervals."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedConfig(Record, Replay):
+    """A replay of recorded answers with each of the methods."""
+
+    methods: tuple[Method, ...]
+
+    def __post_init__(self) -> None:
+        self.check()
+        check_counts(order=self.order, nearest=self.nearest, resamples=self.resamples)
+        if self.folds < 2:
+            raise InputError(f"folds: {self.folds}; give 2 or more")

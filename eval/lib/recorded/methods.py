@@ -1,0 +1,251 @@
+"""Drafts for a recorded target, and the number of passes that each needs for an answer.
+
+At temperature 0 a block is accepted as far as its drafts equal the target's answer, so a recorded
+answer gives the exact number of passes. A source is one view of the next token; a mixture drafts
+the token with the highest weighted mean of its sources' probabilities.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+import numpy as np
+
+from eval.lib.recorded.answers import Conversation, Turn
+from eval.lib.recorded.config import Method
+from eval.lib.recorded.ngrams import Counts, Distribution, lookup
+
+STEPS = 10
+"""Steps of the grid of weights that a learned mixture ranks."""
+
+
+class Source:
+    """A view of the next token, while one answer is replayed."""
+
+    counts: Counts
+
+    def start(self, conversation: Conversation, turn: int) -> None:
+        """Begin the answer of a turn, numbered from 0."""
+        raise NotImplementedError
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        """Learn from the tokens from `start` on, which the target has verified."""
+
+    def after(self, tokens: Sequence[int]) -> Distribution:
+        """Return the distribution of the token after the prompt and part of the answer."""
+        return self.counts.after(tokens)
+
+
+@dataclass
+class History(Source):
+    """N-grams of the prompt and of the answer so far."""
+
+    order: int
+
+    def start(self, conversation: Conversation, turn: int) -> None:
+        self.counts = Counts(self.order)
+        self.read(conversation.turns[turn].prompt, 1)
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        self.counts.add(tokens, start)
+
+
+@dataclass
+class Answers(Source):
+    """N-grams of the answers in the other folds, each with the end of its prompt as context."""
+
+    conversations: Sequence[Conversation]
+    order: int
+    tables: dict[int, Counts] = field(default_factory=dict)
+
+    def start(self, conversation: Conversation, turn: int) -> None:
+        fold = conversation.fold
+        if fold not in self.tables:
+            self.tables[fold] = Counts(self.order)
+            for other in self.conversations:
+                for one in other.turns if other.fold != fold else ():
+                    _add_answer(self.tables[fold], one)
+        self.counts = self.tables[fold]
+
+
+@dataclass
+class Similar(Answers):
+    """The table, mixed equally with n-grams of the answers to the most similar prompts in it."""
+
+    nearest: int = field(kw_only=True)
+    """Number of similar prompts whose answers count once more."""
+
+    def __post_init__(self) -> None:
+        """Compare the last questions of all prompts: cosines of their tokens, weighted by idf."""
+        self.turns = [(one, i) for one in self.conversations for i in range(len(one.turns))]
+        asked = [_question(*at) for at in self.turns]
+        words = {token: place for place, token in enumerate(sorted(set().union(*asked)))}
+        vectors = np.zeros((len(asked), len(words)), np.float32)
+        for vector, question in zip(vectors, asked, strict=True):
+            vector[[words[token] for token in question]] = 1.0
+        vectors *= np.log(len(asked) / vectors.sum(0))
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+        ranked = np.argsort(-vectors @ vectors.T, axis=1, kind="stable")
+        self.ranked = {(one.id, i): row for (one, i), row in zip(self.turns, ranked, strict=True)}
+
+    def start(self, conversation: Conversation, turn: int) -> None:
+        super().start(conversation, turn)
+        ranked = (self.turns[at] for at in self.ranked[conversation.id, turn])
+        others = ((one, i) for one, i in ranked if one.fold != conversation.fold)
+        self.near = Counts(self.order)
+        for one, i in islice(others, self.nearest):
+            _add_answer(self.near, one.turns[i])
+
+    def after(self, tokens: Sequence[int]) -> Distribution:
+        views = super().after(tokens), self.near.after(tokens)
+        found = dict.fromkeys((token for view in views for token in view), 0.0)
+        return {token: sum(view.get(token, 0.0) for view in views) / 2 for token in found}
+
+
+def _add_answer(counts: Counts, turn: Turn) -> None:
+    """Count an answer's tokens, the first ones after the end of its prompt."""
+    counts.add([*turn.prompt[-counts.order :], *turn.answer], counts.order)
+
+
+def _question(conversation: Conversation, turn: int) -> frozenset[int]:
+    """Return the tokens of a turn's own question, without earlier turns."""
+    before = conversation.turns[turn - 1] if turn else None
+    start = len(before.prompt) + len(before.answer) if before else 0
+    return frozenset(conversation.turns[turn].prompt[start:])
+
+
+def lookup_passes(turn: Turn, gamma: int) -> int:
+    """Return the target passes after prefill with prompt lookup."""
+    return _passes(turn, (), lambda tokens, rest: _accepted(lookup(tokens, gamma), rest))
+
+
+def _accepted(drafted: Sequence[int], answer: Sequence[int]) -> int:
+    """Return how many drafted tokens equal the answer's next ones."""
+    pairs = enumerate(zip(drafted, answer))
+    return next(
+        (i for i, (ours, theirs) in pairs if ours != theirs), min(len(drafted), len(answer))
+    )
+
+
+def mixture_passes(
+    sources: Sequence[Source],
+    conversation: Conversation,
+    turn: int,
+    gamma: int,
+    learned: bool = False,
+) -> int:
+    """Return the target passes after prefill with a mixture of sources.
+
+    A static mixture weights all sources equally. A learned one takes, before each block, the point
+    of a grid of weights that would have drafted most of the verified tokens of this answer; of
+    several such points it takes the mean.
+    """
+    grid = _grid(len(sources)) if learned else np.full((1, len(sources)), 1 / len(sources))
+    matches = np.zeros(len(grid))
+
+    def accepted(tokens: list[int], rest: Sequence[int]) -> int:
+        nonlocal matches
+        weights = grid[matches == matches.max()].mean(0)
+        for drafts, right_token in enumerate(rest[:gamma]):
+            views = [source.after(tokens) for source in sources]
+            candidates = list(dict.fromkeys(token for view in views for token in view))
+            if not candidates:
+                return drafts
+            probs = np.asarray([[view.get(token, 0.0) for token in candidates] for view in views])
+            right = np.asarray(candidates) == right_token
+            if learned:
+                matches = matches + right[(grid @ probs).argmax(1)]
+            if not right[(weights @ probs).argmax()]:
+                return drafts
+            tokens.append(right_token)
+        return min(gamma, len(rest))
+
+    return _passes(_started(sources, conversation, turn), sources, accepted)
+
+
+def tree_passes(
+    sources: Sequence[Source], conversation: Conversation, turn: int, nodes: int, depth: int
+) -> int:
+    """Return the target passes after prefill with a tree of drafts, grown best first.
+
+    The sources weigh the same. `nodes` bounds the tree's tokens, and `depth` each path's.
+    """
+
+    def accepted(tokens: list[int], rest: Sequence[int]) -> int:
+        paths, drafts = _grow(sources, tokens, nodes, depth), 0
+        while drafts < len(rest) and tuple(rest[: drafts + 1]) in paths:
+            drafts += 1
+        return drafts
+
+    return _passes(_started(sources, conversation, turn), sources, accepted)
+
+
+def _started(sources: Sequence[Source], conversation: Conversation, turn: int) -> Turn:
+    """Begin the answer of a turn with all sources; return the turn."""
+    for source in sources:
+        source.start(conversation, turn)
+    return conversation.turns[turn]
+
+
+def _passes(
+    turn: Turn, sources: Sequence[Source], accepted: Callable[[list[int], Sequence[int]], int]
+) -> int:
+    """Return the target passes after prefill.
+
+    accepted: Returns the number of accepted drafts of a block, from the tokens so far and the rest
+      of the answer.
+    """
+    at, read, passes = 1, len(turn.prompt), 0
+    while at < len(turn.answer):
+        tokens = [*turn.prompt, *turn.answer[:at]]
+        for source in sources:
+            source.read(tokens, read)
+        read, passes = len(tokens), passes + 1
+        at += accepted(tokens, turn.answer[at:]) + 1
+    return passes
+
+
+def _grow(
+    sources: Sequence[Source], tokens: Sequence[int], nodes: int, depth: int
+) -> set[tuple[int, ...]]:
+    """Return the paths to the `nodes` likeliest nodes of the tree after these tokens."""
+    paths: set[tuple[int, ...]] = set()
+    order = count()  # equal probabilities keep their order
+    open_: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, next(order), ())]
+    while open_ and len(paths) <= nodes:
+        chance, _, path = heapq.heappop(open_)
+        paths.add(path)
+        if len(path) == depth:
+            continue
+        after: dict[int, float] = {}
+        for source in sources:
+            for token, prob in source.after([*tokens, *path]).items():
+                after[token] = after.get(token, 0.0) + prob / len(sources)
+        for token, prob in after.items():
+            heapq.heappush(open_, (chance * prob, next(order), (*path, token)))
+    return paths
+
+
+def _grid(sources: int) -> np.ndarray:
+    """Return all weights in steps of 1 / STEPS that sum to one."""
+    points = np.indices((STEPS + 1,) * sources).reshape(sources, -1).T
+    return points[points.sum(1) == STEPS] / STEPS
+
+
+def passes_of(
+    method: Method, sources: Mapping[str, Source], conversation: Conversation
+) -> list[int]:
+    """Return the target passes of each turn with a method."""
+    used = [sources[name] for name in method.sources.split("+") if name != "lookup"]
+
+    def passes(turn: int) -> int:
+        if not used:
+            return lookup_passes(conversation.turns[turn], method.gamma)
+        if method.nodes:
+            return tree_passes(used, conversation, turn, method.nodes, method.gamma)
+        return mixture_passes(used, conversation, turn, method.gamma, method.learned)
+
+    return list(map(passes, range(len(conversation.turns))))

@@ -1,0 +1,178 @@
+"""Tokens per pass of every method on recorded answers, by topic, with intervals over prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from eval.lib.output.bars import Bar, bars_svg
+from eval.lib.output.tables import Record, Table, interval, number, percent
+from eval.lib.questions.mmspec_files import BASELINE, Turn
+from eval.lib.questions.sets import MMSPEC
+from eval.lib.recorded.answers import (
+    Conversation,
+    Published,
+    read_conversations,
+    read_published,
+    repeated_answers,
+)
+from eval.lib.recorded.config import RecordedConfig
+from eval.lib.recorded.methods import Answers, History, Similar, Source, passes_of
+from jaxspec.data.samples import Sample
+
+ALL = "all"
+OURS = "Drafts without the target's hidden states"
+THEIRS = "Trained heads that read them: recorded trees"
+NAMES = {"eagle": "EAGLE", "eagle2": "EAGLE-2", "eagle3": "EAGLE-3", "msd": "MSD"}
+NAMES |= {"vispec": "ViSpec"}
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A method's new tokens and target passes after prefill, by conversation and turn."""
+
+    name: str
+    drafts: str
+    """Form of its drafts: a tree, or a chain of some length."""
+    counts: Mapping[str, Sequence[tuple[int, int]]]
+    identical: float | None = None
+    """Share of answers that equal the target's own; None for a replay, where all do."""
+    drawn: bool = True
+    """Whether the figure shows it."""
+
+
+def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Tally]]:
+    """Read the record, and return its conversations and the counts of all methods."""
+    folder = config.places[MMSPEC]
+    conversations = read_conversations(folder, config.tokenizer, config.folds, config.limit)
+    found = [_published(*one, conversations) for one in read_published(folder).items()]
+    sources: dict[str, Source] = {
+        "history": History(config.order),
+        "table": Answers(conversations, config.order),
+        "similar": Similar(conversations, config.order, nearest=config.nearest),
+    }
+    for method in tqdm(config.methods, "replay", unit="method"):
+        counts = {}
+        for one in conversations:
+            passes = zip(one.turns, passes_of(method, sources, one), strict=True)
+            counts[one.id] = [(len(turn.answer), spent) for turn, spent in passes if turn.exact]
+        drafts = f"tree of {method.nodes}" if method.nodes else f"chain of {method.gamma}"
+        found.append(Tally(method.name, drafts, counts, drawn=method.drawn))
+    return conversations, found
+
+
+def _published(
+    name: str, by_sample: Mapping[str, Published], conversations: Sequence[Conversation]
+) -> Tally:
+    """Return the recorded counts of a method, on the turns that the replay uses."""
+    counts, same = {}, []
+    for one in conversations:
+        theirs = by_sample[one.id]
+        used = [i for i, turn in enumerate(one.turns) if turn.exact]
+        counts[one.id] = [(theirs.new_tokens[i], theirs.passes[i]) for i in used]
+        same += [theirs.identical[i] for i in used]
+    return Tally(NAMES.get(name, name), "recorded tree", counts, float(np.mean(same)))
+
+
+def rows_of(
+    config: RecordedConfig, conversations: Sequence[Conversation], methods: Sequence[Tally]
+) -> list[Record]:
+    """Return a row for each method and topic, with the interval of its tokens per pass."""
+    rows = []
+    for method in methods:
+        for topic in (ALL, *dict.fromkeys(one.topic for one in conversations)):
+            here = [method.counts[one.id] for one in conversations if topic in (ALL, one.topic)]
+            sums = np.asarray(
+                [[sum(new - 1 for new, _ in turns), sum(n for _, n in turns)] for turns in here]
+            )
+            low, high = interval(sums, config.resamples, config.seed)
+            rows.append(
+                {"method": method.name, "drafts": method.drafts, "topic": topic}
+                | {"turns": sum(map(len, here)), "tokens": int(sums[:, 0].sum())}
+                | {"passes": int(sums[:, 1].sum()), "tokens_per_pass": _ratio(sums.sum(0))}
+                | {"low": low, "high": high, "token_identity_rate": method.identical}
+            )
+    return rows
+
+
+def _ratio(sums: np.ndarray) -> np.ndarray:
+    return sums[0] / np.maximum(sums[1], 1)
+
+
+def records_of(conversations: Sequence[Conversation], methods: Sequence[Tally]) -> Iterator[Record]:
+    """Yield every conversation's counts: [new tokens, passes] of each used turn, by method."""
+    for one in conversations:
+        counts = {method.name: method.counts[one.id] for method in methods}
+        yield {"sample": one.id, "topic": one.topic, "fold": one.fold, "counts": counts}
+
+
+def recorded_table(
+    config: RecordedConfig, conversations: Sequence[Conversation], rows: Sequence[Record]
+) -> Table:
+    """Return a line per method: tokens per pass over all prompts, its interval, and by topic."""
+    topics = list(dict.fromkeys(row["topic"] for row in rows))
+    cells = []
+    for name in dict.fromkeys(row["method"] for row in rows):
+        by_topic = {row["topic"]: row for row in rows if row["method"] == name}
+        whole, same = by_topic[ALL], by_topic[ALL]["token_identity_rate"]
+        first, *others = (number(by_topic[topic]["tokens_per_pass"]) for topic in topics)
+        bounds = f"{whole['low']:.2f} to {whole['high']:.2f}"
+        identical = "100%" if same is None else percent(same)
+        cells.append([name, whole["drafts"], first, bounds, *others, identical])
+    turns = [turn for one in conversations for turn in one.turns]
+    left_out = sum(not turn.exact for turn in turns)
+    notes = [
+        f"{len(conversations)} prompts, {len(turns)} turns; {left_out} turns are left out, because "
+        "the tokeniser does not give their recorded number of tokens. Tokens per pass: new tokens "
+        "after prefill's, over target passes after prefill, pooled; 95 %: bootstrap over prompts.",
+        "recorded tree: counts of real runs with the target's hidden states; identical is the "
+        "share of their answers that equal the target's own. Other drafts are replayed against the "
+        "recorded greedy answers, which are then identical by construction.",
+        f"history: n-grams of the prompt and the answer so far, with up to {config.order} tokens "
+        f"of context. table: n-grams of the answers in the other {config.folds - 1} of "
+        f"{config.folds} folds. similar: that table, mixed equally with one of the "
+        f"{config.nearest} answers to the most similar prompts in it. "
+        f"{repeated_answers(conversations)} answers occur word for word in "
+        "another fold.",
+    ]
+    header = ["method", "drafts", topics[0], "95 %", *topics[1:], "identical"]
+    return Table("MMSpec with recorded answers of LLaVA-1.5-7B", header, cells, notes)
+
+
+def recorded_figure(rows: Sequence[Record], methods: Sequence[Tally]) -> str:
+    """Return bars of the drawn methods' tokens per pass over all prompts, as SVG."""
+    whole = {row["method"]: row for row in rows if row["topic"] == ALL}
+    groups: dict[str, list[Bar]] = {OURS: [], THEIRS: []}
+    for method in methods:
+        row = whole[method.name]
+        bar = Bar(method.name, row["tokens_per_pass"], row["low"], row["high"])
+        if method.drawn:
+            groups[OURS if method.identical is None else THEIRS].append(bar)
+    for bars in groups.values():
+        bars.sort(key=lambda bar: bar.value)
+    return bars_svg("Tokens per pass of LLaVA-1.5-7B on MMSpec", groups, "plain decoding")
+
+
+def summary_answers(
+    conversations: Sequence[Conversation], methods: Sequence[Tally]
+) -> dict[str, list[tuple[Sample, list[Turn]]]]:
+    """Return the counts as answers without text, for MMSpec's summary."""
+    found: dict[str, list[tuple[Sample, list[Turn]]]] = {}
+    for one in conversations:
+        sample = Sample(one.id, MMSPEC, (), (), labels=(("topic", one.topic),))
+        plain = [
+            Turn("", tuple(turn.answer), len(turn.answer) - 1, None, None)
+            for turn in one.turns
+            if turn.exact
+        ]
+        found.setdefault(BASELINE, []).append((sample, plain))
+        for method in methods:
+            turns = [
+                Turn("", (0,) * new, passes, new - 1 - passes, None)
+                for new, passes in method.counts[one.id]
+            ]
+            found.setdefault(method.name, []).append((sample, turns))
+    return found

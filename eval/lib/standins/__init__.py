@@ -1,0 +1,1 @@
+"""Stand-ins for models: recorded answers, random weights."""

@@ -1,0 +1,200 @@
+"""The methods of `eval.peers`: jaxspec's engines and transformers' `generate`, timed by turns."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from jaxspec.config import text_config
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.loading import LoadedDraft
+from jaxspec.prompts.encoder import Prompt
+
+GAMMA = 5
+PLAIN, EAGER, ASSISTED = "jaxspec plain", "transformers eager", "transformers assisted"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One prompt's answer by one method."""
+
+    tokens: tuple[int, ...]
+    seconds: float
+    """Seconds from prepared inputs to the last token."""
+    decode_seconds: float
+    """Seconds without prefill."""
+    cpu_seconds: float
+    """CPU seconds of all threads, prefill included."""
+    target_calls: int
+    """Forward passes of the target, prefill included."""
+
+
+Method = Callable[[Prompt], Timed]
+
+
+def ours(
+    target: LoadedModel, drafts: Sequence[LoadedDraft], gammas: Sequence[int], new: int
+) -> dict[str, Method]:
+    """Return jaxspec's methods: plain decoding, lookup, and each of the drafts."""
+
+    def method(engine: Engine) -> Method:
+        def run(prompt: Prompt) -> Timed:
+            used, start = time.process_time(), time.perf_counter()
+            (result,) = engine.generate([Request(prompt, new)])
+            seconds, used = time.perf_counter() - start, time.process_time() - used
+            return Timed(
+                result.tokens, seconds, result.decode_ms / 1e3, used, result.stats.steps + 1
+            )
+
+        return run
+
+    config = EngineConfig(new_buckets=(new,), prompt_buckets=(32, 64, 128, 648 + 32))
+    methods = {PLAIN: method(Engine(target, None, config))}
+    ways: list[tuple[str, tuple[str, ...], LoadedDraft | None]] = [("lookup", ("lookup",), None)]
+    for draft in drafts:
+        if not isinstance(draft, LoadedModel):
+            ways.append(("KV head", (), draft))
+        else:
+            ways.append(
+                ("view M", ("M",), draft) if draft.images else ("text draft", ("T",), draft)
+            )
+    for (name, views, draft), gamma in product(ways, gammas):
+        how = replace(config, views=views, gamma=gamma)
+        methods[f"jaxspec speculative, {name}, gamma = {gamma}"] = method(
+            Engine(target, draft, how)
+        )
+    return methods
+
+
+def theirs(
+    target: LoadedModel,
+    path: Path,
+    assistants: Mapping[str, Path],
+    gammas: Sequence[int],
+    new: int,
+    compiled: bool,
+    threads: int | None,
+) -> dict[str, Method]:
+    """Return transformers' ways to decode: eager, assisted, prompt lookup, compiled."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+    def loaded(path: Path) -> Any:
+        sees = "vision_config" in json.loads((path / "config.json").read_text())
+        kind = (
+            transformers.LlavaForConditionalGeneration
+            if sees
+            else transformers.AutoModelForCausalLM
+        )
+        return kind.from_pretrained(path, trust_remote_code=False).eval()
+
+    model = loaded(path)
+    drafts = {name: loaded(path) for name, path in assistants.items()}
+    calls = [0]
+    model.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+    config: Any = target.config
+
+    def method(
+        assistant: Any = None, gamma: int = GAMMA, schedule: str = "constant", **options: Any
+    ) -> Method:
+        def run(prompt: Prompt) -> Timed:
+            if assistant is not None:
+                assistant.generation_config.update(
+                    num_assistant_tokens=gamma,
+                    num_assistant_tokens_schedule=schedule,
+                    assistant_confidence_threshold=0.0 if schedule == "constant" else 0.4,
+                )
+                options["assistant_model"] = assistant
+            given = expanded(prompt)
+            length = given["input_ids"].shape[1]
+            given |= options | {
+                "do_sample": False,
+                "pad_token_id": 3,
+                "eos_token_id": text_config(config).eos_token_id,
+            }
+            with torch.inference_mode():
+                start = time.perf_counter()
+                if assistant is None and not options:
+                    model.generate(**given, max_new_tokens=1)
+                first, used = time.perf_counter(), time.process_time()
+                calls[0] = 0
+                tokens = model.generate(**given, max_new_tokens=new)[0, length:]
+                end, used = time.perf_counter(), time.process_time() - used
+            if first - start > 1e-3:
+                prefill[prompt.tokens.tobytes()] = first - start
+            spent = end - first
+            decoding = spent - prefill[prompt.tokens.tobytes()]
+            return Timed(tuple(tokens.tolist()), spent, decoding, used, calls[0])
+
+        return run
+
+    prefill: dict[bytes, float] = {}
+
+    def expanded(prompt: Prompt) -> dict[str, Any]:
+        tokens, pixels = prompt.tokens, {}
+        if prompt.images:
+            assert target.image_processor is not None
+            tokens = np.repeat(
+                tokens, np.where(tokens == config.image_token_index, config.image_tokens, 1)
+            )
+            pages = [
+                target.image_processor(images=image, return_tensors="pt") for image in prompt.images
+            ]
+            pixels = {"pixel_values": torch.cat([page["pixel_values"] for page in pages])}
+        ids = torch.tensor(tokens.astype(np.int64))[None]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
+
+    methods = {EAGER: method()}
+    if "LLaVA" in drafts:
+        methods[f"{ASSISTED}, LLaVA draft, constant"] = method(drafts["LLaVA"])
+        methods[f"{ASSISTED}, LLaVA draft, heuristic"] = method(
+            drafts["LLaVA"], schedule="heuristic"
+        )
+    for gamma in gammas if "text" in drafts else ():
+        methods[f"{ASSISTED}, text draft, gamma = {gamma}"] = method(drafts["text"], gamma)
+    methods["transformers prompt lookup"] = method(prompt_lookup_num_tokens=GAMMA)
+    if compiled:
+        whole = transformers.CompileConfig(fullgraph=False)
+        whole._compile_all_devices = True  # CPUs are left out otherwise
+        methods["transformers static cache, compiled"] = method(
+            cache_implementation="static", compile_config=whole
+        )
+    return methods
+
+
+def measure(methods: Mapping[str, Method], prompt: Prompt, repeats: int) -> dict[str, Timed]:
+    """Return each method's least times, run by turns; a method that fails is left out."""
+    runs: dict[str, list[Timed]] = {name: [] for name in methods}
+    for again, name in product(range(repeats + 1), methods):
+        if name not in runs:
+            continue
+        try:
+            found = methods[name](prompt)
+        except Exception as error:  # one method's failure does not stop the others
+            tqdm.write(f"{name}: {type(error).__name__}: {error}".splitlines()[0], file=sys.stderr)
+            del runs[name]
+            continue
+        if again:
+            runs[name].append(found)
+    return {name: best(found) for name, found in runs.items()}
+
+
+def best(runs: list[Timed]) -> Timed:
+    """Return the run with the least of each time."""
+    least = {
+        name: min(getattr(run, name) for run in runs)
+        for name in ("seconds", "decode_seconds", "cpu_seconds")
+    }
+    return replace(runs[0], **least)

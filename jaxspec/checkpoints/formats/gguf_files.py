@@ -1,0 +1,194 @@
+"""GGUF files: a Llama or Qwen2 of llama.cpp's, written once as a directory in Hugging Face layout.
+
+The `gguf` package reads the file and dequantises its tensors; transformers makes the tokeniser.
+This file translates the configuration and the names, and puts llama.cpp's rows of q and k, which
+interleave the two halves that rotate together, back in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxspec.checkpoints.directories import written_once
+from jaxspec.checkpoints.fitting import Slot, in_hub_layout, refuse, slots_of, unfit
+from jaxspec.checkpoints.formats.gguf_tokenizer import gguf_tokenizer, special_ids
+from jaxspec.checkpoints.formats.tensor_files import StoredTensor
+from jaxspec.checkpoints.huggingface import SaveOptions, save
+from jaxspec.config import LlamaConfig, Qwen2Config, RotaryConfig
+from jaxspec.errors import InputError, needing, reading
+from jaxspec.models.layers import rotary_frequencies
+
+_FAMILIES: dict[Any, type[RotaryConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+_ENTRIES = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+"""config.json's name -> the entry that every file has; all others have defaults."""
+_LAYOUT = (
+    (r"^blk\.(\d+)\.", r"model.layers.\1."),
+    (r"\.attn_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.attn_output\.", ".self_attn.o_proj."),
+    (r"\.attn_([qkv])\.", r".self_attn.\1_proj."),
+    (r"\.ffn_(gate|up|down)\.", r".mlp.\1_proj."),
+    (r"^token_embd\.", "model.embed_tokens."),
+    (r"^output_norm\.", "model.norm."),
+    (r"^output\.", "lm_head."),
+)
+CONVERSION = 2
+"""Version of the conversion: another one is written anew."""
+_LLAMA3 = {"rope_type": "llama3", "original_max_position_embeddings": 8192}
+
+
+@dataclass(frozen=True, eq=False)
+class _Leaf:
+    """Dequantise a parameter at each reading, so that memory holds one shard.
+
+    Fields:
+      place: The file and the tensor, for errors.
+      tensor: The `gguf` package's ReaderTensor.
+      heads: Number of heads of q or k, whose rows are in llama.cpp's order; else 0.
+    """
+
+    place: str
+    tensor: Any
+    slot: Slot
+    heads: int
+
+    dtype = np.dtype(np.float32)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.slot.shape
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        kind = self.tensor.tensor_type
+        with reading(f"{self.place}: {kind.name} cannot be dequantised", "take another file"):
+            numbers = import_module("gguf").dequantize(self.tensor.data, kind)
+        if self.heads:
+            pairs = numbers.reshape(self.heads, -1, 2, *numbers.shape[1:])
+            numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
+        return numbers.transpose(np.argsort(self.slot.order))
+
+
+def converted(file: Path, name: str = "") -> Path:
+    """Return the directory in jaxspec's cache that holds a file's model; the first call writes it.
+
+    Args:
+      name: Name of the model; by default the file's name.
+    """
+    found = file.resolve().stat()
+    made_of = f"{file.resolve()} {found.st_size} {found.st_mtime_ns} {CONVERSION}"
+    write = partial(convert, file)
+    return written_once(made_of.encode(), "gguf", name or file.stem, write, file)
+
+
+def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) -> RotaryConfig:
+    """Write a file's model, tokeniser and chat template as a directory; return its configuration.
+
+    Args:
+      dtype: Dtype of the stored tensors; None is float32, which holds every number of the file.
+
+    Raises:
+      InputError: as `save`; or the file is unreadable, of another architecture, or contradicts
+        itself.
+    """
+    with needing(str(file), "gguf"):
+        gguf = import_module("gguf")
+    with reading(f"{file}: not readable as GGUF", "fetch it again"):
+        reader: Any = gguf.GGUFReader(file)
+        entries = {name: field.contents() for name, field in reader.fields.items()}
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        factors = tensors.pop("rope_freqs.weight", None)
+        # The checks see float32, which is what will be written, and rows first.
+        listed = [
+            StoredTensor(name, file, "F32", tuple(tensor.shape.tolist()[::-1]), 0, 0)
+            for name, tensor in tensors.items()
+        ]
+        problems: list[str] = []
+        stored = in_hub_layout(listed, _LAYOUT, problems)
+        config = _config(file, entries, stored, factors and factors.data)
+        if problems := problems or unfit(config, lambda: slots_of(config)[0], stored):
+            refuse(file, problems)
+        ids, tokenizer = special_ids(entries), gguf_tokenizer(entries)
+    slots, tree = slots_of(config)
+    reordered = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+
+    def leaf(name: str) -> _Leaf:
+        heads = reordered.get(name.split(".")[-2], 0) if isinstance(config, LlamaConfig) else 0
+        theirs = stored[name].name
+        return _Leaf(f"{file}: {theirs}", tensors[theirs], slots[name], heads)
+
+    ends = list(dict.fromkeys(ids[role] for role in ("eos", "eot") if role in ids))
+    options = SaveOptions(
+        dtype=dtype or _Leaf.dtype,
+        generation={"eos_token_id": ends} if len(ends) > 1 else {},
+        overwrite=overwrite,
+    )
+    params = jax.tree.unflatten(tree, [leaf(name) for name in slots])
+    save(path, config, params, options, tokenizer=tokenizer)
+    return config
+
+
+def _decimal(value: Any) -> Any:
+    """Return a float32 of the file as config.json writes it: 9.999999747378752e-06 is 1e-05.
+
+    A head's `target_hash` then holds for the same model in Hugging Face's files too.
+    """
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _config(
+    file: Path, entries: dict[str, Any], stored: dict[str, StoredTensor], factors: np.ndarray | None
+) -> RotaryConfig:
+    kind = entries.get("general.architecture")
+    if kind not in _FAMILIES:
+        raise InputError(f"{file}: architecture {kind!r} is not one of {', '.join(_FAMILIES)}")
+    own = {name.removeprefix(f"{kind}."): _decimal(value) for name, value in entries.items()}
+    scaling = {
+        "rope_type": own.get("rope.scaling.type", "none").replace("none", "default"),
+        "factor": own.get("rope.scaling.factor"),
+        "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
+    }
+    raw = {ours: own[theirs] for ours, theirs in _ENTRIES.items()} | {
+        "vocab_size": stored["model.embed_tokens.weight"].shape[0],
+        "num_key_value_heads": own.get("attention.head_count_kv"),
+        "head_dim": own.get("attention.key_length"),
+        "rope_theta": own.get("rope.freq_base"),
+        "rope_scaling": scaling,
+        "tie_word_embeddings": "lm_head.weight" not in stored,
+        "attention_bias": "model.layers.0.self_attn.o_proj.bias" in stored,
+        "bos_token_id": entries.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": entries.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": entries.get("tokenizer.ggml.padding_token_id"),
+    }
+    config = plain = _FAMILIES[kind].from_hf(raw)
+    if factors is not None:  # divisors of the frequencies: Llama 3.1's files have no other entry
+        config = _FAMILIES[kind].from_hf(
+            raw | {"rope_scaling": _LLAMA3 | {"factor": float(factors.max())}}
+        )
+        if not np.allclose(
+            rotary_frequencies(config) * factors, rotary_frequencies(plain), rtol=1e-4, atol=0
+        ):
+            raise InputError(f"{file}: rope_freqs.weight is not Llama 3's; take another file")
+    window = max(own.get("attention.sliding_window", 0), config.max_position_embeddings)
+    whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
+    for name, value in (whole | {"attention.sliding_window": window}).items():
+        if own.get(name, value) not in (value, 0):
+            raise InputError(f"{file}: {kind}.{name} is {own[name]}, supported: {value}")
+    return config

@@ -1,0 +1,188 @@
+"""Shared by commands: a prompt's options, its answer on standard output, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from PIL.Image import Image
+
+from jaxspec.data.images import load_image
+from jaxspec.decoding.sources.lookup import LOOKUP
+from jaxspec.engine.drafts import HEAD
+from jaxspec.engine.engine import Engine, Request, Result
+from jaxspec.errors import InputError, reading
+from jaxspec.models.int8 import Weights
+from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.placeholders import place_images
+from jaxspec.runtime import clear, say
+
+
+def progress(words: str) -> None:
+    """Show words on a terminal, which the next output overwrites.
+
+    Pipes and files do not get them, so that a failure leaves one line there.
+    """
+    if sys.stderr.isatty():
+        print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
+
+
+def show(answer: Iterator[Result]) -> Result:
+    """Print an answer as it is written; return the whole."""
+    shown, result = 0, None
+    for result in answer:
+        if not shown:
+            clear()
+        print(end=result.text[shown:], flush=True)
+        shown = len(result.text)
+    print()
+    assert result is not None
+    return result
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The options of a prompt and its answer."""
+
+    prompt: str
+    """The question. Each <image> in it marks the place of an image; without marks, images come
+    first."""
+    image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """An image file. Repeat the option for several images, in order."""
+    chat_template: Path | None = None
+    """File with the chat template to use, in place of the model's own."""
+    no_chat_template: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Give the model the bare prompt: for base models."""
+    tiles: bool = True
+    """--no-tiles: LLaVA-NeXT reads one tile an image, as in TABED's released code."""
+    max_new_tokens: int = 128
+    """Stop the answer after this many tokens."""
+    temperature: float = 0.0
+    """0 decodes greedily; larger values sample."""
+    top_k: int = 0
+    """Sample from the k likeliest tokens; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens whose probabilities sum to this."""
+    seed: int = 0
+    """Seed of sampling."""
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """End the answer before this string. Repeat the option for several strings."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Data type that models compute in; by default float32 on CPUs, else that of their files."""
+    target_weights: Weights | None = None
+    """int8 holds the layers of the target, or of all models that decode together, in half the bytes
+    of 16 bits; answers are then the quantised model's own."""
+    stream: bool = True
+    """On a terminal, print the answer as it is written. --json prints it whole."""
+    json: bool = False
+    """Print one JSON object with text, tokens and stats instead of the text."""
+
+    def request(self) -> Request:
+        """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
+        place_images(self.prompt, len(self.image))
+        if self.template is not None and self.no_chat_template:
+            raise InputError("--chat-template: --no-chat-template leaves it out; give one of them")
+        nothing = Prompt(np.zeros(0, np.int32))
+        sampling = self.temperature, self.top_k, self.top_p, self.seed
+        return Request(nothing, self.max_new_tokens, *sampling, self.stop)
+
+    @cached_property
+    def template(self) -> str | None:
+        """Return the chat template that replaces the model's own; InputError for an unread file."""
+        if self.chat_template is None:
+            return None
+        with reading(f"--chat-template: {self.chat_template}", "give a file with a jinja template"):
+            return self.chat_template.read_text(encoding="utf-8")
+
+    def pictures(self) -> list[Image]:
+        """Return the images; raise InputError for a file that is no image."""
+        return [load_image(path) for path in self.image]
+
+    @property
+    def computes_in(self) -> jnp.dtype | None:
+        """Data type of all models; None leaves the choice to `LoadedModel.load`."""
+        return self.dtype and jnp.dtype(self.dtype)
+
+
+SAMPLING = ("top_k", "top_p", "seed")
+"""Options that only sampling reads."""
+
+
+def answer(
+    args: Ask,
+    engine: Engine,
+    request: Request,
+    images: list[Image],
+    describe: Callable[[Result], tuple[dict[str, Any], str]],
+    *loaded: str,
+) -> None:
+    """Print the loaded models, the memory estimate, the answer and its stats.
+
+    Args:
+      describe: Returns the program's own stats, and their summary for the last line.
+      loaded: Lines about the loaded models.
+    """
+    if args.template is not None:
+        engine.encoder.tokenizer.chat_template = args.template
+    encode = engine.encoder.completion if args.no_chat_template else engine.encoder.prompt
+    request = replace(request, prompt=encode(args.prompt, images))
+    memory = engine.memory_report([request])  # validates the request before anything is printed
+    for line in (*loaded, memory):
+        say(line)
+    idle = [name for name in SAMPLING if getattr(args, name) != getattr(Ask, name)]
+    if idle and args.temperature == 0:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        say(f"{options}: without effect at --temperature 0, which takes the likeliest token")
+    progress("compiling and decoding")
+    if not sys.stderr.isatty():
+        say("compiling and decoding ...")
+    streams = args.stream and not args.json and sys.stdout.isatty()
+    result = show(engine.stream(request)) if streams else engine.generate(request)
+    pace = 1e3 * result.stats.emitted / result.decode_ms
+    own, summary = describe(result)
+    compiled = f"{result.compile_ms / 1e3:.1f} s compiling"
+    say(f"done: {len(result.tokens)} tokens, {summary}, {pace:.2f} tokens/s, {compiled}")
+    stats = own | {
+        "caption_ms": result.caption_ms,
+        "compile_ms": result.compile_ms,
+        "prefill_ms": result.prefill_ms,
+        "decode_tokens_per_second": pace,
+        "temperature": request.temperature,
+        "dtype": str(jax.tree.leaves(engine.assembly.lead.params)[0].dtype),
+        "target_weights": args.target_weights,
+        "device": jax.devices()[0].device_kind,
+        "batch": result.batch,
+        "seed": request.seed,
+    }
+    if args.json:
+        print(json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats}))
+    elif not streams:
+        print(result.text)
+
+
+def view_names(text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated list of views, in the spelling of `VIEWS`.
+
+    Spaces and the case of letters do not matter: " m,t-SLOTS" gives M and T-slots.
+    """
+    names = (name.strip().lower() for name in text.split(","))
+    whole = (HEAD, LOOKUP)
+    return tuple(name if name in whole else name[:1].upper() + name[1:] for name in names)
+
+
+def numbers(option: str, text: str, kind: type = float) -> tuple[Any, ...]:
+    """Return the numbers of a comma-separated list."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        whole = "whole " if kind is int else ""
+        raise InputError(f"{option}: {text!r} is not a list of {whole}numbers, as 1,2") from None

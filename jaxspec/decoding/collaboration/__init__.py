@@ -1,0 +1,1 @@
+"""Several models write together (CoS): combinations, proposers, verification."""

@@ -1,0 +1,103 @@
+"""Decode collaboratively: one model proposes, and all models score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache
+from jaxspec.decoding.collaboration.proposals import (
+    Collaboration,
+    SharedState,
+    commit_run,
+    count_calls,
+    prefill_members,
+    verify_combined,
+)
+from jaxspec.decoding.inputs import Member, PromptBatch
+from jaxspec.decoding.speculative import next_token
+from jaxspec.decoding.state import Pause, keep_decoding, newest
+from jaxspec.sampling import Sampling
+from jaxspec.typing import Array, Params
+
+
+@dataclass(frozen=True)
+class OneProposer(Collaboration[None]):
+    """Let one model propose every run, and all models score it."""
+
+    members: tuple[Member, ...]
+    gamma: int
+    """Proposals in each run; 0 is standard collaborative decoding."""
+    proposer: int = 0
+    bonus: bool = False
+    """Whether a fully accepted run adds a token, for which the proposer reads its last proposal."""
+
+    @property
+    def spare_slots(self) -> int:
+        return self.gamma + 1
+
+    @property
+    def most_tokens(self) -> int:
+        return self.gamma + 1
+
+    def prefill(
+        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    ) -> SharedState[None]:
+        spare = self.spare_slots
+        return prefill_members(self.members, params, batch, options, new_slots, spare, None)
+
+    def decode(
+        self,
+        params: Params,
+        state: SharedState[None],
+        options: Sampling,
+        pause: Pause | None = None,
+    ) -> SharedState[None]:
+        return jax.lax.while_loop(
+            lambda state: keep_decoding(state, pause),
+            lambda state: self.run(params, state, options),
+            state,
+        )
+
+    def run(self, params: Params, state: SharedState[None], options: Sampling) -> SharedState[None]:
+        """Run once for all rows: propose, score, verify, commit."""
+        live = (~state.done).astype(jnp.int32)
+        last = newest(state)
+        places = self.gamma + (self.bonus or not self.gamma)
+        model = self.members[self.proposer].model
+
+        def propose(
+            carry: tuple[Array, KVCache], place: Array
+        ) -> tuple[tuple[Array, KVCache], tuple[Array, Array]]:
+            token, cache = carry
+            logits, cache = model.extend(params["models"][self.proposer], token[:, None], cache)
+            token = next_token(logits[:, 0], state.count + place, options)
+            return (token, cache), (token, logits[:, 0])
+
+        logits, caches = [], []
+        with jax.named_scope("propose"):
+            start = (last, state.target[self.proposer])
+            (_, cache), (tokens, own) = jax.lax.scan(propose, start, jnp.arange(places))
+            drafted = jnp.moveaxis(tokens, 0, 1)[:, : self.gamma]
+        with jax.named_scope("score"):
+            fed = jnp.concatenate([last[:, None], drafted], axis=1)[:, :places]
+            for m, member in enumerate(self.members):
+                if m == self.proposer:
+                    scores, written = jnp.moveaxis(own, 0, 1), cache
+                else:
+                    scores, written = member.model.extend(params["models"][m], fed, state.target[m])
+                logits.append(scores)
+                caches.append(written.replace(length=state.target[m].length))
+                passes = places if m == self.proposer else 1
+                state = count_calls(state, m, passes * live, passes)
+        with jax.named_scope("verify"):
+            verdict, overlap = verify_combined(
+                params, jnp.stack(logits), drafted, self.proposer, state.count, options
+            )
+            more = (verdict.count < self.gamma) | (places > self.gamma)
+        state = state.replace(target=tuple(caches))
+        return commit_run(
+            state, drafted, verdict, overlap, self.proposer, live * (verdict.count + more), options
+        )

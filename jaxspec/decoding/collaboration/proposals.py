@@ -1,0 +1,196 @@
+"""Decode collaboratively: M models write from one combined distribution.
+
+| program                | method                                                        |
+|------------------------|---------------------------------------------------------------|
+| `OneProposer`, gamma 0 | standard collaborative decoding: all models read each token   |
+| `OneProposer`          | Naive-CoS: one model proposes, all models score (Theorem 3.1) |
+| `OneProposer`, bonus   | the same with a bonus token, as in speculative decoding       |
+| `Alternating`          | CoS: each model proposes in turn                              |
+
+All draw from the combined distribution, and at temperature 0 they write the same tokens.
+
+Reference: Collaborative Decoding via Speculation (arXiv 2502.01662, ICML 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.cache import KVCache
+from jaxspec.decoding.collaboration.combination import combined, greedy_token
+from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
+from jaxspec.decoding.program import Program
+from jaxspec.decoding.speculative import copied
+from jaxspec.decoding.state import (
+    DecodeState,
+    Drafting,
+    append,
+    draw_next,
+    init_state,
+    same_values,
+    step_keys,
+)
+from jaxspec.sampling import Sampling, by_place, distribution
+from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.verification import Draft, Verdict, match, rejection
+
+VERIFY = 1
+"""Stream of a step's keys for verification. `state.DRAW` draws every proposal for a place, at most
+one of which is ever verified."""
+
+
+class CollaborationStats(struct.PyTreeNode):
+    """Count the loop's passes, proposals and tokens, for each row or one request.
+
+    The prefill token is not counted. Models keep their order in the list.
+    """
+
+    emitted: Int[Array, " B"]
+    verified: Int[Array, " B"]
+    """Number of verified runs: cycles."""
+    calls: Int[Array, "B M"]
+    """Forward passes of the loop in which the row took part."""
+    tested: Int[Array, "B M"]
+    """Proposals of each model that were accepted or rejected."""
+    accepted: Int[Array, "B M"]
+    overlap: Float[Array, "B M"]
+    """Sum over tested proposals of the acceptance chance sum_x min(d(x), r(x)) = 1 - TV(d, r)."""
+    passes: Int[Array, "B M"]
+    """Forward passes of the loop, whether the row took part or not."""
+
+    __eq__ = same_values
+
+
+SharedState = DecodeState[tuple[KVCache, ...], Drafting, CollaborationStats]
+"""State of collaborating models, each with a cache of its own."""
+
+
+class Collaboration(Program[SharedState[Drafting]]):
+    """Share what all collaborative programs need."""
+
+    def weights(self, params: Params) -> tuple[Params, ...]:
+        return params["models"]
+
+    def caches(self, state: SharedState[Drafting]) -> tuple[KVCache, ...]:
+        return state.target
+
+
+def prefill_members(
+    members: Sequence[Member],
+    params: Params,
+    batch: PromptBatch,
+    options: Sampling,
+    new_slots: int,
+    spare: int,
+    pending: Drafting,
+) -> SharedState[Drafting]:
+    """Prefill every member and draw the first new token from their combination.
+
+    Args:
+      params: {"models": a tuple of parameters, "combination": a `Combination`}.
+      spare: Number of cache slots past the last new token that a pass may write.
+      pending: Pending proposals, if the program keeps any.
+    """
+    logits, caches = [], []
+    prompts = (Prompts(batch.target, batch.images), *batch.others)
+    for member, weights, prompt in zip(members, params["models"], prompts, strict=True):
+        model, rows = member.model, prompt.rows
+        features = None if prompt.images is None else model.encode(weights, prompt.images)
+        embeds = model.embed(weights, rows, features, member.pool)
+        after, cache = model.prefill(
+            weights, embeds, rows, rows.tokens.shape[1] + new_slots + spare
+        )
+        logits.append(after)
+        caches.append(cache)
+    logits, caches = copied((logits, tuple(caches)), batch, options)
+    zero = jnp.zeros(len(logits[0]), jnp.int32)
+    first = draw_combined(params, jnp.stack(logits), zero, options)
+    per_model = jnp.zeros((len(zero), len(members)), jnp.int32)
+    overlap = per_model.astype(jnp.float32)
+    stats = CollaborationStats(zero, zero, per_model, per_model, per_model, overlap, per_model)
+    return init_state(first, caches, stats, options, new_slots + spare, pending)
+
+
+def draw_combined(
+    params: Params, logits: Float[Array, "M B V"], index: Int[Array, " B"], options: Sampling
+) -> Int[Array, " B"]:
+    """Draw the token at an index from the combined distribution."""
+    combination = params["combination"]
+    return draw_next(
+        lambda: greedy_token(combination, logits),
+        lambda: combined(combination, logits, options),
+        index,
+        options,
+    )
+
+
+def verify_combined(
+    params: Params,
+    logits: Float[Array, "M B T V"],
+    drafted: Int[Array, "B J"],
+    proposer: int,
+    count: Int[Array, " B"],
+    options: Sampling,
+) -> tuple[Verdict, Float[Array, "B J"]]:
+    """Verify one model's run of proposals against the combination.
+
+    With T = J + 1 the logits after the run give a bonus token. Returns the verdict and each
+    place's chance of acceptance, sum_x min(d(x), r(x)).
+    """
+    if not drafted.shape[1]:
+        token = draw_combined(params, logits[:, :, 0], count, options)
+        return Verdict(jnp.zeros_like(token), token), jnp.zeros(drafted.shape)
+    combination, length = params["combination"], drafted.shape[1]
+    if options.greedy:
+        best = jax.vmap(partial(greedy_token, combination), in_axes=-2, out_axes=-1)(logits)
+        unread = jnp.zeros((0, *drafted.shape, logits.shape[-1]))
+        chance = (drafted == best[:, :length]).astype(jnp.float32)
+        return match(best, Draft(drafted, None, unread)), chance
+    r = by_place(lambda place: combined(combination, place, options))(logits)
+    d = by_place(lambda place: distribution(place, options))(logits[proposer, :, :length])
+    keys = step_keys(options, count, VERIFY)
+    verdict = rejection(r, Draft(drafted, d, d[None]), keys, options.temperature == 0)
+    return verdict, jnp.minimum(r[:, :length], d).sum(-1)
+
+
+def commit_run(
+    state: SharedState[Drafting],
+    drafted: Int[Array, "B J"],
+    verdict: Verdict,
+    overlap: Float[Array, "B J"],
+    proposer: int,
+    wanted: Int[Array, " B"],
+    options: Sampling,
+) -> SharedState[Drafting]:
+    """Append and count the first `wanted` of the accepted proposals and the token after them."""
+    state, emitted = append(state, drafted, verdict, wanted, options)
+    own = jnp.arange(len(state.target)) == proposer
+    accepted = jnp.minimum(verdict.count, emitted)
+    # The first rejected proposal was tested too, if its replacement was emitted.
+    tested = accepted + ((verdict.count < emitted) & (verdict.count < drafted.shape[1]))
+    chance = jnp.where(jnp.arange(drafted.shape[1]) < tested[:, None], overlap, 0.0).sum(-1)
+    stats = state.stats
+    stats = stats.replace(
+        emitted=stats.emitted + emitted,
+        verified=stats.verified + (wanted > 0),
+        tested=stats.tested + own * tested[:, None],
+        accepted=stats.accepted + own * accepted[:, None],
+        overlap=stats.overlap + own * chance[:, None],
+    )
+    return state.replace(stats=stats)
+
+
+def count_calls(
+    state: SharedState[Drafting], model: int, calls: Int[Array, " B"], passes: int | Array
+) -> SharedState[Drafting]:
+    """Add a model's forward passes to the counts of each row and of the batch."""
+    stats = state.stats
+    stats = stats.replace(
+        calls=stats.calls.at[:, model].add(calls), passes=stats.passes.at[:, model].add(passes)
+    )
+    return state.replace(stats=stats)

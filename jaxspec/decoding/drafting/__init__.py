@@ -1,0 +1,1 @@
+"""Shape a block of drafts: chains and trees, mixtures of sources, and weights that learn."""

@@ -1,0 +1,211 @@
+"""Assemble what an engine runs: a program, its parameters, and the forms of its prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from jaxspec.config import LvlmConfig, text_config
+from jaxspec.decoding.collaboration.alternating import Alternating
+from jaxspec.decoding.collaboration.one_proposer import OneProposer
+from jaxspec.decoding.drafting.shapes import parse_tree
+from jaxspec.decoding.drafting.trees import make_drafter
+from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.decoding.inputs import Member
+from jaxspec.decoding.program import Program
+from jaxspec.decoding.sources.source import Source
+from jaxspec.decoding.speculative import Autoregressive, Speculator
+from jaxspec.engine.compile_cache import Held
+from jaxspec.engine.config import CollaborationConfig, EngineConfig
+from jaxspec.engine.drafts import NOTHING, Mixture, mixture, sources_of
+from jaxspec.engine.requests import EncodedRequest
+from jaxspec.errors import InputError, warn_once
+from jaxspec.loading import (
+    LoadedDraft,
+    LoadedModel,
+    check_pair,
+    check_vocabulary,
+    check_words,
+    same_tower,
+)
+from jaxspec.models.families import split_tower
+from jaxspec.models.language_model import LanguageModel
+from jaxspec.prompts.rows import PromptRow
+from jaxspec.prompts.views import VIEWS, View, parse_view, parse_weights
+from jaxspec.sharding import mesh_of, put, small_sharding
+from jaxspec.typing import Params
+
+
+@dataclass(frozen=True)
+class Form:
+    """Pair a model of the program with the view in which it reads prompts."""
+
+    model: LoadedModel
+    view: View
+    name: str
+    """Name of the model in error messages."""
+    drafts: bool = False
+    """Whether it only drafts: past its trained positions it drafts on, perhaps worse."""
+
+    def check_context(self, request: EncodedRequest, row: PromptRow) -> None:
+        """Raise InputError if prompt and answer exceed the model's context."""
+        limit = text_config(self.model.config).max_position_embeddings
+        if len(row) + request.max_new_tokens <= limit:
+            return
+        if self.drafts:
+            warn_once(
+                f"{self.name}: prompts and answers pass its {limit} trained positions, where it "
+                "may draft worse; answers stay the target's"
+            )
+            return
+        raise InputError(
+            f"prompt: {len(row)} tokens and {request.max_new_tokens} new ones are over "
+            f"{self.name}'s context of {limit}; shorten the prompt or lower max_new_tokens"
+        )
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Hold a program with its parameters and the models that read its inputs."""
+
+    program: Program
+    params: Params
+    forms: tuple[Form, ...]
+    """Target's form, then the draft's for each view; or one for each collaborating model."""
+    towers: tuple[LoadedModel | None, ...]
+    """Models of the program's towers."""
+    lead: LoadedModel
+    """Model whose tokeniser and chat template write the prompts."""
+    mixture: Mixture = NOTHING
+    """What drafts."""
+
+    @cached_property
+    def held(self) -> Held:
+        """Return the program with its parameters and their mesh, as compiled steps take them."""
+        return Held(self.program, mesh_of(self.lead.params), self.params)
+
+
+def speculation(
+    target: LoadedModel, drafts: Sequence[LoadedDraft], config: EngineConfig
+) -> Assembly:
+    """Assemble a target with its drafts and lookup, or alone.
+
+    Raises InputError if draft and target do not share a tokeniser, a view needs what the draft
+    lacks, or a head was made for another target.
+    """
+    check_vocabulary("target", target, spare=0)
+    parts = mixture(config.views, [draft.config for draft in drafts])
+    params: dict[str, Any] = {"target": target.params}
+    forms = [Form(target, VIEWS["M" if target.images else "T"], "the target")]
+    draft = next((draft for draft in drafts if isinstance(draft, LoadedModel)), None)
+    shares, trees = False, [draft.params for draft in drafts if draft.config is parts.head]
+    if draft is not None:
+        check_pair(target, draft, parts.views)
+        draft = replace(
+            draft, params=put(draft.params, small_sharding(target.params))
+        ).sharing_tower(target)
+        shares = same_tower(target, draft)
+        # With a shared tower the features come from the target's.
+        trees = [split_tower(draft.config, draft.params)[1] if shares else draft.params, *trees]
+        forms += [Form(draft, view, "the draft", drafts=True) for view in parts.views]
+    sources = sources_of(parts, target.model, config.gamma, shares)
+    mesh = mesh_of(target.params)
+    for source, tree in zip(sources, trees):
+        place = small_sharding(target.params) if mesh is None else source.places(tree, mesh)
+        params[source.name] = put(tree, place)
+    program = build_program(target.model, sources, config)
+    towers = target, *(draft if source.tower else None for source in sources)
+    return Assembly(program, params, tuple(forms), towers, target, parts)
+
+
+def build_program(
+    target: LanguageModel, sources: Sequence[Source], config: EngineConfig
+) -> Autoregressive | Speculator:
+    """Return the program of a target with its sources of drafts; without any it decodes alone."""
+    if not sources:
+        return Autoregressive(target, config.width or 1)
+    tree = None if config.tree is None else parse_tree(config.tree, config.gamma)
+    scored = min(source.vocabulary for source in sources)
+    if tree is not None and tree.width > scored:
+        raise InputError(f"tree: {config.tree!r} has more branches than there are tokens, {scored}")
+    for source in sources:
+        if source.longest is not None and config.gamma > source.longest:
+            raise InputError(
+                f"gamma: {config.gamma} is more than the {source.longest} tokens that the draft "
+                f"writes in one pass; give at most {source.longest}"
+            )
+    parse_weights(config.weights, sum(source.width for source in sources))
+    drafter = make_drafter(sources, config.gamma, target.text.vocab_size, tree)
+    weighting = parse_weighting(config.weighting)
+    block = drafter.nodes + 1
+    # Nodes of a tree are in other cache slots than a chain's tokens, so that sums round otherwise.
+    if config.width is not None and tree is not None:
+        raise InputError(f"width: {config.width} with a tree; leave out width or tree")
+    width = config.width or block
+    if width < block:
+        raise InputError(f"width: {width}, and a block has {block} tokens; give {block} or more")
+    return Speculator(target, drafter, weighting, config.trace, width)
+
+
+def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:
+    """Assemble collaborating models; a text model is shown a line break for an image.
+
+    The same model may be listed more than once. With views M and T and `contrastive:beta=1`
+    that is visual contrastive decoding (Leng et al. 2024), the blurred image being none.
+
+    Raises InputError unless all have one vocabulary and one tokeniser.
+    """
+    combination, gammas = config.checked(len(models))
+    names = config.views or tuple("M" if model.images else "T" for model in models)
+    forms = tuple(
+        Form(model, _member_view(name, model, number), f"model {number}")
+        for number, (model, name) in enumerate(zip(models, names), start=1)
+    )
+    for number, model in enumerate(models, start=1):
+        if words := model.model.text.draft_vocabulary:
+            raise InputError(f"model {number}: scores {len(words)} tokens; export it with all")
+    first, *others = models
+    check_vocabulary("model 1", first, spare=0)
+    for number, other in enumerate(others, start=2):
+        sizes = [text_config(model.config).vocab_size for model in (first, other)]
+        if sizes[0] != sizes[1]:
+            raise InputError(
+                f"model {number} vocabulary: {sizes[1]} tokens and model 1's {sizes[0]}; "
+                "models that write together need one vocabulary"
+            )
+        if other is not first:
+            check_words(first.tokenizer, other.tokenizer, f"model {number}", "model 1")
+    marks = {
+        model.config.image_token_index for model in models if isinstance(model.config, LvlmConfig)
+    }
+    if len(marks) > 1:
+        raise InputError(f"models: image_token_index {sorted(marks)} differ")
+    lead = next((form.model for form in forms if form.view.reads_images), first)
+    members = tuple(
+        Member(form.model.model, form.view.pool, form.view.reads_images) for form in forms
+    )
+    proposer = config.default_proposer
+    if config.method == "alternating":
+        program: Program = Alternating(members, gammas, proposer)
+    else:
+        gamma = 0 if config.method == "standard" else gammas[proposer]
+        program = OneProposer(members, gamma, proposer, bonus=config.method == "speculative")
+    params = {"models": tuple(model.params for model in models), "combination": combination}
+    towers = tuple(form.model if form.view.reads_images else None for form in forms)
+    return Assembly(program, params, forms, towers, lead)
+
+
+def _member_view(name: str, model: LoadedModel, number: int) -> View:
+    """Return the view of a name, or raise InputError if a collaborating model cannot read it."""
+    view = parse_view(name)
+    refused = {
+        "captions are for drafts": view.reads_captions,
+        "the slots counted are a target's": view.counts_slots,
+        "it is a text model": view.reads_images and model.images is None,
+    }
+    for reason, holds in refused.items():
+        if holds:
+            raise InputError(f"views: model {number} cannot be shown {view.name}, {reason}; use T")
+    return view

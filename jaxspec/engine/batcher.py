@@ -1,0 +1,340 @@
+"""Turn requests into a prefilled batch: read -> size -> stack -> prefill.
+
+A request is *read* into token rows, one for each form in which the program's models see the
+prompt. Its *sizes* are rounded up to buckets, since each bucket is a compiled program. Requests of
+similar sizes are *stacked* into one batch of numpy arrays and *prefilled* together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec.cache import KVCache
+from jaxspec.config import ModelConfig, text_config
+from jaxspec.decoding.inputs import PromptBatch, Prompts
+from jaxspec.decoding.sources.source import Buckets
+from jaxspec.decoding.state import DecodeState
+from jaxspec.decoding.steps import larger_cache, run_prefill
+from jaxspec.engine.assembly import Assembly
+from jaxspec.engine.compile_cache import Held, timed
+from jaxspec.engine.config import BATCH_BUCKETS, Batching, EngineConfig
+from jaxspec.engine.memory import Sizes
+from jaxspec.engine.requests import (
+    EncodedRequest,
+    Request,
+    decoded,
+    decoded_images,
+    each,
+    encode,
+)
+from jaxspec.errors import InputError
+from jaxspec.loading import image_inputs, image_tiles, prompt_encoder
+from jaxspec.prompts.captions import Caption, Captioner
+from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows, which_image
+from jaxspec.prompts.views import parse_weights
+from jaxspec.sampling import Sampling
+from jaxspec.sharding import on_mesh, replicated
+
+LARGEST = 2**31 - 1  # the largest int32
+FIRST, FACTOR = 128, 4
+"""Slots for new tokens in a first cache, and the growth factor of a full cache."""
+
+
+class Together(NamedTuple):
+    """Hold the fields that all prefills of one running batch share."""
+
+    sizes: Sizes
+    """Bucket of all requests."""
+    held: Held
+    """Program with its parameters."""
+    greedy: bool
+    """Whether no row samples. It selects the loop's program, not prefill's."""
+    prompts: int | None = None
+    """Number of different prompts, if the requests are samples of the first ones."""
+    past: KVCache | None = None
+    """Cache of an earlier turn, whose slots begin the only prompt."""
+
+
+@dataclass
+class Batcher:
+    """Read, size, stack and prefill requests for one program."""
+
+    assembly: Assembly
+    config: Batching
+    captioner: Captioner | None = None
+    """Captioner of view C, called once for all images of a call."""
+
+    def __post_init__(self) -> None:
+        self.program, self.mesh = self.assembly.program, self.assembly.held.mesh
+        self.encoder = prompt_encoder(self.assembly.lead)
+
+    def read(
+        self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
+    ) -> list[EncodedRequest]:
+        """Return the requests with captions, token rows for each form, and sizes.
+
+        refused: Takes the error of each request that cannot be read, by index, which is then left
+          out; None raises the first one.
+        """
+        if refused is None:
+            read = self._captioned(encode(self.encoder, requests))
+        else:
+            read = []
+            for i, request in enumerate(requests):
+                try:
+                    read += self._captioned(map(decoded, encode(self.encoder, [request])))
+                except InputError as error:
+                    refused[i] = str(error)
+        if not self.grows:
+            return read
+        new = max((request.sizes.new for request in read), default=0)
+        return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]
+
+    def _captioned(self, encoded: Iterable[EncodedRequest]) -> list[EncodedRequest]:
+        read = list(encoded)
+        return each(self._written, read, self._captions(read))
+
+    def _captions(self, read: Sequence[EncodedRequest]) -> list[list[Caption]]:
+        counts = [len(request.prompt.images) for request in read]
+        made = [Caption("")] * sum(counts)
+        if self.captioner is not None:
+            pictures = decoded_images(read, 0)
+            made = self.captioner.caption([image for own in pictures for image in own])
+        rest = iter(made)
+        return [list(islice(rest, count)) for count in counts]
+
+    def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
+        """Return the request with its token rows, one for each form, and its sizes."""
+        texts, rows = [caption.text for caption in captions], []
+        for form in self.assembly.forms:
+            images = form.model.images, self.assembly.lead.images
+            showing = Showing(form.view, self.encoder, *images)
+            rows.append(prompt_row(showing, request.prompt, texts))
+            form.check_context(request, rows[-1])
+        ms = sum(caption.ms for caption in captions)
+        request = replace(request, rows=tuple(rows), caption_ms=ms)
+        return replace(request, sizes=self._sizes(request))
+
+    def _sizes(self, request: EncodedRequest) -> Sizes:
+        config, prompt = self.config, request.prompt
+        program, lengths = self.program, iter(map(len, request.rows))
+        longest = max(islice(lengths, len(program.members)))
+        buckets = Buckets(config.prompt_buckets, config.image_buckets)
+        shown = self._shown(request) if program.sources else np.zeros(0, int)
+        return Sizes(
+            length=bucket(longest, config.prompt_buckets, "prompt tokens"),
+            tiles=tuple(
+                image_tiles(model, prompt, config.image_buckets) for model in self.assembly.towers
+            ),
+            new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
+            sources=tuple(
+                source.sizes([*islice(lengths, len(source.forms))], shown, buckets)
+                for source in program.sources
+            ),
+        )
+
+    def _shown(self, request: EncodedRequest) -> np.ndarray:
+        """Return the index of the image that each slot of the target's row shows, -1 for text.
+
+        It is for sources only: the first of collaborating models may read pooled images.
+        """
+        if not self.program.sources:
+            return np.full(len(request.rows[0]), -1)
+        images, reader = request.prompt.images, self.assembly.lead.images
+        slots = [reader.slots((x.height, x.width), None, len(images)) for x in images if reader]
+        return which_image(request.rows[0], [len(part.sources) for part in slots])
+
+    def batches(self, read: Sequence[EncodedRequest]) -> list[list[int]]:
+        """Return the indices of the requests that share a batch, batch by batch.
+
+        The draft does not count, so that answers at one width do not depend on it.
+        """
+        most = len(read) if self.config.continuous_batching else self.config.batch_size
+        members = len(self.program.members)
+        own = [request.sizes.of_members(members) for request in read]
+        return in_batches(own, most)
+
+    def largest(self, requests: Sequence[EncodedRequest]) -> Sizes:
+        """Return the bucket that holds all requests."""
+        if not requests:
+            raise InputError("requests: []; give one or more")
+        return jax.tree.map(lambda *sizes: max(sizes), *(request.sizes for request in requests))
+
+    @property
+    def grows(self) -> bool:
+        """Return whether caches start small and grow."""
+        config = self.config
+        fixed = isinstance(config, EngineConfig) and config.width is not None
+        return config.growing_cache and not config.continuous_batching and not fixed
+
+    def rooms(self, sizes: Sizes) -> list[int]:
+        """Return the slots for new tokens of the first cache and of each larger one."""
+        return rooms(sizes.new, self.program.most_tokens) if self.grows else [sizes.new]
+
+    def held(self, requests: Sequence[EncodedRequest]) -> Held:
+        """Return the program with its parameters, which are the same for all requests."""
+        return self.assembly.held
+
+    def together(
+        self,
+        requests: Sequence[EncodedRequest],
+        prompts: int | None = None,
+        past: KVCache | None = None,
+    ) -> Together:
+        """Return the fields that all prefills of these requests share."""
+        first = requests[: prompts or self.config.batch_size]
+        greedy = all(request.temperature == 0 for request in requests)
+        return Together(self.largest(requests), self.held(first), greedy, prompts, past)
+
+    def prefill(
+        self, together: Together, requests: Sequence[EncodedRequest], room: int, least: int = 1
+    ) -> tuple[DecodeState, Sampling, float]:
+        """Prefill requests and return the state, the sampling options and the milliseconds.
+
+        Args:
+          room: Slots for new tokens.
+          least: Least number of rows; rows past the requests emit nothing.
+        """
+        sizes, past = together.sizes, together.past
+        batch, options = self.inputs(requests, sizes, least, together.prompts)
+        if past is not None:
+            batch = self._behind(past, requests[0], sizes.length + room, batch)
+        if self.mesh is not None:  # without a placement the compiler chooses one
+            options = jax.device_put(options, replicated(self.mesh))
+        state, ms = timed(run_prefill, together.held, batch, options, static=(room,))
+        return state, options.replace(greedy=together.greedy), ms
+
+    def _behind(
+        self, past: KVCache, request: EncodedRequest, slots: int, batch: PromptBatch
+    ) -> PromptBatch:
+        """Return the batch with only those slots of its one prompt that `past` does not hold."""
+        missing = slots + self.program.spare_slots - past.slots
+        rest = request.rows[0][int(np.asarray(past.length)[0]) :]
+        if missing > 0:
+            with on_mesh(self.mesh):
+                past = larger_cache(missing, past)
+        width = bucket(len(rest), self.config.prompt_buckets, "prompt tokens")
+        (rows,) = stack_rows([[rest]], width)
+        return batch.replace(target=rows, whole=batch.target, past=past)
+
+    def inputs(
+        self,
+        requests: Sequence[EncodedRequest],
+        sizes: Sizes,
+        least: int = 1,
+        prompts: int | None = None,
+    ) -> tuple[PromptBatch, Sampling]:
+        """Return the requests as numpy arrays, padded to the sizes and to `least` rows.
+
+        prompts: Number of requests to read, if the others are samples of these.
+        """
+        width = bucket(max(len(requests), least), BATCH_BUCKETS, "batch")
+        options = sampling_options(requests, self.assembly.lead.config, width)
+        requests, count = requests[:prompts], prompts or width
+        padded = [*requests, *[requests[-1]] * (count - len(requests))]
+        pictures = decoded_images(requests, count - len(requests))
+        images = [
+            None if model is None else image_inputs(model, pictures, tiles)
+            for model, tiles in zip(self.assembly.towers, sizes.tiles, strict=True)
+        ]
+        forms, members = zip(*(request.rows for request in padded)), len(self.program.members)
+        rows = [stack_rows([form], sizes.length)[0] for form in islice(forms, members)]
+        weights: Any = None
+        sources: list[Any] = []
+        if isinstance(self.config, EngineConfig) and self.program.sources:
+            mixed = sum(source.width for source in self.program.sources)
+            share = np.asarray(parse_weights(self.config.weights, mixed), np.float32)
+            weights = np.tile(share, (count, 1))
+        shown = [self._shown(request) for request in padded if self.program.sources]
+        for source, tiles, own in zip(self.program.sources, images[members:], sizes.sources):
+            views = [*islice(forms, len(source.forms))]
+            stacked = stack_rows(views, own[0]) if views else ()
+            sources.append(source.inputs(stacked, tiles, shown, own))
+        return self.program.inputs(rows, images[:members], weights, tuple(sources)), options
+
+    def scored(
+        self, request: EncodedRequest, tokens: Sequence[int]
+    ) -> tuple[tuple[Prompts, ...], np.ndarray]:
+        """Return each member's prompt followed by the answer, and the prompt's last slot."""
+        rows = request.rows[: len(self.program.members)]
+        for form, row in zip(self.assembly.forms, rows):
+            form.check_context(replace(request, max_new_tokens=len(tokens)), row)
+        width = bucket(max(map(len, rows)) + len(tokens), self.config.prompt_buckets, "tokens")
+        pictures = decoded_images([request], 0)
+        prompts = []
+        for row, model, tiles in zip(rows, self.assembly.towers, request.sizes.tiles):
+            (stacked,) = stack_rows([[row.followed_by(tokens)]], width)
+            images = None if model is None else image_inputs(model, pictures, tiles)
+            prompts.append(Prompts(stacked, images))
+        return tuple(prompts), np.asarray([len(row) - 1 for row in rows], np.int32)
+
+
+def rooms(new: int, block: int) -> list[int]:
+    """Return growing numbers of slots for new tokens, the last of which is `new`.
+
+    All others are larger than the tokens of a block: new = 1,024 gives [128, 512, 1024].
+    """
+    sizes = [FIRST]
+    while sizes[-1] < new:
+        sizes.append(FACTOR * sizes[-1])
+    return [size for size in sizes[:-1] if size > block] + [new]
+
+
+def rows_per_insert(batch_size: int) -> int:
+    """Return the number of finished rows at which the loop returns to insert waiting requests.
+
+    Fewer rows waste less; more rows share one prefill.
+    """
+    return max(1, batch_size // 4)
+
+
+def in_batches(sizes: Sequence[Sizes], most: int) -> list[list[int]]:
+    """Return batches of at most `most` requests, as indices, the longest requests first.
+
+    A batch is padded to its largest sizes. So no size in it is over twice another one, and either
+    all its requests have images or none has.
+    """
+    batches: list[tuple[list[int], set[Sizes]]] = []
+    for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
+        for members, known in batches:
+            if len(members) < most and all(_near(sizes[i], other) for other in known):
+                members.append(i)
+                known.add(sizes[i])
+                break
+        else:
+            batches.append(([i], {sizes[i]}))
+    return [members for members, _ in batches]
+
+
+def _near(one: Sizes, other: Sizes) -> bool:
+    """Return whether no size is over twice the other; any size is over twice 0."""
+    return all(max(pair) <= 2 * min(pair) for pair in zip(one.flat, other.flat, strict=True))
+
+
+def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:
+    """Return the requests' options as numpy arrays, padded to `batch` rows that emit nothing.
+
+    config: Configuration with the ids of EOS.
+    """
+
+    def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
+        return np.asarray(values + [fill] * (batch - len(values)), dtype)
+
+    eos = text_config(config).eos_token_id
+    ids = (eos,) if isinstance(eos, int) else eos or ()
+    fields = {
+        "temperature": column([r.temperature for r in requests], np.float32, 0),
+        "top_k": column([min(r.top_k, LARGEST) for r in requests], np.int32, 0),
+        "top_p": column([r.top_p for r in requests], np.float32, 1),
+        "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
+        "eos": np.asarray(ids or (-1,), np.int32),
+        # What `jax.random.key` makes of a seed.
+        "key_data": column([(0, r.seed) for r in requests], np.uint32, (0, 0)),
+    }
+    return Sampling(**fields)

@@ -1,0 +1,166 @@
+"""The options of an engine, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Literal, get_args
+
+from jaxspec.decoding.collaboration.combination import Combination, parse_combination
+from jaxspec.decoding.drafting.shapes import parse_tree
+from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.engine.drafts import read_views
+from jaxspec.errors import InputError, check_counts
+from jaxspec.runtime import say
+
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+WIDEST = 256
+"""Largest `width`: programs of far wider passes compile for minutes."""
+# From 640 on three an octave: an image and a question, 640 tokens in LLaVA-1.5, need no 1,024.
+PROMPT_BUCKETS = (64, 128, 256, 512, *(step * 2**n for n in range(7, 15) for step in (5, 6, 8)))
+_FEW_IMAGES = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256)
+IMAGE_BUCKETS = (*_FEW_IMAGES, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+Method = Literal["alternating", "naive", "speculative", "standard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """Choose how requests run together. Each bucket is one compiled program.
+
+    Attributes:
+      batch_size: Most requests that decode together, 1 to 64.
+      continuous_batching: Whether waiting requests take the rows of finished ones.
+      growing_cache: Whether caches start small and grow, so that a batch ignores `max_new_tokens`.
+      prompt_buckets: Prompt lengths to compile for; each prompt is padded to the next.
+      image_buckets: Numbers of image tiles, or attention windows, to compile for.
+      new_buckets: Numbers of new tokens to compile for.
+      keep_going: Whether a request that `check` refuses gets a result with an `error`.
+      data_parallel_processes: Whether JAX processes, each with own models, share a call's requests.
+    """
+
+    batch_size: int = 8
+    continuous_batching: bool = False
+    growing_cache: bool = True
+    prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
+    image_buckets: tuple[int, ...] = IMAGE_BUCKETS
+    new_buckets: tuple[int, ...] = NEW_BUCKETS
+    keep_going: bool = False
+    data_parallel_processes: bool = False
+
+    def __init_subclass__(cls) -> None:
+        """Append these attributes to the subclass's docstring, so that `help` shows all."""
+        shared = (Batching.__doc__ or "").partition("Attributes:\n")[2]
+        cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n{shared}"
+
+    def __post_init__(self) -> None:
+        if self.batch_size not in range(1, BATCH_BUCKETS[-1] + 1):
+            raise InputError(f"batch_size: {self.batch_size}; give 1 to {BATCH_BUCKETS[-1]}")
+        for name in ("prompt_buckets", "image_buckets", "new_buckets"):
+            buckets, least = getattr(self, name), 0 if name == "image_buckets" else 1
+            if not isinstance(buckets, list | tuple) or not buckets:
+                raise InputError(f"{name}: {buckets!r}; give one or more numbers, as (128, 512)")
+            wrong = [size for size in buckets if not isinstance(size, Integral) or size < least]
+            if wrong or list(buckets) != sorted(buckets):
+                raise InputError(f"{name}: {buckets}; give whole numbers from {least} up, sorted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(Batching):
+    """Choose how a target decodes: with which views and draft blocks, and in which batches.
+
+    Attributes:
+      views: Views of a draft model, then `lookup` if it drafts too; None: M for a draft model.
+      weights: First block's weights: of each view, then a head's, then lookup's; None: uniform.
+      weighting: Rule by which weights learn, as `parse_weighting` reads it: `grid:window=16`.
+      gamma: Draft length: drafted tokens in each block, or on a tree's longest path.
+      tree: Token tree instead of a chain: `2`, `2:32` (32 nodes) or `dynamic:4:24`.
+      width: Tokens that each target pass reads, padding included: gamma + 1 or more. At one width,
+        and without a tree, answers equal plain decoding's in 16 bits too; caches do not grow.
+        None: no padding.
+      trace: Whether `Result.trace` records the origin of each token.
+    """
+
+    views: tuple[str, ...] | None = None
+    weights: tuple[float, ...] | None = None
+    weighting: str = "static"
+    gamma: int = 5
+    tree: str | None = None
+    width: int | None = None
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(gamma=self.gamma)
+        if self.width is not None and self.width not in range(1, WIDEST + 1):
+            raise InputError(f"width: {self.width}; give 1 to {WIDEST}")
+        for name, example in {"tree": "2:32", "weighting": "mt-paper"}.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name == "weighting"):
+                raise InputError(f"{name}: {value!r}; give a string, as {example!r}")
+        if self.tree is not None:
+            parse_tree(self.tree, self.gamma)
+        if isinstance(self.views, str) or not all(isinstance(one, str) for one in self.views or ()):
+            raise InputError(f"views: {self.views!r}; give a tuple of names, as ('M', 'T')")
+        read_views(self.views or ())
+        parse_weighting(self.weighting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollaborationConfig(Batching):
+    """Choose how several models decode together (CoS). All methods draw from the same law.
+
+    Attributes:
+      combination: Distribution to draw from: `weighted:0.6,0.4`, `contrastive:mu=0.1`, or your own.
+      method: `alternating` (CoS), `naive` (one proposer), `speculative` (bonus), or `standard`.
+      gammas: Draft length of each model; None: 1 each, which costs no extra passes (Cor. 3.7).
+      default_proposer: Index of the model that proposes first and after rejections, or alone.
+      views: View of the images for each model, any but C; None: M for all that see.
+    """
+
+    combination: str | Combination = "weighted"
+    method: Method = "alternating"
+    gammas: tuple[int, ...] | None = None
+    default_proposer: int = 0
+    views: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method not in get_args(Method):
+            raise InputError(
+                f"method: {self.method!r} is unknown; use {', '.join(get_args(Method))}"
+            )
+        if self.gammas is not None and (not self.gammas or min(self.gammas) < 1):
+            raise InputError(f"gammas: {self.gammas} drafted tokens; give each model 1 or more")
+
+    def checked(self, models: int) -> tuple[Combination, tuple[int, ...]]:
+        """Return the combination and draft lengths; raise InputError if they do not fit."""
+        if models < 2:
+            raise InputError(f"collaboration: {models} model; give at least 2, repeats are allowed")
+        if not 0 <= self.default_proposer < models:
+            raise InputError(
+                f"default_proposer: {self.default_proposer} of {models} models; "
+                f"give 0 to {models - 1}"
+            )
+        for name, given in (("gammas", self.gammas), ("views", self.views)):
+            if given is not None and len(given) != models:
+                shown = ",".join(map(str, given))
+                raise InputError(
+                    f"{name}: {shown} are {len(given)} for {models} models; give one a model"
+                )
+        combination = self.combination
+        if isinstance(combination, str):
+            combination = parse_combination(combination, models)
+        return combination, self.gammas or (1,) * models
+
+
+def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:
+    """Return the draft length, at most `max_new_tokens`; print a line if that cuts it."""
+    if not 1 <= max_new_tokens < gamma:
+        return gamma
+    say(
+        f"{option}: {gamma} is over the {max_new_tokens} new tokens; "
+        f"drafting {max_new_tokens} a block"
+    )
+    return max_new_tokens

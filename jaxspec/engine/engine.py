@@ -1,0 +1,275 @@
+"""The engine: the public interface to decoding.
+
+Everything inside a bucket (prompt length, images, new tokens, batch) is one compiled program.
+Lengths, temperatures, limits, weights and keys are traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from jax.sharding import Mesh
+from tqdm import tqdm
+
+from jaxspec.cluster import map_over_processes
+from jaxspec.decoding.state import DecodeState, Pause
+from jaxspec.decoding.steps import grow, run_decode, run_logprobs
+from jaxspec.engine.assembly import collaboration, speculation
+from jaxspec.engine.batcher import Batcher, rows_per_insert
+from jaxspec.engine.compile_cache import Held, executable, timed
+from jaxspec.engine.config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
+from jaxspec.engine.memory import MemoryReport, plan_memory
+from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded_images
+from jaxspec.engine.running import STRIDE, RunningBatch
+from jaxspec.errors import InputError, check_counts, warn_once
+from jaxspec.loading import LoadedDraft, LoadedModel, load_draft
+from jaxspec.models.int8 import Weights
+from jaxspec.prompts.captions import Captioner
+from jaxspec.prompts.rows import bucket
+from jaxspec.prompts.views import needs_captioner
+
+__all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Request", "Result"]
+
+Config = TypeVar("Config", EngineConfig, CollaborationConfig)
+
+
+@dataclass
+class Engine:
+    """Decode requests with a target and, if given, a draft.
+
+    A list of models decodes collaboratively. The output follows the target's own distribution, or
+    the models' combined distribution. The engine runs on the device or mesh of the (first) target,
+    with the whole draft on each device.
+
+    Raises InputError if the models do not share a tokeniser, or if a view needs an input that its
+    model lacks.
+
+    Attributes:
+      target: Target model, or the list of models that decode collaboratively.
+      draft: Draft model or head, or a list of one of each, which draft together.
+      config: `EngineConfig`, or `CollaborationConfig` for a list of models; None: all defaults.
+      captioner: Captioner for view C, called before prefill with all images of a call.
+      encoder: `PromptEncoder` with the target's chat template, which turns questions into prompts.
+    """
+
+    target: LoadedModel | Sequence[LoadedModel]
+    draft: LoadedDraft | Sequence[LoadedDraft] | None = None
+    config: EngineConfig | CollaborationConfig | None = None
+    captioner: Captioner | None = None
+
+    def __post_init__(self) -> None:
+        models = [self.target] if isinstance(self.target, LoadedModel) else self.target
+        if not isinstance(models, Sequence) or not all(isinstance(m, LoadedModel) for m in models):
+            raise InputError(f"target: {self.target!r:.60}; give what LoadedModel.load returns")
+        drafts = self.draft if isinstance(self.draft, Sequence) else [self.draft]
+        drafts = [draft for draft in drafts if draft is not None]
+        for draft in drafts:
+            if not isinstance(draft, LoadedDraft):
+                kind = type(draft).__name__
+                raise InputError(f"draft: {kind}; give what load_draft returns")
+        captioner = None
+        if isinstance(self.target, LoadedModel):
+            config = _checked(self.config, EngineConfig, "an EngineConfig for one target")
+            assembly = speculation(self.target, drafts, config)
+            if needs_captioner(assembly.mixture.views, self.captioner):
+                captioner = self.captioner
+        else:
+            kind = "a CollaborationConfig for a list"
+            config = _checked(self.config, CollaborationConfig, kind)
+            if drafts:
+                raise InputError("draft: collaborating models need none; leave it out")
+            assembly = collaboration(self.target, config)
+        for model in models:
+            if model.settings is not None and model.settings.unapplied:
+                warn_once(str(model.settings))
+        self.config, self.assembly = config, assembly
+        self.batcher = Batcher(assembly, config, captioner)
+        self.encoder = self.batcher.encoder
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | Path,
+        draft: str | Path | Sequence[str | Path] | None = None,
+        dtype: Any = None,
+        mesh: Mesh | None = None,
+        target_weights: Weights | None = None,
+        **options: Any,
+    ) -> Engine:
+        """Load the named models and return their engine.
+
+        Args:
+          target: Directory or hub id of the target.
+          draft: Directory or hub id of a draft model or head, or a list of one of each.
+          dtype: Dtype of the computation, see `LoadedModel.load`.
+          mesh: Mesh to split the target over.
+          target_weights: Format of the target's weights, `weights` of `LoadedModel.load`.
+          options: Fields of `EngineConfig`, such as `gamma=5`.
+        """
+        config = EngineConfig(**options)
+        loaded = LoadedModel.load(target, dtype, mesh=mesh, weights=target_weights)
+        names = [draft] if isinstance(draft, str | Path) else draft or ()
+        return cls(loaded, [load_draft(name, loaded, dtype) for name in names], config)
+
+    @overload
+    def generate(self, requests: Request | str) -> Result: ...
+    @overload
+    def generate(self, requests: Sequence[Request | str]) -> list[Result]: ...
+    def generate(self, requests: Request | str | Sequence[Request | str]) -> Any:
+        """Decode one request or question, or a list of them; results keep the list's order."""
+        listed, spread = _listed(requests), self.batcher.config.data_parallel_processes
+        results = map_over_processes(self._generate, listed) if spread else self._generate(listed)
+        return results[0] if isinstance(requests, Request | str) else results
+
+    def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
+        refused: dict[int, str] | None = {} if self.batcher.config.keep_going else None
+        read = self.batcher.read(requests, refused)
+        results = {
+            i: Result("", (), None, 0.0, 0.0, 0, error=error)
+            for i, error in (refused or {}).items()
+        }
+        indices = [i for i in range(len(requests)) if i not in results]
+        for chosen in self.batcher.batches(read):
+            *_, done = self._run([read[i] for i in chosen])
+            results.update(zip([indices[i] for i in chosen], done, strict=True))
+        return [results[i] for i in range(len(requests))]
+
+    def stream(self, request: Request | str) -> Iterator[Result]:
+        """Yield the answer so far every few tokens; the last result is the whole answer.
+
+        Each text extends the one before: an incomplete character, or a text that may become a stop
+        string, is held back. Closing the iterator stops decoding.
+        """
+        (read,) = self.batcher.read([request])
+        text, whole = "", None
+        for (whole,) in self._run([read], STRIDE):
+            longer = self.encoder.continued(text, whole.tokens)
+            begun = (
+                n for stop in read.stop for n in range(1, len(stop)) if longer.endswith(stop[:n])
+            )
+            text = longer[: max(len(longer) - max(begun, default=0), len(text))]
+            yield replace(whole, text=text) if len(text) < len(whole.text) else whole
+        assert whole is not None
+        yield whole
+
+    def _run(
+        self, requests: list[EncodedRequest], stride: int | None = None, prompts: int | None = None
+    ) -> Iterator[list[Result]]:
+        """Decode a batch and yield its results.
+
+        Args:
+          stride: Number of tokens between two yields of results so far; None yields once.
+          prompts: Number of different prompts, if the requests are samples of the first ones.
+        """
+        batch = RunningBatch(self.batcher, requests, prompts)
+        while batch.busy:
+            batch.decode(stride)
+            if stride or not (batch.busy or batch.waiting):
+                yield batch.results()
+            batch.insert_waiting()
+            batch.grow()
+
+    def samples(self, request: Request | str, count: int) -> list[Result]:
+        """Draw several answers to one prompt, which is prefilled once.
+
+        In float32 sample i equals the answer to the request with seed + i. In 16 bits sums round
+        by the size of the batch, so near-ties may fall otherwise than in a batch of another size.
+        """
+        check_counts(count=count)
+        (read,) = self.batcher.read([request])
+        if read.temperature == 0:
+            raise InputError("temperature: 0 makes all samples equal; give more than 0")
+        most = min(count, BATCH_BUCKETS[-1])
+        seeds = [replace(read, seed=(read.seed + i) % 2**32) for i in range(count)]
+        results: list[Result] = []
+        for start in range(0, count, most):
+            *_, done = self._run(seeds[start : start + most], prompts=1)
+            results += done
+        return results
+
+    def logprobs(self, request: Request | str, tokens: Sequence[int]) -> np.ndarray:
+        """Return the log-probabilities [T] of an answer's tokens at temperature 1, unfiltered.
+
+        They come from the target, or from the combination of collaborating models.
+        """
+        answer, known = np.asarray([tokens]), self.assembly.lead.model.text.vocab_size
+        if answer.dtype.kind not in "iu" or answer.ndim != 2 or not answer.size:
+            raise InputError(f"tokens: {tokens!r:.60}; give the token ids of an answer")
+        if not 0 <= answer.min() <= answer.max() < known:
+            raise InputError(f"tokens: {tokens!r:.60}; give ids from 0 to {known - 1}")
+        asked = Request(request) if isinstance(request, str) else request
+        (read,) = self.batcher.read([replace(asked, max_new_tokens=1)])
+        prompts, starts = self.batcher.scored(read, tokens)
+        given = prompts, answer.astype(np.int32), starts
+        return np.asarray(timed(run_logprobs, self.batcher.held([read]), *given)[0])
+
+    def check(self, request: Request | str) -> None:
+        """Raise InputError if the request is too long or an image cannot be read."""
+        decoded_images(self.batcher.read([request]), 0)
+
+    def prefill(self, requests: Sequence[Request | str]) -> DecodeState:
+        """Prefill at most `batch_size` requests as one batch and return the state."""
+        read = self.batcher.read(requests)
+        together = self.batcher.together(read)
+        return self.batcher.prefill(together, read, together.sizes.new)[0]
+
+    def warmup(self, requests: Request | str | Sequence[Request | str]) -> None:
+        """Compile all programs that these requests need, with a progress bar on terminals."""
+        batcher, most = self.batcher, self.batcher.config.batch_size
+        read = batcher.read(_listed(requests))
+        kinds: dict[Any, list[EncodedRequest]] = {}
+        for chosen in batcher.batches(read):
+            some = [read[i] for i in chosen]
+            together = batcher.together(some)
+            width = bucket(min(len(some), most), BATCH_BUCKETS, "batch")
+            kinds.setdefault((together, width, len(some) > most), some)
+        steps = sum(2 * len(batcher.rooms(one.sizes)) + waits for one, _, waits in kinds)
+        pause = Pause(np.int32(0), np.int32(0))  # type: ignore[arg-type]
+        with tqdm(total=steps, unit="program", desc="compiling", delay=1, disable=None) as bar:
+            for (together, _, waits), some in kinds.items():
+                room, *larger = batcher.rooms(together.sizes)
+                if waits:  # the small prefill of rows to insert
+                    batcher.prefill(together, some[:1], room, rows_per_insert(most))
+                    bar.update()
+                state, options, _ = batcher.prefill(together, some[:most], room)
+                executable(run_decode, together.held, state, options, pause)
+                bar.update(2)
+                for size in larger:
+                    state, _ = timed(grow, Held(size - room, batcher.mesh, state))
+                    executable(run_decode, together.held, state, options, pause)
+                    bar.update(2)
+                    room = size
+
+    def memory_report(self, requests: Request | str | Sequence[Request | str]) -> MemoryReport:
+        """Return the bytes that the largest batch of these requests will take on a device."""
+        batcher, most = self.batcher, self.batcher.config.batch_size
+        read = batcher.read(_listed(requests))
+        sizes = batcher.largest(read)
+        batch = bucket(min(len(read), most), BATCH_BUCKETS, "batch")
+        waits = batcher.config.continuous_batching and len(read) > most
+        fresh = bucket(rows_per_insert(most), BATCH_BUCKETS, "batch") if waits else 0
+        smaller = max(batcher.rooms(sizes)[:-1], default=0)
+        return plan_memory(
+            self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller
+        )
+
+
+def _listed(requests: Any) -> Sequence[Request | str]:
+    """Return one request, or any iterable of them, as a list."""
+    if isinstance(requests, Request | str):
+        return [requests]
+    if isinstance(requests, dict | bytes) or not isinstance(requests, Iterable):
+        kind = type(requests).__name__
+        raise InputError(f"requests: a {kind}; give a Request, a question as a string, or a list")
+    return list(requests)
+
+
+def _checked(config: object, kind: type[Config], what: str) -> Config:
+    """Return the config, by default the kind's own; raise InputError for another kind."""
+    if config is not None and not isinstance(config, kind):
+        raise InputError(f"config: {type(config).__name__}; give {what}")
+    return config or kind()

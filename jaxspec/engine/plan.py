@@ -1,0 +1,170 @@
+"""Estimate the memory and least times of decoding on any devices, from configurations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxspec.config import HeadConfig, ModelConfig
+from jaxspec.config.heads.kinds import new_head
+from jaxspec.decoding.sources.source import Buckets
+from jaxspec.decoding.speculative import Autoregressive, Speculator
+from jaxspec.engine.assembly import build_program
+from jaxspec.engine.config import EngineConfig
+from jaxspec.engine.drafts import DraftConfig, mixture, sources_of
+from jaxspec.engine.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
+from jaxspec.models.families import abstract_params, towers_alike
+from jaxspec.models.int8 import Weights
+from jaxspec.models.language_model import LanguageModel
+from jaxspec.sharding import abstract_mesh, shardings
+from jaxspec.typing import Params
+
+
+class Chip(NamedTuple):
+    """Describe a device by its maker's data sheet."""
+
+    kind: str
+    """Part of its `device_kind` in JAX."""
+    gib: float
+    """Memory."""
+    gbps: float
+    """Its bandwidth."""
+    tflops: float
+    """Products of bfloat16 matrices (T4: float16) without sparsity."""
+
+
+CHIPS = {
+    "v3": Chip("TPU v3", 16, 450, 61.5),
+    "v4": Chip("TPU v4", 32, 1228, 275),
+    "v5e": Chip("TPU v5 lite", 16, 819, 197),
+    "v5p": Chip("TPU v5", 95, 2765, 459),
+    "v6e": Chip("TPU v6", 32, 1640, 918),
+    "t4": Chip("T4", 16, 320, 65),
+    "l40s": Chip("L40S", 48, 864, 362),
+    "l4": Chip("L4", 24, 300, 121),
+    "a100-40gb": Chip("A100-SXM4-40GB", 40, 1555, 312),
+    "a100": Chip("A100", 80, 2039, 312),
+    "h100": Chip("H100", 80, 3350, 989),
+    "h200": Chip("H200", 141, 4800, 989),
+    "b200": Chip("B200", 180, 8000, 2250),
+}
+"""Figures for one JAX device, from cloud.google.com/tpu/docs and NVIDIA's data sheets (SXM). A kind
+whose name is part of another's comes after it."""
+
+
+def chip_of(device: Any) -> Chip | None:
+    """Return the data sheet of a device, or None for kinds not in the table."""
+    return next((chip for chip in CHIPS.values() if chip.kind in device.device_kind), None)
+
+
+def abstract_program(
+    target: ModelConfig,
+    drafts: Sequence[DraftConfig],
+    views: tuple[str, ...] | None,
+    gamma: int,
+    dtype: Any,
+    tree: str | None = None,
+    weights: Weights | None = None,
+    width: int | None = None,
+) -> tuple[Autoregressive | Speculator, Params]:
+    """Return the program of these models, and its parameters as shapes.
+
+    Without drafts the target decodes alone. A draft whose tower has the target's shapes shares it.
+
+    Args:
+      weights: "int8" for a target that `LoadedModel.load` quantises.
+    """
+    parts, model = mixture(views, drafts), LanguageModel(target)
+    shares = parts.model is not None and towers_alike(target, parts.model)
+    sources = sources_of(parts, model, gamma, shares)
+    config = EngineConfig(views=views, gamma=gamma, tree=tree, width=width)
+    shapes = {source.name: source.shapes(dtype) for source in sources}
+    params = {"target": abstract_params(target, dtype, weights)}
+    params |= {name: own for name, own in shapes.items() if own}
+    return build_program(model, sources, config), params
+
+
+def usual_head(target: ModelConfig, **options: Any) -> HeadConfig:
+    """Return the KV head of `train.recipe kv_llava15_7b`: 64 slots an image, if sizes are fixed.
+
+    options: More fields.
+    """
+    tokens = getattr(target, "image_tokens", None)
+    pooled = {} if tokens is None else {"image_slots": min(64, tokens), "slot_bias": True}
+    return new_head(target, **pooled, **options)
+
+
+def sizes_of(program: Autoregressive | Speculator, prompt: int, tiles: int, new: int) -> Sizes:
+    """Return the sizes of rows with these prompt slots, image tiles and new tokens."""
+    tiles = tiles if program.target.has_vision else 0
+    counted = tuple(tiles if tower else 0 for tower in program.towers)
+    shown = np.zeros(0, int)
+    buckets = Buckets((prompt,), (tiles,))
+    sources = tuple(
+        source.sizes([prompt] * len(source.forms), shown, buckets) for source in program.sources
+    )
+    return Sizes(prompt, counted, new, sources)
+
+
+def split_over(
+    program: Autoregressive | Speculator, params: Params, mesh: Mesh | AbstractMesh
+) -> Params:
+    """Return the shapes placed as in an engine: target and head split, the draft replicated."""
+    places: dict[str, Any] = {"target": shardings(program.target.config, params["target"], mesh)}
+    for source in program.sources:
+        if source.name in params:
+            places[source.name] = source.places(params[source.name], mesh)
+    return at_place(params, places)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Hold the memory of one device, and the bytes that it reads."""
+
+    memory: MemoryReport
+    plain: int
+    """Bytes of a token of plain decoding, of every row: weights and cache once."""
+    block: int
+    """Bytes of a block: its drafting, and the target's pass."""
+
+    def speedup(self, tokens_per_pass: float) -> float:
+        """Return the speed-up over plain decoding at this many tokens a pass, if memory-bound."""
+        return tokens_per_pass * self.plain / self.block
+
+
+def plan(
+    program: Autoregressive | Speculator, params: Params, devices: int, batch: int, sizes: Sizes
+) -> Plan:
+    """Return the plan of decoding on this many devices."""
+    if devices > 1:
+        params = split_over(program, params, abstract_mesh(model=devices))
+    report = plan_memory(program, params, batch, sizes)
+    plain = bytes_held(read_by_pass(params["target"])) + report.target_cache
+    gamma = program.most_tokens - 1
+    drafted = sum(
+        source.passes(gamma) * (bytes_held(read_by_pass(source.weights(params))) + cache)
+        for source, cache in zip(program.sources, report.draft_caches, strict=True)
+    )
+    return Plan(report, plain, plain + drafted)
+
+
+def read_by_pass(params: Params) -> list[Any]:
+    """Return the parameters that a pass reads whole: no tower, and embeddings only where tied."""
+    passed = ("vision_tower", "visual", "multi_modal_projector", "kv_projector", "image_newline")
+    leaves = flat(params)
+    tied = not any("lm_head" in path for path in leaves)
+    return [
+        leaf
+        for path, leaf in leaves.items()
+        if not path.startswith(passed) and (tied or "embed_tokens" not in path)
+    ]
+
+
+def flat(params: Params) -> dict[str, Any]:
+    """Return the leaves by path."""
+    return flatten_dict(params, sep="/")  # type: ignore[return-value]

@@ -1,0 +1,183 @@
+"""Define requests and results, and check and encode requests on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from numbers import Integral
+from typing import Any, Generic, TypeVar
+
+from PIL.Image import Image
+
+from jaxspec.data.images import ImageSource, Picture
+from jaxspec.decoding.collaboration.proposals import CollaborationStats
+from jaxspec.decoding.state import DecodeStats
+from jaxspec.engine.memory import Sizes
+from jaxspec.errors import InputError, check_counts, is_number
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.prompts.rows import PromptRow
+
+Made = TypeVar("Made")
+Stats = TypeVar("Stats", bound=DecodeStats | CollaborationStats | None)
+
+UNSIZED = Sizes(0, (), 0)
+HOTTEST = 1e30
+"""Highest temperature that float32 logits can be divided by without underflow."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Ask one question and say how to decode its answer.
+
+    Attributes:
+      prompt: Question for the chat template, or token ids from an engine's `encoder`.
+      max_new_tokens: Most tokens of the answer.
+      temperature: Sampling temperature; 0 decodes greedily.
+      top_k: Number of likeliest tokens to sample from; 0: all.
+      top_p: Total probability of the likeliest tokens to sample from; 1: all.
+      seed: Seed of sampling, 0 to 2**32 - 1.
+      stop: Strings that end the answer; its text ends before the first one.
+      images: Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each replaces
+        an `<image>` in the question, or precedes its text.
+    """
+
+    prompt: Prompt[ImageSource] | str
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: Sequence[str] = ()
+    images: Sequence[ImageSource] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, Prompt | str):
+            kind = type(self.prompt).__name__
+            raise InputError(f"prompt: a {kind}; give a string or engine.encoder.prompt(question)")
+        if not isinstance(self.images, list | tuple):
+            kind = type(self.images).__name__
+            raise InputError(f"images: a {kind}; give a list of images, as images=[page]")
+        if self.images and not isinstance(self.prompt, str):
+            raise InputError("images: the prompt is token ids; give its images to the encoder")
+        check_counts(max_new_tokens=self.max_new_tokens)
+        if not is_number(self.temperature) or not 0 <= self.temperature <= HOTTEST:
+            raise InputError(
+                f"temperature: {self.temperature!r}; give 0 (greedy) or more, up to {HOTTEST:g}"
+            )
+        if not isinstance(self.top_k, Integral) or self.top_k < 0:
+            raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or a whole number")
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise InputError(f"top_p: {self.top_p!r}; give more than 0 and at most 1")
+        if not isinstance(self.stop, list | tuple) or not all(
+            isinstance(text, str) and text for text in self.stop
+        ):
+            raise InputError(f"stop: {self.stop!r}; give a list of non-empty strings")
+        if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32:
+            raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
+
+
+@dataclass(frozen=True)
+class Result(Generic[Stats]):
+    """Hold the answer to one request, with counts and times.
+
+    Attributes:
+      text: Answer, without the stop string.
+      tokens: New tokens, up to EOS or to the token that completes a stop string.
+      stats: Counts of the request: `DecodeStats`, or `CollaborationStats` of several models; None
+        with an `error`.
+      prefill_ms: Prefill time of all requests that ran together, without compilation.
+      decode_ms: Loop time of all requests that ran together, without compilation.
+      batch: Number of requests that ran together, inserted ones included.
+      trace: Origin of each new token: its text (`pieces`), its `place` in the block if it was
+        drafted (-1: the target wrote it), whether it was each view's likeliest token (`agree`; None
+        if the views gave no distribution), and the views' `weights`.
+      compile_ms: Compile time, which no other time includes.
+      error: Reason why the request got no answer, with `keep_going`; then `text` is empty.
+      caption_ms: Captioning time of the images; a caption from disk counts its original time.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    stats: Stats
+    prefill_ms: float
+    decode_ms: float
+    batch: int
+    trace: dict[str, list[Any]] | None = None
+    compile_ms: float = 0.0
+    error: str = ""
+    caption_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class EncodedRequest(Request):
+    """Extend a request by its token ids, images of known size, rows and bucket."""
+
+    prompt: Prompt[Picture]
+    name: str = ""
+    """Name in error messages, if there are several."""
+    rows: tuple[PromptRow, ...] = ()
+    """Token rows of the prompt, one for each form."""
+    sizes: Sizes = UNSIZED
+    """Bucket."""
+    caption_ms: float = 0.0
+
+
+def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[EncodedRequest]:
+    """Encode requests or questions. Images are decoded later, batch by batch."""
+    encoded = []
+    for index, one in enumerate(requests):
+        name = f"request {index}" if len(requests) > 1 else ""
+        if isinstance(one, Request) and isinstance(one.prompt, Prompt) and one.prompt.sample:
+            name = f"sample {one.prompt.sample!r}, turn {one.prompt.turn}"
+        with _named(name):
+            if not isinstance(one, Request | str):
+                kind = type(one).__name__
+                raise InputError(f"requests: a {kind}; give a Request, or a question as a string")
+            request = Request(one) if isinstance(one, str) else one
+            prompt = request.prompt
+            if isinstance(prompt, str):
+                prompt = encoder.prompt(prompt, tuple(request.images))
+            values = {f.name: getattr(request, f.name) for f in fields(Request)}
+            values |= {
+                "prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))),
+                "images": (),
+            }
+            encoded.append(EncodedRequest(**values, name=name))
+    return encoded
+
+
+def each(
+    work: Callable[..., Made], requests: Sequence[EncodedRequest], *others: Sequence[Any]
+) -> list[Made]:
+    """Map `work` over the requests and other sequences; an InputError names the request."""
+    made = []
+    for request, *rest in zip(requests, *others, strict=True):
+        with _named(request.name):
+            made.append(work(request, *rest))
+    return made
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put the name before the text of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        if not name:
+            raise
+        raise InputError(f"{name}: {error}") from error
+
+
+def decoded(request: EncodedRequest) -> EncodedRequest:
+    """Return the request with its images as pixels; InputError for one that cannot be read."""
+    images = tuple(Picture.of(picture.rgb()) for picture in request.prompt.images)
+    return replace(request, prompt=replace(request.prompt, images=images))
+
+
+def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[Image]]:
+    """Return each request's images as RGB, then `spare` empty lists."""
+    return (
+        each(lambda request: [picture.rgb() for picture in request.prompt.images], requests)
+        + [[]] * spare
+    )

@@ -1,0 +1,79 @@
+"""Hold a conversation in which each turn prefills only its new tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspec.cache import KVCache
+from jaxspec.data.images import ImageSource
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.requests import Request, Result
+from jaxspec.engine.running import RunningBatch
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
+from jaxspec.models.inputs import TEXT
+from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.rows import PromptRow, same_slots
+
+
+class Session:
+    """Converse with an engine's target, whose cache is kept from turn to turn.
+
+    `session.ask("What is this?", images=[photo]).text`, then `session.ask("What colour is
+    it?").text`. Answers equal those to the whole prompts. A draft, which is small, prefills its
+    views again in every turn.
+
+    Raises InputError for engines of several models or of recorded answers.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        if type(engine.target) is not LoadedModel:
+            kind = type(engine.target).__name__
+            raise InputError(f"session: needs one loaded target, not a {kind}; use generate")
+        self.engine = engine
+        self._prompt: Prompt | None = None
+        self._answer: tuple[int, ...] = ()
+        self._cache: KVCache | None = None
+        self._cached: PromptRow | None = None
+        """Row of tokens and image slots that the cache holds."""
+
+    def ask(self, question: str, images: Sequence[ImageSource] = (), **options: Any) -> Result:
+        """Answer the next question; `options` are fields of `Request`."""
+        encoder = self.engine.encoder
+        if not isinstance(question, str):
+            kind = type(question).__name__
+            raise InputError(f"question: a {kind}; give a string, and options by name")
+        if not isinstance(images, list | tuple):
+            kind = type(images).__name__
+            raise InputError(f"images: a {kind}; give a list of images, as images=[page]")
+        if self._prompt is None:
+            prompt = encoder.prompt(question, images)
+        else:
+            prompt = encoder.follow_up(self._prompt, self._answer, question, images)
+        (read,) = self.engine.batcher.read([Request(prompt, **options)])
+        row = read.rows[0]
+        batch = RunningBatch(self.engine.batcher, [read], past=self._past(row))
+        while batch.busy:
+            batch.decode()
+            batch.grow()
+        (result,) = batch.results()
+        self._prompt, self._answer, self._cache = read.prompt, result.tokens, batch.state.target
+        # As far as plain decoding has read when it writes the last token. A block may have read
+        # past a stop string, and a token rounds otherwise in a pass than in the next prefill.
+        self._cached = row.followed_by(result.tokens[:-1])
+        return result
+
+    def _past(self, row: PromptRow) -> KVCache | None:
+        """Return the cache cut to its common beginning with the row, or None without one."""
+        if self._cache is None or self._cached is None:
+            return None
+        kept = same_slots(self._cached, row[:-1])
+        fresh = row[kept:]
+        if fresh.rotary is not None and fresh.sources is not None and (fresh.sources != TEXT).any():
+            return (
+                None  # With M-RoPE new images shift later positions; only a prefill knows how far.
+            )
+        return self._cache.replace(length=np.full(1, kept, np.int32))

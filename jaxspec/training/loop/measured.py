@@ -1,0 +1,155 @@
+"""The compiled training step, with the metrics and speeds of each line of the log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from jaxspec.engine.plan import chip_of
+from jaxspec.errors import Diverged
+from jaxspec.sharding import on_mesh
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.loop.step import Flat, LossFn, TrainState, make_schedule, make_step
+from jaxspec.typing import Array
+
+
+class MeasuredStep:
+    """Map (state, batch) to the next state, which takes the donated state's place.
+
+    One step is queued while another runs. The first step of each batch shape is compiled and not
+    timed.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        loss_fn: LossFn,
+        optimizer: optax.GradientTransformation,
+        frozen: Flat,
+        mesh: Mesh,
+        places: Any,
+    ) -> None:
+        """`places` are the shardings of the state, which stay the same from step to step."""
+        self._config, self._frozen, self._mesh = config, frozen, mesh
+        step = make_step(loss_fn, optimizer, config)
+        self._step = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+        self._schedule = make_schedule(config)
+        self._metrics: dict[str, Array] = {}
+        self._shapes: set[Any] = set()
+        self._restart()
+
+    def __call__(self, state: TrainState, batch: Any, waited: float) -> TrainState:
+        """Run one step.
+
+        Args:
+          waited: Seconds spent waiting for the batch. They count if no step ran meanwhile.
+        """
+        before: dict[str, Any] = self._metrics
+        if before:
+            self._waited += waited * all(value.is_ready() for value in before.values())
+        else:
+            self._restart()
+        shapes = jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))
+        if shapes not in self._shapes:
+            self._shapes.add(shapes)
+            with self._untimed():
+                state = self._run(state, batch)
+                jax.block_until_ready(self._metrics)
+            return state
+        state = self._run(state, batch)
+        jax.block_until_ready(before)
+        self._steps += 1
+        tokens = getattr(batch, "tokens", None)
+        places = self._config.batch if tokens is None else tokens.size
+        flops = model_flops(state.params, self._frozen, places)
+        self._done["samples_per_second"] += self._config.batch
+        self._done["model_flops_per_second"] += flops
+        if tokens is not None:
+            self._done["tokens_per_second"] += places
+        return state
+
+    def _run(self, state: TrainState, batch: Any) -> TrainState:
+        with on_mesh(self._mesh):
+            state, self._metrics = self._step(state, self._frozen, batch)
+        return state
+
+    def read(self, step: int) -> dict[str, float]:
+        """Return the metrics of the last step, and the speeds since the previous reading.
+
+        step_ms: Milliseconds of a step.
+        samples_per_second, tokens_per_second: Rates; tokens count padding too.
+        data_wait: Share of the time in which the devices waited for a batch.
+        model_flops_per_second: Rate of `model_flops`.
+        mfu: Model FLOPs utilisation, the share of the devices' peak, where that is known.
+
+        Raises Diverged where the loss or the gradient is not a number.
+        """
+        found = self._checked(step)
+        found["learning_rate"] = float(np.asarray(self._schedule(step - 1)))
+        if self._steps:
+            seconds = time.perf_counter() - self._since
+            found |= {name: amount / seconds for name, amount in self._done.items()}
+            found |= {"step_ms": 1e3 * seconds / self._steps, "data_wait": self._waited / seconds}
+            if (chip := chip_of(self._mesh.devices.flat[0])) is not None:
+                peak = 1e12 * chip.tflops * self._mesh.size
+                found["mfu"] = found["model_flops_per_second"] / peak
+        self._restart()
+        return found
+
+    def check(self, step: int, state: TrainState) -> None:
+        """Raise Diverged where an array of the state holds a value that is not finite."""
+        finite, _ = jax.tree_util.tree_flatten_with_path(_finite(state))
+        for path, is_finite in finite:
+            if not is_finite:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise Diverged(f"step {step}: {name} is not finite; lower the learning rate")
+
+    @contextmanager
+    def pause(self, step: int) -> Iterator[None]:
+        """Do not time the block, an evaluation or a checkpoint. Raises Diverged as `read` does."""
+        self._checked(step)
+        with self._untimed():
+            yield
+
+    @contextmanager
+    def _untimed(self) -> Iterator[None]:
+        jax.block_until_ready(self._metrics)  # a running step is timed to its end
+        start = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - start
+
+    def _checked(self, step: int) -> dict[str, float]:
+        found = {name: float(value) for name, value in self._metrics.items()}
+        wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(found.get(name, 0.0))]
+        if wrong:
+            raise Diverged(f"step {step}: {wrong[0]} is {found[wrong[0]]}; lower the learning rate")
+        return found
+
+    def _restart(self) -> None:
+        self._steps, self._waited, self._since = 0, 0.0, time.perf_counter()
+        self._done: defaultdict[str, float] = defaultdict(float)
+
+
+@jax.jit
+def _finite(state: TrainState) -> Any:
+    """Return for each array whether all its values are finite."""
+    return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), state)
+
+
+def model_flops(trainable: Mapping[str, Any], frozen: Mapping[str, Any], tokens: int) -> float:
+    """Estimate the operations of one step: per token 6 a trained weight, 2 a frozen one (6N)."""
+    trained, fixed = (
+        sum(math.prod(leaf.shape) for path, leaf in part.items() if "embed_tokens" not in path)
+        for part in (trainable, frozen)
+    )
+    return tokens * (6.0 * trained + 2.0 * fixed)

@@ -1,0 +1,148 @@
+"""Signatures of a run's data and models: a run goes on only with those that it began with.
+
+A signature covers some samples, or some bytes of each file, so that terabytes take no time. Data
+that was shuffled, cut or answered anew and weights that were trained further differ there. A single
+changed row may go unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jaxspec.checkpoints.directories import weight_files
+from jaxspec.checkpoints.locating import SMALL, locate
+from jaxspec.data.conversations import SUFFIXES as IMAGES
+from jaxspec.data.images import StoredImage, image_hash, to_rgb
+from jaxspec.data.rows import SUFFIXES as ROWS
+from jaxspec.data.samples import Sample
+from jaxspec.errors import InputError
+from jaxspec.files import write_text
+from jaxspec.training.config import RUNTIME, TrainConfig
+from jaxspec.training.loop.step import make_schedule
+
+SAMPLES = 8
+BLOCKS, BLOCK = 64, 4096
+"""Pieces of each file of weights, and the bytes of each."""
+READ = (".json", ".model", ".txt", ".jinja")
+"""Suffixes of the files, besides weights, that decide a model's inputs and outputs."""
+DECIDING = (*READ, ".safetensors", ".bin", *ROWS)
+"""Ends of the names of the files in a folder that a fingerprint covers, besides images."""
+WHOLE = 64 << 20
+"""Bytes of the largest file that a fingerprint reads whole."""
+
+
+def data_signature(source: Sequence[Sample]) -> str:
+    """Return a fingerprint of the number of samples and of some samples."""
+    found, last = hashlib.sha256(), len(source) - 1
+    for place in sorted({last * i // (SAMPLES - 1) for i in range(SAMPLES)}):
+        sample = source[place]
+        found.update(repr((last, sample.id, sample.turns)).encode())
+        for image in sample.images:
+            stored = isinstance(image, StoredImage)
+            content = image.content if stored else image_hash(to_rgb(image)).encode()
+            found.update(hashlib.sha256(content).digest())
+    return f"fingerprint {found.hexdigest()[:12]}"
+
+
+def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> str:
+    """Return a checkpoint's name, and a fingerprint of its configuration, tokeniser and weights.
+
+    Args:
+      weights: Files of weights that count. None counts all, and fetches them from the hub.
+    """
+    found = hashlib.sha256()
+    path = locate(name, wanted=None if weights is None else SMALL)
+    of_weights = weight_files(path) if weights is None else weights
+    for file in sorted(path.iterdir()):
+        holds_weights = file in of_weights
+        if not holds_weights and (file.suffix not in READ or file.name == "generation_config.json"):
+            continue
+        size = file.stat().st_size
+        found.update(f"{file.name} {size}".encode())
+        for piece in _blocks(file) if holds_weights else [file.read_bytes()]:
+            found.update(piece)
+    return f"{name}, fingerprint {found.hexdigest()[:12]}"
+
+
+def file_signature(path: Path) -> str:
+    """Return a fingerprint of a file, or of the models, rows and images in a folder.
+
+    Of images, and of files over 64 MiB, the size counts, and of the latter some bytes.
+    """
+    content = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        images = file.suffix.lower() in IMAGES
+        if not file.is_file() or (file != path and not (images or file.name.endswith(DECIDING))):
+            continue
+        size = file.stat().st_size
+        content.update(f"{file.relative_to(path)} {size}".encode())
+        if not images and size <= WHOLE:
+            content.update(file.read_bytes())
+        elif not images:
+            for block in _blocks(file):
+                content.update(block)
+    return content.hexdigest()[:12]
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    """Yield BLOCKS pieces of a file, spread evenly from its beginning to its end."""
+    last = max(file.stat().st_size - BLOCK, 0)
+    with file.open("rb") as content:
+        for i in range(BLOCKS):
+            content.seek(last * i // (BLOCKS - 1))
+            yield content.read(BLOCK)
+
+
+def run_signature(config: TrainConfig, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration and the other inputs of a run, as read back from JSON."""
+    return json.loads(json.dumps(asdict(config) | inputs))
+
+
+def claim(
+    directory: Path, config: TrainConfig, run: dict[str, Any], saved: tuple[int, Any] | None
+) -> None:
+    """Raise InputError if another run saved a step here; else write `train_config.json`.
+
+    The number of steps may differ if the saved steps had the same learning rates.
+
+    Args:
+      saved: The newest saved step, and the signature of the run that saved it.
+    """
+    if saved is not None:
+        done, old = saved[0], saved[1] or run
+        theirs, mine = _lasting(old), _lasting(run)
+        if done <= config.steps and _same_rates(config, old["steps"], done):
+            theirs["steps"] = config.steps
+        for name in sorted(theirs.keys() | mine.keys()):
+            before, now = theirs.get(name), mine.get(name)
+            if before != now:
+                raise InputError(
+                    f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}; "
+                    "go on with that, or train in another directory (--runs)"
+                )
+    if jax.process_index() == 0:
+        write_text(directory / "train_config.json", json.dumps(run, indent=1) + "\n")
+
+
+def _lasting(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that may not differ when a run goes on, by their dotted names."""
+    lasting = {name: value for name, value in values.items() if name not in RUNTIME}
+    flat: Any = flatten_dict(lasting, sep=".")
+    return dict(flat)
+
+
+def _same_rates(config: TrainConfig, steps: int, done: int) -> bool:
+    """Return whether a run of `steps` steps had the same rates in its first `done` steps."""
+    at = np.arange(done)
+    return np.array_equal(
+        make_schedule(config)(at), make_schedule(replace(config, steps=steps))(at)
+    )

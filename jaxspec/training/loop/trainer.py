@@ -1,0 +1,137 @@
+"""The training loop. A stopped run goes on to the same parameters, on any mesh.
+
+A checkpoint holds the state and the place in the data after the same step, so the next run reads
+the next batch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from jaxspec.checkpoints.orbax import Checkpoints
+from jaxspec.cluster import sole_on_first
+from jaxspec.training.batches import Batch, BatchIterator, as_iterator, read_ahead
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.loop.measured import MeasuredStep
+from jaxspec.training.loop.metrics import MetricsLog
+from jaxspec.training.loop.preemption import Preempted, Preemption
+from jaxspec.training.loop.signatures import claim, run_signature
+from jaxspec.training.loop.step import (
+    LossFn,
+    Places,
+    make_optimizer,
+    merge,
+    on_host,
+    partition,
+    place_state,
+    placed_on,
+)
+from jaxspec.typing import Params
+
+Evaluate = Callable[[Params], Mapping[str, float]]
+"""Parameters on the host -> metrics. Every process calls it with the same parameters."""
+
+
+def fit(
+    config: TrainConfig,
+    params: Params,
+    loss_fn: LossFn,
+    batches: BatchIterator[Batch] | Callable[[int], Batch],
+    directory: Path,
+    *,
+    places: Places | None = None,
+    evaluate: Evaluate | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Params:
+    """Train from `params`, or from the newest checkpoint, and return the parameters on the host.
+
+    Args:
+      params: Arrays of numpy or JAX. Frozen ones are returned unchanged.
+      loss_fn: (params, batch) -> (loss, metrics), traced; see `LossFn`.
+      batches: Iterator over this process's rows, or a function of the step that makes a whole
+        batch.
+      directory: Folder that receives `metrics.jsonl`, `train_config.json` and checkpoints.
+      places: Shardings of the parameters on the mesh; None replicates them.
+      evaluate: Function whose metrics are logged every `config.evaluate_every` steps and last.
+      inputs: Data, models and loss, as JSON, which decide the result with the configuration. A run
+        goes on only with the inputs that it began with.
+
+    Raises:
+      InputError: mesh, patterns or directory do not fit, or the directory holds another run.
+      Preempted: SIGTERM, Ctrl-C or SIGHUP came, and everything is saved.
+      Diverged: the loss or a parameter is not finite. The newest checkpoint is from before.
+    """
+    mesh = config.mesh.make(config.batch)
+    trainable, frozen = partition(params, config.frozen)
+    optimizer = make_optimizer(config, trainable)
+    saved = config.checkpoints.rstrip("/")
+    locks = [directory / "train.lock", *([f"{saved}.lock"] if saved else [])]
+    run = run_signature(config, dict(inputs or {}))
+
+    with ExitStack() as held:
+        # Set up: no other run here; the newest state; batches from its place on.
+        held.enter_context(sole_on_first(*locks))
+        checkpoints = held.enter_context(
+            Checkpoints(saved or directory / "checkpoints", config.keep, run)
+        )
+        claim(directory, config, run, checkpoints.newest())
+        where = placed_on(mesh, params, places)
+        state, placed = place_state(trainable, frozen, optimizer, where, mesh, config.dtype)
+        state, place = checkpoints.restore(state)
+        data = as_iterator(batches, mesh)
+        if place is not None:
+            data.set_state(place)
+        start = int(state.step)
+        if start:
+            _say(f"resuming {directory} at step {start} of {config.steps}")
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        step = MeasuredStep(config, loss_fn, optimizer, placed, mesh, shardings)
+        preemption = held.enter_context(Preemption())
+        log = held.enter_context(MetricsLog(directory, config, start))
+        steps, quiet = config.steps, jax.process_index() > 0
+        bar = tqdm(None, directory.name, steps, initial=start, unit="step", disable=quiet)
+        held.enter_context(bar)
+        ready = held.enter_context(closing(read_ahead(data, config.steps - start, mesh)))
+
+        for done in range(start + 1, config.steps + 1):
+            asked = time.perf_counter()
+            batch, place = next(ready)
+            state = step(state, batch, waited=time.perf_counter() - asked)
+            last, stops = done == config.steps, preemption.reached(2 * done)
+            if _due(config.log_every, done, last):
+                values = step.read(done)
+                log.write(done, values)
+                bar.set_postfix(
+                    {k: f"{values[k]:.3f}" for k in ("loss", "accuracy") if k in values}
+                )
+            if evaluate and _due(config.evaluate_every, done, last) and (last or not stops):
+                with step.pause(done):
+                    log.write(done, evaluate(merge(on_host(state.params), frozen)))
+            stops = stops or preemption.reached(2 * done + 1)  # a signal in an evaluation
+            if stops or _due(config.save_every, done, last):
+                with step.pause(done):
+                    step.check(done, state)
+                    checkpoints.save(done, state, place, wait=last or stops)
+            bar.update()
+            if stops and not last:
+                _say(f"{directory}: ended by a signal; step {done} of {config.steps} is saved")
+                raise Preempted(preemption.number)
+    return merge(on_host(state.params), frozen)
+
+
+def _due(every: int, step: int, last: bool) -> bool:
+    """Return whether something is done after this step; `every` 0 is never."""
+    return every > 0 and (last or step % every == 0)
+
+
+def _say(line: str) -> None:
+    if jax.process_index() == 0:
+        print(line, file=sys.stderr)
