@@ -229,3 +229,15 @@ def test_a_stale_figure_is_found() -> None:
     with pytest.raises(AssertionError):
         unknown(told.format("0.06", "0.06", "1.24 - 1.19"))
     assert unknown("`smollm2_gamma3/` to `_gamma7/`: 0.89") == []
+
+
+def test_every_folder_of_results_is_named_by_a_page() -> None:
+    """`a_gamma3/` to `a_gamma7/` names those between them, too."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), RESULTS / "README.md"]
+    named = {without_digits(name) for page in pages for name in folders(page.read_text("utf-8"))}
+    there = {path.name for path in RESULTS.iterdir() if path.is_dir()}
+    assert [name for name in sorted(there) if without_digits(name) not in named] == []
+
+
+def without_digits(name: str) -> str:
+    return re.sub(r"\d+", "", name)
