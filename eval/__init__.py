@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from jaxspec.command import expect_interrupt
+from jaxspec.command import start
 
 if sys.argv[0] == "-m":  # the package of a script that `python -m` runs is read before the script
-    expect_interrupt("eval")
+    start("eval")

@@ -43,6 +43,7 @@ from eval.lib.tables import (
     without_failed,
 )
 from jaxspec.command import input_errors, script_name
+from jaxspec.prompts.placeholders import PLACEHOLDER
 
 TAU = "tokens_per_pass"
 TIMES = (
@@ -235,14 +236,14 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
 
 def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]]]:
     """Return the page's questions and images, keyed by the fields `ASKED` of their records."""
-    return {
-        tuple((place | {"sample": sample.id}).get(field) for field in ASKED): (
-            sample.turns[place["turn"] - 1][0],
-            sample.images,
-        )
-        for place in config.parts()
-        for sample in islice(config.samples(**place), SHOWN)
-    }
+    asked = {}
+    for place in config.parts():
+        for sample in islice(config.samples(**place), SHOWN):
+            key = tuple((place | {"sample": sample.id}).get(field) for field in ASKED)
+            questions = [question for question, _ in sample.turns[: place["turn"]]]
+            shown = sum(question.count(PLACEHOLDER) for question in questions)
+            asked[key] = questions[-1], sample.images[:shown]
+    return asked
 
 
 if __name__ == "__main__":

@@ -171,13 +171,13 @@ def measure_quality(
             records = [record for record in answered if place.items() <= record.items()]
             for start in range(len(records), len(samples), PART):
                 part = slice(start, start + PART)
+                with config.named(dataset):
+                    results = engine.generate(requests[part])
                 judged = [
                     place
                     | {"sample": sample.id, "text": result.text, "tokens": len(result.tokens)}
                     | judge(sample, result.text, run_code)
-                    for sample, result in zip(
-                        samples[part], engine.generate(requests[part]), strict=True
-                    )
+                    for sample, result in zip(samples[part], results, strict=True)
                 ]
                 records += judged
                 yield [], judged

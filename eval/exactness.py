@@ -201,12 +201,13 @@ def measure_identity(
     with progress(work, "identity") as bar:
         for place in parts:
             bar.set_postfix_str(f"plain {place['dataset']}", refresh=False)
-            prompts = prompts_of(config, plain, place)
-            requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
-            answers = {
-                batch: [result.tokens for result in engine.generate(requests)]
-                for batch, engine in references.items()
-            }
+            with config.named(place["dataset"]):
+                prompts = prompts_of(config, plain, place)
+                requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
+                answers = {
+                    batch: [result.tokens for result in engine.generate(requests)]
+                    for batch, engine in references.items()
+                }
             asked.append((place | {"temperature": 0.0}, prompts, requests, answers))
             bar.update()
         for row, gamma, batch in variants:
@@ -216,7 +217,8 @@ def measure_identity(
             rows: list[Record] = []
             records: list[Record] = []
             for place, prompts, requests, answers in asked:
-                results = engine.generate(requests)
+                with config.named(place["dataset"]):
+                    results = engine.generate(requests)
                 expected = answers.get(batch, answers[batches[0]])
                 apart = [
                     divergence(reference, prompt, answer, result.tokens)

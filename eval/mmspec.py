@@ -150,7 +150,8 @@ def converse(
             Request(asked[i], config.max_new_tokens, config.temperature, seed=config.seed + i)
             for i in open_
         ]
-        said = dict(zip(open_, engine.generate(requests), strict=True))
+        with config.named(MMSPEC):
+            said = dict(zip(open_, engine.generate(requests), strict=True))
         for i, result in said.items():
             answered[i][1].append(_turn(result, engine))
     return answered

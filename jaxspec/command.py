@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import atexit
 import errno
+import io
 import os
 import pkgutil
+import re
 import select
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from jaxspec.errors import InputError, nearest, printable
+from jaxspec.errors import InputError, first_line, nearest, printable
+from jaxspec.files import local_path
 
+_NARROWEST = 40
+"""Least columns of a terminal."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -34,19 +41,143 @@ def run_script(main: Callable[..., object], description: str | None = None) -> N
     Args:
       description: Beginning of --help; by default the docstring of `main`.
     """
-    import tyro  # here, because this module is imported by more than scripts
-
     name = script_name()
     with input_errors(name):
-        tyro.cli(main, prog=f"python -m {name}", description=description)
+        parse_options(main, sys.argv[1:], f"python -m {name}", description=description)
 
 
-def expect_interrupt(program: str) -> None:
-    """Let Ctrl-C end the process with one line during imports, until `input_errors` takes over.
+def parse_options(kind: Any, words: Sequence[str], prog: str, **settings: Any) -> Any:
+    """Return what tyro makes of a command line; raise InputError where tyro would print a box.
 
-    Imports take seconds, and jaxlib's modules do not survive an exception. This also keeps the
-    hub's progress bars out of pipes and files.
+    The `~` of paths is expanded.
+
+    Args:
+      kind: Dataclass whose fields are the options, or function whose parameters they are.
+      prog: The command's name in --help.
+      settings: More arguments of `tyro.cli`.
     """
+    import tyro  # here, because this module is imported by more than commands
+
+    def path_rule(info: Any) -> Any:
+        spec = tyro.constructors.PrimitiveConstructorSpec
+        if info.type is Path:
+            return spec(
+                1,
+                "PATH",
+                lambda x: local_path(*x),
+                lambda x: isinstance(x, Path),
+                lambda x: [str(x)],
+            )
+        return None
+
+    def options() -> list[str]:
+        page = io.StringIO()
+        with redirect_stdout(page), suppress(SystemExit):
+            tyro.cli(kind, args=["--help"], prog=prog, **settings)
+        lines = re.findall(r"^\W*(--.*)", page.getvalue(), re.MULTILINE)
+        return [name for line in lines for name in re.findall(r"--[\w.-]+", line)]
+
+    def refuse(event: Any) -> NoReturn:
+        raise InputError(_refusal(event, words, options, f"see {prog} --help"))
+
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.primitive_rule(path_rule)
+    with tyro._errors.on_parse_error(refuse):
+        return tyro.cli(kind, args=words, prog=prog, registry=registry, **settings)
+
+
+def parse_subcommand(
+    kinds: Mapping[str, Any], words: Sequence[str], prog: str, description: str | None
+) -> Any:
+    """Return what `parse_options` makes of the words after a subcommand, one of `kinds`."""
+    name = words[0] if words else ""
+    if name in kinds:
+        return parse_options(kinds[name], words[1:], f"{prog} {name}")
+    if {"-h", "--help"} & set(words):
+        from tyro.extras import subcommand_cli_from_dict
+
+        subcommand_cli_from_dict(dict(kinds), prog=prog, description=description, args=["--help"])
+    what = f"command {name!r}: unknown" if name else "command: missing"
+    raise InputError(f"{what}; {nearest(name, list(kinds))}")
+
+
+def _refusal(
+    event: Any, words: Sequence[str], options: Callable[[], list[str]], advice: str
+) -> str:
+    """Return the line for a `tyro._errors.ParseErrorEvent`.
+
+    Args:
+      words: The command line.
+      options: Returns the names of all options.
+      advice: What to do where nothing better is known.
+    """
+    argument = getattr(event, "argument", None)
+    name = argument and argument.display_name()
+    match type(event).__name__:
+        case "UnrecognizedArgs":
+            return _unknown(event.tokens, words, options, advice)
+        case "MissingArgs":
+            if any(token.startswith("-") for token in event.unrecognized_tokens):
+                return _unknown(event.unrecognized_tokens, words, options, advice)
+            names = ", ".join(context.arg.display_name() for context in event.missing_arguments)
+            return f"{names}: missing; {advice}"
+        case "InvalidChoice":
+            choices = [choice for choice in event.choices if choice != "None"]
+            return f"{name}: {event.value!r}; {nearest(event.value, choices)}"
+        case "BadValue":
+            return f"{name}: the value is missing; give {_noun(argument)}"
+        case "InstantiationFailure" if values := name and re.findall("'.*'", event.message):
+            if "://" in values[0]:
+                return (
+                    f"{name}: {values[0]}: a web address; fetch it, and give the file or directory"
+                )
+            return f"{name}: {values[0]}; give {_noun(argument)}"
+    return str(getattr(event, "message", f"{type(event).__name__}; {advice}"))
+
+
+def _unknown(
+    tokens: Sequence[str], words: Sequence[str], options: Callable[[], list[str]], advice: str
+) -> str:
+    """Return the line for the words of a command line that nothing takes."""
+    for token in tokens:
+        if token.startswith("-"):
+            name = token.partition("=")[0]
+            near = get_close_matches(name.replace("_", "-"), options(), 1)
+            return f"{name}: no such option; {f'did you mean {near[0]!r}?' if near else advice}"
+    token = tokens[0]
+    places = [place for place, word in enumerate(words) if word == token]
+    before = [(["", "", *words][place], ["", *words][place]) for place in places]
+    for option, value in before:  # as b in --image a b
+        if option.startswith("--") and not value.startswith("--"):
+            mend = "quote a value with spaces, or repeat the option"
+            return f"{option}: takes one value, and {value!r}, {token!r} are two; {mend}"
+    flags = [word.removesuffix(f"={token}") for word in words if word.endswith(f"={token}")]
+    flags += [flag for _, flag in before if flag.startswith("--") and "=" not in flag]
+    if flags:  # as --tiles yes and --tiles=yes
+        return f"{flags[0]}: takes no value; leave out {token!r}"
+    return f"{token!r}: nothing takes it; {advice}"
+
+
+def _noun(argument: Any) -> str:
+    """Return what an argument takes: a whole number, numbers, or tyro's word for it."""
+    metavar: str = argument.lowered.metavar.removeprefix("{None}|").strip("{}")
+    kinds = {"INT": "a whole number", "FLOAT": "a number"}
+    lists = {"[INT [INT ...]]": "whole numbers", "[FLOAT [FLOAT ...]]": "numbers"}
+    return (kinds | lists).get(metavar, metavar)
+
+
+def start(program: str) -> None:
+    """Prepare a command's process, and let Ctrl-C end its imports with one line.
+
+    Imports take seconds, and jaxlib's modules do not survive an exception; `input_errors` takes
+    over. This also keeps the hub's progress bars out of pipes and files.
+    """
+    _prepare_console()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        _end(f"{program}: error: working directory: it was removed; change to one that exists", 2)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when transformers is imported
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
@@ -59,6 +190,25 @@ def expect_interrupt(program: str) -> None:
         _expected.append(leave)
 
 
+def _prepare_console() -> None:
+    """Make the console take all that a command writes.
+
+    Closed streams become os.devnull: no file that is opened later gets their numbers, which
+    libraries write to. Characters that the encoding lacks are written as escapes, as standard
+    error's are. Terminals have a least width.
+    """
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(nowhere)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # tyro's loop that fits --help to the terminal does not end at three columns or fewer.
+    if shutil.get_terminal_size().columns < _NARROWEST:
+        os.environ["COLUMNS"] = str(_NARROWEST)
+
+
 _expected: list[object] = []
 
 
@@ -66,8 +216,8 @@ _expected: list[object] = []
 def input_errors(program: str) -> Iterator[None]:
     """Report user errors and Ctrl-C in one line on standard error; other exceptions pass.
 
-    Exit codes: 2 for an `InputError` or a full disk; 130 for Ctrl-C; 141, without a line, for a
-    closed pipe, as after `| head`.
+    Exit codes: 2 for an `InputError`, a full disk, or no device of `JAX_PLATFORMS`; 130 for
+    Ctrl-C; 141, without a line, for a closed pipe, as after `| head`.
     """
     if signal.getsignal(signal.SIGINT) in _expected:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -83,13 +233,31 @@ def input_errors(program: str) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it silently
         atexit.register(os._exit, 130)  # XLA crashes if it is taken down while a program runs
         _end(f"{program}: interrupted", 130)
-    except OSError as error:
-        if error.errno in (errno.EPIPE, errno.EIO) and silence_unread():
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.EPIPE, errno.EIO) and silence_unread():
             sys.exit(141)
-        if error.errno not in _NO_ROOM:
+        line = _no_room(error) if number in _NO_ROOM else _no_device()
+        if line is None:
             raise
-        where = printable(str(error.filename or "output"))
-        _end(f"{program}: error: {where}: cannot be written: {error.strerror}", 2)
+        _end(f"{program}: error: {printable(line)}", 2)
+
+
+def _no_room(error: Any) -> str:
+    return f"{error.filename or 'output'}: cannot be written: {error.strerror}"
+
+
+def _no_device() -> str | None:
+    """Return the line for `JAX_PLATFORMS` without a device; None where JAX has devices."""
+    if "jax" not in sys.modules:
+        return None
+    try:
+        sys.modules["jax"].devices()
+    except Exception as error:  # JAX's own assertions too
+        reason = first_line(error).partition(" (set JAX_")[0]
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        return f"JAX_PLATFORMS: no device of {platforms!r} ({reason}); unset it, or give cpu"
+    return None
 
 
 def silence_unread() -> bool:

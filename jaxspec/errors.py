@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import requires
 from numbers import Integral, Real
+from pathlib import Path
 
+_CLONE = Path(__file__).resolve().parents[1]
 _LONGEST = 200
 """Most characters that are kept of another library's message."""
 
@@ -20,7 +26,7 @@ class InputError(ValueError):
 
 
 class Diverged(InputError):
-    """Report a loss or gradient of a training run that is not a number."""
+    """Report a loss, gradient or parameter of a training run that is not finite."""
 
 
 def is_number(value: object) -> bool:
@@ -33,6 +39,22 @@ def check_counts(**counts: object) -> None:
     for name, count in counts.items():
         if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
             raise InputError(f"{name}: {count}; give a whole number, 1 or more")
+
+
+def check_numbers(least: float = 0.0, most: float = 3.4e38, **numbers: object) -> None:
+    """Raise InputError, with the name, for the first value that is no number in a range.
+
+    The default range is that of float32, from 0 on.
+    """
+    for name, number in numbers.items():
+        if not is_number(number) or not least <= number <= most:  # type: ignore[operator]
+            raise InputError(f"{name}: {number}; give a number from {least:g} to {most:g}")
+
+
+def check_path(name: str, path: object) -> None:
+    """Raise InputError, with the name, for what is no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{name}: {path!r:.60}; give a directory's name")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -67,6 +89,16 @@ def reading(what: str, mend: str = "save it again with save_pretrained") -> Iter
         raise InputError(f"{what} ({first_line(error)}); {mend}") from error
 
 
+def install_command(extra: str) -> str:
+    """Return the pip command for an extra: in a clone by its name, else by its requirements."""
+    if (_CLONE / "pyproject.toml").is_file():
+        return f"pip install -e '.[{extra}]'"
+    # The package index has another project of this name, so an installed wheel has no extras.
+    lines = [re.split(" *; *", line) for line in requires("jaxspec") or ()]
+    names = [name for name, *marks in lines if re.search(f"extra == .{extra}.", "".join(marks))]
+    return f"pip install {shlex.join(names)}"
+
+
 @contextmanager
 def needing(what: str, extra: str) -> Iterator[None]:
     """Raise InputError for a failing import within; name what needs it and the extra to install."""
@@ -74,7 +106,7 @@ def needing(what: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise InputError(
-            f"{what}: {error.name} is not installed; pip install -e '.[{extra}]'"
+            f"{what}: {error.name} is not installed; {install_command(extra)}"
         ) from error
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import re
 import shutil
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,19 @@ ASSETS = Path(__file__).resolve().parent / "assets"
 """Folder of files that ship with the package: a page, and models, each pair in its own folder."""
 TRIALS = Path("runs", "debug")
 """Folder for the output of trials (`--debug`)."""
+_BESIDE = (".answers", ".skipped.jsonl", ".unfinished")
+"""Ends of the names of files and folders that commands write next to their output."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """Errors of file systems without locks."""
+_NUMBERED = re.compile(r"(.*)-\d+-of-(\d+)(\..*)")
+"""The name of one of several files: its beginning, the number of files, its end."""
+
+
+def local_path(name: str | Path) -> Path:
+    """Return the path of a name, its `~` expanded; InputError for an address such as https://."""
+    if "://" in str(name):  # Path would drop a slash of it
+        raise InputError(f"{str(name)!r}: a web address; fetch it, and give the file or directory")
+    return Path(name).expanduser()
 
 
 def trial_of(place: Path) -> Path:
@@ -44,15 +55,29 @@ def is_trial(place: Path) -> bool:
 
 
 def forget_trial(place: Path) -> None:
-    """Remove an earlier trial's output: `place`, and files next to it named `place.*`."""
+    """Remove an earlier trial's output: `place`, and what commands write next to it."""
     if not is_trial(place):
         return
     with writing(place):
-        for left in (place, *place.parent.glob(f"{glob.escape(place.name)}.*")):
+        for end in ("", *_BESIDE):
+            left = place.with_name(place.name + end)
             if left.is_dir():
                 shutil.rmtree(left)
-            elif left.suffix != ".lock":
+            else:
                 left.unlink(missing_ok=True)
+
+
+def lacking_files(files: Iterable[Path]) -> str:
+    """Return how many files of a numbered set are there, if not all; else "".
+
+    `train-00000-of-00002.parquet` alone gives "1 of the 2 files train-*-of-00002.parquet".
+    """
+    named = [(file.parent, _NUMBERED.fullmatch(file.name)) for file in files]
+    sets = Counter((folder, *found.groups()) for folder, found in named if found)
+    for (_, name, of, end), count in sets.items():
+        if count != int(of):
+            return f"{count} of the {int(of)} files {name}-*-of-{of}{end}"
+    return ""
 
 
 def _said_by_system(error: BaseException) -> str | None:
@@ -148,14 +173,19 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
         fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with sole(_lock_of(path)):
             old = _restore(path)
-            for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-                shutil.rmtree(left)
+            half = re.compile(rf"\.{re.escape(path.name)}\.\d+\.tmp")
+            for left in path.parent.iterdir():
+                if half.fullmatch(left.name):  # not `.NAME.v2.123.tmp`, which a neighbour writes
+                    shutil.rmtree(left)
             if old.exists():  # a program was killed after the second rename: `path` is the new one
                 old.rename(fresh)
                 shutil.rmtree(fresh)
             fresh.mkdir()
+            held = os.open(fresh, os.O_RDONLY)  # so that no other directory can get its number
             try:
                 yield fresh
+                if not (fresh.is_dir() and os.path.samestat(os.fstat(held), fresh.stat())):
+                    raise InputError(f"{fresh}: was removed while {path} was written; try again")
                 if path.is_dir() and any(path.iterdir()):
                     for entry in path.iterdir():
                         if not replaced(entry.name) and not os.path.lexists(fresh / entry.name):
@@ -167,6 +197,7 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
                 else:
                     fresh.rename(path)
             finally:
+                os.close(held)
                 _restore(path)
                 shutil.rmtree(fresh, ignore_errors=True)
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
+from jaxspec.checkpoints.generation import GenerationSettings, read_generation_settings
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import (
@@ -28,12 +29,11 @@ from jaxspec.config import (
     LlavaNextConfig,
     LvlmConfig,
     ModelConfig,
-    TextConfig,
     text_config,
 )
-from jaxspec.config.schema import WHOLE, check_fields
+from jaxspec.config.schema import WHOLE
 from jaxspec.data.images import Picture
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_path
 from jaxspec.models import LanguageModel, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
@@ -41,7 +41,7 @@ from jaxspec.models.vocabulary import head_kernel
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import bucket
 from jaxspec.prompts.views import View
-from jaxspec.runtime import setup_runtime
+from jaxspec.runtime import parse_dtype, setup_runtime
 from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
@@ -74,6 +74,8 @@ class LoadedModel:
     """Report of the reading; None for models that were not read from files."""
     head: LoadedHead | None = None
     """KV head that drafts for this target, in the view kv."""
+    settings: GenerationSettings | None = None
+    """generation_config.json's; None without the file."""
 
     @classmethod
     def load(
@@ -106,6 +108,14 @@ class LoadedModel:
         """
         if weights not in (None, *get_args(Weights)):
             raise InputError(f"weights: {weights!r} is unknown; give int8, or leave it out")
+        if not isinstance(mesh, Mesh | None):
+            raise InputError(f"mesh: {mesh!r:.60}; give what jaxspec.sharding.make_mesh returns")
+        if not isinstance(share_tower_with, LoadedModel | None):
+            kind = type(share_tower_with).__name__
+            raise InputError(f"share_tower_with: a {kind}; give what LoadedModel.load returns")
+        if adapter is not None:
+            check_path("adapter", adapter)
+        dtype = None if dtype is None else parse_dtype(dtype)
         setup_runtime()
         path = locate(path_or_id, revision)
         if is_kv_head(path):
@@ -129,20 +139,25 @@ class LoadedModel:
     def _described(cls, path: Path, config: ModelConfig) -> LoadedModel:
         has_vision = LanguageModel(config).has_vision
         processor = load_image_processor(path, config) if has_vision else None
-        return cls(with_stop_tokens(config, path), {}, load_tokenizer(path), processor)
+        settings = read_generation_settings(path)
+        config = with_stop_tokens(config, settings)
+        return cls(config, {}, load_tokenizer(path), processor, settings=settings)
 
     def with_head(self, path: str | Path) -> LoadedModel:
         """Return the model with a directory's KV head, in the model's dtype.
 
         Raises InputError for a head that was made for another target.
         """
+        check_path("KV head", path)
         config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
         config = config.for_target(self.config)
-        if (words := config.text_config.draft_vocabulary) and "lm_head" not in params:
-            params = {
-                **params,
-                "lm_head": {"kernel": head_kernel(text_params(self.config, self.params), words)},
-            }
+        text = config.text_config
+        words, tied = text.draft_vocabulary, text_config(self.config).tie_word_embeddings
+        if "lm_head" not in params and (words or (config.fused and tied)):
+            kernel = head_kernel(
+                text_params(self.config, self.params), words or tuple(range(text.vocab_size))
+            )
+            params = {**params, "lm_head": {"kernel": kernel}}
         return replace(self, head=LoadedHead(config, put(params, small_sharding(self.params))))
 
     def without_tiles(self) -> LoadedModel:
@@ -194,20 +209,15 @@ class LoadedModel:
         return reader and reader(self.config, self.image_processor)
 
 
-def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
+def with_stop_tokens(config: ModelConfig, settings: GenerationSettings | None) -> ModelConfig:
     """Return the configuration with generation_config.json's end-of-sequence ids, if it exists.
 
     As in transformers: chat models name the token that ends a turn there, and often nowhere else.
     Without an id in the file, no token ends an answer.
     """
-    file = path / "generation_config.json"
-    if not file.is_file():
+    if settings is None:
         return config
-    stop = directories.read_json(file).get("eos_token_id")
-    check_fields(str(file), TextConfig, {"eos_token_id": stop})
-    text = replace(
-        text_config(config), eos_token_id=tuple(stop) if isinstance(stop, list) else stop
-    )
+    text = replace(text_config(config), eos_token_id=settings.stop)
     return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
 
 

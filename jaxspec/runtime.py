@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +39,39 @@ def setup_runtime() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def parse_dtype(name: str) -> jnp.dtype:
-    """Return the dtype of this name; InputError for one that models do not use."""
+def clear() -> None:
+    """Clear a line of progress, which has no end, from a terminal."""
+    if sys.stderr.isatty():
+        print(end="\r\033[K", file=sys.stderr, flush=True)
+
+
+def say(words: object) -> None:
+    """Print a line to stderr, in place of a line of progress."""
+    clear()
+    print(words, file=sys.stderr)
+
+
+@contextmanager
+def usual_settings() -> Iterator[None]:
+    """Trace under the settings of JAX that programs are written for, whatever the process sets.
+
+    32 bits even under x64: ids, counts and distributions need no more.
+    """
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.default_prng_impl("threefry2x32"),
+    ):
+        yield
+
+
+def parse_dtype(dtype: Any) -> jnp.dtype:
+    """Return the dtype of this name or type; InputError for one that models do not use."""
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
     if name not in DTYPES:
         raise InputError(f"unknown dtype {name!r}; {nearest(name, DTYPES)}")
     return jnp.dtype(name)

@@ -14,15 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxspec.checkpoints import gguf_files
+from jaxspec.checkpoints.directories import written_once
 from jaxspec.cli import demo, main
+from jaxspec.cli.ask import progress
 from jaxspec.cli.race import draw
 from jaxspec.config import text_config
 from PIL import Image
 
 from tests import tiny
+from tests.tiny import families
 
 NEW = 12
 Refusal = Callable[..., str]
+ASKED = ["--target", "{}/target", "--prompt", "Hi"]
+COMMANDS = ("demo", "generate", "collaborate", "export", "import", "inspect", "plan")
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +135,18 @@ def test_a_terminal_is_shown_the_answer_while_it_is_written(
     assert list(filter(None, written)) == [whole[:-1], "\n"]
 
 
+def test_a_line_of_progress_is_cleared_before_a_line_that_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress("loading models")
+    written_once(b"", "gguf", "model", Path.mkdir, "model.gguf")
+    shown, stays = capsys.readouterr().err.rsplit("\r\033[K", 1)
+    assert shown == "\r\033[Kloading models ..."
+    assert stays.startswith("model.gguf: written to ")
+
+
 @pytest.mark.parametrize(("model", "drafter"), [("eyes", "kv_head"), ("mini", "draft")])
 def test_the_demo_tells_what_drafting_was_worth(
     model: str, drafter: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
@@ -141,10 +159,11 @@ def test_the_demo_tells_what_drafting_was_worth(
         (tmp_path / contest.name / name).symlink_to(world / there)
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
     monkeypatch.setattr(demo, "smollm2_file", lambda: tmp_path if model == "eyes" else None)
+    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
     monkeypatch.setitem(demo.CONTESTS, model, contest)
     main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
     out = capsys.readouterr().out
-    assert ("pip install" in out) == (model == "mini")
+    assert ("A larger one: pip install -e '.[gguf]' && pip install" in out) == (model == "mini")
     counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", out)
     assert counts is not None
     assert int(counts[1]) < int(counts[2])
@@ -187,10 +206,53 @@ def test_the_race_tells_the_median_of_its_prompts(
         ("plan", ["{}/head"], "a KV head, not a model; give it as --kv-head"),
         ("genrate", ["--target", "{}/target"], "command 'genrate': unknown; did you mean 'generate'?"),
         ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
+        ("--gamma", [], "command '--gamma': unknown; use one of demo"),
+        ("generate", [], "--prompt, --target: missing; see jaxspec generate --help"),
+        ("generate", ["--target", "x", "--prmpt", "Hi"], "--prmpt: no such option; did you mean '--prompt'?"),
+        ("generate", [*ASKED, "--zzz=1"], "--zzz: no such option; see jaxspec generate --help"),
+        ("generate", [*ASKED, "--image", "b", "b"], "--image: takes one value, and 'b', 'b' are two; quote"),
+        ("generate", [*ASKED, "you", "all?"], "--prompt: takes one value, and 'Hi', 'you' are two; quote"),
+        ("generate", [*ASKED, "--tiles", "yes"], "--tiles: takes no value; leave out 'yes'"),
+        ("generate", [*ASKED, "--tiles=yes"], "--tiles: takes no value; leave out 'yes'"),
+        ("generate", [*ASKED, "--gamma", "2.5"], "--gamma: '2.5'; give a whole number"),
+        ("generate", [*ASKED, "--width", "x"], "--width: 'x'; give a whole number"),
+        ("generate", [*ASKED, "--top-p", "x"], "--top-p: 'x'; give a number"),
+        ("generate", [*ASKED, "--gamma"], "--gamma: the value is missing; give a whole number"),
+        ("generate", [*ASKED, "--dtype", "f32"], "--dtype: 'f32'; did you mean 'float32'?"),
+        ("generate", [*ASKED, "--image", "https://a.org/b.png"], "--image: 'https://a.org/b.png': a web address"),
+        ("demo", ["--image", "https://a.org/b.png"], "--image: 'https://a.org/b.png': a web address"),
+        ("generate", [*ASKED, "--adapter", "https://a.org/b"], "'https://a.org/b': a web address; fetch it"),
+        ("inspect", [], "path: missing; see jaxspec inspect --help"),
+        ("inspect", ["{}/targe"], "no such directory; did you mean '{}/target'?"),
+        ("inspect", ["smolm2-135m"], "no such directory; did you mean 'smollm2-135m'?"),
+        ("inspect", ["https://huggingface.co/llava-hf/llava/tree/main"], "did you mean 'llava-hf/llava'?"),
+        ("export", ["a", "b", "c"], "'c': nothing takes it; see jaxspec export --help"),
     ],
 )
 def test_refused_commands(command: str, args: list[str], words: str, world: Path, refusal: Refusal) -> None:
-    assert words in refusal(command, *(part.format(world) for part in args))
+    assert words.format(world) in refusal(command, *(part.format(world) for part in args))
+
+
+def test_no_command(refusal: Refusal) -> None:
+    assert refusal() == "jaxspec: error: command: missing; use one of " + ", ".join(COMMANDS) + "\n"
+
+
+def test_the_home_directory_is_named_by_its_sign(
+    world: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    monkeypatch.setenv("HOME", str(world))
+    place = ["generate", "--target", "~/target", "--prompt", "Hi"]
+    assert f"image {world}/empty.png: not readable" in refusal(*place, "--image", "~/empty.png")
+    assert f"adapter {world}/draft: no adapter_config.json" in refusal(*place, "--adapter", "~/draft")
+
+
+def test_options_without_effect_are_named(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["generate", "--target", str(world / "target"), "--prompt", "Hi", "--max-new-tokens", str(NEW)]
+    for temperature, line in (("0", "--top-p, --seed: without effect at --temperature 0"), ("1", "")):
+        main([*place, "--top-p", "0.5", "--seed", "3", "--temperature", temperature])
+        lines = capsys.readouterr().err.splitlines()
+        assert "".join(word for word in lines if "without effect" in word).startswith(line)
+        assert ("without effect" in "".join(lines)) == bool(line)
 
 
 def test_a_first_answer_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
@@ -233,7 +295,7 @@ print([name for name in {heavy} if sys.modules.get(name)])
         (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M is one view; name more in --views"),
         (["--weights", "half"], "'half' is not a list of numbers"),
         (["--image", "{}/target"], "target: a folder; give an image file"),
-        (["--image", "{}/empty.png"], "empty.png: not readable"),
+        (["--image", "{}/empty.png"], "empty.png: an empty file; fetch it again"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
         (["--target", "{}/nothing"], "nothing': no such directory"),
         (["--gamma", "3"], "--gamma: needs a draft; give --draft or --kv-head, or leave it out"),
@@ -253,6 +315,19 @@ def test_refused_before_a_model_is_read(
     if "--target" not in args:
         args += ["--target", str(world / "target")]
     assert words in refusal("generate", *args)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_commands_take_prompts_without_images(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(families.write(tmp_path, family) / "target")
+    asked = ["--prompt", "What?", "--max-new-tokens", "2", "--json"]
+    main(["plan", path, "--images", "0"])
+    for words in (["generate", "--target", path], ["collaborate", "--models", f"{path},{path}"]):
+        capsys.readouterr()
+        main([*words, *asked])
+        assert json.loads(capsys.readouterr().out)["tokens"]
 
 
 def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,7 +368,15 @@ def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for arguments in (both[:4], (*both, "--views", "T")):
         main(["generate", *map(str, arguments), "--max-new-tokens", str(NEW), "--json"])
         answers.append(json.loads(capsys.readouterr().out))
-    assert answers[0]["tokens"] == answers[1]["tokens"]
+    (tmp_path / "form.jinja").write_text(words.chat_template)
+    bare = tiny.save(tmp_path / "bare", text, params)
+    form = ("--chat-template", str(tmp_path / "form.jinja"))
+    assert "leaves it out; give one" in refusal("generate", "--target", bare, *both[2:4], *form, "--no-chat-template")
+    for arguments in (form, (), ("--no-chat-template",)):
+        main(["generate", "--target", str(bare), *both[2:4], *arguments, "--max-new-tokens", str(NEW), "--json"])
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["tokens"] == answers[1]["tokens"] == answers[2]["tokens"]
+    assert all(answer["tokens"] != answers[0]["tokens"] for answer in answers[3:])
     stats = answers[1]["stats"]
     # Of 12 tokens the first is the prefill's, and each block writes one more than it accepts, or cuts that one off.
     assert 0 <= stats["num_accepted_draft_tokens"] + stats["num_spec_steps"] - (NEW - 1) <= 1

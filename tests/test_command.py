@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from jaxspec.command import input_errors
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, install_command
 
 from tests.conftest import ROOT
 
-BEGIN = "import sys\nfrom jaxspec.command import input_errors\nwith input_errors('it'):\n    "
+BEGIN = "import sys\nfrom jaxspec.command import input_errors, start\nstart('it')\nwith input_errors('it'):\n    "
 LINE, LINES = "print('line')", "print('line\\n' * 99999)"  # held until the end, and more than is held
 
 
@@ -120,3 +121,59 @@ sys.meta_path.insert(0, Interrupted())
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")
+
+
+def ended(body: str, shell: str = 'exec "$0" -c "$1"', **more: str) -> tuple[int, str, str]:
+    """(exit code, output, errors) of a program that a line of the shell begins."""
+    words = ["sh", "-c", shell, sys.executable, BEGIN + body]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | more
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_streams_may_be_closed(tmp_path: Path) -> None:
+    """And a file that is opened later is not what libraries write to."""
+    write = f"file = open({str(tmp_path / 'file')!r}, 'w'); import os; os.write(1, b'x'); os.write(2, b'x'); print('y')"
+    assert ended(write, 'exec "$0" -c "$1" >&-') == (0, "", "x")
+    assert (tmp_path / "file").read_text() == ""
+    assert ended(write, 'exec "$0" -c "$1" 2>&-') == (0, "xy\n", "")
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_characters_that_the_console_lacks_are_escapes() -> None:
+    assert ended("print('caf\\u00e9 \\u2580')", PYTHONIOENCODING="ascii") == (0, "caf\\xe9 \\u2580\n", "")
+
+
+def test_a_removed_working_directory_is_one_line(tmp_path: Path) -> None:
+    line = "it: error: working directory: it was removed; change to one that exists\n"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    assert ended("pass", f'cd {gone} && rmdir {gone} && exec "$0" -c "$1"') == (2, "", line)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "nothing,cpu"])
+def test_a_platform_without_devices_is_one_line(platform: str) -> None:
+    code, out, err = ended("import jax; jax.numpy.zeros(3)", JAX_PLATFORMS=platform)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(f"it: error: JAX_PLATFORMS: no device of '{platform}' [(].+[)]; unset it, or give cpu\n", err)
+
+
+def test_help_fits_any_terminal() -> None:
+    body = "from jaxspec.command import parse_options\n    parse_options(lambda: None, ['-h'], 'it', description='why')"
+    code, out, err = ended(body, COLUMNS="1")
+    assert (code, err) == (0, "")
+    assert "why" in out
+
+
+def test_one_function_reads_all_command_lines() -> None:
+    sources = [path for folder in ("jaxspec", "eval", "train") for path in (ROOT / folder).rglob("*.py")]
+    calls = [
+        path for path in sources if re.search(r"tyro\.cli\(|subcommand_cli_from", path.read_text(encoding="utf-8"))
+    ]
+    assert calls == [ROOT / "jaxspec" / "command.py"]
+
+
+def test_an_installed_wheel_is_told_requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert install_command("gguf") == "pip install -e '.[gguf]'"
+    monkeypatch.setattr("jaxspec.errors._CLONE", tmp_path)
+    assert re.fullmatch(r"pip install 'gguf[<>=.,\d]+'", install_command("gguf"))

@@ -23,6 +23,7 @@ from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, build
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import joined
+from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.views import VIEWS
 from jaxspec.training.conversations import ConversationBatch, TeacherRows, frequent_tokens
@@ -120,6 +121,17 @@ def test_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(fewer.params["lm_head"]["kernel"], params["lm_head"]["kernel"][:, :2])
     with pytest.raises(InputError, match="a draft vocabulary of 4 tokens, not 5"):
         export(tmp_path / "draft", tmp_path / "more", draft_vocabulary=5)
+
+
+def test_a_tied_draft_that_sees_is_untied_for_good(tmp_path: Path) -> None:
+    config = replace(tiny.CONFIG, tie_word_embeddings=True)
+    config, params = narrowed(config, tiny.random_params(config), WORDS)
+    tiny.save(tmp_path / "draft", config, params)
+    export(tmp_path / "draft", tmp_path / "whole")
+    whole = huggingface.load(tmp_path / "whole")
+    np.testing.assert_array_equal(
+        whole.params["language_model"]["lm_head"]["kernel"][:, WORDS], params["language_model"]["lm_head"]["kernel"]
+    )
 
 
 def test_files_of_heads(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -126,6 +127,32 @@ def test_a_directory_has_one_writer(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out"]
 
 
+def test_a_neighbours_half_is_let_alone(tmp_path: Path) -> None:
+    """Names that begin with another's and a dot, as versions have."""
+    with whole_directory(tmp_path / "qwen2.5", lambda name: True) as fresh:
+        (fresh / "first").touch()
+        fill(tmp_path / "qwen2", "own")
+        (fresh / "second").touch()
+    assert sorted(os.listdir(tmp_path / "qwen2.5")) == ["first", "second"]
+
+
+def remove_half(path: Path, again: bool) -> None:
+    with whole_directory(path, lambda name: True) as fresh:
+        shutil.rmtree(fresh)
+        if again:
+            (fresh / "second half").mkdir(parents=True)
+
+
+def test_half_of_a_directory_is_not_published(tmp_path: Path) -> None:
+    fill(tmp_path / "out", "own")
+    removed = r"\.out\.\d+\.tmp: was removed while .*out was written; try again"
+    for again in (True, False):
+        with pytest.raises(InputError, match=removed):
+            remove_half(tmp_path / "out", again)
+    assert os.listdir(tmp_path / "out") == ["own"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
 def test_no_directory_can_take_some_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to("nowhere")
@@ -178,19 +205,21 @@ def test_a_lock_names_its_holder_and_ends_with_its_process(tmp_path: Path) -> No
 
 def test_trials_keep_to_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    own = ["mix", "mix.answers", "mix.lock", "mix.skipped.jsonl", "mix.unfinished"]
+    others = ["mix.v2", "mix.v2.unfinished", "mix_t0"]
     there = Path("runs/debug/data/mix")
     assert trial_of(Path("runs/data/mix")) == trial_of(there) == trial_of(Path("data/mix")) == there
     assert trial_of(Path("runs/../data/mix")) == trial_of(Path("/data/mix")) == there
     assert trial_of(Path("../mix")).parts[:2] == ("runs", "debug")
     for place in (there, Path("runs/data/mix")):
-        for name in ("mix/a", "mix.answers/b", "mix_t0/c"):
+        for name in ("mix/a", "mix.answers/b", "mix.unfinished/c", "mix_t0/d", "mix.v2/e", "mix.v2.unfinished/f"):
             write_text(place.parent / name, "here")
         write_text(place.parent / "mix.skipped.jsonl", "{}")
         forget_trial(place)
         (place.parent / "mix.lock").touch()
         forget_trial(place)
-    assert sorted(os.listdir(there.parent)) == ["mix.lock", "mix_t0"]
-    assert sorted(os.listdir("runs/data")) == ["mix", "mix.answers", "mix.lock", "mix.skipped.jsonl", "mix_t0"]
+    assert sorted(os.listdir(there.parent)) == ["mix.lock", *others]
+    assert sorted(os.listdir("runs/data")) == sorted(own + others)
 
 
 WRITER = """

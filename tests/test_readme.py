@@ -39,6 +39,14 @@ def test_a_page_is_read_to_its_end(page: Path):
     assert len(page.read_text(encoding="utf-8").splitlines()) <= most
 
 
+def test_the_readme_begins_with_its_two_commands():
+    """On a fresh machine they do all the set-up; pip comes after, for an environment of one's own."""
+    block = CODE.findall((ROOT / "README.md").read_text(encoding="utf-8"))[0].splitlines()[1:]
+    commands = [re.fullmatch(r"(make \w+) +# .+: \d+ minutes", line) for line in block[:2]]
+    assert [command and command[1] for command in commands] == ["make demo", "make test"]
+    assert "pip install -e" in "\n".join(block[2:])
+
+
 def anchors(page: Path) -> set[str]:
     """What a link may name of a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)

@@ -26,10 +26,16 @@ from jaxspec.command import run_script
 from jaxspec.data.sources import Prepared, data_folder, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.files import forget_trial, trial_of
+from jaxspec.files import forget_trial, local_path, trial_of
 from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
-from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
+from jaxspec.training.regenerate import (
+    Regeneration,
+    losses,
+    losses_summary,
+    regenerate,
+    regenerated,
+)
 from jaxspec.training.signatures import data_signature, model_signature
 from picturebook.training import named
 
@@ -84,7 +90,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     """Answer the questions; prepare the whole when all are answered, and return its folder."""
     shard = _shard(options.shard)
     join_cluster(options.cluster)
-    source = named(options.data) or Prepared(Path(options.data))
+    source = named(options.data) or Prepared(local_path(options.data))
     if options.debug:
         few, answers = min(4, options.samples or 4), options.answers and f"{options.answers}.debug"
         options = replace(options, samples=few, out=trial_of(options.out), answers=answers)
@@ -145,6 +151,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         options.out,
         answered,
         metadata=lambda: vars(work) | lost | {"keep_cut": options.keep_cut},
+        lost=lambda: losses_summary(work, folder),
     )
     where = "with" if options.keep_cut else "before"
     print(

@@ -37,7 +37,7 @@ from jaxspec.typing import Array, Params
 from picturebook.lines import LINES, page_lines
 from picturebook.rendering import render
 from picturebook.scenes import Chart, Scene, below, sample_chart, sample_scene
-from train.setup import begin
+from train.setup import begin, own_output
 from train.tower import image_processor
 
 TARGET = "smollm2-135m"
@@ -196,6 +196,7 @@ def main(
             huggingface.SaveOptions(overwrite=True),
             tokenizer=tokenizer,
             image_processor=image_processor(TOWER),
+            write_more=own_output(out, runs),
         )
         print(f"wrote {out}")
 

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
-from jaxspec.command import input_errors, script_name
+from jaxspec.command import input_errors, parse_subcommand, script_name
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import FileFormat, prepare
@@ -142,11 +141,10 @@ def main(command: Llava | Text | Book) -> Path:
                 counts | {"skipped": skipped.count} | ({"fits": _fits(reached)} if reached else {})
             ),
             file_format=command.file_format,
+            lost=skipped.summary,
         )
-        if skipped.count:
-            print(
-                f"skipped {skipped.count} rows that cannot be read: {skipped.log}", file=sys.stderr
-            )
+        for line in skipped.lines():
+            print(line, file=sys.stderr)
     print(f"wrote {folder}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
     if reached:
         print(f"in tokens of {command.target}, images as it reads them:\n{_fits(reached)}")
@@ -181,10 +179,5 @@ def _fits(reached: Sequence[tuple[int, int]]) -> str:
 
 if __name__ == "__main__":
     with input_errors(script_name()):
-        main(
-            tyro.extras.subcommand_cli_from_dict(
-                {"llava": Llava, "text": Text, "picturebook": Book},
-                prog="python -m train.prepare",
-                description=__doc__,
-            )
-        )
+        kinds = {"llava": Llava, "text": Text, "picturebook": Book}
+        main(parse_subcommand(kinds, sys.argv[1:], "python -m train.prepare", __doc__))

@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tyro
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import on_first
-from jaxspec.command import input_errors, load_preset, preset_names, script_name
+from jaxspec.command import input_errors, load_preset, parse_options, preset_names, script_name
 from jaxspec.config.kv_head import Feature, Pooling
-from jaxspec.errors import InputError, nearest
+from jaxspec.errors import InputError
 from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype
 from jaxspec.training.kv_head import HeadRecipe, train_kv_head
@@ -43,7 +42,7 @@ from jaxspec.training.recipes import (
     train_draft,
 )
 from picturebook.training import named
-from train.setup import begin
+from train.setup import begin, own_output
 
 KIND = "train.recipes"
 
@@ -137,14 +136,15 @@ def main(args: Sequence[str] | None = None) -> Path:
     sources: DataSets = {**places, **drawn(stages, places)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / name
-    folders = [stage.name for stage in stages]
-    runs, out = begin(runs, options.out, options.cluster, options.debug, folders)
+    runs, out = begin(runs, options.out, options.cluster, options.debug)
+    own = own_output(out, runs)
     tried = [
         stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
     ]
     on_first(lambda: [forget(place) for place in tried])  # a killed trial leaves checkpoints
     if isinstance(recipe, HeadRecipe):
-        write = partial(save_kv_head, out, *train_kv_head(recipe, runs, sources), overwrite=True)
+        head = train_kv_head(recipe, runs, sources)
+        write = partial(save_kv_head, out, *head, overwrite=True, write_more=own)
     else:
         draft = train_draft(recipe, runs, sources)
         if recipe.lora and jax.process_index() == 0:
@@ -160,6 +160,7 @@ def main(args: Sequence[str] | None = None) -> Path:
             huggingface.SaveOptions(dtype=dtype, overwrite=True),
             tokenizer=draft.tokenizer,
             image_processor=draft.image_processor,
+            write_more=own,
         )
     if jax.process_index() == 0:
         write()
@@ -192,16 +193,7 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
         (part, type(default), field(default=default)) for part, default in parts.items()
     ]
     command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
-    found, unknown = tyro.cli(
-        command, prog=f"python -m train.recipe {name}", args=args, return_unknown_args=True
-    )
-    if unknown:
-        known = [option.name for option in fields(kind)]
-        known += [
-            f"{part}.{option.name}" for part, default in parts.items() for option in fields(default)
-        ]
-        options = [f"--{option}".replace("_", "-") for option in known]
-        raise InputError(f"{unknown[0]}: no such option; {nearest(unknown[0], options)}")
+    found = parse_options(command, args, f"python -m train.recipe {name}")
     options = kind(**{option.name: getattr(found, option.name) for option in fields(kind)})
     changed = {
         key: value

@@ -31,7 +31,7 @@ from jaxspec.training.objectives import score
 from jaxspec.training.signatures import data_signature
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
-from train.setup import begin
+from train.setup import begin, own_output
 from train.tokenizer import train_tokenizer
 
 
@@ -90,6 +90,7 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
             params,
             huggingface.SaveOptions(dtype=bfloat16, overwrite=True),
             tokenizer=encoder.tokenizer,
+            write_more=own_output(directory / "hf", directory),
         )
         print(f"wrote {directory / 'hf'}")
 

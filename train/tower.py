@@ -30,7 +30,7 @@ from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
 from picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from picturebook.scenes import sample_chart, sample_scene
-from train.setup import begin
+from train.setup import begin, own_output
 from train.tokenizer import make_tokenizer
 
 CELL_OF_TOKEN = np.asarray([(y // 2) * 2 + x // 2 for y in range(4) for x in range(4)])
@@ -125,6 +125,7 @@ def main(
             huggingface.SaveOptions(overwrite=True),
             tokenizer=make_tokenizer(),
             image_processor=image_processor(),
+            write_more=own_output(out, runs),
         )
         print(f"wrote {out}")
 

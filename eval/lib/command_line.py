@@ -14,7 +14,7 @@ from eval.lib.loading import measurable
 from eval.lib.report import results_folder
 from eval.lib.sets import SETS, check_names
 from jaxspec.cluster import join_cluster
-from jaxspec.command import load_preset, preset_names, script_name
+from jaxspec.command import load_preset, parse_options, preset_names, script_name
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.errors import InputError, nearest
 from jaxspec.prompts.views import is_view
@@ -107,25 +107,19 @@ def parse_command(
         **{group.__mro__[-2].__name__.lower(): group for group in type(defaults).__bases__},
     }
     command = make_dataclass("Command", groups.items(), frozen=True)
-    found, unknown = tyro.cli(
+    filled = parse_options(
         command,
-        prog=f"python -m {script_name()} PRESET",
+        rest,
+        f"python -m {script_name()} {preset}",
         description=f"{description}\nPresets: {_presets(kind)}; defaults are those of {preset}.",
-        args=rest,
         default=command(
             **{name: group(**_fields_of(group, given)) for name, group in groups.items()}
         ),
-        return_unknown_args=True,
         config=(tyro.conf.OmitArgPrefixes,),
     )
     values = {
-        name: value for group in groups for name, value in vars(getattr(found, group)).items()
+        name: value for group in groups for name, value in vars(getattr(filled, group)).items()
     }
-    if unknown:
-        word = unknown[0].partition("=")[0]
-        raise InputError(
-            f"{word}: no such option; {nearest(word, ['--' + n.replace('_', '-') for n in values])}"
-        )
     for name in _DEBUG.keys() & values if values["debug"] else ():
         values[name] = min(_DEBUG[name], values[name])
     config = _fields_of(type(defaults), given | values)

@@ -54,8 +54,10 @@ def compare(
     with progress(work, "block efficiency") as bar:
         for place in left:
             bar.set_postfix_str(place["dataset"], refresh=False)
-            prompts = prompts_of(config, plain, place)
-            yield _group(config, plain, engines, place, prompts, passes, bar)
+            with config.named(place["dataset"]):
+                prompts = prompts_of(config, plain, place)
+                group = _group(config, plain, engines, place, prompts, passes, bar)
+            yield group
 
 
 def _group(

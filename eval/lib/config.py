@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from eval.lib.published import Published
 from eval.lib.sets import MMSPEC, SETS, check_names, evaluation_set
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine_config import IMAGE_BUCKETS, PROMPT_BUCKETS, EngineConfig
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, located
+from jaxspec.files import local_path
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import Placement
 from picturebook import FOLLOW_UPS, SYNTHETIC_SETS
@@ -78,6 +80,11 @@ class Data:
                 )
             places[name] = path
         return places
+
+    def named(self, name: str) -> AbstractContextManager[None]:
+        """Put the name of a set, and its file, before the text of an InputError within."""
+        path = self.places.get(name)
+        return located(f"set {name}" + (f" ({path})" if path else ""))
 
     def check(self) -> None:
         """Raise InputError for unknown sets and a limit below 1."""
@@ -212,4 +219,4 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
 def set_places(entries: Sequence[str]) -> dict[str, Path | None]:
     """Return the names in NAME or NAME=PATH, and their paths."""
     parts = [entry.partition("=") for entry in entries]
-    return {name: Path(path) if path else None for name, _, path in parts}
+    return {name: local_path(path) if path else None for name, _, path in parts}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -27,6 +26,7 @@ from jaxspec.decoding.captioners import captioner_lack, check_captioner, load_ca
 from jaxspec.decoding.engine import Engine, EngineConfig
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
+from jaxspec.files import local_path
 from jaxspec.loading import LoadedModel
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.prompts.captions import Captioner
@@ -141,7 +141,9 @@ def load_models(config: EvalConfig, views: Sequence[str] | None = None) -> Loade
         if config.adapter is not None:
             raise InputError("adapter: recorded answers take none; leave it out")
         draft = load_model(config.draft, config.dtype, config.tiles)
-        target: LoadedModel = RecordedTarget.read(Path(config.target.removeprefix(REPLAY)), draft)
+        target: LoadedModel = RecordedTarget.read(
+            local_path(config.target.removeprefix(REPLAY)), draft
+        )
     else:
         target = load_model(
             config.target,
@@ -167,7 +169,7 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
     """Raise InputError for missing models, heads, captions and data, before anything is loaded."""
     for place in filter(None, (config.target, config.draft)):
         if place.startswith(REPLAY):
-            next(local_rows(Path(place.removeprefix(REPLAY))), None)
+            next(local_rows(local_path(place.removeprefix(REPLAY))), None)
         elif place.startswith(SYNTHETIC):
             parse_synthetic(place)
         else:
@@ -178,7 +180,7 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
         kind, where, _ = check_captioner(captioner)
         if kind == "jax":
             read_config(locate(where))
-        elif kind == "file" and not Path(captioner.removeprefix("file:")).is_file():
+        elif kind == "file" and not local_path(captioner.removeprefix("file:")).is_file():
             raise InputError(f"captioner {captioner}: no such file; check the path")
     for name in config.sets:
         if name in config.places or name == MMSPEC:

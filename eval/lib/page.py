@@ -14,11 +14,23 @@ from eval.lib.figures import TITLES
 from eval.lib.tables import Record, Table
 from jaxspec.data.images import to_rgb
 from jaxspec.files import write_text
+from jaxspec.prompts.placeholders import PLACEHOLDER
 
 SHOWN = 3
 """Number of samples of each set and turn whose text is shown."""
 ASKED = ("dataset", "sample", "turn", "follow_up")
 """Fields of a record that identify its question."""
+
+
+DRAWN = 128
+"""Most pixels a side of picturebook's images."""
+LEGEND = {
+    "target": "written by the target",
+    "several": "several views predicted it",
+    "mixture": "only the mixture predicted it",
+    **{f"view{i}": f"only view {i + 1} predicted it" for i in range(4)},
+}
+"""Meanings of the CSS classes of tokens."""
 
 
 def write_html(
@@ -34,16 +46,20 @@ def write_html(
     Args:
       records: Records of answers; those with a `trace` are shown, up to SHOWN samples of each set
         and turn.
-      questions: Prompt text and images, keyed by a record's fields `ASKED`.
+      questions: Prompt text and images, keyed by a record's fields `ASKED`. The marks in the text
+        are those of the last images.
     """
+    samples = _samples(records, questions)
+    kinds = {kind for sample in samples for row in sample["rows"] for _, kind, _ in row["tokens"]}
     page = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(default=True)
     )
     html = page.get_template("page.html.jinja").render(
         **table._asdict(),
-        run=run,
+        run={name: _words(value) for name, value in run.items()},
         figures=[(TITLES[figure.stem], _data(figure.read_bytes())) for figure in figures],
-        samples=_samples(records, questions),
+        samples=samples,
+        legend={kind: words for kind, words in LEGEND.items() if kind in kinds},
     )
     write_text(path, html)
 
@@ -78,7 +94,7 @@ def _samples(
         if key not in out:
             text, images = questions.get(key, ("", ()))
             out[key] = dict(zip(("dataset", "sample", "turn"), key))
-            out[key] |= {"question": text, "images": [_picture(image) for image in images]}
+            out[key] |= {"question": _numbered(text, len(images)), "images": map(_picture, images)}
             out[key]["rows"] = []
         views = record["views"]
         fields = (trace[name] for name in ("pieces", "place", "agree", "weights"))
@@ -88,7 +104,7 @@ def _samples(
         ]
         length = record["tokens_per_pass"]
         out[key]["rows"].append(
-            {"name": record["row"], "views": views, "tokens": tokens, "length": length}
+            {"name": _with_views(record["row"], views), "tokens": tokens, "length": length}
         )
     return list(out.values())
 
@@ -105,14 +121,48 @@ def _tip(
     return "; ".join(parts)
 
 
-def _picture(image: Any) -> str:
-    """Return the image as a data URL, at most 160 pixels a side."""
+def _with_views(row: str, views: Sequence[str]) -> str:
+    """Return a row's name, with its views unless these are its name."""
+    return row if row == ",".join(views) else f"{row} ({', '.join(views)})"
+
+
+def _numbered(question: str, images: int) -> str:
+    """Return a question with the numbers of its images, the last ones, in place of their marks."""
+    if images == 1:  # it is shown above the question
+        return question.replace(PLACEHOLDER, "").strip()
+    first, *others = question.split(PLACEHOLDER)
+    start = images - len(others) + 1
+    return first + "".join(f"[image {start + i}]{text}" for i, text in enumerate(others))
+
+
+def _words(value: Any) -> str:
+    """Return a value of a run in words, without entries that are empty."""
+    if isinstance(value, Mapping):
+        entries = {name: entry for name, entry in value.items() if entry not in (None, "", [], {})}
+        return "; ".join(f"{name} {_inner(entry)}" for name, entry in entries.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_inner, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _inner(value: Any) -> str:
+    return f"({_words(value)})" if isinstance(value, Mapping) else _words(value)
+
+
+def _picture(image: Any) -> tuple[str, str]:
+    """Return the CSS class of an image and its data URL, at most 640 pixels a side.
+
+    Small images are drawn ones, whose pixels are enlarged; others are JPEG.
+    """
     image = to_rgb(image)
-    image.thumbnail((160, 160))
+    drawn = max(image.size) <= DRAWN
+    image.thumbnail((640, 640))
     file = io.BytesIO()
-    image.save(file, "PNG")
-    return _data(file.getvalue())
+    image.save(file, "PNG" if drawn else "JPEG")
+    return "drawn" if drawn else "", _data(file.getvalue(), "png" if drawn else "jpeg")
 
 
-def _data(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+def _data(content: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64," + base64.b64encode(content).decode()

@@ -78,9 +78,10 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
     parts = list(config.parts())
     with progress(len(parts), "regret", "set") as bar:
         for where in parts:
-            prompts = prompts_of(config, plain, where)
-            requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
-            answers = [result.tokens for result in plain.generate(requests)]
+            with config.named(where["dataset"]):
+                prompts = prompts_of(config, plain, where)
+                requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
+                answers = [result.tokens for result in plain.generate(requests)]
             for views in dict.fromkeys(row.views for row in mixing):
                 some = [row for row in mixing if row.views == views]
                 engine = models.engine(config.engine(Variant("views", views)))

@@ -161,8 +161,10 @@ class RecordedTarget(LoadedModel):
 class RecordedBatcher(Batcher):
     """Gives each batch its recorded answers in place of the target's parameters."""
 
-    def read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
-        return super().read(each(self._limited, encode(self.encoder, requests)))
+    def read(
+        self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
+    ) -> list[EncodedRequest]:
+        return super().read(each(self._limited, encode(self.encoder, requests)), refused)
 
     def _limited(self, request: EncodedRequest) -> EncodedRequest:
         """Return the request with at most as many new tokens as the recorded answer."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import reprlib
 import shlex
 import shutil
@@ -43,11 +44,17 @@ from jaxspec.files import (
     write_text,
     writing,
 )
+from jaxspec.training.signatures import file_signature
 
 PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
 """Fields that rows measured by turns share; they are saved together, and measured again together if
 one of them failed."""
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
+INPUTS = (
+    *("target", "draft", "kv_head", "adapter", "captioner", "captioners", "models", "tokenizer"),
+    *("drafts", "heads", "baselines", "data", "shots", "images"),
+)
+"""Options that name models and data: ids, paths, and NAME=PATH, KIND:PATH or PATH:VIEW."""
 FILES = (
     *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv"),
     "*-temperature-*.jsonl",
@@ -121,21 +128,30 @@ class Run:
         """Read the measurements of a stopped run with the same options, without failed parts.
 
         Raises InputError for results of another device, whose speeds do not belong in one table,
-        and for files that cannot be read.
+        of models or data with other contents, and for files that cannot be read.
         """
         self.rows = on_first(self._restored)
 
     def _restored(self) -> list[Record]:
+        self.about = describe_run(self.preset, self.options)
+        self.about["inputs"] = input_signatures(self.options)
         if not (self.folder / "results.json").exists():
             return []
         left = read_results(self.folder, stopped=True)
-        self.about = describe_run(self.preset, self.options)
         there, here = left["run"]["device"], self.about["device"]
         if there != here:
             raise InputError(
                 f"{self.folder}: was measured on {there}, and this is {here}; continue there, give "
                 "another --out, or remove it"
             )
+        before = left["run"].get("inputs", {})
+        for name, now in self.about["inputs"].items():
+            # A model on the hub may have had no fingerprint before it was fetched.
+            if before.get(name, now) != now:
+                raise InputError(
+                    f"{self.folder}: was measured with {name}, whose content is another now "
+                    f"(fingerprint {before[name]}, now {now}); give another --out, or remove it"
+                )
 
         def part(record: Record) -> tuple[Any, ...]:
             return tuple(record.get(field) for field in PART)
@@ -203,6 +219,34 @@ def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def input_signatures(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fingerprints of the models and data that options name, by those names."""
+    signatures = {}
+    # Dataclasses inside, such as pairings, have options of their own.
+    for name, value in _as_json(options).items():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                signatures |= input_signatures(part)
+            elif name in INPUTS and isinstance(part, str) and (path := _path_in(part)):
+                shipped = part.replace(f"{ASSETS.parents[1]}/", "")
+                signatures[f"{name} {shipped}"] = file_signature(path)
+    return signatures
+
+
+def _path_in(text: str) -> Path | None:
+    """Return the file or folder that an option names, or the cached copy of a model on the hub."""
+    ends = [text[found.end() :] for found in re.finditer("^|[=:]", text)]
+    for place in (*ends, *(end.rpartition(":")[0] for end in ends)):
+        if place and os.path.exists(Path(place).expanduser()):
+            return Path(place).expanduser()
+        if re.fullmatch(r"\w[\w.-]*/[\w.-]+", place):
+            from huggingface_hub import try_to_load_from_cache
+
+            if isinstance(file := try_to_load_from_cache(place, "config.json"), str):
+                return Path(file).parent
+    return None
+
+
 def results_folder(out: Path, preset: str, debug: bool) -> Path:
     """Return the folder of results: PRESET becomes the preset's name; trials go to runs/debug."""
     out = out.with_name(preset) if out.name == "PRESET" else out
@@ -246,11 +290,19 @@ def finish(fresh: Path, out: Path) -> None:
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that decide the results, with shipped files relative to the checkout."""
+    text = json.dumps(_as_json(options)).replace(f"{ASSETS.parents[1]}/", "")
+    deciding = json.loads(text)
+    return {
+        name: deciding[name] for name in deciding if name not in ("out", "published", "cluster")
+    }
+
+
+def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as they are read back from JSON."""
     text = json.dumps(
         dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value)
     )
-    found = json.loads(text.replace(f"{ASSETS.parents[1]}/", ""))
-    return {name: found[name] for name in found if name not in ("out", "published", "cluster")}
+    return json.loads(text)
 
 
 def write_results(

@@ -135,17 +135,23 @@ def put_between(page: Path, name: str, made: str) -> None:
 
 def markdown(table: Table) -> str:
     """Return a Markdown table under a heading, numbers right-aligned."""
-    lines = [f"# {table.title}", "", "| " + " | ".join(table.header) + " |"]
-    lines += [
-        "|---|" + "---:|" * (len(table.header) - 1),
-        *("| " + " | ".join(row) + " |" for row in table.cells),
-    ]
-    return "\n".join([*lines, "", *table.notes]) + "\n"
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in cells) + " |"
+
+    lines = [f"# {_one_line(table.title)}", "", line(table.header)]
+    lines += ["|---|" + "---:|" * (len(table.header) - 1), *map(line, table.cells)]
+    return "\n".join([*lines, "", *map(_one_line, table.notes)]) + "\n"
+
+
+def _one_line(text: str) -> str:
+    """Return a text without line ends, which names may hold and which end a table."""
+    return " ".join(text.splitlines())
 
 
 def show(table: Table) -> None:
     """Print the table; transpose or split it if the terminal is narrow."""
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names of rows may hold brackets
     rows = [table.header, *table.cells]
     columns = list(zip(*rows, strict=True))
     if _width(columns) > console.width >= _width(rows):

@@ -3,12 +3,15 @@
 A directory holds `adapter_config.json` and `adapter_model.safetensors`. A matrix W of the file
 becomes W + scale * B A, with A [rank, in] and B [out, rank]; tensors of `modules_to_save` replace
 the model's own. Names are those of transformers' modules, as its versions 4 and 5 write them.
+
+Where embedding and output matrix are tied, an adapter that changes one of them unties the model, as
+in PEFT: the other one stays as it was. With `ensure_weight_tying` both change.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +21,32 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from jaxspec.checkpoints.directories import check_files, read_json, write_json, written_whole
-from jaxspec.checkpoints.fitting import hub_name, named_tensors, refuse, slots_of, tensor_name
+from jaxspec.checkpoints.directories import (
+    check_files,
+    read_json,
+    without_torch,
+    write_json,
+    written_whole,
+)
+from jaxspec.checkpoints.fitting import (
+    hub_name,
+    named_tensors,
+    refuse,
+    slots_of,
+    tensor_name,
+    tied_names,
+)
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_file, write_tensors
-from jaxspec.config import ModelConfig
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, list_file, write_tensors
+from jaxspec.config import ModelConfig, text_config, untied
 from jaxspec.errors import InputError, reading
+from jaxspec.files import local_path
 from jaxspec.models import family_of
 from jaxspec.models.lora import LORA, Lora
 from jaxspec.typing import Array, Params
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BIN = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _PAIR = re.compile(r"(.+)\.lora_([AB])\.weight")
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -43,6 +61,15 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Entries of adapter_config.json, and their values for which a matrix becomes W + scale * B A.
 Other `init_lora_weights` change W too."""
+_WITHOUT_EFFECT = {
+    *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path"),
+    *("revision", "inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora"),
+    *("rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "modules_to_save"),
+    *("layers_to_transform", "layers_pattern", "megatron_config", "megatron_core"),
+    *("loftq_config", "eva_config", "runtime_config", "qalora_group_size", "ensure_weight_tying"),
+}
+"""Entries that are read, that say what the file holds, or that only matter in training. Any other
+one is refused unless it is off: null, false or empty."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +91,21 @@ class Adapter:
     """Hold an adapter's unread tensors, by the names of the model's tensors in the hub's layout.
 
     Fields:
+      config: The model's configuration with the adapter merged.
       pairs: Updates of matrices.
       whole: Tensors that replace the model's.
+      apart: Names of a tied embedding and the output matrix, if the adapter unties them.
     """
 
+    config: ModelConfig
     pairs: Mapping[str, Pair]
     whole: Mapping[str, StoredTensor]
+    apart: tuple[str, str] | None = None
+
+    def applied(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """Return the model's unread tensors, with those that the adapter replaces."""
+        own = {} if self.apart is None else {self.apart[1]: tensors[self.apart[0]]}
+        return {**tensors, **own, **self.whole}
 
 
 def _add(kernel: Array, a: Array, b: Array, scale: float, dtype: Any) -> Array:
@@ -87,11 +123,17 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
     Raises InputError, one line, where a file is missing, an entry of adapter_config.json asks for
     more than W + scale * B A, or a tensor does not fit the model.
     """
-    path = Path(path).expanduser()
-    for name in (CONFIG, WEIGHTS):
-        if not (path / name).is_file():
-            raise InputError(f"adapter {path}: no {name}; give the directory that PEFT has written")
+    path = local_path(path)
+    files = (path / WEIGHTS, path / BIN)
+    weights = next((file for file in files if file.is_file()), files[0])
+    for file in (path / CONFIG, weights):
+        if not file.is_file():
+            raise InputError(
+                f"adapter {path}: no {file.name}; give the directory that PEFT has written"
+            )
     check_files(path)
+    if weights.name == BIN and (lack := without_torch()):
+        raise InputError(f"{weights}: {lack}")
     raw = read_json(path / CONFIG)
     if raw.get("peft_type") != "LORA":
         raise InputError(f"adapter {path}: peft_type {raw.get('peft_type')!r}; only LORA is merged")
@@ -100,16 +142,21 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
             raise InputError(
                 f"adapter {path}: {entry} {raw[entry]!r} is not supported; merge it with PEFT"
             )
-    return _fitted(path, raw, config)
+    for entry in sorted(raw.keys() - _UNSUPPORTED.keys() - _WITHOUT_EFFECT):
+        if raw[entry]:
+            raise InputError(
+                f"adapter {path}: {entry} {raw[entry]!r:.60} is not known; merge it with PEFT"
+            )
+    return _fitted(weights, raw, config)
 
 
-def _fitted(path: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
-    slots, layouts = slots_of(config)[0], family_of(config.model_type).layouts
+def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
+    path, layouts = weights.parent, family_of(config.model_type).layouts
     problems: list[str] = []
     factors: dict[str, dict[str, StoredTensor]] = {}
     modules: dict[str, str] = {}
     whole: dict[str, StoredTensor] = {}
-    for tensor in list_file(path / WEIGHTS):
+    for tensor in list_file(weights):
         module = tensor.name.removeprefix(_PREFIX)
         if tensor.dtype not in FLOATS:
             problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
@@ -119,6 +166,10 @@ def _fitted(path: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
             modules[name] = found[1]
         else:
             whole[hub_name(module, layouts)] = tensor
+    apart = _parted(raw, config, factors.keys(), whole)
+    if apart is not None:
+        config = untied(config)
+    slots = slots_of(config)[0]
     pairs: dict[str, Pair] = {}
     wanted: list[tuple[StoredTensor, tuple[int, ...]]] = []
     for name, both in factors.items():
@@ -144,7 +195,34 @@ def _fitted(path: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
     ]
     if problems:
         refuse(path, problems)
-    return Adapter(pairs, whole)
+    return Adapter(config, pairs, whole, apart)
+
+
+def _parted(
+    raw: Mapping[str, Any],
+    config: ModelConfig,
+    updated: Collection[str],
+    whole: dict[str, StoredTensor],
+) -> tuple[str, str] | None:
+    """Return the names of a tied model's embedding and output matrix if the adapter unties them.
+
+    An output matrix that equals the embedding is a copy of it, and is dropped from `whole`. PEFT
+    also writes embeddings that it did not train: only `modules_to_save` parts the two.
+    """
+    if not text_config(config).tie_word_embeddings:
+        return None
+    embedding, head = tied_names(slots_of(config)[0])
+    both = whole.get(embedding), whole.get(head)
+    if both[0] and both[1] and np.array_equal(both[0].read(), both[1].read()):
+        del whole[head]
+        return None
+    if raw.get("ensure_weight_tying"):
+        return None
+    module = embedding.removesuffix(".weight")
+    saved = embedding in whole and any(
+        module.endswith(str(name)) for name in raw.get("modules_to_save") or []
+    )
+    return (embedding, head) if saved or head in whole or head in updated else None
 
 
 def _rank_and_scale(raw: Mapping[str, Any], module: str) -> tuple[int, float]:
@@ -200,7 +278,7 @@ def save_adapter(
         write_json(fresh / CONFIG, entries)
         write_tensors(
             fresh / WEIGHTS,
-            {_PREFIX + name: leaf.astype(dtype, order="C") for name, leaf in tensors.items()},
+            {_PREFIX + name: cast(leaf, dtype) for name, leaf in tensors.items()},
         )
         save_processors(fresh, config, None, image_processor)
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -16,11 +15,11 @@ from typing import Any
 
 from filelock import FileLock
 
-from jaxspec.config import ModelConfig
-from jaxspec.errors import InputError, reading
+from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
+from jaxspec.errors import InputError, install_command, reading
 from jaxspec.files import check_directory, whole_directory, writing
 from jaxspec.models import family_of
-from jaxspec.runtime import cache_directory
+from jaxspec.runtime import cache_directory, say
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -40,6 +39,9 @@ _PARTS = re.compile(
 """Names of the files that a checkpoint consists of."""
 _WEIGHTS = (".safetensors", ".bin")
 _READ = (*_WEIGHTS, ".json", ".model", ".txt", ".jinja")
+_POINTER = b"version https://git-lfs"
+"""Beginning of the file that a clone without git-lfs has in place of a large one."""
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 _TORCH = (2, 11)
 """The first torch that lists tensors without reading them; loading was unsafe before 2.10."""
 _LARGEST = 256 << 20
@@ -47,15 +49,16 @@ _LARGEST = 256 << 20
 
 
 def check_files(path: Path) -> None:
-    """Raise InputError for a file that is a pipe, a device, huge, or outside of the directory.
+    """Raise InputError for a file that is a pipe, a device, huge, outside, or a git-lfs pointer.
 
     Links may lead within the directory, and to the blobs of a hub cache. The error for any other
     link is the same whether or not its target exists.
     """
+    _check_name(path)
     home = Path(os.path.realpath(path))
     homes = [home]
     if home.parent.name == "snapshots":  # of a hub cache, whose models may share their blobs
-        homes += [Path(os.path.realpath(folder / "blobs")) for folder in home.parents[1:3]]
+        homes += [folder / "blobs" for folder in home.parents[1:3]]  # not where a link leads
     for file in (*path.glob("*"), *path.glob("additional_chat_templates/*")):
         if file.suffix not in _READ:
             continue
@@ -65,8 +68,20 @@ def check_files(path: Path) -> None:
         found = there.stat() if there.exists() else None
         if found and not stat.S_ISREG(found.st_mode):
             raise InputError(f"{file}: no regular file; remove it")
+        if found and found.st_size < 1024 and there.read_bytes().startswith(_POINTER):
+            raise InputError(
+                f"{file}: a pointer of git-lfs, not the file; run `git lfs pull` there"
+            )
         if found and file.suffix not in _WEIGHTS and found.st_size > _LARGEST:
             raise InputError(f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read")
+
+
+def _check_name(path: Path) -> None:
+    """Raise InputError for a path that tokenizers and safetensors cannot open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{path}: a path with bytes that are not UTF-8; rename it") from None
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -88,7 +103,8 @@ def without_torch() -> str:
     least = ".".join(map(str, _TORCH))
     return (
         f"PyTorch's .bin is read with torch {least} or later, and here is {found or 'none'}; "
-        "pip install -e '.[torch]', or save the model as safetensors (`jaxspec export` with torch)"
+        f"{install_command('torch')}, or save the model as safetensors "
+        "(`jaxspec export` with torch)"
     )
 
 
@@ -147,8 +163,33 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     file = path / "config.json"
     if "model_type" not in raw:
         raise InputError(f"{file}: no model_type; is this a model's directory?")
+    if "mm_vision_tower" in raw or "mm_projector_type" in raw:
+        raise InputError(f"{file}: {_original_llava(raw)}")
+    kind = family_of(str(raw["model_type"])).config
+    parts = ("text_config", "vision_config")
+    if issubclass(kind, TextConfig):
+        parts = _SIZES
+    elif issubclass(kind, QwenVLConfig) and "text_config" not in raw:
+        parts = (*_SIZES, "vision_config")
+    if lacking := [name for name in parts if raw.get(name) in (None, {})]:
+        # Defaults would describe another model, a 7B.
+        raise InputError(f"{file}: no {', '.join(lacking)}; fetch the model's own config.json")
     with reading(f"{file}: not readable", "fetch it again"):
-        return family_of(str(raw["model_type"])).config.from_hf(raw)
+        return kind.from_hf(raw)
+
+
+def _original_llava(raw: Mapping[str, Any]) -> str:
+    """Return what a config.json of LLaVA's own repository is, and the hub's twin of it."""
+    size = {4096: "7b", 5120: "13b"}.get(raw.get("hidden_size", 0), "")
+    name = str((raw.get("architectures") or ["LLaVA"])[0])
+    recent = "anyres" in str(raw.get("image_aspect_ratio"))
+    twin = f"llava-hf/llava-v1.6-vicuna-{size}-hf" if recent else f"llava-hf/llava-1.5-{size}-hf"
+    known = size and "Llama" in name
+    return (
+        f"{name[:60]} in the original LLaVA format, which is not read; take a model in Hugging "
+        + (f"Face layout, as {twin} is" if known else "Face layout, whose hub id ends in -hf")
+        + ", or convert it with transformers' convert_llava_weights_to_hf.py"
+    )
 
 
 def quantised(path: Path, raw: dict[str, Any]) -> list[str]:
@@ -197,7 +238,7 @@ def written_once(
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):  # another process may write it: wait, use its result
             if not (path / "config.json").is_file():
-                print(f"{source}: written to {path}, once, in float32", file=sys.stderr)
+                say(f"{source}: written to {path}, once, in float32")
                 write(path)
     return path
 
@@ -205,23 +246,23 @@ def written_once(
 def check_destination(path: str | Path, overwrite: bool, source: Path | None = None) -> None:
     """Raise InputError where a checkpoint would replace its source, or anything unasked."""
     path = Path(os.path.abspath(Path(path).expanduser()))
+    _check_name(path)
     check_directory(path)
     if source is not None and path.resolve() in (read := source.resolve(), *read.parents):
         raise InputError(f"{path}: holds the checkpoint that is read; give another path")
     if not path.is_dir() or not any(path.iterdir()):
         return
-    if not (path / "config.json").is_file():
+    if not _holds_checkpoint(path):
         raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
     if not overwrite:
         raise InputError(f"{path}: holds a checkpoint; give another path, or --overwrite")
 
 
-def check_output(out: Path, *runs: Path) -> None:
-    """Raise InputError, before training begins, where its model may not be written.
-
-    Args:
-      runs: Directories of the run's stages; one of them must exist if `out` holds a model.
-    """
-    check_destination(out, overwrite=True)
-    if (out / "config.json").exists() and not any(run.exists() for run in runs):
-        raise InputError(f"--out {out}: holds another run's model; give another path, or remove it")
+def _holds_checkpoint(path: Path) -> bool:
+    """Return whether a directory has a model's config.json and weights; others have one too."""
+    try:
+        raw = read_json(path / "config.json")
+    except InputError:
+        return False
+    described = raw.keys() & {"model_type", "architectures", "speculators_model_type"}
+    return bool(described) and any(file.suffix in _WEIGHTS for file in path.iterdir())

@@ -10,9 +10,10 @@ SafeAILab's and SpecForge's, which this library writes too:
 | `midlayer.self_attn.{q,k,v}_proj.weight`                                | [out, 2 D]          |
 | `midlayer.self_attn.o_proj.weight`, `midlayer.mlp.*_proj.weight`        | as a Llama's        |
 | `norm.weight`                                                           | [D]                 |
-| `lm_head.weight`                                                        | [draft words, D]    |
+| `midlayer.self_attn.{q,k}_norm.weight`                                  | optional (Qwen3's)  |
+| `lm_head.weight`                                                        | optional, [words, D] |
 | `embed_tokens.weight`                                                   | optional            |
-| `d2t` int64 [draft words]                                               | target id less index |
+| `d2t` int64 or int32 [draft words]                                      | target id less index |
 | `t2d` bool [vocabulary]                                                 | whether it is drafted |
 
 speculators' layer is `layers.0` and its config.json nests the decoder. Readers of `t2d` put the
@@ -21,22 +22,25 @@ draft words in the order of their ids, so heads are written in that order.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from jaxspec.checkpoints.tensor_files import StoredTensor
-from jaxspec.config import KVHeadConfig
-from jaxspec.config.eagle import SPECULATORS
+from jaxspec.config import EagleConfig, KVHeadConfig
+from jaxspec.config.eagle import SPECULATORS, counted
 from jaxspec.errors import InputError
 
 Engine = Literal["vllm", "sglang", "speculators"]
 """Program that serves a written head."""
 
-_LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
+_LAYER = re.compile(r"^(?:midlayer|layers\.0)\.")
+_NUMBER = re.compile(r"layers\.(\d+)\.")
 
 
 def as_own_head(
@@ -44,19 +48,52 @@ def as_own_head(
 ) -> tuple[KVHeadConfig, dict[str, StoredTensor]]:
     """Return a public head's configuration and its parameters by this library's names.
 
-    The configuration gets the draft vocabulary of the file's `d2t`, and the embedding if stored.
+    The configuration gets the draft vocabulary of the file's `d2t`, and learns which of the
+    optional tensors are stored. A head without an output matrix uses the target's.
+
+    Raises InputError for a draft vocabulary that is not a list of the target's tokens, and for
+    heads with more layers, or with states of more target layers.
     """
-    text = replace(config.text_config, own_embedding="embed_tokens.weight" in stored)
-    if "d2t" in stored:
-        offsets = stored["d2t"].read()
-        words = np.arange(len(offsets)) + offsets
-        whole = np.array_equal(words, np.arange(text.vocab_size))
-        text = replace(text, draft_vocabulary=() if whole else tuple(words.tolist()))
+    named = {_LAYER.sub("layers.0.", name.removeprefix("model.")): stored[name] for name in stored}
+    text: Any = replace(
+        config.text_config,
+        own_embedding="embed_tokens.weight" in named,
+        own_output="lm_head.weight" in named,
+        qk_norm="layers.0.self_attn.q_norm.weight" in named,
+    )
+    depth = 1 + max((int(layer[1]) for name in named if (layer := _NUMBER.match(name))), default=0)
+    if depth > 1:
+        raise InputError(f"EAGLE-3 head: has {depth} layers; give a head with one")
+    if "fc.weight" in named:
+        width = math.prod(named["fc.weight"].shape[1:])
+        count, rest = divmod(width, max(text.target_hidden_size, 1))
+        if count != 3 and not rest:
+            raise InputError(f"EAGLE-3 head: reads {counted(count)} target layers; give three")
+    if "d2t" in named:
+        text = replace(text, draft_vocabulary=_draft_words(named["d2t"], text))
     elif text.draft_vocabulary:
         raise InputError("EAGLE-3 head: the files lack d2t, the draft vocabulary; fetch it")
-    named = {_LAYER.sub("layers.0.", name): tensor for name, tensor in stored.items()}
     own = {name: tensor for name, tensor in named.items() if name not in ("d2t", "t2d")}
     return replace(config, text_config=text), own
+
+
+def _draft_words(offsets: StoredTensor, text: EagleConfig) -> tuple[int, ...]:
+    """Return the target's ids of a head's draft tokens; () for all tokens in their order."""
+    wrong = f"{offsets.file}: d2t {offsets.dtype} {list(offsets.shape)}"
+    size = len(text.draft_vocabulary) or None
+    if len(offsets.shape) != 1 or not offsets.whole_numbers:
+        raise InputError(f"{wrong} is not a list of integers; fetch the head again")
+    count = offsets.shape[0]
+    if size not in (None, count) or not 0 < count <= text.vocab_size:
+        wanted = size or f"1 to {text.vocab_size}"
+        raise InputError(f"{wrong} has not {wanted} tokens, as config.json says; fetch both again")
+    words = np.arange(count) + offsets.read()
+    if words.min() < 0 or words.max() >= text.vocab_size:
+        worst = words.min() if words.min() < 0 else words.max()
+        raise InputError(f"{wrong} names token {worst} of {text.vocab_size}; fetch the head again")
+    if len(np.unique(words)) < count:
+        raise InputError(f"{wrong} names a token twice; fetch the head again")
+    return () if np.array_equal(words, np.arange(text.vocab_size)) else tuple(words.tolist())
 
 
 def eagle_tensors(
@@ -68,7 +105,8 @@ def eagle_tensors(
     out = {_LAYER.sub(layer, name): tensor for name, tensor in named.items()}
     words = np.asarray(text.draft_vocabulary or range(text.vocab_size), np.int64)
     order = np.argsort(words)
-    out["lm_head.weight"] = np.ascontiguousarray(out["lm_head.weight"][order])
+    if "lm_head.weight" in out:
+        out["lm_head.weight"] = np.ascontiguousarray(out["lm_head.weight"][order])
     out["d2t"] = words[order] - np.arange(len(words))
     out["t2d"] = np.isin(np.arange(text.vocab_size), words)
     return out
@@ -109,6 +147,19 @@ def eagle_config(
             "verifier": {"name_or_path": config.target_name, "architectures": architectures or []},
         },
     }
+
+
+def check_engine(source: Path, config: KVHeadConfig, engine: Engine) -> None:
+    """Raise InputError for a head of whose files the engine would leave a part out."""
+    text = config.text_config
+    assert isinstance(text, EagleConfig)
+    lacking = ["qk_norm"]
+    if engine == "sglang":
+        lacking += ["norm_before_residual", "norm_before_fc", "norm_output"]
+    if names := [name for name in lacking if getattr(text, name)]:
+        raise InputError(f"{source}: has {', '.join(names)}, which {engine} does not read")
+    if engine == "sglang" and 0 in text.target_layers:
+        raise InputError(f"{source}: reads the target's embedding, and sglang only layers' outputs")
 
 
 def serve_command(config: KVHeadConfig, path: str, engine: Engine) -> str:

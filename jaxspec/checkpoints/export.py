@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
-from jaxspec.checkpoints.eagle import Engine
+from jaxspec.checkpoints.eagle import Engine, check_engine
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
 from jaxspec.checkpoints.locating import locate
@@ -114,6 +114,8 @@ def _export_head(
     config, params = load_kv_head(source)
     if not config.fused and engine is not None:
         raise InputError(f"{source}: a KV head, which {engine} cannot serve; train an EAGLE-3 head")
+    if engine is not None:
+        check_engine(source, config, engine)
     if text_only or (target is not None and not config.fused):
         raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
     if target is not None:
@@ -171,6 +173,7 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
         encoder = PromptEncoder.of(model.config, load_tokenizer(source))
         add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
         encoder.tokenizer.chat_template = chat_templates(encoder)
+        model = replace(model, has_template=bool(encoder.tokenizer.chat_template))
 
     def write_more(path: Path) -> None:
         copy_processors(source, path, model.config, encoder and encoder.tokenizer, add_bos)

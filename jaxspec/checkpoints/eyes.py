@@ -23,11 +23,14 @@ EYES = "smollm2-eyes"
 _SPARE = "<empty_output>"
 """A token of SmolLM2 that no text has; its id becomes the image's."""
 _TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
-    "+ '<|im_end|>\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}"
+    "{{ '<image>\n' if part['type'] == 'image' else part['text'] }}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""SmolLM2's without its default system prompt."""
+"""SmolLM2's without its default system prompt, and with images."""
 
 
 def with_image_token(tokenizer: Any) -> Any:
@@ -70,7 +73,7 @@ def smollm2_eyes() -> Path:
     """
     base, shipped = smollm2(), ASSETS / "smollm2_eyes"
     parts = (shipped / name for name in ("config.json", WEIGHTS))
-    made_of = f"{base}\n".encode() + b"".join(part.read_bytes() for part in parts)
+    made_of = f"{base}\n{_TEMPLATE}".encode() + b"".join(part.read_bytes() for part in parts)
     return written_once(made_of, "eyes", EYES, partial(write_merged, shipped), EYES)
 
 

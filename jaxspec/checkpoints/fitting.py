@@ -6,14 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from jaxspec.checkpoints.directories import parse_config, quantised, read_raw_config
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_directory
+from jaxspec.checkpoints.directories import SINGLE, parse_config, quantised, read_raw_config
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_directory, shards_of
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError, collected, reading
 from jaxspec.models import abstract_params, family_of
@@ -21,6 +22,13 @@ from jaxspec.typing import Params
 
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
 """Buffers that old versions of transformers stored; this library computes them."""
+_TOOLS = (
+    (r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", r"\1"),
+    (r"^(module\.|base_model\.model\.)+", ""),
+    (r"^model\.(?=model\.|lm_head\.)", ""),
+)
+"""Regex rewrites that remove what training tools put in front of names: torch.compile, FSDP, DDP,
+DeepSpeed, PEFT, Lightning."""
 _SHOWN = 4
 """Problems that an error spells out."""
 
@@ -53,6 +61,9 @@ def survey(path: Path) -> Survey:
             found = unfit(config, lambda: slots_of(config)[0], stored)
             # The tensors of an unreadable shard are not listed once more.
             problems += [line for line in found if whole or not line.endswith(" is missing")]
+            if problems and (path / SINGLE).is_file() and shards_of(path, SINGLE):
+                stray = "shards are there too; remove those, or the file if it is not this model's"
+                problems.insert(0, f"{SINGLE} is read, and {stray}")
         return Survey(config, stored, problems)
     return Survey(None, {}, problems)
 
@@ -119,7 +130,7 @@ def in_hub_layout(
     """Return the tensors by their hub names, without buffers; duplicates go to `problems`."""
     stored: dict[str, StoredTensor] = {}
     for tensor in tensors:
-        name = hub_name(tensor.name, layouts)
+        name = hub_name(tensor.name, _TOOLS + layouts)
         if _BUFFERS.search(name):
             continue
         if name in stored:
@@ -164,26 +175,40 @@ def misfits(
 ) -> list[str]:
     """Return how the tensors contradict config.json; drop an output head that is the embedding."""
     problems = _drop_tied_head(config, slots, stored)
+    missing = [name for name in slots if name not in stored]
+    surplus = sorted(stored.keys() - slots.keys())
     for name, slot in slots.items():
         if name not in stored:
-            problems.append(f"{name} is missing")
             continue
         found, wanted = stored[name], list(slot.file_shape)
         if list(found.shape) != wanted:
             problems.append(f"{found.name} is {list(found.shape)}, config.json asks for {wanted}")
         if found.dtype not in FLOATS:
             problems.append(f"{found.name} is {found.dtype}, supported: {', '.join(FLOATS)}")
-    surplus = sorted(stored.keys() - slots.keys())
-    return problems + [f"{stored[name].name} is unexpected" for name in surplus]
+    # By turns, so that the first few of them show both.
+    lines = zip_longest(
+        (f"{_untied(name)}{name} is missing" for name in missing),
+        (f"{stored[name].name} is unexpected" for name in surplus),
+    )
+    return problems + [line for pair in lines for line in pair if line]
+
+
+def _untied(name: str) -> str:
+    """Return why an output matrix is needed."""
+    return "tie_word_embeddings is false, and " if name.endswith("lm_head.weight") else ""
+
+
+def tied_names(slots: Iterable[str]) -> tuple[str, str]:
+    """Return the names of a decoder's embedding and output matrix, which has no slot if tied."""
+    embedding = next((name for name in slots if name.endswith("embed_tokens.weight")), "")
+    return embedding, re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embedding)
 
 
 def _drop_tied_head(
     config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
 ) -> list[str]:
-    text = text_config(config)
-    embeddings = next((name for name in slots if name.endswith("embed_tokens.weight")), "")
-    name = re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embeddings)
-    if not text.tie_word_embeddings or name not in stored:
+    embeddings, name = tied_names(slots)
+    if not text_config(config).tie_word_embeddings or name not in stored:
         return []
     head, embedding = stored.pop(name), stored.get(embeddings)
     if embedding is None or {embedding.dtype, head.dtype} - FLOATS.keys():

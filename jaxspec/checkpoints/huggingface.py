@@ -29,7 +29,7 @@ from jaxspec.checkpoints.adapters import Adapter, read_adapter
 from jaxspec.checkpoints.directories import INDEX, write_json, written_whole
 from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, survey, tensor_name
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, write_tensors
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, cast, write_tensors
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.models import abstract_params, family_of
 from jaxspec.models.int8 import Weights, quantise, scale_path
@@ -104,15 +104,16 @@ def load(
     if found.problems or found.config is None:
         refuse(path, found.problems)
     update = None if adapter is None else read_adapter(adapter, found.config)
+    config = found.config if update is None else update.config
     places = None
     if mesh is not None:
-        places = shardings(found.config, abstract_params(found.config, weights=weights), mesh)
-    params = read_params(found.config, found.tensors, dtype, places, weights, update, path.name)
+        places = shardings(config, abstract_params(config, weights=weights), mesh)
+    params = read_params(config, found.tensors, dtype, places, weights, update, path.name)
     shards = [shard for leaf in jax.tree.leaves(params) for shard in leaf.addressable_shards]
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)
     report = LoadReport(nbytes, devices, time.perf_counter() - start, _peak_memory() - before)
-    return Checkpoint(found.config, params, report)
+    return Checkpoint(config, params, report)
 
 
 def read_params(
@@ -133,7 +134,7 @@ def read_params(
     slots, tree = slots_of(config)
     names = flatten_dict(jax.tree.unflatten(tree, list(slots)), sep="/")
     at = flatten_dict(places or {}, sep="/")
-    tensors = {**tensors, **(adapter.whole if adapter else {})}
+    tensors = adapter.applied(tensors) if adapter else tensors
     work = tqdm(names.items(), f"load {title}", unit="tensor", delay=2, disable=None)
     params: dict[str, jax.Array] = {}
     for key, name in work:
@@ -270,8 +271,7 @@ def _write_tensors(
         tensors = {}
         for name in names:
             leaf = np.asarray(leaves[name]).transpose(slots[name].order)
-            # "C": safetensors writes the buffer without regard to strides.
-            tensors[name] = leaf.astype(options.dtype or leaf.dtype, order="C")
+            tensors[name] = cast(leaf, options.dtype or leaf.dtype)
         write_tensors(path / file, tensors)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}

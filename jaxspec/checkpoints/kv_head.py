@@ -26,7 +26,8 @@ behind it, the hidden state that the token was predicted from. EAGLE heads use t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import (
+    BIN,
     SINGLE,
     quantised,
     read_raw_config,
@@ -44,21 +46,39 @@ from jaxspec.checkpoints.eagle import Engine, as_own_head, eagle_config, eagle_t
 from jaxspec.checkpoints.fitting import named_tensors, refuse, slots_in, unfit
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.tensor_files import StoredTensor, list_directory, write_tensors
+from jaxspec.checkpoints.tensor_files import (
+    StoredTensor,
+    cast,
+    list_directory,
+    list_file,
+    write_tensors,
+)
 from jaxspec.config import KVHeadConfig
-from jaxspec.config.eagle import is_eagle
+from jaxspec.config.eagle import kind_of_head
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import abstract_head
 from jaxspec.typing import Params
 
 
 def is_kv_head(path: str | Path) -> bool:
-    """Return whether a local directory holds a KV head or an EAGLE-3 head."""
+    """Return whether a local directory holds a draft head, of whatever kind.
+
+    Where config.json does not tell, the tensors' names do. Heads have one weight file.
+    """
     path = Path(path).expanduser()
     if not (path / "config.json").is_file():
         return False
     raw = read_raw_config(path)
-    return raw.get("model_type") == KVHeadConfig.model_type or is_eagle(raw)
+    if raw.get("model_type") == KVHeadConfig.model_type or kind_of_head(raw):
+        return True
+    file = next((path / name for name in (SINGLE, BIN) if (path / name).is_file()), None)
+    with suppress(InputError):  # whoever reads the model reports it
+        return file is not None and bool(kind_of_head(raw, _shapes(list_file(file))))
+    return False
+
+
+def _shapes(tensors: Iterable[StoredTensor]) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tensor.shape for tensor in tensors}
 
 
 def save_kv_head(
@@ -81,7 +101,7 @@ def save_kv_head(
       architectures: The target's classes in transformers, which speculators' layout names.
     """
     tensors = {
-        name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
+        name: cast(tensor, dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
     }
     raw = config.to_dict()
     if config.fused:
@@ -101,8 +121,13 @@ def list_kv_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], lis
     Raises InputError for a configuration that this library cannot read.
     """
     raw = read_raw_config(path)
-    config, problems = KVHeadConfig.from_dict(raw), quantised(path, raw)
+    problems = quantised(path, raw)
     stored = {tensor.name: tensor for tensor in list_directory(path, problems)}
+    kind = kind_of_head(raw, _shapes(stored.values()))
+    if raw.get("model_type") != KVHeadConfig.model_type and kind != "EAGLE-3":
+        article = "an" if kind[:1] in "EM" else "a"
+        raise InputError(f"{path}: {article} {kind} head; give an EAGLE-3 head or a KV head")
+    config = KVHeadConfig.from_dict(raw)
     if problems:
         return config, stored, problems
     if config.fused:

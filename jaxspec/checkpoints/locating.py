@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from jaxspec.checkpoints.directories import without_torch
 from jaxspec.checkpoints.eyes import EYES, smollm2_eyes
 from jaxspec.checkpoints.gguf_files import SMOLLM2, converted, smollm2
-from jaxspec.errors import InputError, reading
+from jaxspec.errors import InputError, check_path, reading
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
 """Patterns of a checkpoint's files besides its weights."""
@@ -25,6 +26,7 @@ def locate(
     Args:
       wanted: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
+    check_path("checkpoint", path_or_id)
     path = Path(path_or_id).expanduser()
     named = str(path_or_id) != ""  # as an unset variable gives; it would be the working directory
     if named and path.is_dir():
@@ -38,14 +40,14 @@ def locate(
     if path_or_id == EYES:
         return smollm2_eyes()
     if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
-        raise InputError(
-            f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name"
-        )
+        mend = _similar(path_or_id) or "give one, or a hub id owner/name"
+        raise InputError(f"checkpoint {str(path_or_id)!r}: no such directory; {mend}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError
 
     what = f"checkpoint {path_or_id!r}: no such directory, and cannot be fetched from the hub"
-    with reading(what, "check name, revision and network, or give a local directory"):
+    mend = "check name, revision and network, or give a local directory"
+    with reading(what, _similar(path_or_id) or mend):
         try:
             patterns = [*SMALL, "model*.safetensors"] if wanted is None else [*wanted]
             found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=patterns))
@@ -58,3 +60,13 @@ def locate(
                 f"checkpoint {path_or_id!r}: the model is gated; ask for access at "
                 f"https://huggingface.co/{path_or_id}, then run `hf auth login` on every machine"
             ) from error
+
+
+def _similar(name: str | Path) -> str | None:
+    """Return advice for a name without a checkpoint: a similar id or directory, if there is one."""
+    if page := re.match(r"https?://(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", str(name)):
+        return f"did you mean {page[1]!r}?"
+    path = Path(name).expanduser()
+    others = [path.with_name(entry.name) for entry in path.parent.glob("*/")] if path.name else []
+    near = get_close_matches(str(path), [SMOLLM2, EYES, *map(str, others)], 1, 0.8)
+    return f"did you mean {near[0]!r}?" if near else None

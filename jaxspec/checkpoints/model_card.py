@@ -25,6 +25,7 @@ class Exported:
       source: Directory that it was read from.
       target: Name of the model that it drafts for, if it is a draft.
       added: Number of tokens in the vocabulary that the source does not have.
+      has_template: Whether its tokeniser has a chat template.
       scored: Size of the source's draft vocabulary; 0 where it has none.
     """
 
@@ -33,6 +34,7 @@ class Exported:
     params: Params
     target: str = ""
     added: int = 0
+    has_template: bool = True
     scored: int = 0
 
 
@@ -69,12 +71,17 @@ def write_model_card(path: Path, name: str, model: Exported) -> None:
         facts["image tokens"] = f"{tokens} an image"
     commands = ["--target path/to/this"]
     if model.target:
-        facts["draft for"] = f"`{model.target}`"
+        facts |= _draft_for(model.target)
         views = "" if has_vision else " --views T"
         commands.append(f"--target {_place(model.target)} --draft path/to/this{views}")
     tag = "image-text-to-text" if has_vision else "text-generation"
     front = {"library_name": "transformers", "pipeline_tag": tag}
-    shown = {"has_vision": has_vision, "transformers": True, "draft": bool(model.target)}
+    shown = {
+        "has_vision": has_vision,
+        "has_template": model.has_template,
+        "transformers": True,
+        "draft": bool(model.target),
+    }
     _write(path, model.source, front, name=name, facts=facts, commands=commands, **shown)
 
 
@@ -94,9 +101,8 @@ def write_head_card(
         f"of width {text.hidden_size}",
         "trained for": f"blocks of {config.gamma} drafted tokens",
         "made from": f"`{model_name(source)}`",
-        "draft for": f"`{config.target_name}`"
-        + (f" (configuration {config.target_hash})" if config.target_hash else ""),
     }
+    facts |= _draft_for(config.target_name, config.target_hash)
     if text.draft_vocabulary:
         facts["drafts"] = f"{len(text.draft_vocabulary):,} of {text.vocab_size:,} tokens"
     if config.pools:
@@ -104,7 +110,7 @@ def write_head_card(
             f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
         )
     commands = [f"--target {_place(config.target_name)} --kv-head path/to/this"]
-    shown = {"has_vision": config.image_tokens > 0}
+    shown = {"has_vision": config.image_tokens > 0, "has_template": True}
     front = {"library_name": "jaxspec"}
     _write(path, source, front, name=name, facts=facts, commands=commands, **shown)
 
@@ -114,7 +120,7 @@ def _write(path: Path, source: Path, front: dict[str, Any], **shown: Any) -> Non
     from huggingface_hub import ModelCard, ModelCardData
 
     licence = licence_of(source)
-    data = ModelCardData(license=licence or "other", **front)
+    data = ModelCardData(license=licence, **front)
     card = ModelCard.from_template(data, template_path=str(_TEMPLATE), licence=licence, **shown)
     (path / "README.md").write_text(str(card).rstrip() + "\n", encoding="utf-8")
 
@@ -123,9 +129,21 @@ def _count(params: Params) -> str:
     return f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}"
 
 
+def _is_id(name: str) -> bool:
+    """Return whether others know a model by this name: not one of a directory here."""
+    return "/" in name or name == SMOLLM2
+
+
+def _draft_for(name: str, digest: str = "") -> dict[str, str]:
+    """Return the fact about a draft's target; none where only a directory's name is known."""
+    known = [f"`{name}`"] if _is_id(name) else []
+    known += [f"a target of configuration {digest}, which loading checks"] if digest else []
+    return {"draft for": ": ".join(known)} if known else {}
+
+
 def _place(name: str) -> str:
     """Return a model as a command's argument: its id, or the path of its directory."""
-    return name if "/" in name or name == SMOLLM2 else f"path/to/{name or 'its/target'}"
+    return name if _is_id(name) else f"path/to/{name or 'its/target'}"
 
 
 def licence_of(source: Path) -> str | None:

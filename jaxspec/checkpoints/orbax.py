@@ -13,8 +13,10 @@ import itertools
 import json
 import logging
 import sys
+import traceback
 import zlib
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,11 +34,13 @@ from jaxspec.typing import Array
 
 State = TypeVar("State")
 
-# Orbax's threads print a traceback for every failed write, and lines for files that it does not
-# need; here one InputError says it.
-_ECHOES = ("_SignalingThread", "Failed to json parse Metadata file")
+# Orbax's threads print a traceback of every error that they raise, and lines for files that it does
+# not need; here one InputError says it.
 logging.getLogger("absl").addFilter(
-    lambda record: not any(echo in record.getMessage() for echo in _ECHOES)
+    lambda record: (
+        not (record.exc_info and "orbax" in record.pathname)
+        and "Failed to json parse Metadata file" not in record.getMessage()
+    )
 )
 
 
@@ -127,19 +131,14 @@ class Checkpoints:
     def _read(self, step: int, **parts: Any) -> tuple[Any, str]:
         """Return these parts of a step, or None and the reason; the same in every process."""
         found, reason = None, ""
-        # TensorStore prints its errors once more, from threads and from left-over coroutines.
-        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
-            found = self._manager.restore(step, args=ocp.args.Composite(**parts))
-            _check(found)
+            with _raised_once():
+                found = self._manager.restore(step, args=ocp.args.Composite(**parts))
+                _check(found)
         except (MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # Orbax and TensorStore raise anything of files that are damaged
             found, reason = None, f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
-        finally:
-            if found is None:
-                gc.collect()
-            sys.unraisablehook = hook
         if (
             jax.process_count() > 1
             and not multihost_utils.process_allgather(np.bool_(found is not None)).all()
@@ -161,14 +160,32 @@ class Checkpoints:
             multihost_utils.sync_global_devices("damaged steps")
             self._manager.reload()
 
-    def _writing(self) -> AbstractContextManager[None]:
-        return writing(str(self._directory), self._then)
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with writing(str(self._directory), self._then), _raised_once():
+            yield
 
     def _then(self) -> str:
         manager = getattr(self, "_manager", None)
-        last = None if manager is None else max(manager.all_steps(read=True), default=None)
+        if manager is not None:
+            manager.reload()
+        last = None if manager is None else max(manager.all_steps(), default=None)
         left = "nothing was saved before" if last is None else f"step {last} is whole"
         return f"start again ({left})"
+
+
+@contextmanager
+def _raised_once() -> Iterator[None]:
+    """Do not print the error of a failing block once more, from the coroutines that it leaves."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # which hold them
+        gc.collect()
+        raise
+    finally:
+        sys.unraisablehook = hook
 
 
 def forget(directory: str) -> None:

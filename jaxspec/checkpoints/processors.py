@@ -29,7 +29,7 @@ from jaxspec.config import (
     TextConfig,
 )
 from jaxspec.config.lvlm import MOST_TILES
-from jaxspec.errors import InputError, located, reading
+from jaxspec.errors import InputError, install_command, located, reading
 from jaxspec.models import family_of
 
 _LETTERS = "USER: <image>\nWhat is 1 + 1? \u00fc \u4f60 \U0001f642 ASSISTANT:"
@@ -63,7 +63,8 @@ def load_tokenizer(path: str | Path) -> Any:
     # transformers 5 makes an empty tokeniser of a config.json alone, and merges of a vocab.json.
     mend = "save it again with save_pretrained"
     if _require(path, _TOKENIZERS, "tokenizer") == "tokenizer.model":
-        mend = "pip install -e '.[sentencepiece]', or put the model's tokenizer.json there too"
+        install = install_command("sentencepiece")
+        mend = f"{install}, or put the model's tokenizer.json there too"
     with reading(f"{path}: transformers cannot read the tokenizer", mend):
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         tokenizer.chat_template = _processor_template(Path(path)) or tokenizer.chat_template

@@ -9,10 +9,12 @@ Safetensors and PyTorch's .bin differ only in how a file's tensors are listed.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +32,7 @@ from jaxspec.checkpoints.directories import (
 )
 from jaxspec.checkpoints.torch_files import list_torch_file
 from jaxspec.errors import InputError, collected, reading
+from jaxspec.files import lacking_files
 
 FLOATS = {
     "F32": np.dtype(np.float32),
@@ -37,7 +40,11 @@ FLOATS = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Supported dtypes of stored parameters; quantised models have others."""
-_DTYPES = FLOATS | dict.fromkeys(("I64", "int64"), np.dtype(np.int64))
+_INTEGERS = {
+    **dict.fromkeys(("I64", "int64"), np.dtype(np.int64)),
+    **dict.fromkeys(("I32", "int32"), np.dtype(np.int32)),
+}
+_DTYPES = FLOATS | _INTEGERS
 """Dtypes that can be read; torch's files and safetensors name integers in their own ways."""
 _CHUNK = 1 << 19
 """Numbers that are checked at a time, so that they stay in the processor's cache."""
@@ -62,6 +69,11 @@ class StoredTensor:
     offset: int
     nbytes: int
 
+    @property
+    def whole_numbers(self) -> bool:
+        """Return whether it holds integers that can be read."""
+        return self.dtype in _INTEGERS
+
     def read(self, box: Box | None = None) -> np.ndarray:
         """Return the tensor, or a box of it, and read no other bytes.
 
@@ -70,13 +82,13 @@ class StoredTensor:
         with reading(f"{self.file}: ends before its tensors do", "fetch it again"):
             mapped = np.memmap(self.file, _DTYPES[self.dtype], "r", self.offset, self.shape)
             out = np.array(mapped if box is None else mapped[tuple(box)])
-        if self.dtype in FLOATS:
-            check_finite(self, out)
+        if self.dtype in FLOATS and not is_finite(out):
+            raise InputError(f"{self.file}: {self.name} holds NaN or infinity; fetch it")
         return out
 
 
-def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
-    """Raise InputError where a tensor holds infinity or NaN.
+def is_finite(numbers: np.ndarray) -> bool:
+    """Return whether floating-point numbers hold neither infinity nor NaN.
 
     As integers, unsigned or signed, infinity is the least number whose exponent bits are all set,
     and NaN is above it. numpy compares integers at the speed of memory, and bfloat16 ten times
@@ -87,7 +99,8 @@ def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
     for start in range(0, bits.size, _CHUNK):
         part = bits[start : start + _CHUNK]
         if part.max() >= below or part.view(f"i{part.itemsize}").max() >= above:
-            raise InputError(f"{tensor.file}: {tensor.name} holds NaN or infinity; fetch it")
+            return False
+    return True
 
 
 def list_file(file: Path) -> list[StoredTensor]:
@@ -122,29 +135,45 @@ def _in_safetensors(file: Path) -> list[StoredTensor]:
 
 
 def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
-    """Return the tensors of one file or of an index's shards; problems go to `problems`.
+    """Return the tensors of one file or of all shards; problems go to `problems`.
 
-    Safetensors are read before .bin.
+    Safetensors are read before .bin, and one file before shards. Shards need no index.
     """
-    names = (SINGLE, INDEX, BIN, BIN_INDEX)
-    found = next((path / name for name in names if (path / name).is_file()), None)
-    if found is None:
-        mend = other_weights(path) or without_torch() or "save the model as safetensors"
-        problems.append(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
-        return []
-    if found.name in (BIN, BIN_INDEX) and (lack := without_torch()):
-        problems.append(f"{found}: {lack}")
-        return []
-    files = [found]
-    if found.suffix == ".json":
-        files = []
-        with collected(problems):
-            files = [path / name for name in sorted(set(read_index(found).values()))]
+    files: list[Path] = []
+    with collected(problems):
+        files = _model_files(path)
     tensors: list[StoredTensor] = []
     for file in files:
         with collected(problems):
             tensors += list_file(file)
     return tensors
+
+
+def shards_of(path: Path, single: str) -> list[Path]:
+    """Return the shards that a directory holds in place of a single file, in name order."""
+    stem, suffix = os.path.splitext(single)
+    name = re.compile(rf"{stem}-\d+-of-\d+{re.escape(suffix)}")
+    return sorted(file for file in path.iterdir() if name.fullmatch(file.name))
+
+
+def _model_files(path: Path) -> list[Path]:
+    """Return the files of a directory's model; InputError where there is none or a shard lacks."""
+    for single, index in ((SINGLE, INDEX), (BIN, BIN_INDEX)):
+        shards = shards_of(path, single)
+        places = [place for place in (path / single, path / index, *shards) if place.is_file()]
+        if not places:
+            continue
+        if single == BIN and (lack := without_torch()):
+            raise InputError(f"{places[0]}: {lack}")
+        if places[0].name == single:
+            return places[:1]
+        if places[0].name == index:
+            return [path / name for name in sorted(set(read_index(places[0]).values()))]
+        if lacking := lacking_files(shards):
+            raise InputError(f"{path}: {lacking}, and no {index}; fetch the others")
+        return shards
+    mend = other_weights(path) or without_torch() or "save the model as safetensors"
+    raise InputError(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
 
 
 def read_index(file: Path) -> dict[str, str]:
@@ -158,8 +187,24 @@ def read_index(file: Path) -> dict[str, str]:
     return index
 
 
+def cast(tensor: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return a tensor as it is written; `write_tensors` refuses values that become infinity."""
+    with np.errstate(over="ignore"):
+        # "C": safetensors writes the buffer without regard to strides.
+        return tensor.astype(dtype, order="C")
+
+
 def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write a safetensors file with the permissions of the directory's config.json."""
+    """Write a safetensors file with the permissions of the directory's config.json.
+
+    Raises InputError for weights that are not finite.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind not in "biu" and not is_finite(tensor):
+            raise InputError(
+                f"weights {name}: not finite in {tensor.dtype}, and are not written; take a dtype "
+                "with larger numbers, or train again with a lower learning rate"
+            )
     save_file(tensors, file, metadata={"format": "pt"})
     # safetensors makes a file that only its owner can read.
     file.chmod((file.parent / "config.json").stat().st_mode)

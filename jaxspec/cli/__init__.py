@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec import __version__
-from jaxspec.command import expect_interrupt, input_errors
-from jaxspec.errors import InputError, nearest
+from jaxspec.command import input_errors, parse_subcommand, start
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; bad input ends it with one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
+    start("jaxspec")
     if words == ["--version"]:
-        print(f"jaxspec {__version__}")
+        with input_errors("jaxspec"):
+            print(f"jaxspec {__version__}")
         return
-    expect_interrupt("jaxspec")
-
-    import tyro
 
     from jaxspec.cli import collaborate, demo, export, generate, inspect, plan
     from jaxspec.decoding.captioners import runs_torch
@@ -34,14 +32,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "plan": (plan.Plans, plan.run),
     }
     with input_errors("jaxspec"):
-        if words and not words[0].startswith("-") and words[0] not in commands:
-            raise InputError(f"command {words[0]!r}: unknown; {nearest(words[0], list(commands))}")
-        command: Any = tyro.extras.subcommand_cli_from_dict(
+        command = parse_subcommand(
             {name: kind for name, (kind, _) in commands.items()},
-            prog="jaxspec",
-            description="Lossless speculative decoding of vision-language models. "
+            words,
+            "jaxspec",
+            "Lossless speculative decoding of vision-language models. "
             "--version prints the version.",
-            args=words,
         )
         if argv is None and not runs_torch(getattr(command, "captioner", None) or ""):
             hide_torch()

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +18,12 @@ from PIL.Image import Image
 
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, Request, Result
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.placeholders import place_images
 from jaxspec.prompts.views import View, parse_views, prompt_views
+from jaxspec.runtime import clear, say
 
 
 def progress(words: str) -> None:
@@ -31,18 +33,6 @@ def progress(words: str) -> None:
     """
     if sys.stderr.isatty():
         print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
-
-
-def clear() -> None:
-    """Clear the words of `progress` from a terminal."""
-    if sys.stderr.isatty():
-        print(end="\r\033[K", file=sys.stderr, flush=True)
-
-
-def say(words: object) -> None:
-    """Print a line to stderr that nothing overwrites."""
-    clear()
-    print(words, file=sys.stderr)
 
 
 def show(answer: Iterator[Result]) -> Result:
@@ -67,8 +57,10 @@ class Ask:
     first."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """An image file. Repeat the option for several images, in order."""
-    chat_template: bool = True
-    """--no-chat-template gives the model the bare prompt: for base models."""
+    chat_template: Path | None = None
+    """File with the chat template to use, in place of the model's own."""
+    no_chat_template: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Give the model the bare prompt: for base models."""
     tiles: bool = True
     """--no-tiles: LLaVA-NeXT reads one tile an image, as in TABED's released code."""
     max_new_tokens: int = 128
@@ -96,9 +88,19 @@ class Ask:
     def request(self) -> Request:
         """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
         place_images(self.prompt, len(self.image))
+        if self.template is not None and self.no_chat_template:
+            raise InputError("--chat-template: --no-chat-template leaves it out; give one of them")
         nothing = Prompt(np.zeros(0, np.int32))
         sampling = self.temperature, self.top_k, self.top_p, self.seed
         return Request(nothing, self.max_new_tokens, *sampling, self.stop)
+
+    @cached_property
+    def template(self) -> str | None:
+        """Return the chat template that replaces the model's own; InputError for an unread file."""
+        if self.chat_template is None:
+            return None
+        with reading(f"--chat-template: {self.chat_template}", "give a file with a jinja template"):
+            return self.chat_template.read_text(encoding="utf-8")
 
     def pictures(self) -> list[Image]:
         """Return the images; raise InputError for a file that is no image."""
@@ -108,6 +110,10 @@ class Ask:
     def computes_in(self) -> jnp.dtype | None:
         """Data type of all models; None leaves the choice to `LoadedModel.load`."""
         return self.dtype and jnp.dtype(self.dtype)
+
+
+SAMPLING = ("top_k", "top_p", "seed")
+"""Options that only sampling reads."""
 
 
 def answer(
@@ -124,11 +130,17 @@ def answer(
       describe: Returns the program's own stats, and their summary for the last line.
       loaded: Lines about the loaded models.
     """
-    encode = engine.encoder.prompt if args.chat_template else engine.encoder.completion
+    if args.template is not None:
+        engine.encoder.tokenizer.chat_template = args.template
+    encode = engine.encoder.completion if args.no_chat_template else engine.encoder.prompt
     request = replace(request, prompt=encode(args.prompt, images))
     memory = engine.memory_report([request])  # validates the request before anything is printed
     for line in (*loaded, memory):
         say(line)
+    idle = [name for name in SAMPLING if getattr(args, name) != getattr(Ask, name)]
+    if idle and args.temperature == 0:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        say(f"{options}: without effect at --temperature 0, which takes the likeliest token")
     progress("compiling and decoding")
     if not sys.stderr.isatty():
         say("compiling and decoding ...")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import Ask, answer, numbers, progress, view_names
+from jaxspec.cli.ask import Ask, answer, clear, numbers, progress, view_names
 from jaxspec.decoding.engine import CollaborationConfig, Engine, LoadedModel, Result
 from jaxspec.decoding.engine_config import Method, capped_gamma
 from jaxspec.decoding.metrics import collaboration_metrics
@@ -61,6 +61,7 @@ def run(args: Collaborate) -> None:
             load = partial(LoadedModel.load, share_tower_with=next(iter(loaded.values()), None))
             weights = args.target_weights
             loaded[path] = load(path, args.computes_in, tiles=args.tiles, weights=weights)
+    clear()
     engine = Engine([loaded[path] for path in paths], config=config)
 
     def describe(result: Result) -> tuple[dict[str, Any], str]:

@@ -21,13 +21,14 @@ from rich.text import Text
 
 from jaxspec import __version__
 from jaxspec.checkpoints.eyes import EYES
-from jaxspec.checkpoints.gguf_files import INSTALL, SMOLLM2, smollm2_file
-from jaxspec.cli.ask import clear, progress
+from jaxspec.checkpoints.gguf_files import SMOLLM2, smollm2_file, smollm2_install
+from jaxspec.cli.ask import progress
 from jaxspec.cli.race import PAGE, draw
 from jaxspec.data.images import as_png, load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
 from jaxspec.files import ASSETS, write_text
+from jaxspec.runtime import clear
 
 DRAFTED = "bold green"
 WIDTH = 48
@@ -102,7 +103,7 @@ def run(args: Demo) -> None:
     for option, path, mark in (("out", args.out, '"speedup_median"'), ("svg", args.svg, "<svg")):
         if path and path.exists() and not (path.is_file() and mark.encode() in path.read_bytes()):
             raise InputError(f"--{option}: {path} is no demo's file; give the name of a new file")
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     model = args.model or ("eyes" if smollm2_file() else "mini")
     contest: Contest = CONTESTS[model]
     if args.drafter == "draft" and model != "mini":
@@ -110,7 +111,7 @@ def run(args: Demo) -> None:
     if args.image is not None and not contest.page:
         raise InputError(f"--image: {model} is a text model; leave the option out")
     if args.model is None and model == "mini":
-        console.print(f"These models are toys. A larger one: {INSTALL}\n")
+        console.print(f"These models are toys. A larger one: {smollm2_install()}\n")
     images: list[Image] = []
     if contest.page:
         image = args.image or ASSETS / "page.png"
@@ -125,7 +126,8 @@ def run(args: Demo) -> None:
     for prompt in contest.prompts if args.prompt is None else (args.prompt,):
         request = Request(prompt, images=images)
         console.print(Text(f"question  {printable(prompt)}\n"))
-        if images and console.color_system in ("256", "truecolor"):
+        colours = console.color_system in ("256", "truecolor")
+        if images and colours and not console.options.ascii_only:
             console.print(_drawn(images[0]))
         progress("compiling")
         tokens = _write(console, tracing.stream(request))
@@ -141,7 +143,8 @@ def run(args: Demo) -> None:
         console.print(_table(rows[-1]))
     middle = median(row["speedup"] for row in rows)
     if len(rows) > 1:
-        console.print(f"[bold]{middle:.2f} times as fast[/] as plain decoding, in the median.")
+        words = (f"{middle:.2f} times as fast", "bold"), " as plain decoding, in the median."
+        console.print(Text.assemble(*words))
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
     console.print(
         f"Batch 1, least of {contest.runs} runs, prefill and compilation not counted; {load}."
@@ -203,7 +206,8 @@ def _write(console: Console, answer: Iterator[Result]) -> list[tuple[str, int]]:
         for piece, place in tokens[shown:]:
             console.print(Text(printable(piece), DRAFTED if place >= 0 else ""), end="")
     kept = f"{sum(place >= 0 for _, place in tokens)} of {len(tokens)} tokens"
-    console.print(f"\n\n[{DRAFTED}]Drafted[/], and kept by the target: {kept}.")
+    words = "\n\n", ("Drafted", DRAFTED), f", and kept by the target: {kept}."
+    console.print(Text.assemble(*words))
     return tokens
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import Ask, answer, check_views, numbers, progress, view_names
+from jaxspec.cli.ask import Ask, answer, check_views, clear, numbers, progress, view_names
 from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result
@@ -83,11 +83,13 @@ def run(args: Generate) -> None:
         raise InputError(f"--gamma: {args.gamma}; give 1 or more, or give no draft")
     default = ("M",) * (args.draft is not None) + ("kv",) * (args.kv_head is not None)
     views = default if args.views is None else view_names(args.views)
+    # The cut is reported, which would mislead without drafts.
+    gamma = capped_gamma("--gamma", args.gamma, args.max_new_tokens) if views else args.gamma
     config = EngineConfig(
         views=views,
         weights=weights,
         weighting=args.weighting,
-        gamma=capped_gamma("--gamma", args.gamma, args.max_new_tokens),
+        gamma=gamma,
         tree=args.tree,
         width=args.width,
         context=args.context,
@@ -114,6 +116,7 @@ def run(args: Generate) -> None:
     if args.captioner is not None:
         progress(f"loading captioner {args.captioner}")
         captioner = load_captioner(args.captioner, args.computes_in, share_tower_with=target)
+    clear()  # a warning of the engine's has a line of its own
     engine = Engine(*loaded, config=config, captioner=captioner)
 
     def describe(result: Result) -> tuple[dict[str, Any], str]:

@@ -27,6 +27,9 @@ from jaxspec.errors import InputError, collected, printable
 from jaxspec.models import LanguageModel, family_of
 from jaxspec.runtime import human_bytes, setup_runtime
 
+_SHOWN = 20
+"""Problems that the table spells out."""
+
 
 @dataclass(frozen=True)
 class Inspect:
@@ -70,8 +73,10 @@ def _table(found: Inspection) -> Table:
     }
     for name, value in rows.items():
         table.add_row(name, Text(printable(value)))
-    for number, problem in enumerate(found.problems, 1):
+    for number, problem in enumerate(found.problems[:_SHOWN], 1):
         table.add_row(f"problem {number}", Text(printable(problem), style="red"))
+    if (more := len(found.problems) - _SHOWN) > 0:
+        table.add_row("problems", f"{more} more; --json has all")
     return table
 
 

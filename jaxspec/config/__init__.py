@@ -6,6 +6,9 @@ default of their transformers class (`llava-hf/llava-1.5-7b-hf` names neither wi
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from jaxspec.config.eagle import EagleConfig
 from jaxspec.config.kv_head import KVHeadConfig
 from jaxspec.config.lvlm import (
@@ -50,6 +53,7 @@ __all__ = [
     "TextConfig",
     "VisionConfig",
     "text_config",
+    "untied",
 ]
 
 LvlmConfig = LlavaConfig | QwenVLConfig
@@ -59,3 +63,15 @@ ModelConfig = TextConfig | LvlmConfig
 def text_config(config: ModelConfig) -> TextConfig:
     """Return the decoder's part of a language model's or an LVLM's configuration."""
     return config if isinstance(config, TextConfig) else config.text_config
+
+
+def untied(config: ModelConfig, **text_fields: Any) -> ModelConfig:
+    """Return the configuration with an output matrix of its own, apart from the embedding.
+
+    text_fields: Changes of the decoder's part.
+    """
+    changes: dict[str, Any] = {"tie_word_embeddings": False}
+    if isinstance(config, TextConfig):
+        return replace(config, **changes, **text_fields)
+    text = replace(config.text_config, **changes, **text_fields)
+    return replace(config, text_config=text, **changes)

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
-from jaxspec.config.eagle import EagleConfig, is_eagle
+from jaxspec.config.eagle import EagleConfig
 from jaxspec.config.lvlm import LlavaConfig
 from jaxspec.config.rope import RopeScaling
 from jaxspec.config.schema import check_choice, known_fields
@@ -227,7 +227,7 @@ class KVHeadConfig:
     def from_dict(cls, raw: dict[str, Any]) -> Self:
         """Return the configuration that `to_dict` wrote, or of a public EAGLE-3 head."""
         with reading("KV head: config.json is not readable", "export it again"):
-            if is_eagle(raw):
+            if raw.get("model_type") != cls.model_type:
                 own, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
                 name = (spec.get("verifier") or {}).get("name_or_path") or ""
                 named = {k: own.get(k) for k in ("target_hash", "target_name", "gamma")}

@@ -153,7 +153,7 @@ class MistralConfig(RotaryConfig):
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         config = super().from_hf(raw)
-        _refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
+        refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
         return config
 
     def to_hf(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Qwen2Config(RotaryConfig):
             "sliding_attention" if i >= first else "full_attention" for i in layers
         ]
         if raw.get("use_sliding_window") and "sliding_attention" in kinds:
-            _refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
+            refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
         return config
 
     def to_hf(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Qwen3Config(Qwen2Config):
         return Biases(self.attention_bias, self.attention_bias)
 
 
-def _refuse_window(window: int | None, positions: int) -> None:
+def refuse_window(window: int | None, positions: int) -> None:
     """Raise InputError for a window smaller than the context."""
     if window is not None and window < positions:
         raise InputError(

@@ -6,14 +6,19 @@ Files are a `.json` list, `.jsonl`, `.jsonl.gz` or parquet. A row is one of
 |---|---|
 | `conversations` of {from, value}, `image` or `images` | LLaVA, LLaVA-OneVision |
 | `messages` of {role, content} | chat data |
-| question and answer, under the names of `ASKED` and `ANSWERED` | GSM8K, Alpaca |
+| question and answer, under the names of `ASKED` and `ANSWERED` | GSM8K |
+| the same, with `input` or `context` behind the question | Alpaca, Dolly |
+| the same, with `history` of [question, answer] | LLaMA-Factory |
 | `text`, with `<human>:` and `<bot>:` before what each says | OIG |
 | `text` else | plain text, learned as it is, without roles: RedPajama |
 | `prompt` of {role, text, replies}, the best ranked reply counts | OpenAssistant's trees |
 
+A system prompt may be a message, or the column `system` or `system_prompt`.
+
 `image` is a path, a list of paths, or the hub's {bytes, path}. `video` is a folder of frames, or a
 list of their paths. Frames are images: `<video>` becomes one placeholder per frame. An unreadable
-row raises InputError, and `readable` counts, logs and skips it.
+row raises InputError, and `readable` counts, logs and skips it. Columns that look like part of the
+conversation and are not read are counted.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import json
 import math
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -44,8 +49,22 @@ ROLES = {
 }
 SPEAKER = re.compile(r"(?:^|\n)<(human|bot)>:")
 """Mark before each message in texts of the Open Instruction Generalist."""
-ASKED = ("question", "instruction", "prompt")
+ASKED = ("question", "instruction", "prompt", "input")
 ANSWERED = ("answer", "output", "response", "completion")
+BEHIND = ("input", "context")
+"""Columns of a text that the question is about."""
+SYSTEM = ("system", "system_prompt")
+FORMS = ("prompt", "conversations", "messages")
+"""Columns that hold a whole conversation, a tree or a list; the first one counts."""
+IMAGES = ("image", "images", "video")
+HEARD = re.compile(
+    r"(.*_)?(question|instruction|prompt|input|answer|output|response|completion|context|system"
+    r"|conversation|message|dialogue|text|history|passage|article|hint|lecture|story|choice|option"
+    r"|rationale|reasoning|thinking|thought|cot|explanation|solution|caption|tool|tool_call|query"
+    r"|image|img|picture|photo|video|audio)s?(_(content|text|path|file|url|\d+))*",
+    re.IGNORECASE,
+)
+"""Names of columns, and of a message's entries, that look like part of a conversation."""
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 """Suffixes of the frames in a folder."""
 THREADS = 8
@@ -59,6 +78,10 @@ class Skipped:
     limit: int
     log: Path
     count: int = field(default=0, init=False)
+    _reasons: Counter[str] = field(default_factory=Counter, init=False)
+    """How often each reason was given, without the row's place."""
+    unread: Counter[str] = field(default_factory=Counter, init=False)
+    """Rows by columns that look like part of the conversation, in which these are not read."""
 
     def start(self) -> None:
         """Remove an earlier run's log."""
@@ -68,6 +91,7 @@ class Skipped:
 
     def add(self, name: str, reason: InputError) -> None:
         self.count += 1
+        self._reasons[str(reason).partition(": ")[2] or str(reason)] += 1
         with writing(self.log), self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps({"id": name, "reason": str(reason)}, ensure_ascii=False) + "\n")
         if self.count > self.limit:
@@ -75,6 +99,28 @@ class Skipped:
                 f"data: {self.count} rows cannot be read, and {self.limit} may be skipped; mend "
                 f"them, or raise the limit ({self.log} has all of them); the last: {reason}"
             ) from reason
+
+    def summary(self) -> str:
+        """Return how many rows were skipped, the commonest reason, and the log."""
+        if not self._reasons:
+            return "the file holds no rows; name another"
+        ((reason, count),) = self._reasons.most_common(1)
+        return f"{self.count} rows were skipped, {count} of them: {reason} ({self.log} has all)"
+
+    def lines(self) -> list[str]:
+        """Return a line about skipped rows, and one about columns that are not read."""
+        lines = []
+        if self.count:
+            lines.append(f"skipped {self.count} rows that cannot be read: {self.log}")
+        if self.unread:
+            columns = ", ".join(
+                f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in self.unread.items()
+            )
+            lines.append(
+                f"not read: {columns}; put what belongs to the conversation into its questions "
+                "and answers"
+            )
+        return lines
 
 
 def readable(
@@ -99,25 +145,63 @@ def readable(
     is_list = path.suffix == ".json" and os.path.isfile(path)
     rows = json_list(path) if is_list else rows_and_errors(path)
     with ThreadPoolExecutor(THREADS) as pool:
-        waiting: deque[tuple[str, Future[Sample]]] = deque()
+        waiting: deque[tuple[DataRow, str, Future[Sample]]] = deque()
         for number, row in enumerate(rows):
             if isinstance(row, InputError):
                 skipped.add(str(number), row)
                 continue
             row = replace(row, folder=images or row.folder, confined=not outside)
             name = str(row.values.get("id", number))
-            waiting.append((name, pool.submit(conversation, row, frames)))
+            waiting.append((row, name, pool.submit(conversation, row, frames)))
             if len(waiting) >= 4 * THREADS:
                 yield from _finished(*waiting.popleft(), skipped)
         while waiting:
             yield from _finished(*waiting.popleft(), skipped)
 
 
-def _finished(name: str, future: Future[Sample], skipped: Skipped) -> Iterator[Sample]:
+def _finished(
+    row: DataRow, name: str, future: Future[Sample], skipped: Skipped
+) -> Iterator[Sample]:
     try:
-        yield replace(future.result(), id=name)
+        sample = replace(future.result(), id=name)
     except InputError as error:
         skipped.add(name, error)
+        return
+    skipped.unread.update(_unread(row.values, sample))
+    yield sample
+
+
+def _unread(values: dict[str, Any], sample: Sample) -> list[str]:
+    """Return the columns, and entries of messages, that look like speech and are not in a sample.
+
+    A copy of a part of the sample is in it, and so is the whole conversation in another form.
+    """
+    texts = [_letters(text) for turn in sample.turns for text in turn]
+    read = "\n".join(texts)
+
+    def is_read(value: Any) -> bool:
+        if isinstance(value, str):
+            return _letters(value) in read or all(text in _letters(value) for text in texts)
+        parts = value.values() if isinstance(value, Mapping) else value
+        return not isinstance(value, bytes) and (
+            not isinstance(value, list | Mapping) or all(map(is_read, parts))
+        )
+
+    entries = {name: value for name, value in values.items() if name not in IMAGES}
+    form = next((name for name in FORMS if isinstance(entries.get(name), list | Mapping)), "")
+    said = entries.pop(form, ())
+    for message in said if isinstance(said, list) else ():
+        known = {"role", "content"} if form == "messages" else {"from", "value"}
+        unread = {
+            name: text for name, text in message.items() if name not in known | entries.keys()
+        }
+        entries |= {name: text for name, text in unread.items() if not is_read(text)}
+    return [name for name, value in entries.items() if HEARD.fullmatch(name) and not is_read(value)]
+
+
+def _letters(text: str) -> str:
+    """Return a text without spaces and the marks of images."""
+    return re.sub(rf"\s+|{PLACEHOLDER}|{VIDEO}", "", text)
 
 
 def conversation(row: DataRow, frames: int = 8) -> Sample:
@@ -135,7 +219,7 @@ def conversation(row: DataRow, frames: int = 8) -> Sample:
 
 
 def _images(row: DataRow, frames: int) -> tuple[StoredImage, ...]:
-    shown = [row.values[name] for name in ("image", "images", "video") if row.values.get(name)]
+    shown = [row.values[name] for name in IMAGES if row.values.get(name)]
     if not shown:
         return ()
     if len(shown) > 1:
@@ -165,6 +249,17 @@ def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
 
 def _turns(values: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (question, answer) of every answered turn; plain text answers an empty question."""
+    turns = _messages(values)
+    system = next((values[name] for name in SYSTEM if values.get(name)), "")
+    if not isinstance(system, str):
+        raise InputError(f"system prompt {str(system)[:60]!r} is no text; mend the row")
+    if turns[0][0] and system.strip() not in turns[0][0]:
+        turns[0] = f"{system.strip()}\n{turns[0][0]}", turns[0][1]
+    return turns
+
+
+def _messages(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return (question, answer) of every answered turn, without the column of a system prompt."""
     if isinstance(values.get("prompt"), Mapping):
         return _pairs(_best_path(values["prompt"]), "role", "text")
     if "conversations" in values:
@@ -175,7 +270,10 @@ def _turns(values: dict[str, Any]) -> list[tuple[str, str]]:
     answer = next((values[name] for name in ANSWERED if name in values), None)
     text = values.get("text")
     if isinstance(asked, str) and isinstance(answer, str):
-        return [(asked.strip(), answer.strip())]
+        about = [values.get(name) for name in BEHIND]
+        parts = [asked, *(part for part in about if isinstance(part, str) and part != asked)]
+        question = "\n".join(part.strip() for part in parts if part.strip())
+        return [*_earlier(values.get("history")), (question, answer.strip())]
     if isinstance(text, str) and text.lstrip().startswith("<human>:"):
         _, *said = SPEAKER.split(text.lstrip())
         spoken = zip(said[::2], said[1::2], strict=True)
@@ -187,6 +285,20 @@ def _turns(values: dict[str, Any]) -> list[tuple[str, str]]:
         f"columns {list(values)!r:.200} hold no conversation; give conversations, messages, text, "
         f"or one of {', '.join(ASKED)} with one of {', '.join(ANSWERED)}"
     )
+
+
+def _earlier(history: Any) -> list[tuple[str, str]]:
+    """Return the turns before a question, from a list of [question, answer]."""
+    turns = []
+    for turn in history or ():
+        if (
+            not isinstance(turn, list)
+            or len(turn) != 2
+            or not all(isinstance(t, str) for t in turn)
+        ):
+            raise InputError(f"history: {str(turn)[:60]!r} is no [question, answer]; mend the row")
+        turns.append((turn[0].strip(), turn[1].strip()))
+    return turns
 
 
 def _best_path(prompt: Any) -> list[Any]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxspec.data.rows import SUFFIXES, DataRow, kept, lacking_files, parquet_rows, raised
+from jaxspec.data.rows import SUFFIXES, DataRow, kept, parquet_rows, raised
 from jaxspec.errors import InputError, first_line, reading
+from jaxspec.files import lacking_files
 
 HUB = "hub:"
 _PARQUET = "refs/convert/parquet"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 from jaxspec.errors import InputError, reading
 
@@ -51,15 +52,34 @@ def as_png(pixels: np.ndarray) -> bytes:
 
 
 def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
-    with (
-        reading(f"image {name}: not readable as an image", "convert it to PNG"),
-        Image.open(source) as image,
-    ):
-        if image.format == "EPS":
-            raise ValueError("EPS is a program, which is not run")
-        _check_size(image.size, name)  # from the header, before megabytes become gigabytes
-        image.load()
-        return to_rgb(ImageOps.exif_transpose(image), name)
+    with reading(f"image {name}: not readable", "fetch it again, or convert it to PNG"):
+        try:
+            image = Image.open(source, formats=_FORMATS)
+        except UnidentifiedImageError:
+            raise InputError(f"image {name}: {_no_image(source)}") from None
+        with image:
+            # From the header, before megabytes become gigabytes.
+            _check_size(image.size, name)
+            if isinstance(image, TiffImageFile):  # a tile may be larger than its image
+                width, height = (image.tag_v2.get(tag, 1) for tag in (TILEWIDTH, TILELENGTH))
+                _check_pixels(width, height, name)
+            image.load()
+            return to_rgb(ImageOps.exif_transpose(image), name)
+
+
+def _no_image(source: Path | io.BytesIO) -> str:
+    """Return what the content is in place of an image, and the mend."""
+    content = source if isinstance(source, io.BytesIO) else source.open("rb")
+    with content:
+        content.seek(0)
+        start = content.read(1024).lstrip()
+    if not start:
+        return "an empty file; fetch it again"
+    if re.match(rb"<(!doctype html|html|head|body)", start, re.IGNORECASE):
+        return "a web page, not an image; fetch the image itself"
+    if start.startswith(b"version https://git-lfs"):
+        return "a pointer of git-lfs, not the image; run `git lfs pull`"
+    return f"not one of the formats that are read ({', '.join(_FORMATS)}); convert it to PNG"
 
 
 @dataclass(frozen=True)
@@ -100,6 +120,9 @@ def image_hash(image: Image.Image) -> str:
     return hashlib.sha256(f"{image.width}x{image.height}:".encode() + image.tobytes()).hexdigest()
 
 
+_FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats whose header bounds the memory of decoding. ICO, ICNS, IPTC, BLP and AVIF hold images of
+other sizes than they say; EPS is a program."""
 LONGEST = 200
 """Longest side over the shortest; Qwen2.5-VL's limit too."""
 MOST_PIXELS = 89_478_485
@@ -138,6 +161,10 @@ def _check_size(size: tuple[int, int], name: str) -> None:
         raise InputError(f"image {name}: its size is {width}x{height}; give one with pixels in it")
     if max(size) > LONGEST * min(size):
         raise InputError(f"image {name}: {width}x{height} is over {LONGEST} times as long as wide")
+    _check_pixels(width, height, name)
+
+
+def _check_pixels(width: int, height: int, name: str) -> None:
     if width * height > MOST_PIXELS:
         raise InputError(f"image {name}: {width}x{height} is over {MOST_PIXELS} pixels; shrink it")
 

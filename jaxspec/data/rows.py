@@ -8,10 +8,10 @@ these files: a row that cannot be read is an InputError in its place, and the ne
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from jaxspec.data.tfds_records import TFDS, tfds_records
 from jaxspec.errors import InputError, first_line, needing, reading
+from jaxspec.files import lacking_files
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 BATCH = 8
@@ -26,8 +27,6 @@ BATCH = 8
 LONGEST = 1 << 26
 """Bytes of a line of JSONL."""
 ANY = re.compile(".*")
-_NUMBERED = re.compile(r"(.*)-\d+-of-(\d+)(\..*)")
-"""The name of one of several files: its beginning, the number of files, its end."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,21 @@ def raised(rows: Iterable[DataRow | InputError]) -> Iterator[DataRow]:
 
 
 def json_list(file: Path) -> Iterator[DataRow | InputError]:
-    """Yield the rows of a `.json` file, which is a list of objects.
+    """Yield the rows of a `.json` file, which is a list of objects, or an object in each line.
 
-    Yields an InputError for each element that is no row. Raises InputError for a file that is no
-    JSON list.
+    Yields an InputError for each element that is no row. Raises InputError for a file that is
+    neither.
     """
     with reading(f"data {file}: not JSON", "mend the file"):
-        values = json.loads(file.read_bytes())
+        content = file.read_bytes()
+        try:
+            values = json.loads(content)
+        except json.JSONDecodeError:
+            first = content.lstrip().partition(b"\n")[0]
+            if not first.startswith(b"{") or not json.loads(first):
+                raise
+            yield from _lines(io.BytesIO(content), file)
+            return
     if not isinstance(values, list):
         kind = type(values).__name__
         raise InputError(f"data {file}: a JSON {kind}, not a list of rows; name JSONL .jsonl")
@@ -131,19 +138,6 @@ def _parquet_row(row: Any, place: str, folder: Path | None) -> DataRow | InputEr
             return DataRow(place, row.to_pylist()[0], folder)
     except InputError as error:
         return error
-
-
-def lacking_files(files: Iterable[Path]) -> str:
-    """Return how many files of a numbered set are there, if not all; else "".
-
-    `train-00000-of-00002.parquet` alone gives "1 of the 2 files train-*-of-00002.parquet".
-    """
-    named = [(file.parent, _NUMBERED.fullmatch(file.name)) for file in files]
-    sets = Counter((folder, *found.groups()) for folder, found in named if found)
-    for (_, name, of, end), count in sets.items():
-        if count != int(of):
-            return f"{count} of the {int(of)} files {name}-*-of-{of}{end}"
-    return ""
 
 
 def _files(path: Path) -> list[Path]:

@@ -102,6 +102,8 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
     It is decoded once, so that errors come early.
     """
     place = f"{row.place}, {column}"
+    if isinstance(value, Mapping) and value.get("bytes") is None and value.get("path"):
+        value = value["path"]  # the hub's form of an image that is a file
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         image = StoredImage(value["bytes"], place)
     elif isinstance(value, str) and row.folder is not None:

@@ -163,6 +163,7 @@ def prepare(
     total: int | None = None,
     metadata: Callable[[], dict[str, Any]] = dict,
     file_format: FileFormat = "array_record",
+    lost: Callable[[], str] = lambda: "give some",
 ) -> Path:
     """Write the samples to `out/name/2.0.0`, in shards of 64 MB to 1 GB, and return that folder.
 
@@ -173,6 +174,7 @@ def prepare(
       total: Number of samples, for the progress bar.
       metadata: Function whose result, after the last sample, is kept with the data.
       file_format: Format of the shards.
+      lost: Function that says where the samples went, for the error if there are none.
     """
     folder = data_folder(name, out)
     written = 0
@@ -183,7 +185,7 @@ def prepare(
             written += 1
             yield sample
         if not written:
-            raise InputError(f"data {name}: no sample is left; see what was skipped")
+            raise InputError(f"data {name}: no sample is left; {lost()}")
 
     with sole(out / f"{name}.lock"):
         if folder.exists():

@@ -7,7 +7,7 @@ similar sizes are *stacked* into one batch of numpy arrays and *prefilled* toget
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -21,7 +21,14 @@ from jaxspec.decoding.assembly import Assembly
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, Batching, EngineConfig
 from jaxspec.decoding.memory import Sizes
-from jaxspec.decoding.requests import EncodedRequest, Request, decoded_images, each, encode
+from jaxspec.decoding.requests import (
+    EncodedRequest,
+    Request,
+    decoded,
+    decoded_images,
+    each,
+    encode,
+)
 from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts
 from jaxspec.decoding.steps import larger_cache, run_prefill
 from jaxspec.errors import InputError
@@ -66,14 +73,31 @@ class Batcher:
         self.program, self.mesh = self.assembly.program, self.assembly.held.mesh
         self.encoder = prompt_encoder(self.assembly.lead)
 
-    def read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
-        """Return the requests with captions, token rows for each form, and sizes."""
-        read = encode(self.encoder, requests)
-        read = each(self._written, read, self._captions(read))
+    def read(
+        self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
+    ) -> list[EncodedRequest]:
+        """Return the requests with captions, token rows for each form, and sizes.
+
+        refused: Takes the error of each request that cannot be read, by index, which is then left
+          out; None raises the first one.
+        """
+        if refused is None:
+            read = self._captioned(encode(self.encoder, requests))
+        else:
+            read = []
+            for i, request in enumerate(requests):
+                try:
+                    read += self._captioned(map(decoded, encode(self.encoder, [request])))
+                except InputError as error:
+                    refused[i] = str(error)
         if not self.grows:
             return read
         new = max((request.sizes.new for request in read), default=0)
         return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]
+
+    def _captioned(self, encoded: Iterable[EncodedRequest]) -> list[EncodedRequest]:
+        read = list(encoded)
+        return each(self._written, read, self._captions(read))
 
     def _captions(self, read: Sequence[EncodedRequest]) -> list[list[Caption]]:
         counts = [len(request.prompt.images) for request in read]

@@ -25,8 +25,8 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.data.images import image_hash, load_image
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.errors import InputError, reading
-from jaxspec.files import write_text
+from jaxspec.errors import InputError, install_command, reading
+from jaxspec.files import local_path, write_text
 from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.runtime import cache_directory
 
@@ -85,7 +85,7 @@ def load_captioner(
     """
     kind, where, how = check_captioner(text)
     if kind == "file":
-        return CaptionFile(Path(text.removeprefix("file:")))
+        return CaptionFile(local_path(text.removeprefix("file:")))
     if kind == "jax":
         path = locate(where)
         lvlm = LoadedModel.load(path, dtype, share_tower_with=share_tower_with)
@@ -210,7 +210,7 @@ class TransformersCaptioner:
 
     def __post_init__(self) -> None:
         if find_spec("torch") is None:
-            raise InputError(f"captioner {self.kind}: needs torch; pip install -e '.[captioner]'")
+            raise InputError(f"captioner {self.kind}: needs torch; {install_command('captioner')}")
 
     @cached_property
     def _path(self) -> Path:
@@ -220,7 +220,7 @@ class TransformersCaptioner:
     @property
     def identity(self) -> str:
         name = f"{self.source} {self._path.name}"
-        if Path(self.source).is_dir():
+        if Path(self.source).expanduser().is_dir():
             name = _fingerprint(self._path)
         return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
 

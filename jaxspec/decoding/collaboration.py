@@ -33,6 +33,7 @@ from jaxspec.decoding.state import (
     append,
     draw_next,
     init_state,
+    same_values,
     step_keys,
 )
 from jaxspec.sampling import Sampling, by_place, distribution
@@ -62,6 +63,8 @@ class CollaborationStats(struct.PyTreeNode):
     """Sum over tested proposals of the acceptance chance sum_x min(d(x), r(x)) = 1 - TV(d, r)."""
     passes: Int[Array, "B M"]
     """Forward passes of the loop, whether the row took part or not."""
+
+    __eq__ = same_values
 
 
 SharedState = DecodeState[tuple[KVCache, ...], Drafting, CollaborationStats]

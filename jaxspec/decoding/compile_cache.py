@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jaxspec.runtime import usual_settings
 from jaxspec.sharding import on_mesh
 
 
@@ -74,10 +75,9 @@ def executable(step: Any, held: Held, *args: Any) -> Any:
                 del EXECUTABLES[oldest]
             jax.clear_caches()  # they hold the programs too
             gc.collect()
-        # 32 bits even under x64: ids, counts and distributions need no more.
-        begun = time.perf_counter()
-        with on_mesh(held.mesh), jax.enable_x64(False):
-            found = step.lower(held.program, held.params, *args).compile()
+        begun, options = time.perf_counter(), getattr(held.program, "compiler_options", None)
+        with on_mesh(held.mesh), usual_settings():
+            found = step.lower(held.program, held.params, *args).compile(compiler_options=options)
         _SPENT[0] += 1e3 * (time.perf_counter() - begun)
     EXECUTABLES[key] = found
     return found

@@ -135,12 +135,13 @@ class Drafter(ABC):
         rows = batch.prompt
         model, own = self._head_model(params)
         slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+        rotary = rows.rotary if self.head.text_config.rope_scaling.mrope_section else None
         return pack_own(
             self.head,
             params["head"],
             target,
             model.embed(own, rows, None),
-            slots if rows.rotary is None else rows.rotary,
+            slots if rotary is None else rotary,
             rows.tokens.shape[1] + room,
         )
 

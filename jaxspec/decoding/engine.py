@@ -6,8 +6,10 @@ Lengths, temperatures, limits, weights and keys are traced.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -82,6 +84,9 @@ class Engine:
             if self.draft is not None:
                 raise InputError("draft: collaborating models need none; leave it out")
             assembly = collaboration(self.target, config)
+        for model in models:
+            if model.settings is not None and model.settings.unapplied:
+                warn_once(str(model.settings))
         self.config, self.assembly = config, assembly
         self.batcher = Batcher(assembly, config, captioner)
         self.encoder = self.batcher.encoder
@@ -128,23 +133,17 @@ class Engine:
         return results[0] if isinstance(requests, Request | str) else results
 
     def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
-        results = self._refused(requests) if self.batcher.config.keep_going else {}
-        kept = [i for i in range(len(requests)) if i not in results]
-        read = self.batcher.read([requests[i] for i in kept])
+        refused: dict[int, str] | None = {} if self.batcher.config.keep_going else None
+        read = self.batcher.read(requests, refused)
+        results = {
+            i: Result("", (), None, 0.0, 0.0, 0, error=error)
+            for i, error in (refused or {}).items()
+        }
+        indices = [i for i in range(len(requests)) if i not in results]
         for chosen in self.batcher.batches(read):
             *_, done = self._run([read[i] for i in chosen])
-            results.update(zip([kept[i] for i in chosen], done, strict=True))
+            results.update(zip([indices[i] for i in chosen], done, strict=True))
         return [results[i] for i in range(len(requests))]
-
-    def _refused(self, requests: Sequence[Request | str]) -> dict[int, Result]:
-        """Return a result with an error for each request that `check` refuses, by index."""
-        found = {}
-        for i, request in enumerate(requests):
-            try:
-                self.check(request)
-            except InputError as error:
-                found[i] = Result("", (), None, 0.0, 0.0, 0, error=str(error))
-        return found
 
     def stream(self, request: Request | str) -> Iterator[Result]:
         """Yield the answer so far every few tokens; the last result is the whole answer.
@@ -184,7 +183,8 @@ class Engine:
     def samples(self, request: Request | str, count: int) -> list[Result]:
         """Draw several answers to one prompt, which is prefilled once.
 
-        Sample i equals the answer to the request with seed + i.
+        In float32 sample i equals the answer to the request with seed + i. In 16 bits sums round
+        by the size of the batch, so near-ties may fall otherwise than in a batch of another size.
         """
         check_counts(count=count)
         (read,) = self.batcher.read([request])
@@ -263,6 +263,12 @@ class Engine:
         return plan_memory(
             self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller
         )
+
+
+@cache
+def warn_once(line: str) -> None:
+    """Log a warning, the first time in a process: scripts make many engines of a target."""
+    logging.getLogger("jaxspec").warning(line)
 
 
 def _listed(requests: Any) -> Sequence[Request | str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, get_args
@@ -13,6 +12,7 @@ from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts
 from jaxspec.prompts.views import parse_views, parse_weights
+from jaxspec.runtime import say
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 WIDEST = 256
@@ -167,9 +167,8 @@ def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:
     """Return the draft length, at most `max_new_tokens`; print a line if that cuts it."""
     if not 1 <= max_new_tokens < gamma:
         return gamma
-    print(
+    say(
         f"{option}: {gamma} is over the {max_new_tokens} new tokens; "
-        f"drafting {max_new_tokens} a block",
-        file=sys.stderr,
+        f"drafting {max_new_tokens} a block"
     )
     return max_new_tokens

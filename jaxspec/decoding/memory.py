@@ -23,7 +23,7 @@ from jaxspec.models.head_slots import no_rows
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.qwen_vl import full_block
 from jaxspec.models.vision import TILE_BLOCK
-from jaxspec.runtime import human_bytes
+from jaxspec.runtime import human_bytes, usual_settings
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import cache_sharding, mesh_of, replicated
 from jaxspec.typing import Params
@@ -103,6 +103,7 @@ def device_memory() -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
+@usual_settings()
 def plan_memory(
     program: Program, params: Params, batch: int, sizes: Sizes, fresh: int = 0, smaller: int = 0
 ) -> MemoryReport:
@@ -134,6 +135,7 @@ def plan_memory(
     )
 
 
+@usual_settings()
 def abstract_state(
     program: Program, params: Params, inputs: PromptBatch, options: Sampling, new: int
 ) -> DecodeState:
@@ -163,6 +165,7 @@ def at_place(tree: Any, place: Any) -> Any:
     return jax.tree.map(lambda x, place: x.update(sharding=place), tree, places)
 
 
+@usual_settings()
 def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:
     """Return the shapes of a batch and its options, to plan or compile ahead of time."""
 
@@ -250,7 +253,7 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
 
     Scores are those of one block of tiles, or of one block of queries with all windows of a row.
     """
-    if isinstance(config, TextConfig):
+    if isinstance(config, TextConfig) or not tiles:
         return 0
     if isinstance(config, QwenVLConfig):
         c = config.vision_config

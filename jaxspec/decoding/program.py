@@ -60,6 +60,11 @@ class Program(ABC, Generic[State]):
         return tuple(one.model if one.reads_images else None for one in self.members)
 
     @property
+    def compiler_options(self) -> dict[str, bool]:
+        """Return XLA's options for prefill and loop."""
+        return {}
+
+    @property
     def drafts(self) -> bool:
         """Return whether a draft proposes blocks."""
         return False

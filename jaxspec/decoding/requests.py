@@ -128,6 +128,8 @@ def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[En
     encoded = []
     for index, one in enumerate(requests):
         name = f"request {index}" if len(requests) > 1 else ""
+        if isinstance(one, Request) and isinstance(one.prompt, Prompt) and one.prompt.sample:
+            name = f"sample {one.prompt.sample!r}, turn {one.prompt.turn}"
         with _named(name):
             if not isinstance(one, Request | str):
                 kind = type(one).__name__
@@ -165,6 +167,12 @@ def _named(name: str) -> Iterator[None]:
         if not name:
             raise
         raise InputError(f"{name}: {error}") from error
+
+
+def decoded(request: EncodedRequest) -> EncodedRequest:
+    """Return the request with its images as pixels; InputError for one that cannot be read."""
+    images = tuple(Picture.of(picture.rgb()) for picture in request.prompt.images)
+    return replace(request, prompt=replace(request.prompt, images=images))
 
 
 def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[Image]]:

@@ -60,10 +60,10 @@ class Session:
             batch.decode()
             batch.grow()
         (result,) = batch.results()
-        cache: KVCache = batch.state.target
-        self._prompt, self._answer, self._cache = read.prompt, result.tokens, cache
-        written = row.followed_by(np.asarray(batch.state.tokens)[0].tolist())
-        self._cached = written[: int(np.asarray(cache.length)[0])]
+        self._prompt, self._answer, self._cache = read.prompt, result.tokens, batch.state.target
+        # As far as plain decoding has read when it writes the last token. A block may have read
+        # past a stop string, and a token rounds otherwise in a pass than in the next prefill.
+        self._cached = row.followed_by(result.tokens[:-1])
         return result
 
     def _past(self, row: PromptRow) -> KVCache | None:

@@ -59,6 +59,15 @@ class TargetProgram(Program[TargetState[Drafting]]):
     def caches(self, state: TargetState[Drafting]) -> tuple[KVCache, ...]:
         return (state.target,)
 
+    @property
+    def compiler_options(self) -> dict[str, bool]:
+        """Return the option that rounds where the program says so, if passes have one width.
+
+        By default XLA leaves out some roundings to 16 bits, and which ones depends on the rest of
+        the program. So the target's image features would depend on a draft that reads them too.
+        """
+        return {"xla_allow_excess_precision": False} if self.width > 1 else {}
+
     def extend(
         self,
         params: Params,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxspec.cache import KVCache
@@ -64,6 +65,14 @@ class PromptBatch(struct.PyTreeNode):
         return self.target if self.whole is None else self.whole
 
 
+def same_values(one: Any, other: object) -> bool:
+    """Return whether two structures are of one type, and their arrays are equal."""
+    if type(one) is not type(other):
+        return False
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
 class DecodeStats(struct.PyTreeNode):
     """Count the loop's steps and tokens, for each row or one request.
 
@@ -79,6 +88,8 @@ class DecodeStats(struct.PyTreeNode):
     """Steps whose token at this place was accepted and emitted."""
     histogram: Int[Array, "B J+1"]
     """Steps by their number of accepted drafts."""
+
+    __eq__ = same_values
 
     @classmethod
     def zeros(cls, batch: int, gamma: int) -> DecodeStats:

@@ -72,7 +72,7 @@ def read_blocks(
 
     def turned(slots: Int[Array, "B ..."]) -> Array:
         """Return the rotary positions of slots; with M-RoPE [B, 3, ...]."""
-        if rows.rotary is None:
+        if rows.rotary is None or not config.text_config.rope_scaling.mrope_section:
             return slots
         return jax.vmap(lambda row, slots: row[:, slots])(rows.rotary, slots)
 

@@ -79,7 +79,7 @@ def pack_own(
         k=(padded(context.k),),
         v=(padded(context.v),),
         length=target.length - 1,
-        shift=target.shift,
+        shift=target.shift if rotary.ndim == 3 else jnp.zeros_like(target.shift),
         hidden=hidden,
         kept=config.own_states,
     )

@@ -351,7 +351,8 @@ def _init_eagle(
     row = embeds[0], states, zero
     params = _drawn(config, "unroll", key, embeds, zero, zero[..., None], row, states)
     words = len(text.draft_vocabulary) or text.vocab_size
-    params["lm_head"] = {"kernel": INIT(key, (text.hidden_size, words), jnp.float32)}
+    if text.own_output:
+        params["lm_head"] = {"kernel": INIT(key, (text.hidden_size, words), jnp.float32)}
     if text.own_embedding:
         shape = (text.vocab_size, text.hidden_size)
         params["embed_tokens"] = {"embedding": INIT(key, shape, jnp.float32)}

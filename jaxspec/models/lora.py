@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, check_numbers
 from jaxspec.typing import Params
 
 LORA = "lora"
@@ -35,6 +35,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         check_counts(rank=self.rank)
+        check_numbers(alpha=self.alpha)
 
     @property
     def scale(self) -> float:

@@ -8,13 +8,10 @@ scores costs 0.3 ms, and its head 5 ms.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config
+from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config, untied
 from jaxspec.errors import InputError
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -86,10 +83,7 @@ def widened(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 def _with_head(
     config: ModelConfig, params: Params, kernel: Float[Array, "D words"], words: tuple[int, ...]
 ) -> tuple[ModelConfig, Params]:
-    changes: Any = {"draft_vocabulary": words, "tie_word_embeddings": False}
-    text = replace(text_config(config), **changes)
-    head = {"lm_head": {"kernel": kernel}}
-    if text_config(config) is config:
-        return text, {**params, **head}
-    whole = params["language_model"]
-    return replace(config, text_config=text), {**params, "language_model": {**whole, **head}}
+    config, head = untied(config, draft_vocabulary=words), {"lm_head": {"kernel": kernel}}
+    if "language_model" not in params:  # text models, and Qwen-VL's LVLMs
+        return config, {**params, **head}
+    return config, {**params, "language_model": {**params["language_model"], **head}}

@@ -1,7 +1,8 @@
 """Prompts as token ids, with one placeholder id per image; views replace it (`prompts/rows.py`).
 
-Turns are written by the tokeniser's chat template (a processor's template counts before it). A
-tokeniser without one gets LLaVA-1.5's and Vicuna's form, after BOS, and EOS closes every answer:
+Turns are written by the tokeniser's chat template (a processor's template counts before it).
+Without one, a Llama, such as LLaVA-1.5's, gets Vicuna's form, after BOS, and EOS closes every
+answer; other models are refused:
 
     USER: <image>\\n{question} ASSISTANT: {answer}</s>USER: {question} ASSISTANT:
 
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import numpy as np
 
-from jaxspec.config import LvlmConfig, ModelConfig
+from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, check_text, place_images
-from jaxspec.prompts.templates import bos_before, render_follow_up, render_turns, vicuna_turn
+from jaxspec.prompts.templates import bos_before, own_turn, render_follow_up, render_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,6 +52,8 @@ class PromptEncoder:
     """Id of the image placeholder in the target's vocabulary; None for a text model."""
     marks: tuple[int, int] | None = None
     """Ids around the placeholder; `<image>` in a question means all three."""
+    decoder: str = "llama"
+    """`model_type` of the language model, which tells its form without a chat template."""
     system: str = ""
     """Text before the first `USER:` of a conversation in Vicuna's form."""
 
@@ -67,9 +70,10 @@ class PromptEncoder:
     @classmethod
     def of(cls, config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the encoder of prompts for a model of this configuration."""
+        decoder = text_config(config).model_type
         if not isinstance(config, LvlmConfig):
-            return cls(tokenizer)
-        return cls(tokenizer, config.image_token_index, config.image_marks)
+            return cls(tokenizer, decoder=decoder)
+        return cls(tokenizer, config.image_token_index, config.image_marks, decoder)
 
     @property
     def eos(self) -> int | None:
@@ -144,7 +148,7 @@ class PromptEncoder:
         if self.tokenizer.chat_template:
             text = render_turns(self.tokenizer, [question], placed, self.image_text)
         else:
-            text = vicuna_turn(placed)
+            text = own_turn(self.tokenizer, self.decoder, placed)
         if self.system and not text.startswith("USER: "):
             raise InputError(
                 f"system {self.system[:40]!r}: the chat template begins with {text[:20]!r}, and a "
@@ -200,7 +204,7 @@ class PromptEncoder:
         """Return the text from the end of an answer to the beginning of the next one."""
         placed = self._placed(question, images)
         if not self.tokenizer.chat_template:
-            return vicuna_turn(placed)
+            return own_turn(self.tokenizer, self.decoder, placed)
         return render_follow_up(self.tokenizer, answer, question, placed, self.image_text)
 
     def _asked(self, question: str, turn: int) -> str:

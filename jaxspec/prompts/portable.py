@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.prompts.templates import bos_before
+from jaxspec.prompts.templates import bos_before, has_vicuna_form
 
 _VICUNA = (
     "{% for message in messages %}{{ 'USER: ' if message['role'] == 'user' else 'SPACE' }}"
@@ -13,16 +13,18 @@ _VICUNA = (
     "{{ part['text'] }}{% endfor %}{% endif %}"
     "{{ ' ASSISTANT:' if message['role'] == 'user' else eos_token }}{% endfor %}"
 )
-"""`vicuna_turn` as a template. `SPACE` and `IMAGE` are replaced by the tokeniser's own."""
+"""Vicuna's form as a template. `SPACE` and `IMAGE` are replaced by the tokeniser's own."""
 
 
 def chat_templates(encoder: PromptEncoder) -> dict[str, str]:
     """Return, by name, templates whose `apply_chat_template` gives the ids of `encoder.prompt`.
 
     A text model's template writes BOS where prompts have it: transformers adds none to a template's
-    text. A processor adds it itself.
+    text. A processor adds it itself. A model that is refused without a template gets none.
     """
     given = encoder.tokenizer.chat_template
+    if not given and not has_vicuna_form(encoder.tokenizer, encoder.decoder):
+        return {}
     named = dict(given) if isinstance(given, dict) else {"default": given or _vicuna(encoder)}
     is_text = encoder.image_token is None and "default" in named
     if is_text and bos_before(encoder.tokenizer, encoder.opening("Hello.")):
@@ -31,7 +33,7 @@ def chat_templates(encoder: PromptEncoder) -> dict[str, str]:
 
 
 def _vicuna(encoder: PromptEncoder) -> str:
-    """Return `vicuna_turn` as a template that gives the same ids with this tokeniser."""
+    """Return Vicuna's form as a template that gives the same ids with this tokeniser."""
     asked, answer, both = (encoder.ids(text) for text in ("ASSISTANT:", "A", "ASSISTANT: A"))
     space = " " if asked + answer == both else ""
     return _VICUNA.replace("SPACE", space).replace("IMAGE", encoder.image_text)

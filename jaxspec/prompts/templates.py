@@ -16,8 +16,28 @@ _ANSWER = "<<the answer>>"
 """An answer that a template is given, to find the text that it writes next."""
 
 
-def vicuna_turn(question: str) -> str:
-    """Return LLaVA-1.5's and Vicuna's form of a question, for a tokeniser without a template."""
+_MARKS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]")
+"""Tokens of other forms than Vicuna's, each the first one of its form."""
+
+
+def has_vicuna_form(tokenizer: PreTrainedTokenizerBase, decoder: str) -> bool:
+    """Return whether a model without a chat template is asked in Vicuna's form, as LLaVA-1.5 is.
+
+    Args:
+      decoder: `model_type` of the language model.
+    """
+    return decoder == "llama" and tokenizer.get_vocab().keys().isdisjoint(_MARKS)
+
+
+def own_turn(tokenizer: PreTrainedTokenizerBase, decoder: str, question: str) -> str:
+    """Return a question in Vicuna's form; InputError for a model that has another form, or none."""
+    if not has_vicuna_form(tokenizer, decoder):
+        where = tokenizer.name_or_path or "tokeniser"
+        raise InputError(
+            f"{where}: no chat template, and this {decoder!r} is not asked in Vicuna's form; put "
+            "its publisher's chat_template.jinja there, or give jaxspec generate --chat-template "
+            "FILE, or --no-chat-template for a base model"
+        )
     return f"USER: {question} ASSISTANT:"
 
 
@@ -57,7 +77,8 @@ def render_turns(
             reason = first_line(error)
             continue
         shown = text.replace(PLACEHOLDER, image_text).count(image_text)
-        if all(words.strip() in text for words in said) and shown >= images:
+        printed = isinstance(contents[-1], list) and str(contents[-1]) in text  # not read
+        if all(words.strip() in text for words in said) and shown >= images and not printed:
             return text
     raise InputError(f"chat template: cannot render turns of user and assistant ({reason})")
 

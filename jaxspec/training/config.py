@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, check_numbers
 from jaxspec.sharding import make_mesh
 
 
@@ -32,8 +32,9 @@ class MeshConfig:
         """
         devices, data = jax.devices() if devices is None else devices, self.data
         if data is None:
-            left = len(devices) // (self.fsdp * self.model)
-            data = max(1, math.gcd(batch // self.fsdp if batch % self.fsdp == 0 else 1, left))
+            parts, data = self.fsdp * self.model, 1
+            if min(self.fsdp, self.model) > 0 and len(devices) >= parts and batch % self.fsdp == 0:
+                data = math.gcd(batch // self.fsdp, len(devices) // parts)
         mesh = make_mesh(self.model, self.fsdp, data, devices)
         check_batch(batch, mesh)
         processes = len({device.process_index for device in devices})
@@ -103,6 +104,17 @@ class TrainConfig:
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "accumulate", "save_every", "keep", "log_every")
         check_counts(**{name: getattr(self, name) for name in counts})
+        check_numbers(
+            learning_rate=self.learning_rate,
+            warmup=self.warmup,
+            final_rate=self.final_rate,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            evaluate_every=self.evaluate_every,
+            **{f"rates of {pattern!r}": factor for pattern, factor in self.rates},
+        )
+        if not 0 <= self.beta2 < 1:
+            raise InputError(f"beta2: {self.beta2}; give a number from 0 to below 1")
         if self.batch % self.accumulate:
             raise InputError(f"accumulate: {self.accumulate} does not divide batch {self.batch}")
 

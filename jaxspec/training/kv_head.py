@@ -32,7 +32,7 @@ from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig, ModelConfig
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts, check_numbers
 from jaxspec.files import whole
 from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, text_params
@@ -65,6 +65,10 @@ class Anchoring:
     """kl, to the target's distributions, or ce, cross entropy of the answers."""
     decay: float = 0.8
     """Step s has the weight decay^s (EAGLE-3's)."""
+
+    def __post_init__(self) -> None:
+        check_counts(anchors=self.anchors)
+        check_numbers(decay=self.decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +291,8 @@ def _started(
     if words not in ((), kept) and (found.fused or found.markov):
         raise InputError(f"start {path}: has its own draft vocabulary; give --draft-vocabulary 0")
     if found.fused and wanted.fused:
+        if "lm_head" not in head:
+            raise InputError(f"start {path}: has no output matrix of its own; give another head")
         return replace(wanted, text_config=found.for_target(target).text_config), head
     config, theirs = (
         replace(one, text_config=replace(one.text_config, draft_vocabulary=words or kept))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -105,6 +106,14 @@ class MeasuredStep:
         self._restart()
         return found
 
+    def check(self, step: int, state: TrainState) -> None:
+        """Raise Diverged where an array of the state holds a value that is not finite."""
+        finite, _ = jax.tree_util.tree_flatten_with_path(_finite(state))
+        for path, is_finite in finite:
+            if not is_finite:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise Diverged(f"step {step}: {name} is not finite; lower the learning rate")
+
     @contextmanager
     def pause(self, step: int) -> Iterator[None]:
         """Do not time the block, an evaluation or a checkpoint. Raises Diverged as `read` does."""
@@ -129,6 +138,12 @@ class MeasuredStep:
     def _restart(self) -> None:
         self._steps, self._waited, self._since = 0, 0.0, time.perf_counter()
         self._done: defaultdict[str, float] = defaultdict(float)
+
+
+@jax.jit
+def _finite(state: TrainState) -> Any:
+    """Return for each array whether all its values are finite."""
+    return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), state)
 
 
 def model_flops(trainable: Mapping[str, Any], frozen: Mapping[str, Any], tokens: int) -> float:

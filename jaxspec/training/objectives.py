@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.errors import check_counts, check_numbers
 from jaxspec.loading import LoadedModel, same_tower
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.lora import Lora, merged
@@ -42,6 +43,11 @@ class Distillation:
     """Compare the teacher's k most probable tokens, and all others as one; None compares all."""
     share: float = 1.0
     """Share of the divergence in the loss; the rest is the next-token loss."""
+
+    def __post_init__(self) -> None:
+        check_numbers(0, 1, share=self.share)
+        if self.top_k is not None:
+            check_counts(top_k=self.top_k)
 
 
 def encode(

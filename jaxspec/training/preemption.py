@@ -58,8 +58,12 @@ class Preemption:
         else:
             self._came, self.number = True, number
 
-    def reached(self, step: int) -> bool:
-        """Return whether to save and exit after this step. Every process asks after each step."""
+    def reached(self, point: int) -> bool:
+        """Return whether to save and exit at this point of the run.
+
+        Every process asks at the same points, numbered without a gap: at the point after the
+        largest that any of them had reached when the signal came, all are told to save.
+        """
         if jax.process_count() > 1:
-            return multihost_utils.reached_preemption_sync_point(step)
+            return multihost_utils.reached_preemption_sync_point(point)
         return self._came

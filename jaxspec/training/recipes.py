@@ -31,7 +31,8 @@ from jaxspec.checkpoints.tower import read_tower, tower_files
 from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Prepared, mixture
-from jaxspec.errors import InputError, nearest
+from jaxspec.errors import InputError, check_numbers, nearest
+from jaxspec.files import local_path
 from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models import init_params, split_tower
 from jaxspec.models.lora import LORA, Lora, init_lora
@@ -95,6 +96,9 @@ class StagedRecipe:
     draft_vocabulary: int = 0
     """Tokens that the draft scores, the most frequent of the answers; 0 keeps `start`'s."""
 
+    def __post_init__(self) -> None:
+        check_numbers(0, 1, unlearned=self.unlearned)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(StagedRecipe):
@@ -111,6 +115,7 @@ class Recipe(StagedRecipe):
     """Data set of the target's greedy answers, to simulate tokens per pass on; may be empty."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.held_out and not any(stage.train.evaluate_every for stage in self.stages):
             names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
             raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")
@@ -174,8 +179,9 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
             return split_tower(target.config, target.params)[0]
         return read_tower(recipe.target, jnp.dtype("float32"))
 
-    if isinstance(recipe.start, str) and recipe.lora and (Path(recipe.start) / ADAPTER).is_file():
-        config, tensors, adapter = composed(Path(recipe.start))
+    start = Path(recipe.start).expanduser() if isinstance(recipe.start, str) else None
+    if start is not None and recipe.lora and (start / ADAPTER).is_file():
+        config, tensors, adapter = composed(start)
         params = {**read_params(config, tensors), LORA: read_pairs(adapter)}
         return replace(target, config=config, params=params)
     if isinstance(recipe.start, str):
@@ -337,7 +343,8 @@ def parse_data(
     if own:
         stages = tuple(replace(stage, data=own) for stage in stages)
     places = {
-        name: Path(path or name) for name, _, path in (entry.partition("=") for entry in entries)
+        name: local_path(path or name)
+        for name, _, path in (entry.partition("=") for entry in entries)
     }
     known = _names(stages, held_out)
     for name in places:

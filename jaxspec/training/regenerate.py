@@ -8,6 +8,7 @@ seed alone. A conversation ends at an answer that is too long.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -131,6 +132,15 @@ def losses(work: Regeneration, folder: Folder) -> dict[str, int]:
         counts["refused"] += row["refused"] is not None
         counts["cut"] += row["cut"] is not None
     return counts
+
+
+def losses_summary(work: Regeneration, folder: Folder) -> str:
+    """Return the numbers of `losses`, the commonest reason of a refusal, and the folder."""
+    counts = losses(work, folder)
+    reasons = Counter(row["refused"] for row in _rows(work, folder) if row["refused"])
+    first = "".join(f", such as: {reason}" for reason, _ in reasons.most_common(1))
+    cut = f"{counts['cut']} cut at {work.max_new_tokens} tokens"
+    return f"{counts['refused']} were refused and {cut}{first} ({folder} has all)"
 
 
 def _rows(work: Regeneration, folder: Folder) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.directories import weight_files
 from jaxspec.checkpoints.locating import SMALL, locate
+from jaxspec.data.conversations import SUFFIXES as IMAGES
 from jaxspec.data.images import StoredImage, image_hash, to_rgb
+from jaxspec.data.rows import SUFFIXES as ROWS
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.files import write_text
@@ -32,6 +34,10 @@ BLOCKS, BLOCK = 64, 4096
 """Pieces of each file of weights, and the bytes of each."""
 READ = (".json", ".model", ".txt", ".jinja")
 """Suffixes of the files, besides weights, that decide a model's inputs and outputs."""
+DECIDING = (*READ, ".safetensors", ".bin", *ROWS)
+"""Ends of the names of the files in a folder that a fingerprint covers, besides images."""
+WHOLE = 64 << 20
+"""Bytes of the largest file that a fingerprint reads whole."""
 
 
 def data_signature(source: Sequence[Sample]) -> str:
@@ -62,14 +68,38 @@ def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> 
             continue
         size = file.stat().st_size
         found.update(f"{file.name} {size}".encode())
-        with file.open("rb") as content:
-            if not holds_weights:
-                found.update(content.read())
-                continue
-            for i in range(BLOCKS):
-                content.seek(max(size - BLOCK, 0) * i // (BLOCKS - 1))
-                found.update(content.read(BLOCK))
+        for piece in _blocks(file) if holds_weights else [file.read_bytes()]:
+            found.update(piece)
     return f"{name}, fingerprint {found.hexdigest()[:12]}"
+
+
+def file_signature(path: Path) -> str:
+    """Return a fingerprint of a file, or of the models, rows and images in a folder.
+
+    Of images, and of files over 64 MiB, the size counts, and of the latter some bytes.
+    """
+    content = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        images = file.suffix.lower() in IMAGES
+        if not file.is_file() or (file != path and not (images or file.name.endswith(DECIDING))):
+            continue
+        size = file.stat().st_size
+        content.update(f"{file.relative_to(path)} {size}".encode())
+        if not images and size <= WHOLE:
+            content.update(file.read_bytes())
+        elif not images:
+            for block in _blocks(file):
+                content.update(block)
+    return content.hexdigest()[:12]
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    """Yield BLOCKS pieces of a file, spread evenly from its beginning to its end."""
+    last = max(file.stat().st_size - BLOCK, 0)
+    with file.open("rb") as content:
+        for i in range(BLOCKS):
+            content.seek(last * i // (BLOCKS - 1))
+            yield content.read(BLOCK)
 
 
 def run_signature(config: TrainConfig, inputs: dict[str, Any]) -> dict[str, Any]:

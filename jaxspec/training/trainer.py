@@ -67,7 +67,7 @@ def fit(
     Raises:
       InputError: mesh, patterns or directory do not fit, or the directory holds another run.
       Preempted: SIGTERM, Ctrl-C or SIGHUP came, and everything is saved.
-      Diverged: the loss is not a number. The newest checkpoint is from before.
+      Diverged: the loss or a parameter is not finite. The newest checkpoint is from before.
     """
     mesh = config.mesh.make(config.batch)
     trainable, frozen = partition(params, config.frozen)
@@ -105,7 +105,7 @@ def fit(
             asked = time.perf_counter()
             batch, place = next(ready)
             state = step(state, batch, waited=time.perf_counter() - asked)
-            last, stops = done == config.steps, preemption.reached(done)
+            last, stops = done == config.steps, preemption.reached(2 * done)
             if _due(config.log_every, done, last):
                 values = step.read(done)
                 log.write(done, values)
@@ -115,8 +115,10 @@ def fit(
             if evaluate and _due(config.evaluate_every, done, last) and (last or not stops):
                 with step.pause(done):
                     log.write(done, evaluate(merge(on_host(state.params), frozen)))
+            stops = stops or preemption.reached(2 * done + 1)  # a signal in an evaluation
             if stops or _due(config.save_every, done, last):
                 with step.pause(done):
+                    step.check(done, state)
                     checkpoints.save(done, state, place, wait=last or stops)
             bar.update()
             if stops and not last:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from flax.traverse_util import flatten_dict
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import read_adapter, read_pairs, save_adapter
 from jaxspec.cli import main
+from jaxspec.config import text_config
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
+from jaxspec.models import text_params
 from jaxspec.models.int8 import int8_params
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.sharding import make_mesh
@@ -70,6 +73,18 @@ def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), ours, theirs)
 
 
+def test_an_adapter_of_old_is_read(models: Path, tmp_path: Path) -> None:
+    """PEFT wrote .bin before 0.6."""
+    torch = pytest.importorskip("torch")
+    write(tmp_path / "adapter")
+    new = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    torch.save({name: torch.tensor(tensor) for name, tensor in tensors.items()}, tmp_path / "adapter/adapter_model.bin")
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    old = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
+    jax.tree.map(np.testing.assert_array_equal, old, new)
+
+
 @pytest.mark.parametrize("names", NAMES)
 def test_an_adapter_is_merged(models: Path, tmp_path: Path, names: str) -> None:
     base = models / ("text" if names == "text" else "llava")
@@ -111,6 +126,53 @@ def test_parts_that_are_saved_whole_replace_the_models(models: Path, tmp_path: P
     save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
     found = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
     np.testing.assert_array_equal(found["multi_modal_projector"]["linear_1"]["kernel"], own.T)
+
+
+EMBEDDING = np.random.default_rng(2).normal(size=(tiny.CONFIG.text_config.vocab_size, 32)).astype(np.float32)
+NAMES_OF_TIED = {
+    "text": ("model.embed_tokens.weight", "lm_head.weight"),
+    "llava": ("model.language_model.embed_tokens.weight", "lm_head.weight"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "saved", "parted"),
+    [
+        ("text", {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": False}, (0,), True),
+        ("llava", {"modules_to_save": ["embed_tokens"]}, (0,), True),
+        ("text", {"modules_to_save": ["lm_head"]}, (1,), True),
+        ("text", {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, (0,), False),
+        ("text", {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, (0, 1), False),
+        ("text", {"modules_to_save": ["embed_tokens", "lm_head"]}, (0, 1), False),  # equal ones
+        ("text", {}, (0, 1), False),  # PEFT saves embeddings that were resized
+        ("text", {}, (0,), False),
+        ("text", {"target_modules": ["lm_head"]}, (), True),
+    ],
+)
+def test_an_adapter_parts_tied_matrices_as_peft_does(
+    tmp_path: Path, kind: str, entries: dict[str, Any], saved: tuple[int, ...], parted: bool
+) -> None:
+    text = replace(tiny.CONFIG.text_config, tie_word_embeddings=True)
+    config: Any = text if kind == "text" else replace(tiny.CONFIG, text_config=text, tie_word_embeddings=True)
+    tiny.save(tmp_path / "base", config, tiny.random_params(config))
+    plain: Any = text_params(config, LoadedModel.load(tmp_path / "base").params)
+    tensors = write(tmp_path / "adapter", "v5" if kind == "llava" else "text", entries)
+    own = {f"base_model.model.{NAMES_OF_TIED[kind][i]}": EMBEDDING for i in saved}
+    if not saved:
+        a, b = np.ones((RANK, 32), np.float32), np.ones((len(EMBEDDING), RANK), np.float32)
+        own = {f"base_model.model.lm_head.lora_{half}.weight": factor for half, factor in (("A", a), ("B", b))}
+    save_file(tensors | own, tmp_path / "adapter" / "adapter_model.safetensors")
+    main(["export", str(tmp_path / "base"), str(tmp_path / "out"), "--adapter", str(tmp_path / "adapter")])
+    merged = LoadedModel.load(tmp_path / "out")
+    assert text_config(merged.config).tie_word_embeddings == (not parted)
+    raw = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert {raw["tie_word_embeddings"], raw.get("text_config", raw)["tie_word_embeddings"]} == {not parted}
+    found: Any = text_params(merged.config, merged.params)
+    before = np.asarray(plain["model"]["embed_tokens"]["embedding"])
+    np.testing.assert_array_equal(found["model"]["embed_tokens"]["embedding"], EMBEDDING if 0 in saved else before)
+    if parted:
+        output = EMBEDDING if 1 in saved else before if saved else before + ALPHA  # of rank 3: 3 alpha / 3
+        np.testing.assert_allclose(found["lm_head"]["kernel"], output.T, rtol=1e-6)
 
 
 def test_on_a_mesh_in_16_bits_and_in_int8(models: Path, tmp_path: Path) -> None:
@@ -171,6 +233,8 @@ def tensor(name: str, values: np.ndarray | None) -> Change:
         (lambda path, _: (path / "adapter_model.safetensors").unlink(), r"no adapter_model\.safetensors; give"),
         (entry(peft_type="LOHA"), r"peft_type 'LOHA'; only LORA"),
         (entry(use_dora=True), r"use_dora True is not supported; merge it with PEFT"),
+        (entry(alora_invocation_tokens=[5]), r"alora_invocation_tokens \[5\] is not known; merge it with PEFT"),
+        (entry(quantum={"flux": 1}, kasa_config=None), r"quantum \{'flux': 1\} is not known; merge it with PEFT"),
         (entry(r=4), r"lora_A\.weight is \[3, 32\], and adapter_config\.json and the model ask for \[4, 32\]"),
         (tensor(A, np.ones((3, 16), np.float32)), r"is \[3, 16\], and .* ask for \[3, 32\]"),
         (tensor(A, None), r"lora_B\.weight comes alone"),

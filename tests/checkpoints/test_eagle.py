@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
 from jaxspec.cli import main
 from jaxspec.config import KVHeadConfig, LlamaConfig
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel
 from jaxspec.models.kv_head import KVHead, joined
 from jaxspec.models.layers import apply
@@ -72,8 +74,8 @@ def row(length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
     ("engine", "options"),
     [
         ("vllm", {"words": (), "norm_before_residual": True}),
-        ("sglang", {"norm_before_fc": True, "norm_output": True, "own_embedding": True}),
-        ("speculators", {}),
+        ("sglang", {"own_embedding": True}),
+        ("speculators", {"norm_before_fc": True, "norm_output": True}),
     ],
 )
 def test_exports_are_read_bit_for_bit_and_score_alike(
@@ -137,22 +139,214 @@ def test_speculators_own_class_gives_our_scores(tmp_path: Path) -> None:
     np.testing.assert_allclose(ours[:, words], theirs, atol=1e-4)
 
 
-def test_what_this_library_lacks_is_named(tmp_path: Path) -> None:
-    save_kv_head(tmp_path / "head", *made(), None)
-    assert is_kv_head(tmp_path / "head")
-    file = tmp_path / "head" / "config.json"
-    raw = json.loads(file.read_text())
-    for entries, told in (
-        ({"fc_norm": True}, r"config.json has \['fc_norm'\], which is not supported"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "'use_aux_hidden_state false'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8|quantization_config"),
-    ):
-        file.write_text(json.dumps(raw | entries))
-        with pytest.raises(InputError, match=told):
-            load_kv_head(tmp_path / "head")
-    file.write_text(json.dumps(raw | {"logit_scale": 1.0, "fc_norm": False}))
-    load_kv_head(tmp_path / "head")
-    tensors = load_file(tmp_path / "head" / "model.safetensors")
-    save_file({name: tensor for name, tensor in tensors.items() if name != "d2t"}, tmp_path / "head/model.safetensors")
-    with pytest.raises(InputError, match="the files lack d2t"):
-        load_kv_head(tmp_path / "head")
+GOLDEN: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "attention_bias": False,
+    "bos_token_id": 1,
+    "draft_vocab_size": 8,
+    "eagle_aux_hidden_state_layer_ids": [2, 3, 4],  # vLLM's: states after so many layers
+    "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]},  # SGLang adds 1
+    "eos_token_id": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 2048,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "norm_before_fc": False,
+    "norm_before_residual": False,
+    "norm_output": False,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
+    "rope_scaling": None,
+    "rope_theta": 5e5,
+    "target_hidden_size": 32,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "vocab_size": 40,
+}
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("heads") / "head"
+    save_kv_head(path, *made(), None)
+    return path
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_configurations_are_what_engines_read(head: Path, tmp_path: Path, engine: str) -> None:
+    main(["export", str(head), str(tmp_path / "out"), "--for", engine])
+    raw = json.loads((tmp_path / "out" / "config.json").read_text())
+    del raw["jaxspec"]
+    assert raw == GOLDEN
+
+
+@pytest.mark.parametrize("option", ["norm_before_residual", "norm_before_fc", "norm_output", "qk_norm"])
+def test_an_engine_gets_no_head_of_which_it_leaves_out_a_part(option: str, tmp_path: Path) -> None:
+    save_kv_head(tmp_path / "head", *made(**{option: True}), None)
+    for engine in ("sglang", *(("vllm", "speculators") if option == "qk_norm" else ())):
+        with pytest.raises(InputError, match=f"has {option}, which {engine} does not read"):
+            export(tmp_path / "head", tmp_path / "out", engine=engine)  # pyright: ignore
+
+
+def rewritten(head: Path, path: Path, entries: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """A copy of a head with these entries and tensors; None removes one."""
+    raw = json.loads((head / "config.json").read_text()) | entries
+    stored = load_file(head / "model.safetensors") | tensors
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if value is not ...}))
+    save_file({name: leaf for name, leaf in stored.items() if leaf is not None}, path / "model.safetensors")
+    return path
+
+
+NESTED = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+PLAIN = {
+    "architectures": ["LlamaForCausalLM"],
+    "jaxspec": ...,
+    "eagle_aux_hidden_state_layer_ids": ...,
+    "eagle_config": ...,
+}
+
+
+@pytest.mark.parametrize(
+    ("entries", "rename"),
+    [
+        (PLAIN, None),
+        (PLAIN | {"num_hidden_layers": 40}, None),
+        (PLAIN | {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}, None),
+        (PLAIN | {"architectures": ["LlavaForConditionalGeneration"], "model_type": ...}, None),
+        (PLAIN | {"draft_vocab_size": ...}, None),  # known by its tensors
+        (PLAIN | {"eagle_config": NESTED}, ("midlayer.", "model.layers.0.")),
+        (
+            PLAIN
+            | {"eagle_config": {**NESTED, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True}}
+            | {"logit_scale": 1.0, "fc_norm": False, "sliding_window": 32768, "use_sliding_window": False},
+            ("midlayer.", "layers.0."),
+        ),
+        (
+            PLAIN
+            | {"eagle_config": {"use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1}}
+            | {"parallel_draft_heads_num_layers": 1, "sliding_window": 512, "layer_types": ["full_attention"]},
+            None,
+        ),
+    ],
+)
+def test_heads_are_read_as_publishers_write_them(
+    head: Path, tmp_path: Path, entries: dict[str, Any], rename: tuple[str, str] | None
+) -> None:
+    stored = load_file(head / "model.safetensors")
+    tensors: dict[str, Any] = {"d2t": stored["d2t"].astype(np.int32)}
+    for name in (name for name in stored if rename and name.startswith(rename[0])):
+        assert rename
+        tensors |= {name.replace(*rename): stored[name], name: None}
+    path = rewritten(head, tmp_path / "head", entries, tensors)
+    assert is_kv_head(path)
+    config, params = load_kv_head(path)
+    first, own = load_kv_head(head)
+    jax.tree.map(np.testing.assert_array_equal, params, own)
+    assert config.for_target(TEXT).text_config == first.text_config
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("words", [(), WORDS])
+def test_parts_that_a_head_may_have_or_lack(tied: bool, words: tuple[int, ...], tmp_path: Path) -> None:
+    """Norms of queries and keys, as in Qwen3, and the target's output matrix, which may be its embedding."""
+    text = replace(TEXT, tie_word_embeddings=tied)
+    target = TARGET if not tied else {name: leaf for name, leaf in TARGET.items() if name != "lm_head"}
+    tiny.save(tmp_path / "target", text, target)
+    config, params = made(words, qk_norm=True)
+    save_kv_head(tmp_path / "own", replace(config, target_hash=""), params, None)
+    path = rewritten(tmp_path / "own", tmp_path / "head", {}, {"lm_head.weight": None})
+    model = LoadedModel.load(tmp_path / "target").with_head(path)
+    assert model.head is not None
+    tensors = load_file(path / "model.safetensors")
+    embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"])
+    whole = embedding if tied else np.asarray(TARGET["lm_head"]["kernel"]).T
+    assert tensors["midlayer.self_attn.q_norm.weight"].shape == (16,)
+    tensors["lm_head.weight"] = whole[sorted(words)] if words else whole
+    tokens, states = row()
+    anchor = LENGTH - J
+    theirs = reference(
+        json.loads((path / "config.json").read_text()),
+        tensors,
+        embedding.astype(np.float64),
+        states[:anchor],
+        tokens[: anchor + 1],
+        np.repeat(np.arange(anchor)[:, None], 3, axis=1),
+        tokens[anchor + 1 : anchor + J],
+    )
+    ours = scores(model.head.config, model.head.params, states, tokens, anchor)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+FC = np.zeros((32, 64), np.float32)
+EAGLE_1 = {"midlayer.hidden_norm.weight": None, "midlayer.input_layernorm.weight": None, "fc.weight": FC}
+
+
+@pytest.mark.parametrize(
+    ("entries", "tensors", "told"),
+    [
+        ({"fc_norm": True}, {}, "config.json has fc_norm true, which is not supported"),
+        ({"logit_scale": 0.5}, {}, "has logit_scale 0.5, which"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "has use_aux_hidden_state false"),
+        (
+            {"eagle_config": {"use_last_layernorm": False, "parallel_draft_step": 4}},
+            {},
+            "use_last_layernorm false, para",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}, "fp8"),
+        ({"sliding_window": 512}, {}, "sliding_window 512 is smaller than"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
+            {},
+            r"reads four target layers, \[1, 2, 3, 4\]; give three",
+        ),
+        ({"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]}, {}, r"reads target layers \[-3, 1, 2\]; give none below 0"),
+        (
+            PLAIN | {"eagle_config": NESTED | {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]}},
+            {},
+            r"\[-2, 2, 3\]; give none",
+        ),
+        ({"eagle_aux_hidden_state_layer_ids": "all"}, {}, "target_layers 'all' is not supported|not readable"),
+        ({"draft_vocab_size": -5}, {}, "draft_vocab_size -5; give 1 or more"),
+        ({"draft_vocab_size": 4.5}, {}, "draft_vocab_size 4.5; give 1 or more"),
+        ({"draft_vocab_size": 7}, {}, r"d2t I64 \[8\] has not 7 tokens"),
+        ({"speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"]}, {}, "a DFlash head; give"),
+        ({"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"]}, {}, "a P-EAGLE head; give"),
+        ({"architectures": ["LlamaForCausalLMEagle"]}, {}, "an EAGLE-1 head; give an EAGLE-3 head or a KV head"),
+        (PLAIN | {"draft_vocab_size": ...}, EAGLE_1, "an EAGLE-1 head; give"),
+        (PLAIN | {"draft_vocab_size": ...}, EAGLE_1 | {"img_fc.weight": FC}, "a ViSpec head; give"),
+        ({}, {"fc.weight": np.zeros((32, 128), np.float32)}, "reads four target layers; give three"),
+        ({}, {"layers.1.mlp.up_proj.weight": FC}, "has 2 layers; give a head with one"),
+        ({}, {"midlayer.self_attn.q_proj.bias": np.zeros(64, np.float32)}, "q_proj.bias is unexpected"),
+        ({}, {"d2t": None}, "the files lack d2t"),
+        ({}, {"d2t": np.zeros((2, 4), np.int64)}, r"d2t I64 \[2, 4\] is not a list of integers"),
+        ({}, {"d2t": np.zeros(8, np.float32)}, r"d2t F32 \[8\] is not a list of integers"),
+        ({}, {"d2t": np.zeros(0, np.int64)}, r"d2t I64 \[0\] has not 8 tokens"),
+        ({}, {"d2t": np.full(8, 33)}, "names token 40 of 40; fetch"),
+        ({}, {"d2t": np.full(8, -1)}, "names token -1 of 40; fetch"),
+        ({}, {"d2t": np.full(8, 2**63 - 1)}, "names token -?[0-9]+ of 40; fetch"),
+        ({}, {"d2t": 9 - np.arange(8)}, "names a token twice"),
+    ],
+)
+def test_what_this_library_lacks_is_named(
+    head: Path, tmp_path: Path, entries: dict[str, Any], tensors: dict[str, Any], told: str
+) -> None:
+    tensors = dict(tensors)
+    if tensors.get("fc.weight") is FC:  # EAGLE-1's layer is called layers.0
+        stored = load_file(head / "model.safetensors")
+        tensors |= {"d2t": None, "t2d": None, "lm_head.weight": None}
+        for name in (name for name in stored if name.startswith("midlayer.")):
+            kept = None if name in tensors else stored[name]
+            tensors |= {name.replace("midlayer.", "layers.0."): kept, name: None}
+    path = rewritten(head, tmp_path / "head", entries, tensors)
+    assert is_kv_head(path)
+    with pytest.raises(InputError, match=told) as error:
+        load_kv_head(path)
+    assert "\n" not in str(error.value)

@@ -19,6 +19,7 @@ from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E
 from jaxspec.checkpoints.huggingface import SaveOptions, load  # noqa: E402
 from jaxspec.checkpoints.kv_head import load_kv_head  # noqa: E402
 from jaxspec.checkpoints.model_card import licence_of  # noqa: E402
+from jaxspec.checkpoints.processors import load_tokenizer  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
@@ -154,7 +155,7 @@ def test_vocabulary_of_a_target(source, tmp_path, refusal):
     main(["export", str(draft), str(tmp_path / "padded"), "--vocab-of", str(source)])
     assert load(tmp_path / "padded").config.vocab_size == text_config(tiny.CONFIG).vocab_size
     card = (tmp_path / "padded" / "README.md").read_text()
-    assert "| draft for | `llava`" in card
+    assert "draft for" not in card  # a directory's name says nothing to others
     assert ", of which the last 3 are means" in card
     hf.reload(tmp_path / "padded", LlamaForCausalLM)
     with pytest.raises(InputError, match="tokens, more than the target's"):
@@ -175,6 +176,10 @@ def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
     (copy / ".git").mkdir()
     (copy / ".git" / "HEAD").write_text("mine")
     (tmp_path / "alias").symlink_to(inner)
+    for name, entries in (("site", {}), ("notes", {"model_type": "llama"})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(entries))
+        (tmp_path / name / "README.md").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     for read, written, why in (
         (inner, tmp_path / "runs", "holds the checkpoint that is read"),
@@ -182,6 +187,8 @@ def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
         (tmp_path / "alias", inner, "holds the checkpoint that is read"),
         (inner, tmp_path / "alias", "is a symbolic link"),
         (inner, inner / "config.json" / "out", f"{inner}/config.json is a file"),
+        (inner, tmp_path / "site", "exists and is no checkpoint; give another path"),
+        (inner, tmp_path / "notes", "exists and is no checkpoint; give another path"),
     ):
         line = refusal("export", read, written, "--overwrite", "--text-only")
         assert line.startswith(f"jaxspec: error: {written}: {why}")
@@ -191,6 +198,15 @@ def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
     assert (copy / ".git" / "HEAD").read_text() == "mine"
     assert not (copy / "preprocessor_config.json").exists()
     assert load(copy).config.model_type == "llama"
+
+
+def test_a_path_that_is_no_utf8(source, tmp_path, refusal):
+    odd = shutil.copytree(source, tmp_path / "caf\udce9")
+    why = r"caf\udce9: a path with bytes that are not UTF-8; rename it"
+    assert why in refusal("export", odd, tmp_path / "out")
+    assert why in refusal("export", source, odd, "--overwrite")
+    with pytest.raises(InputError, match="are not UTF-8; rename it"):
+        load_tokenizer(odd)
 
 
 def test_inspect_by_command(source, tmp_path, capsys):
@@ -223,7 +239,10 @@ def test_export_a_kv_head(head, source, tmp_path, capsys, refusal):
         found, read = load_kv_head(copy)
         assert found == config
         equal(read, params)
-        assert "| draft for | `target` (configuration " in (copy / "README.md").read_text()
+        card = (copy / "README.md").read_text()
+        assert f"| draft for | a target of configuration {config.target_hash}, which loading checks |" in card
+        assert "The source names no licence" in card
+        assert "license:" not in card
     for option in (["--text-only"], ["--vocab-of", str(source)]):
         told = refusal("export", head, tmp_path / "other", *option)
         assert "a KV head takes no vocab-of" in told

@@ -65,6 +65,11 @@ def test_the_model_is_merged_once(world: Params, capsys: pytest.CaptureFixture[s
     assert words == ["<|im_start|>", "user", "\n", "<image>", "\n", "red", "<|im_end|>", "\n", *words[8:]]
     assert prompt.tokens[3] == 1
     assert words[8:] == ["<|im_start|>", "assistant", "\n"]
+    for content in ("<image>\nred", [{"type": "image"}, {"type": "text", "text": "red"}]):
+        text = found.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        assert found.tokenizer.encode(text) == prompt.tokens.tolist()
 
 
 def test_training_goes_on_from_an_adapter(world: Params, tmp_path: Path) -> None:

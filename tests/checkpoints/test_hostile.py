@@ -124,15 +124,18 @@ def test_links_within_and_to_a_hub_caches_blobs(model):
     assert inspect(snapshot).problems == []
     (model.parent / "link").symlink_to(snapshot)
     assert inspect(model.parent / "link").problems == []
-    (cache / "blobs").rename(model.parent / "other disk")
-    (cache / "blobs").symlink_to(model.parent / "other disk")
-    assert inspect(snapshot).problems == []
     shared = model.parent / "blobs" / "0f"  # of huggingface_hub 2: blobs that models share, each named by a link
     shared.mkdir(parents=True)
     for blob in list((cache / "blobs").iterdir()):
         blob.rename(shared / blob.name)
-        blob.symlink_to(f"../blobs/0f/{blob.name}")
+        blob.symlink_to(f"../../blobs/0f/{blob.name}")
     assert inspect(snapshot).problems == []
+    for blobs in (cache / "blobs", model.parent / "blobs"):  # a stranger's archive may hold a link in their place
+        away = blobs.rename(model.parent / f"elsewhere {blobs.parent.name}")
+        blobs.symlink_to(away)
+        assert "a link out of the directory" in refused(snapshot)
+        blobs.unlink()
+        away.rename(blobs)
 
 
 @pytest.mark.parametrize("name", [SHARD, "tokenizer.json"])

@@ -192,7 +192,7 @@ def test_no_such_checkpoint(tmp_path):
         with pytest.raises(InputError, match=said):
             locate(name)
     refused(tmp_path / "absent", "absent/config.json: no such file; give a directory in Hugging Face layout")
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "config.json").write_text(json.dumps(hf.text_config({}).to_dict()))
     refused(tmp_path, "no model.safetensors and no model.safetensors.index.json")
 
 

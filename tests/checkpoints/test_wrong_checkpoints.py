@@ -5,20 +5,35 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jaxspec.checkpoints.huggingface import load
+from jaxspec.checkpoints.huggingface import SaveOptions, load, save
+from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
 from safetensors.numpy import load_file, save_file
 
 from tests import tiny
 
+ORIGINAL = {
+    "architectures": ["LlavaLlamaForCausalLM"],
+    "hidden_size": 4096,
+    "image_aspect_ratio": "pad",
+    "mm_projector_type": "mlp2x_gelu",
+    "mm_vision_tower": "openai/clip-vit-large-patch14-336",
+    "model_type": "llava",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
+"""From the config.json of LLaVA-1.5-7B in its own repository."""
 HEAD = "language_model.lm_head.weight"
 
 
@@ -85,6 +100,47 @@ def without_weights(*others: str, keep_config: bool = True) -> Callable[[Path], 
     return change
 
 
+def lose_index(path: Path, shards: bool = False) -> None:
+    (path / "model.safetensors.index.json").unlink()
+    if shards:
+        lose_shard(path)
+
+
+def rename(change: Callable[[str], str]) -> Callable[[Path], None]:
+    """Change the names of the tensors, and write them to one file."""
+
+    def write(path: Path) -> None:
+        tensors: dict[str, np.ndarray] = {}
+        for shard in sorted(path.glob("*.safetensors")):
+            tensors |= load_file(shard)
+            shard.unlink()
+        lose_index(path)
+        save_file({change(name): tensor for name, tensor in tensors.items()}, path / "model.safetensors")
+
+    return write
+
+
+def stray(path: Path) -> None:
+    save_file({"other.weight": np.zeros(3, np.float32)}, path / "model.safetensors")
+
+
+def without_head(path: Path) -> None:
+    rename(lambda name: name)(path)
+    tensors = load_file(path / "model.safetensors")
+    save_file({name: tensors[name] for name in tensors if name != HEAD}, path / "model.safetensors")
+
+
+def pointer(name: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        (path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n")
+
+    return write
+
+
+def original(path: Path, **changes: Any) -> None:
+    (path / "config.json").write_text(json.dumps(ORIGINAL | changes))
+
+
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "rope_theta of zero": (config("text_config", rope_parameters={"rope_theta": 0}), "rope_theta 0 is not supported"),
     "a negative placeholder": (config(image_token_index=-1), "image_token_index -1 is not supported"),
@@ -103,6 +159,25 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "width": (config("text_config", hidden_size=64), "config.json asks for [64"),
     "number as text": (config("text_config", hidden_size="32"), "hidden_size '32' is not supported; give int"),
     "deep": (lambda path: (path / "config.json").write_text("[" * 100_000), "not readable as JSON (maximum recursion"),
+    "shards lack": (
+        partial(lose_index, shards=True),
+        "4 of the 5 files model-*-of-00005.safetensors, and no model.saf",
+    ),
+    "stray file": (stray, "model.safetensors is read, and shards are there too; remove those, or the file if it is"),
+    "other names": (rename(lambda name: f"net.{name}"), "net.language_model.lm_head.weight is unexpected"),
+    "no output matrix": (without_head, f"tie_word_embeddings is false, and {HEAD} is missing"),
+    "pointer": (pointer("model-00002-of-00005.safetensors"), "a pointer of git-lfs, not the file; run `git lfs pull`"),
+    "pointer of words": (pointer("tokenizer.json"), "tokenizer.json: a pointer of git-lfs, not the file"),
+    "original format": (
+        original,
+        "LlavaLlamaForCausalLM in the original LLaVA format, which is not read; take a model",
+    ),
+    "its 13B": (partial(original, hidden_size=5120), "as llava-hf/llava-1.5-13b-hf is, or convert it"),
+    "its successor": (partial(original, image_aspect_ratio="anyres"), "as llava-hf/llava-v1.6-vicuna-7b-hf is"),
+    "its Qwen": (partial(original, architectures=["LlavaQwenForCausalLM"]), "layout, whose hub id ends in -hf, or"),
+    "no sizes": (config(text_config=None), "config.json: no text_config; fetch the model's own config.json"),
+    "no tower": (config(vision_config={}), "config.json: no vision_config; fetch the model's own config.json"),
+    "a bare text model": (config(model_type="llama"), "no hidden_size, num_hidden_layers, num_attention_heads; fetch"),
     "many layers": (config("text_config", num_hidden_layers=1000), "num_hidden_layers 1000, and the files hold 64"),
 }
 
@@ -118,6 +193,39 @@ def test_wrong_checkpoint(case, good, tmp_path):
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert any(words in problem for problem in inspect(path).problems)
+
+
+TOOLS: dict[str, Callable[[Path], None]] = {
+    "no index": lose_index,
+    "DDP": rename(lambda name: f"module.{name}"),
+    "torch.compile": rename(lambda name: f"_orig_mod.{name}".replace("layers.0.", "layers.0._orig_mod.")),
+    "PEFT": rename(lambda name: f"base_model.model.{name}"),
+    "both": rename(lambda name: f"module._orig_mod.{name}"),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_tools_leave(tool, good, tmp_path):
+    path = shutil.copytree(good, tmp_path / "model")
+    TOOLS[tool](path)
+    jax.tree.map(np.testing.assert_array_equal, load(path).params, load(good).params)
+
+
+def test_a_wrapped_text_model(tmp_path):
+    """A module that holds the model as its `model`."""
+    text, params = tiny.CONFIG.text_config, tiny.random_params(tiny.CONFIG.text_config)
+    path = tiny.save(tmp_path / "model", text, params)
+    tensors = load_file(path / "model.safetensors")
+    save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, load(path).params, params)
+
+
+def test_few_of_many_problems_are_shown(good, tmp_path, capsys):
+    path = shutil.copytree(good, tmp_path / "model")
+    rename(lambda name: f"net.{name}")(path)
+    with pytest.raises(SystemExit):
+        main(["inspect", str(path)])
+    assert "more; --json has all" in capsys.readouterr().out
 
 
 def test_good_checkpoint(good):
@@ -157,3 +265,13 @@ def test_weights_are_numbers(dtype, number, good, tmp_path):
     save_file(tensors, shard)
     with pytest.raises(InputError, match=f"{shard.name}: {name} holds NaN or infinity"):
         load(path)
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(np.nan, None), (np.inf, jnp.bfloat16), (1e5, jnp.float16)])
+def test_weights_that_are_no_numbers_are_not_written(number, dtype, good, tmp_path):
+    """100,000 is infinity in float16."""
+    model = load(good)
+    params = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(number), model.params)
+    with pytest.raises(InputError, match=r"^weights \S+: not finite in \w+, and are not written"):
+        save(tmp_path / "out", model.config, params, SaveOptions(dtype=dtype))
+    assert not list(tmp_path.iterdir())

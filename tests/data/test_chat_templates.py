@@ -151,6 +151,44 @@ def test_templates_that_do_not_work(template, reason):
 
 
 @pytest.mark.parametrize(
+    ("decoder", "mark", "form"),
+    [
+        ("llama", "", "USER: Who? ASSISTANT:"),
+        ("llama", "<|start_header_id|>", None),
+        ("llama", "<|im_start|>", None),
+        ("qwen2", "<|im_start|>", None),
+        ("qwen3", "", None),
+        ("mistral", "", None),
+        ("opt", "", None),
+    ],
+)
+def test_only_vicunas_family_is_asked_in_vicunas_form(decoder, mark, form):
+    words = tiny.tokenizer()
+    words.add_tokens([AddedToken(mark, special=True, normalized=False)] if mark else [])
+    encoder = PromptEncoder(words, decoder=decoder)
+    said = [("Who?", "Me."), ("Why?", "No.")]
+    asks = (lambda: encoder.opening("Who?"), lambda: encoder.dialogues([said]))
+    if form:
+        assert encoder.opening("Who?") == form
+        assert chat_templates(encoder)
+        return
+    for ask in asks:
+        with pytest.raises(InputError, match=f"no chat template, and this '{decoder}' is not asked in Vicuna's form"):
+            ask()
+    assert chat_templates(encoder) == {}
+    assert encoder.completion("Who?").tokens.tolist()[1:] == encoder.ids("Who?")  # base models
+    ((tokens, _),) = encoder.dialogues([[("", "It rains.")]])  # text without roles
+    assert encoder.decode(tokens) == "It rains."
+
+
+def test_contents_are_not_printed_as_python_does():
+    """A template that prints contents as they are gets text, whatever else it writes."""
+    template = "You may see <image>. {% for m in messages %}{{ m['role'] + ': ' }}{{ m['content'] }}{% endfor %}"
+    encoder = PromptEncoder(tokenizer(template), tiny.SPECIAL.index("<image>"))
+    assert encoder.opening("Who?", 1) == "You may see <image>. user: <image>\nWho?"
+
+
+@pytest.mark.parametrize(
     ("template", "reason"),
     [
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion"),

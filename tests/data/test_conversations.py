@@ -65,6 +65,15 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
                             {"from": "human", "value": "cut"}]}, (("Hi", "Ho"),)),
         ({"question": "1+1?", "answer": "2"}, (("1+1?", "2"),)),
         ({"instruction": "Add", "output": "Done"}, (("Add", "Done"),)),
+        ({"instruction": "Translate.", "input": "The house.", "output": "La maison."},
+         (("Translate.\nThe house.", "La maison."),)),
+        ({"instruction": "Name three.", "input": "", "output": "A, B, C"}, (("Name three.", "A, B, C"),)),
+        ({"input": "1+1?", "output": "2"}, (("1+1?", "2"),)),
+        ({"instruction": "Who?", "context": "Ann slept.", "response": "Ann"}, (("Who?\nAnn slept.", "Ann"),)),
+        ({"system_prompt": "Be brief.", "question": "Hi", "response": "Ho"}, (("Be brief.\nHi", "Ho"),)),
+        ({"instruction": "And?", "output": "Two", "system": "Be brief.", "history": [["First?", "One"]]},
+         (("Be brief.\nFirst?", "One"), ("And?", "Two"))),
+        ({"conversations": said(("Hi", "Ho")), "system": "Be brief."}, (("Be brief.\nHi", "Ho"),)),
         ({"text": "Once upon a time."}, (("", "Once upon a time."),)),
         ({"text": "\n<human>: 1+1?\n<bot>: 2\n<human>: Why?\n<bot>: So <bot>: it is."},
          (("1+1?", "2"), ("Why?", "So <bot>: it is."))),
@@ -88,6 +97,8 @@ def test_videos_are_frames_from_first_to_last(photos: Path) -> None:
 def test_sizes_are_those_of_upright_images(photos: Path) -> None:
     sample = read({"conversations": said(("<image><image>?", "Yes.")), "image": ["turned.jpg", "3.png"]}, photos)
     assert [image.size for image in sample.images] == [(9, 5), (3, 7)]
+    values = {"conversations": said(("<image>?", "Yes.")), "image": {"bytes": None, "path": "3.png"}}
+    assert read(values, photos).images[0].size == (3, 7)  # as the hub stores an image that is a file
 
 
 @pytest.mark.parametrize(
@@ -96,7 +107,7 @@ def test_sizes_are_those_of_upright_images(photos: Path) -> None:
         ({"conversations": said(("<image>", "Ho")), "image": ["1.png", "2.png"]}, "1 <image> placeholders but 2"),
         ({"conversations": said(("Hi", "see <image>"))}, "in an answer"),
         ({"conversations": said(("Hi", "Ho"))[:1] * 2}, "out of turn"),
-        ({"conversations": said(("Hi", "Ho")), "image": "broken.png"}, "not readable as an image"),
+        ({"conversations": said(("Hi", "Ho")), "image": "broken.png"}, "not one of the formats"),
         ({"conversations": said(("Hi", "Ho")), "video": "1.png"}, "no folder of frames"),
         ({"prompt": {"role": "prompter", "text": "Hi", "replies": [7]}}, "no message"),
     ],
@@ -123,6 +134,24 @@ def test_what_is_skipped_is_counted_and_logged_by_id(tmp_path: Path) -> None:
     assert skipped.count == 4
 
 
+def test_what_is_not_read_is_named_once_with_its_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither columns that are no part of a conversation are named, nor those that repeat what is read."""
+    rows = [
+        {"question": "1+1?", "answer": "2", "rationale": "One and one.", "id": 1, "source": "a book"},
+        {"question": "2+2?", "answer": "4", "rationale": "Two and two.", "text": "Q: 2+2?\nA: 4"},
+        {"question": "3+3?", "answer": "6", "rationale": "", "choices": ["5", "6"], "response": "six"},
+        {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"},
+                                      {"role": "assistant", "content": "Ho", "thinking": "They greet."}]},
+        {"question": "Odd?", "answer": 7, "rationale": "A row that is skipped."},
+    ]  # fmt: skip
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    main(Text(tmp_path / "chat.jsonl", "chat", out=tmp_path))
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "not read: rationale (2 rows), choices (1 row), response (1 row), thinking (1 row); "
+        "put what belongs to the conversation into its questions and answers"
+    )
+
+
 def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:
     skipped = Skipped(3, tmp_path / "log.jsonl")
     with pytest.raises(InputError, match="4 rows cannot be read, and 3 may be skipped"):
@@ -131,6 +160,29 @@ def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:
         main(Text(tmp_path / "text.jsonl", "text", skip=3, out=tmp_path / "out"))
     left = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert left == ["text.skipped.jsonl"]  # no half of a data set
+
+
+def test_a_set_without_samples_says_why(tmp_path: Path) -> None:
+    rows = [{"conversations": said(("Hi", "Ho")), "image": name} for name in ("a.png", "a.png", "b.png")]
+    (tmp_path / "mix.json").write_text(json.dumps(rows))
+    reason = r"3 rows were skipped, 2 of them: no such image file 'a\.png' in .* \(.*mix\.skipped\.jsonl has all\)"
+    with pytest.raises(InputError, match=f"data mix: no sample is left; {reason}"):
+        main(Llava(tmp_path / "mix.json", "mix", out=tmp_path))
+    (tmp_path / "mix.json").write_text("[]")
+    with pytest.raises(InputError, match="no sample is left; the file holds no rows; name another"):
+        main(Llava(tmp_path / "mix.json", "mix", out=tmp_path))
+
+
+def test_json_lines_under_another_name(tmp_path: Path) -> None:
+    rows = [{"text": "text 0"}, {"text": "text 1"}]
+    (tmp_path / "mix.json").write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n")
+    skipped = Skipped(1, tmp_path / "log.jsonl")
+    samples = list(readable(tmp_path / "mix.json", skipped))
+    assert [sample.turns for sample in samples] == [(("", "text 0"),), (("", "text 1"),)]
+    assert "mix.json line 3: not JSON" in skipped.log.read_text()
+    (tmp_path / "mix.json").write_text("{\n 'no': 1}")
+    with pytest.raises(InputError, match=r"mix\.json: not JSON \("):
+        list(readable(tmp_path / "mix.json", skipped))
 
 
 def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from eval.exactness import forward_logits
+from jaxspec.data.images import StoredImage
 from jaxspec.decoding import batcher, compile_cache
 from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.session import Session
@@ -193,13 +194,22 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
         ("tokens: [-1]; give ids from 0 to", lambda: engine.logprobs("Hi", [-1])),
         ("tokens: [1.5]; give the token ids", lambda: engine.logprobs("Hi", [1.5])),  # type: ignore[list-item]
         ("weights: 'int4' is unknown; give int8", lambda: LoadedModel.load("a", weights="int4")),  # type: ignore[arg-type]
+        ("mesh: 4; give what jaxspec.sharding.make_mesh returns", lambda: LoadedModel.load("a", mesh=4)),  # type: ignore[arg-type]
+        ("unknown dtype 'foo'; use one of float32", lambda: LoadedModel.load("a", dtype="foo")),
+        ("unknown dtype 'int8'; use one of float32", lambda: LoadedModel.load("a", dtype=np.int8)),  # type: ignore[arg-type]
+        ("share_tower_with: a int; give", lambda: LoadedModel.load("a", share_tower_with=4)),  # type: ignore[arg-type]
+        ("adapter: 4; give a directory's name", lambda: LoadedModel.load("a", adapter=4)),  # type: ignore[arg-type]
+        ("checkpoint: 4; give a directory's name", lambda: Engine.from_pretrained(4)),  # type: ignore[arg-type]
+        ("KV head: None; give a directory's name", lambda: target.with_head(None)),  # type: ignore[arg-type]
     ]
     for message, call in wrong:
         with pytest.raises(InputError, match=re.escape(message)):
             call()
 
 
-def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(target: LoadedModel, tmp_path: Path) -> None:
+def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(
+    target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     PAGES[0].save(tmp_path / "page.png")
     good = Request("What?", 4, images=[PAGES[0]])
@@ -207,12 +217,50 @@ def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(target: Loa
     bad = Request("What?", 4, images=[str(tmp_path / "broken.png")])
     with pytest.raises(InputError, match=r"request 1: .*broken\.png"):
         Engine(target).generate([good, bad, good])
+    sampled = replace(Engine(target).encoder.prompt("Hi" * 300), sample="kitchen")
+    with pytest.raises(InputError, match=r"^sample 'kitchen', turn 1: prompt: .* over the target's context"):
+        Engine(target).generate(Request(sampled))
     asked = [good, bad, file, Request("Hi" * 300)]
     first, second, third, long = Engine(target, config=EngineConfig(keep_going=True)).generate(asked)
     assert "broken.png" in second.error
     assert "over the target's context" in long.error
     assert (second.tokens, first.error) == ((), "")
     assert first.tokens == third.tokens == Engine(target).generate(good).tokens
+    opened: list[Any] = []
+    real = Image.open
+    monkeypatch.setattr(Image, "open", lambda source: opened.append(source) or real(source))
+    stored = StoredImage((tmp_path / "page.png").read_bytes(), "row 1", (28, 28))
+    asked = [file, bad, Request("What?", 4, images=[stored])]
+    Engine(target, config=EngineConfig(keep_going=True)).generate(asked)
+    assert len(opened) == 3, "each image is decoded once"
+
+
+def test_settings_of_the_process_change_nothing(
+    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a second answer differ from the first, array for array."""
+    monkeypatch.setattr(batcher, "FIRST", 8)
+    asked = [Request("What?", NEW, 1.0, images=PAGES[:1]), Request("Hi", 6), Request("Why", 6)]
+    runs = []
+    settings: dict[str, Any] = {
+        "jax_enable_x64": True, "jax_numpy_dtype_promotion": "strict",
+        "jax_numpy_rank_promotion": "raise", "jax_default_prng_impl": "rbg",
+    }  # fmt: skip
+    before = {name: getattr(jax.config, name) for name in settings}
+    for values in (before, settings):
+        try:
+            for name, value in values.items():
+                jax.config.update(name, value)
+            engine = Engine(target, draft, CONFIG)
+            queue = Engine(target, draft, replace(CONFIG, batch_size=2, continuous_batching=True))
+            answers = [*engine.generate(asked), *queue.generate(asked), *engine.samples(asked[0], 2)]
+            times = {"prefill_ms": 0.0, "decode_ms": 0.0, "compile_ms": 0.0}
+            runs.append((engine.memory_report(asked), [replace(answer, **times) for answer in answers]))
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
+    assert runs[0] == runs[1]
+    assert runs[0][1][0] != runs[0][1][1]
 
 
 def test_a_warm_engine_compiles_nothing(

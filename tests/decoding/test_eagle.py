@@ -14,11 +14,12 @@ import pytest
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import KVHeadConfig, RopeScaling
 from jaxspec.decoding.drafter import BlockInputs
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import text_params
+from jaxspec.models import LanguageModel, text_params
+from jaxspec.models.inputs import PromptRows
 
 from tests import tiny
 from tests.tiny import families
@@ -29,6 +30,7 @@ J, NEW, BLOCKS = 3, 24, 6
 OPTIONS = {
     "llava": {},
     "qwen2_5_vl": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    "one-dimensional": {"rope_scaling": RopeScaling()},  # for a target with M-RoPE
 }
 ENGINE = EngineConfig(
     views=("kv",), gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16)
@@ -36,7 +38,8 @@ ENGINE = EngineConfig(
 
 
 def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> LoadedModel:
-    target = LoadedModel.load(families.write(path, family) / "target")
+    written = "qwen2_5_vl" if family == "one-dimensional" else family
+    target = LoadedModel.load(families.write(path, written) / "target")
     config = KVHeadConfig.of_target(target.config, feature="fused", target_layers=(0, 1, 1), gamma=J)
     text = replace(config.text_config, draft_vocabulary=words, **OPTIONS[family])
     config = replace(config, text_config=text)
@@ -85,7 +88,7 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
     assert len({*emitted}) > 1, emitted
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", OPTIONS)
 def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
     """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of decoding."""
     plain = Engine(replace(headed(tmp_path / "plain", family), head=None), config=replace(ENGINE, views=()))
@@ -99,6 +102,7 @@ def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
         result = engine.generate(Request(prompt, NEW))
         blocks = blocks_of_head(target, target.head, prompt, answer, J)
         assert blocks == (result.stats.steps, result.stats.emitted)
+        assert result.tokens == answer
         total += blocks
     assert 0 < total[0] < total[1]
 
@@ -116,9 +120,24 @@ def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[np.nd
         return model.read(target.params, embeds, rows, rows.tokens.shape[1], kept)[1].hidden
 
     hidden = np.asarray(states(images), np.float64)[0, 0, : length - 1]
-    places = np.arange(rows.tokens.shape[1])[None] if rows.rotary is None else np.asarray(rows.rotary)[0]
+    places = np.arange(rows.tokens.shape[1])[None]
+    if rows.rotary is not None and target.head.config.text_config.rope_scaling.mrope_section:
+        places = np.asarray(rows.rotary)[0]
     places = np.broadcast_to(places, (3, rows.tokens.shape[1]))[:, : length - 1].T
     return np.asarray(rows.tokens)[0, :length], hidden, places
+
+
+def test_states_are_taken_after_deepstacks_addition() -> None:
+    """The state after layer 0 differs by what is added there; transformers' is the one before."""
+    model = LanguageModel(replace(tiny.CONFIG.text_config, num_hidden_layers=2))
+    params, draw = tiny.random_params(model.config), np.random.default_rng(0)
+    rows = PromptRows(jnp.ones((1, 4), int), jnp.full(1, 4))
+    embeds, added = (jnp.asarray(draw.normal(size=(1, 4, 32)), jnp.float32) for _ in range(2))
+    plain, stacked = (
+        model.read(params, jnp.concatenate([embeds, more], axis=-1), rows, 4, (0, 1, 2))[1].hidden
+        for more in (jnp.zeros_like(added), added)
+    )
+    np.testing.assert_allclose((stacked - plain)[0, 0, :, 32:64], added[0], atol=1e-5)
 
 
 def test_other_targets_are_refused() -> None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.checkpoints.export import export
+from jaxspec.checkpoints.generation import read_generation_settings
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
 from jaxspec.decoding import compile_cache
@@ -156,6 +157,29 @@ def test_generation_config_says_where_answers_end(tmp_path: Path, target: Loaded
         assert text_config(LoadedModel.load(place).config).eos_token_id == expected
     file.unlink()
     assert text_config(LoadedModel.load(path).config).eos_token_id == text_config(tiny.CONFIG).eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"repetition_penalty": 1.05}, "repetition_penalty 1.05"),
+        ({"suppress_tokens": [3, 4], "stop_strings": "x"}, 'suppress_tokens [3, 4], stop_strings "x"'),
+        ({"do_sample": True, "temperature": 0.6, "top_k": 50}, "do_sample true, temperature 0.6"),
+        ({"num_beams": 4, "length_penalty": 2.0}, "num_beams 4, length_penalty 2.0"),
+        ({"do_sample": False, "temperature": 0.9, "repetition_penalty": 1.0, "bad_words_ids": None}, None),
+        ({"max_length": 40, "length_penalty": 2.0, "use_cache": False}, None),
+    ],
+)
+def test_settings_that_are_not_applied_are_named_once(
+    settings: dict[str, Any], words: str | None, target: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2} | settings))
+    told = replace(target, settings=read_generation_settings(tmp_path))
+    for _ in range(2):
+        Engine(told, replace(told, settings=None), CONFIG)
+    place = tmp_path / "generation_config.json"
+    line = f"{place}: {words}: not applied; transformers' answers differ by that"
+    assert caplog.messages == ([] if words is None else [line])
 
 
 def test_one_id_for_two_words(target: LoadedModel, draft: LoadedModel) -> None:

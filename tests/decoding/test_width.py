@@ -14,14 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.config import LvlmConfig, QwenTowerConfig
+from jaxspec.decoding.running import RunningBatch
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-from jaxspec.models import LanguageModel
+from jaxspec.models import LanguageModel, split_tower
 from jaxspec.sharding import make_mesh, shardings
 
 from tests import tiny
+from tests.tiny.families import FAMILIES
 
 WIDTH, NEW = 8, 40
 WORDS = ("Hi", "What is this?", "Tell me more of it", "Why", "Say it again, please", "And?", "a")
@@ -79,10 +83,47 @@ def test_answers_do_not_depend_on_the_draft(models, expected, name, size):
     assert sum(result.stats.accepted_at.sum() for result in found)
 
 
-def test_bfloat16():
-    models = pair(jnp.bfloat16)
-    plain, found = (tokens(engine(models, **options).generate(ASKED)) for options in ({}, DRAFTS["two views"]))
-    assert found == plain
+@pytest.mark.parametrize("family", FAMILIES)
+def test_caches_hold_the_same_bits(family):
+    """Of every family in bfloat16, after prefill and after the loop, whichever programs have written them."""
+    models = pair_of(family)
+    views = ("M",) if models[0].images else ("T",)
+    count = bool(models[0].images)
+    asked = [Request(words, NEW, images=[tiny.page(i, 25, 31)] * count) for i, words in enumerate(WORDS[:4])]
+    runs = []
+    for options in ({}, {"views": views, "gamma": 3}):
+        one = engine(models, **options, prompt_buckets=(448,), image_buckets=(32,))
+        batch = RunningBatch(one.batcher, one.batcher.read(asked))
+        begun = bits(batch)
+        batch.decode()
+        runs.append((begun, bits(batch)))
+        if options:
+            assert batch.state.stats.accepted_at.sum() > NEW
+    for plain, drafted in zip(*runs):
+        jax.tree.map(np.testing.assert_array_equal, plain, drafted)
+
+
+def pair_of(family: str) -> list[LoadedModel]:
+    """Return a target with wide layers, and a draft that looks through its tower."""
+    config, processor = FAMILIES[family]()
+    wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    if isinstance(config, LvlmConfig):
+        sight: Any = {"out_hidden_size": 256} if isinstance(config.vision_config, QwenTowerConfig) else {}
+        vision = replace(config.vision_config, hidden_size=32, intermediate_size=40, **sight)
+        config = replace(config, text_config=replace(config.text_config, **wide), vision_config=vision)
+    else:
+        config = replace(config, **wide)
+    params = tiny.random_params(config, scale=0.05)
+    tower = flatten_dict(split_tower(config, params)[0]) if isinstance(config, LvlmConfig) else {}
+    draft = unflatten_dict(flatten_dict(tiny.noisy(params, 0.005)) | tower)
+    models = [jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), one) for one in (params, draft)]
+    return [LoadedModel(config, one, tiny.tokenizer(), processor) for one in models]
+
+
+def bits(batch: RunningBatch) -> list[np.ndarray]:
+    """Return the lengths of the target's cache, and its keys and values up to them."""
+    cache = jax.tree.map(np.asarray, batch.state.target)
+    return [cache.length, *(leaf[i, :, :n] for leaf in (*cache.k, *cache.v) for i, n in enumerate(cache.length))]
 
 
 def test_streams_sessions_and_freed_rows(models):
@@ -97,6 +138,20 @@ def test_streams_sessions_and_freed_rows(models):
         ]
         queued = engine(models, batch_size=2, continuous_batching=True, **options).generate(ASKED)
         runs.append(tokens([streamed, *talk, *queued]))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("question", ["And?", "a"])
+def test_a_session_goes_on_behind_a_stop_string(models, question):
+    """Plain decoding pauses at token 9, and reads it in the next prefill; a block may have read it before."""
+    runs = []
+    for options in ({}, DRAFTS["gamma 7"]):
+        turns = Session(engine(models, **options))
+        begun = turns.engine.encoder.decode(turns.engine.generate(Request(question, 9)).tokens)
+        talk = [turns.ask(question, max_new_tokens=NEW, stop=[begun])]
+        talk += [turns.ask(text, max_new_tokens=20) for text in WORDS[1:4]]
+        assert len(talk[0].tokens) == 9
+        runs.append(tokens(talk))
     assert runs[0] == runs[1]
 
 

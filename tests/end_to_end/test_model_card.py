@@ -17,6 +17,7 @@ from jaxspec.files import ASSETS
 from picturebook import test_set as samples_of
 
 from tests import tiny
+from tests.tiny.families import FAMILIES
 
 INST = (
     "{{ bos_token }}{% for m in messages %}{{ '[INST] ' }}{% for part in m['content'] %}"
@@ -72,6 +73,17 @@ def test_a_template_that_writes_bos(tmp_path: Path, capsys: pytest.CaptureFixtur
     source = tiny.save(tmp_path / "source", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
     (source / "chat_template.json").write_text(json.dumps({"chat_template": INST}))
     main(["export", str(source), str(tmp_path / "copy")])
+    theirs, ours = answers(tmp_path / "copy", capsys)
+    assert theirs
+    assert ours == [theirs]
+
+
+def test_a_base_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a template, and of a family that is not asked in Vicuna's form: the card gives it bare text."""
+    config, _ = FAMILIES["opt"]()
+    source = tiny.save(tmp_path / "source", config, tiny.random_params(config))
+    main(["export", str(source), str(tmp_path / "copy")])
+    assert not (tmp_path / "copy" / "chat_template.jinja").exists()
     theirs, ours = answers(tmp_path / "copy", capsys)
     assert theirs
     assert ours == [theirs]

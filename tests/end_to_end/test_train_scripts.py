@@ -9,11 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from jaxspec.checkpoints.directories import check_output
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig
 from train import recipe, tower
+from train.setup import check_output, own_output
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,10 @@ def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> Non
             train()
     assert (made / "config.json").stat() == before
     assert not list(tmp_path.iterdir())
-    check_output(made, runs / "draft" / "tune")
+    check_output(made, runs / "draft")
+    # The other run began before there was a model.
+    with pytest.raises(InputError, match="hf: holds another run's model; give another path"):
+        own_output(made, runs / "tower")(runs / "tower" / "hf")
 
 
 def test_all_load_and_share_the_tower(runs: Path) -> None:

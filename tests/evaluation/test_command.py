@@ -145,12 +145,21 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
         parse("llava15 --captioner blop:x")
 
 
+def test_a_set_is_named_with_its_file() -> None:
+    config = parse("mini --sets read mine=a/b.jsonl")[1]
+    for name, message in (("read", "set read: too long"), ("mine", r"set mine \(a/b\.jsonl\): too long")):
+        with pytest.raises(InputError, match=f"^{message}$"), config.named(name):
+            raise InputError("too long")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("", "preset: missing"),
         ("minni", "did you mean 'mini'"),
         ("mini --limt 3", "--limt: no such option; did you mean '--limit'"),
+        ("mini --limit 2 3", "--limit: takes one value, and '2', '3' are two"),
+        ("mini --limit x", "--limit: 'x'; give a whole number"),
         ("mini --sets describ", "unknown set 'describ'; did you mean 'describe'"),
     ],
 )

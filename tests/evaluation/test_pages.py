@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from eval.lib.config import EvalConfig, Variant
 from eval.lib.figures import draw_all
 from eval.lib.page import ASKED, SHOWN, write_html
 from eval.lib.tables import Table
+from PIL import Image
 
 ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))
 CONFIG = EvalConfig(target="t", draft="d", rows=ROWS, sets=("describe", "saga"))
@@ -49,12 +52,36 @@ def test_every_figure_that_can_be_drawn_is(tmp_path: Path, trace: bool) -> None:
 def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
     _, records = made_up()
     image = np.zeros((4, 4, 3), np.uint8)
-    asked = {tuple(map(r.get, ASKED)): ("<image>\nWhat?", [image]) for r in records}
+    photo = np.zeros((600, 900, 3), np.uint8)
+    asked = {
+        tuple(map(r.get, ASKED)): ("<image>\nWhat?", [image])
+        if r["turn"] == 1
+        else ("<image> or <image>?", [image, photo, photo])
+        for r in records
+    }
+    run = {
+        "device": "cpu",
+        "options": {"gamma": 5, "mesh": None, "rows": [{"name": "MT", "views": ["M", "T"], "tree": None}]},
+        "load": 5.11474609375,
+    }
     path = tmp_path / "report.html"
-    write_html(path, {"device": "cpu"}, Table("A < B", ["views", "x"], [["M", "2.0"]], ["a note"]), [], records, asked)
+    write_html(path, run, Table("A < B", ["views", "x"], [["M", "2.0"]], ["a note"]), [], records, asked)
     page = path.read_text()
     assert "A &lt; B" in page
     assert "<b>" not in re.sub(r"<br>", "", page)
-    assert "&lt;image&gt;" in page
     assert page.count('class="sample"') == len(CONFIG.sets) * len(CONFIG.turns) * SHOWN
+    assert '<div class="question">What?</div>' in page
+    assert '<div class="question">[image 2] or [image 3]?</div>' in page
+    assert "&lt;image&gt;" not in page
+    sizes = {
+        kind: Image.open(io.BytesIO(base64.b64decode(data))).size
+        for kind, data in re.findall(r'<img class="(\w*)" [^>]*src="data:image/\w+;base64,([^"]+)"', page)
+    }
+    assert sizes == {"drawn": (4, 4), "": (640, 427)}
+    for text in ("<dt>options</dt><dd>gamma 5; rows (name MT; views M, T)</dd>", "<dt>load</dt><dd>5.11</dd>"):
+        assert text in page
+    assert re.findall(r'class="name">(.+?)<br>', page)[:2] == ["M", "MT* (M, T)"]
+    legend = re.search(r'<p class="legend">.*?</p>', page, re.DOTALL)
+    assert legend
+    assert re.findall(r'class="(\w+)">', legend[0])[1:] == ["target", "several", "mixture", "view0"]
     assert not re.search(r'(src|href)="(?!data:)', page), "one file, nothing fetched"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from eval.lib.config import Variant
 from eval.lib.report import Run, begin, describe_run, finish, write_results
-from eval.lib.tables import Table, show
+from eval.lib.tables import Table, markdown, show
 from jaxspec.errors import InputError
 
 WORDS = re.compile(r"[\w.]+")
@@ -21,13 +21,28 @@ def test_every_cell_is_there_beside_what_names_its_row(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    show(Table("A title", HEADER, ROWS, ["a note"]))
+    show(Table("A title [a]", HEADER, ROWS, ["a note of '[b]' :cat:"]))
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0].rstrip() == "A title [a]"  # no style of rich's, and no picture
+    assert " ".join(lines).rstrip().endswith("a note of '[b]' :cat:")
     assert max(map(len, lines)) <= columns
     for row in ROWS:
         of_row = [words for words in map(WORDS.findall, lines) if words[:2] == row[:2]]
         assert {cell for words in of_row for cell in words} == set(row)
     assert all(any(name in line for line in lines) for name in HEADER)
+
+
+def test_names_do_not_break_a_table() -> None:
+    text = markdown(Table("a\nb", ["set", "m|x", "n\ny"], [["a|b", "c\r\nd", "e"]], ["left\nout"]))
+    assert text.splitlines() == [
+        "# a b",
+        "",
+        r"| set | m\|x | n y |",
+        "|---|---:|---:|",
+        r"| a\|b | c d | e |",
+        "",
+        "left out",
+    ]
 
 
 def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[str, ...], stop: bool = False) -> None:
@@ -75,6 +90,48 @@ def test_a_stopped_run_goes_on_behind_its_whole_groups(tmp_path: Path, capsys: p
     write_results(run.folder, elsewhere, run.rows, run.records, "")
     with pytest.raises(InputError, match=r"was measured on TPU v5e \(tpu\), and this is .* \(cpu\); continue there"):
         run.restore()
+
+
+INPUTS = {
+    "draft": "draft",
+    "adapter": "draft",
+    "target": "replay:rows.jsonl",
+    "captioner": "file:rows.jsonl",
+    "data": ["read", "mine=rows.jsonl"],
+    "images": "photos",
+    "drafts": ["mine=draft:P36"],
+    "pairings": [{"models": ["other", "draft"]}],
+}
+
+
+@pytest.mark.parametrize("option", INPUTS)
+def test_a_stopped_run_does_not_go_on_with_other_models_or_data(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names stay the same, as after `export --overwrite draft`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("draft", "other", "photos"):
+        Path(name).mkdir()
+        Path(name, "config.json").write_text("{}")
+    files = Path("rows.jsonl"), Path("draft/adapter_model.safetensors"), Path("photos/a.png")
+    for file in files:
+        file.write_bytes(bytes(1000))
+
+    def run() -> Run:
+        run = Run("tiny", {option: INPUTS[option]}, tmp_path / "out")
+        run.restore()
+        return run
+
+    stopped = run()
+    stopped.add([{"dataset": "a", "turn": 1, "row": "M"}])
+    stopped.write(Table("A title", ["set"], []))
+    Path("other/notes.txt~").write_text("unread")
+    assert len(run().rows) == 1
+    for file in files:
+        file.write_bytes(bytes(999) + b"1" * (2 if option == "images" else 1))
+    with pytest.raises(InputError, match=r"unfinished: .*, whose content is another now .*; give") as error:
+        run()
+    assert "\n" not in str(error.value)
 
 
 DAMAGES = ["{", '{"run": {"options": {}}, "rows": [1]}', ("gamma", "gamna"), ("0.5", "0.7")]

@@ -94,10 +94,12 @@ _EAGLE |= {"hidden_act": "silu", "initializer_range": 0.02, "use_cache": True, "
 HEADS: dict[str, HeadTwin] = {
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": HeadTwin(
         "meta-llama/Llama-3.1-8B-Instruct",
-        f"{UNSEEN}; entries as SpecForge's configurations of Llama 3, which name SafeAILab's",
+        f"{UNSEEN}; entries as SpecForge's configurations of Llama 3, with SafeAILab's architecture",
         dtype="float16",
         bin=True,
-        config=_EAGLE | {"rms_norm_eps": 1e-05, "pad_token_id": 0, "max_position_embeddings": 2048},
+        config=_EAGLE
+        | {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-05, "pad_token_id": 0}
+        | {"max_position_embeddings": 2048},
     ),
     "Rayzl/qwen2.5-vl-7b-eagle3-sgl": HeadTwin(
         "Qwen/Qwen2.5-VL-7B-Instruct",

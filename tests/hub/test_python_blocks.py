@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -29,6 +30,22 @@ def test_readmes_python_prints_what_its_comments_say(
     exec(README, {})
     told = re.findall(r"^print\(.*\) *# (.+)$", README, re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == told
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_no_loop_of_a_page_takes_a_name_that_is_used_after_it(page: str) -> None:
+    """Or a reader who takes a line scores another answer than the page means."""
+    statements = ast.parse(PROGRAMS[page]).body
+    bound = {name: node.lineno for node in statements for name in _names(node, ast.Store)}
+    for node in statements:
+        ends = node.end_lineno or node.lineno
+        for name in _names(node.target, ast.Store) if isinstance(node, ast.For) else ():
+            later = [after.lineno for after in statements if after.lineno > ends and name in _names(after, ast.Load)]
+            assert not later or ends < bound[name] <= later[0], f"{name} of line {node.lineno} in line {later[0]}"
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, context)}
 
 
 @pytest.mark.parametrize("page", PROGRAMS)

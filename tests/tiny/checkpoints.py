@@ -58,6 +58,13 @@ def tokenizer(characters: str = CHARACTERS) -> Any:
     )
 
 
+def chat_tokenizer() -> Any:
+    """One with a chat template, for models that are not asked in Vicuna's form."""
+    words = tokenizer()
+    words.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ' ' }}{% endfor %}assistant:"
+    return words
+
+
 def image_processor() -> Any:
     from transformers import CLIPImageProcessor
 

@@ -71,6 +71,8 @@ def layer(
     both = np.concatenate([norm(embeds, weight("input_layernorm"), config), normed], axis=-1)
     stream = normed if config.get("norm_before_residual") else hidden
     q, k, v = ((both @ weight(f"self_attn.{name}_proj").T).reshape(len(both), -1, width) for name in ("q", "k", "v"))
+    if "midlayer.self_attn.q_norm.weight" in tensors:
+        q, k = norm(q, weight("self_attn.q_norm"), config), norm(k, weight("self_attn.k_norm"), config)
     q, k = rotate(q, places, config), rotate(k, places, config)
     k, v = (np.repeat(leaf, heads // kv_heads, axis=1) for leaf in (k, v))
     attention = np.einsum("tnh,snh->nts", q, k) / np.sqrt(width)

@@ -22,6 +22,7 @@ from jaxspec.config import (
     QwenVLConfig,
     RopeScaling,
     VisionConfig,
+    text_config,
 )
 
 from tests import tiny
@@ -96,7 +97,8 @@ def write(path: Path, family: str) -> Path:
     config, processor = FAMILIES[family]()
     params = tiny.random_params(config)
     options = SaveOptions(max_shard_bytes=20_000)
-    save(path / "target", config, params, options, tokenizer=tiny.tokenizer(), image_processor=processor)
+    words = tiny.tokenizer() if text_config(config).model_type == "llama" else tiny.chat_tokenizer()
+    save(path / "target", config, params, options, tokenizer=words, image_processor=processor)
     if family == "llava":
         tiny.save_head(path / "head", tiny.CONFIG, params)
     return path

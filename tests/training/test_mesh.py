@@ -85,6 +85,9 @@ def test_mesh_of_a_batch():
         MeshConfig(data=2, fsdp=2).make(6)
     with pytest.raises(InputError, match="4 data x 4 fsdp x 1 model devices, of"):
         MeshConfig(data=4, fsdp=4).make(16)
+    for wrong, line in ((MeshConfig(model=16), "1 data x 1 fsdp x 16"), (MeshConfig(fsdp=0), "1 data x 0 fsdp x 1")):
+        with pytest.raises(InputError, match=f"mesh: {line}"):
+            wrong.make(16)
 
 
 def test_process_share():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -57,6 +58,24 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path: Path, number: int
     assert 0 < saved < STAGE.steps
     assert asked == [*range(saved, STAGE.steps)]
     np.testing.assert_array_equal(rest, train(tmp_path / "straight"))
+
+
+def test_a_signal_during_an_evaluation_saves_the_step_that_was_evaluated(tmp_path: Path, number: int) -> None:
+    """The evaluation is in the log, and no other step is run, which might compile for minutes."""
+
+    def evaluate(params: Any) -> dict[str, float]:
+        signal.raise_signal(number)
+        return {"tau": 2.0}
+
+    stage = replace(STAGE, evaluate_every=2)
+    with pytest.raises(Preempted):
+        train(tmp_path, stage, evaluate=evaluate)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line.get("tau")) for line in lines] == [(1, None), (2, None), (2, 2.0)]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+    train(tmp_path, replace(stage, steps=6), evaluate=lambda params: {"tau": 3.0})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["tau"] for line in lines if "tau" in line] == [2.0, 3.0, 3.0]
 
 
 def test_an_ignored_signal_ends_nothing(tmp_path: Path, number: int) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.export import export
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
@@ -24,7 +26,7 @@ from picturebook.training import Picturebook
 from train import recipe as script
 
 from tests import tiny
-from tests.tiny import Talk
+from tests.tiny import Talk, families
 
 SMALL = replace(tiny.CONFIG.text_config, vocab_size=101, hidden_size=16, num_attention_heads=2, num_key_value_heads=2)
 TRAIN = TrainConfig(
@@ -93,6 +95,20 @@ def test_a_text_draft_learns_from_a_teacher(taught: Path, tmp_path: Path) -> Non
     entry = log(tmp_path / "tune")[-1]
     assert entry["divergence"] < 1
     assert 0 < entry["acceptance"] < 1
+
+
+def test_a_qwen_vl_draft_learns_a_draft_vocabulary(tmp_path: Path) -> None:
+    start = str(families.write(tmp_path, "qwen2_5_vl") / "target")
+    stage = Stage("tune", replace(TRAIN, evaluate_every=0), (("talk", 1.0),))
+    made = Recipe(target=start, start=start, stages=(stage,), buckets=(128,), tile_buckets=(8,), draft_vocabulary=9)
+    draft = train_draft(made, tmp_path, {"talk": Talk()})
+    assert draft.params["lm_head"]["kernel"].shape == (16, 9)
+    huggingface.save(tmp_path / "out", draft.config, draft.params)
+    found = huggingface.load(tmp_path / "out")
+    assert found.config == draft.config
+    whole = export(tmp_path / "out", tmp_path / "whole")
+    assert whole.text_config.draft_vocabulary == ()  # pyright: ignore
+    assert huggingface.load(tmp_path / "whole").params["lm_head"]["kernel"].shape == (16, whole.text_config.vocab_size)  # pyright: ignore
 
 
 def test_the_command_writes_a_draft_that_loads(

@@ -12,7 +12,7 @@ import pytest
 from jaxspec.data.sources import Prepared, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
-from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
+from jaxspec.training.regenerate import Regeneration, losses, losses_summary, regenerate, regenerated
 from train.distill_data import Options, main
 
 from tests import tiny
@@ -127,3 +127,6 @@ def test_what_the_target_cannot_be_asked_is_told(engine: Engine, tmp_path: Path)
     assert rows[0]["refused"] is None
     assert "over the" in rows[1]["refused"]
     assert losses(replace(WORK, samples=2), tmp_path)["refused"] == 1
+    summary = losses_summary(replace(WORK, samples=2), tmp_path)
+    assert summary.startswith("1 were refused and 1 cut at ")
+    assert f"such as: {rows[1]['refused']} ({tmp_path} has all)" in summary

@@ -29,7 +29,7 @@ STAGES = (Stage("tune", TRAIN, (("talk", 1.0),)),)
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save(tmp_path_factory.mktemp("target"), TARGET, tiny.random_params(TARGET))
+    return tiny.save(tmp_path_factory.mktemp("target"), TARGET, tiny.random_params(TARGET), tiny.chat_tokenizer())
 
 
 @pytest.fixture(scope="module")

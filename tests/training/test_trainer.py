@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import socket
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.errors import Diverged, InputError
+from jaxspec.models.lora import Lora
 from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.kv_head import Anchoring
+from jaxspec.training.objectives import Distillation
+from jaxspec.training.recipes import StagedRecipe
 from jaxspec.training.trainer import fit
 
 from tests.tiny.disk import full_disk
@@ -201,6 +208,32 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == ["2"]
 
 
+def test_parameters_that_are_not_finite_end_the_run_before_they_are_saved(tmp_path):
+    """The loss and the gradient of the step before are."""
+    stage = replace(STAGE, steps=2, warmup=0, learning_rate=1e30, rates=((".*", 1e30),), save_every=1)
+    with pytest.raises(Diverged, match=r"step 1: params/line/kernel is not finite; lower the learning rate"):
+        fit(stage, params(), loss_fn, batches, tmp_path)
+    assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((partial(replace, STAGE), name) for name in ("learning_rate", "final_rate", "beta2", "weight_decay", "clip")),
+        *((partial(replace, STAGE), name) for name in ("warmup", "evaluate_every")),
+        (lambda rates: replace(STAGE, rates=(("line", rates),)), "rates"),
+        (Distillation, "share"),
+        (partial(Anchoring, anchors=3), "decay"),
+        (Lora, "alpha"),
+        (partial(StagedRecipe, target="", stages=(), buckets=()), "unlearned"),
+    ],
+)
+def test_numbers_are_checked_where_they_are_taken(kind, name):
+    for value in (math.nan, math.inf, 1e39, -1.0):
+        with pytest.raises(InputError, match=rf"^{name}.*: {re.escape(str(value))}; give a number"):
+            kind(**{name: value})
+
+
 def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
     stage = replace(STAGE, final_rate=1.0)
     straight = fit(stage, params(), loss_fn, batches, tmp_path / "straight")
@@ -213,7 +246,7 @@ def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
         fit(replace(stage, steps=5), params(), loss_fn, batches, tmp_path / "short")
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, caplog):
     kernel = np.random.default_rng(0).normal(size=(3, 20_000)).astype(np.float32)
     start = {"line": {"kernel": kernel}, "frozen": params()["frozen"]}
     straight = fit(STAGE, start, loss_fn, batches, tmp_path / "straight")
@@ -225,6 +258,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
     assert "\n" not in line
     assert f"{tmp_path}/cut/checkpoints: cannot be written: File too large" in line
     assert "step 2 is whole" in line
+    assert not caplog.records  # Orbax's threads print what they raise, with tracebacks
     given = []
     ended = fit(STAGE, start, loss_fn, lambda step: given.append(step) or batches(step), tmp_path / "cut")
     assert given == [2, 3, 4, 5]
