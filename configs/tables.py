@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.lib.output.tables import put_between
-
 from configs.published.ibed import POOLED
+from eval.lib.output.tables import put_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,9 @@ class Line:
     mini: str = ""
     """The like with the shipped models."""
     needs: str = ""
-    """Extras to install for the paper's models, and the gigabytes of weights that the commands fetch."""
+    """Extras to install for the paper's models, and the gigabytes of weights that the commands
+    fetch.
+    """
     why: str = ""
     """Why there is no command."""
 
@@ -39,7 +40,9 @@ class Line:
         """Return the numbers as a page has them: `Tables 1, 3; Figure 2`."""
         kinds = (("Table", self.tables), ("Figure", self.figures))
         return "; ".join(
-            f"{kind}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" for kind, numbers in kinds if numbers
+            f"{kind}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+            for kind, numbers in kinds
+            if numbers
         )
 
 
@@ -267,20 +270,31 @@ ABLATIONS = {
 
 
 def _head(size: str = "") -> str:
-    """Return the commands of AASD's tables for a target, the 7B or `13b`: the head, the other drafts, the table."""
-    end, target = (f"_{size}", f"llava-hf/llava-1.5-{size}-hf") if size else ("", "llava-hf/llava-1.5-7b-hf")
+    """Return the commands of AASD's tables for a target, the 7B or `13b`: the head, the other
+    drafts, the table.
+    """
+    end, target = (
+        (f"_{size}", f"llava-hf/llava-1.5-{size}-hf") if size else ("", "llava-hf/llava-1.5-7b-hf")
+    )
     answers = [f"llava_v1_5_mix665k{end}_t{temperature}" for temperature in (0, 1)]
     asked = f"python -m train.distill_data --target {target} --data runs/data/llava_v1_5_mix665k"
     learned = f" --data {' '.join(f'runs/data/{name}' for name in answers)}"
     runs = {name: f"runs/train/{name}{end}" for name in ("ft_llava", "dt_llama", "dt_llava")}
-    own = {name: f" --target {target} --runs {place}" if size else "" for name, place in runs.items()}
+    own = {
+        name: f" --target {target} --runs {place}" if size else "" for name, place in runs.items()
+    }
     start = f" --start {runs['ft_llava']}/hf" if size else ""
     head = f"kv_llava15_{size or '7b'}_paper"
-    ablations = " ".join(f'"{row}=runs/train/{head}_{name}/hf"' for name, (row, _) in ABLATIONS.items())
+    ablations = " ".join(
+        f'"{row}=runs/train/{head}_{name}/hf"' for name, (row, _) in ABLATIONS.items()
+    )
     return "\n".join(
         [
             f"{TRAIN} {head}",
-            *(f"{TRAIN} {head} {how} --runs runs/train/{head}_{name}" for name, (_, how) in ABLATIONS.items()),
+            *(
+                f"{TRAIN} {head} {how} --runs runs/train/{head}_{name}"
+                for name, (_, how) in ABLATIONS.items()
+            ),
             *([] if size else [f"{TRAIN} ft_llama"]),
             f"{TRAIN} ft_llava{own['ft_llava']}",
             f"{asked} --name {answers[0]}",
@@ -329,7 +343,11 @@ COS = (
         command=f"{TOGETHER} cos",
         mini=f"{TOGETHER} visual",
     ),
-    Line(tables=(9, 10), what="Ascend 910B3", why="not a device of JAX's; elsewhere it is Tables 2 to 6"),
+    Line(
+        tables=(9, 10),
+        what="Ascend 910B3",
+        why="not a device of JAX's; elsewhere it is Tables 2 to 6",
+    ),
     Line(
         figures=(4,),
         needs="benchmarks, sentencepiece, torch; 40 GB",
@@ -368,7 +386,9 @@ PAPERS = {"TABED": TABED, "IbED": IBED, "AASD": AASD, "CoS": COS}
 
 def commands() -> Iterator[str]:
     """Yield each command of every line, once."""
-    told = (text for lines in PAPERS.values() for line in lines for text in (line.command, line.mini))
+    told = (
+        text for lines in PAPERS.values() for line in lines for text in (line.command, line.mini)
+    )
     yield from dict.fromkeys(command for text in told for command in text.splitlines())
 
 

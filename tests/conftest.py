@@ -1,4 +1,6 @@
-"""All tests run in full float32 on eight virtual CPU devices, or on the platform JAX_PLATFORMS names."""
+"""All tests run in full float32 on eight virtual CPU devices, or on the platform JAX_PLATFORMS
+names.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-# Most of the suite's time is compilation of programs that run for milliseconds. Split into parts for threads, they take
-# longer in all, and the workers of the suite use all cores anyway. Newer versions of XLA do not know the last flag, and
-# end the process at a flag that they do not know.
+# Most of the suite's time is compilation of programs that run for milliseconds. Split into parts
+# for threads, they take longer in all, and the workers of the suite use all cores anyway. Newer
+# versions of XLA do not know the last flag, and end the process at a flag that they do not know.
 _QUICK = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
 if jax.__version_info__ < (0, 11):
     _QUICK.append("--xla_cpu_use_fusion_emitters=false")
@@ -37,7 +39,8 @@ jax.config.update("jax_default_matmul_precision", "highest")
 if os.environ["JAX_PLATFORMS"] == "cpu":
     jax.config.update("jax_num_cpu_devices", 8)
 
-# A compilation inside an example takes seconds, so no deadline; CI draws the same examples every time.
+# A compilation inside an example takes seconds, so no deadline; CI draws the same examples every
+# time.
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -45,7 +48,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.fixture(scope="module", autouse=True)
 def _bounded_programs() -> Iterator[None]:
-    """Release compiled programs where there are many: each maps memory, and Linux ends a process with 65,530 maps."""
+    """Release compiled programs where there are many: each maps memory, and Linux ends a process
+    with 65,530 maps.
+    """
     from jaxspec.engine import compile_cache
 
     yield
@@ -66,7 +71,9 @@ def _no_timings() -> None:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The directories of a tiny target and of a draft that looks through its tower; a KV head `head` is next to them."""
+    """The directories of a tiny target and of a draft that looks through its tower; a KV head
+    `head` is next to them.
+    """
     from tests import tiny
 
     return tiny.save_pair(tmp_path_factory.mktemp("pair"))
@@ -97,7 +104,11 @@ def tiny_preset(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Cal
     from eval.lib.drafts.config import EvalConfig
 
     def put(**fields: Any) -> EvalConfig:
-        sizes: dict[str, Any] = {"max_new_tokens": 8, "prompt_buckets": (384,), "image_buckets": (1,)}
+        sizes: dict[str, Any] = {
+            "max_new_tokens": 8,
+            "prompt_buckets": (384,),
+            "image_buckets": (1,),
+        }
         preset = EvalConfig(target=str(pair[0]), draft=(str(pair[1]),), **sizes | fields)
         monkeypatch.setattr("eval.lib.drafts.command_line.load_preset", lambda kind, name: preset)
         return preset

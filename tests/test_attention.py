@@ -1,4 +1,6 @@
-"""Long prompts are attended to in blocks, and on TPUs by a kernel: what they read is what whole scores say."""
+"""Long prompts are attended to in blocks, and on TPUs by a kernel: what they read is what whole
+scores say.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.models import attention
 from jaxspec.models.attention import BLOCK, attend, attend_freely, attend_whole, splash
 from jaxspec.models.lvlms.qwen_vl import VisionAttention, full_block
@@ -21,14 +24,19 @@ close = partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5)
 
 def drawn(queries: int, slots: int, kv_heads: int = K) -> tuple[Array, Array, Array]:
     shapes = (B, queries, N, H), (B, kv_heads, slots, H), (B, kv_heads, slots, H)
-    return tuple(jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes))  # type: ignore[return-value]
+    # type: ignore[return-value]
+    return tuple(jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes))
 
 
-@pytest.mark.parametrize(("queries", "slots", "first"), [(20, 20, 0), (19, 33, (0, 14)), (16, 37, (5, 21))])
+@pytest.mark.parametrize(
+    ("queries", "slots", "first"), [(20, 20, 0), (19, 33, (0, 14)), (16, 37, (5, 21))]
+)
 def test_blocks_read_what_whole_scores_do(
     monkeypatch: pytest.MonkeyPatch, queries: int, slots: int, first: int | tuple[int, int]
 ) -> None:
-    """Rows are whole or stand behind others, and blocks end before the queries and slots do, or with them."""
+    """Rows are whole or stand behind others, and blocks end before the queries and slots do, or
+    with them.
+    """
     monkeypatch.setattr(attention, "BLOCK", 8)
     args = drawn(queries, slots)
     positions = jnp.broadcast_to(jnp.asarray(first), B)[:, None] + jnp.arange(queries)
@@ -37,7 +45,9 @@ def test_blocks_read_what_whole_scores_do(
     def loss(attention, *args: Array) -> Array:
         return jnp.sum(jnp.sin(attention(*args, positions)))
 
-    ours, theirs = (jax.grad(partial(loss, f), argnums=(0, 1, 2))(*args) for f in (attend, attend_whole))
+    ours, theirs = (
+        jax.grad(partial(loss, f), argnums=(0, 1, 2))(*args) for f in (attend, attend_whole)
+    )
     jax.tree.map(close, ours, theirs)
 
 
@@ -54,10 +64,16 @@ def test_scores_of_a_long_prompt_never_lie_whole_in_memory() -> None:
     """The program of short prompts knows no blocks."""
 
     def arrays(count: int) -> list[int]:
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.eval_shape(lambda: drawn(count, count))]
+        shapes = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype)
+            for x in jax.eval_shape(lambda: drawn(count, count))
+        ]
         places = jax.ShapeDtypeStruct((B, count), jnp.int32)
         text = jax.jit(attend).lower(*shapes, places).as_text()
-        return [int(np.prod([int(n) for n in shape.split("x")])) for shape in re.findall(r"tensor<([\dx]+)xf32>", text)]
+        return [
+            int(np.prod([int(n) for n in shape.split("x")]))
+            for shape in re.findall(r"tensor<([\dx]+)xf32>", text)
+        ]
 
     assert max(arrays(4 * BLOCK)) <= max(B * N * BLOCK**2, B * N * 4 * BLOCK * H)
     assert max(arrays(BLOCK)) == B * N * BLOCK**2
@@ -65,7 +81,8 @@ def test_scores_of_a_long_prompt_never_lie_whole_in_memory() -> None:
 
 @pytest.mark.parametrize(("count", "split", "owned"), [(130, True, False), (256, True, True)])
 def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool, owned: bool) -> None:
-    """JAX interprets it here, with heads that share keys, alone and with rows and heads split over a mesh.
+    """JAX interprets it here, with heads that share keys, alone and with rows and heads split over
+    a mesh.
 
     It also reads within owners, as the tower of Qwen2.5-VL reads within images.
     """
@@ -76,7 +93,12 @@ def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool, owned: b
     with on_mesh(make_mesh(model=2, data=2) if split else None):
         found = run(q, k, v, *([owner] if owned else []))
     if owned:
-        close(found, attend_freely(q, k.swapaxes(1, 2), v.swapaxes(1, 2), owner[:, :, None] == owner[:, None]))
+        close(
+            found,
+            attend_freely(
+                q, k.swapaxes(1, 2), v.swapaxes(1, 2), owner[:, :, None] == owner[:, None]
+            ),
+        )
     else:
         close(found, attend_whole(q, k, v, positions))
 
@@ -87,16 +109,29 @@ def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
     def loss(attention, *args: Array) -> Array:
         return jnp.sum(jnp.sin(attention(*args)))
 
-    ours = jax.jit(jax.grad(partial(loss, partial(splash, interpret=True)), argnums=(0, 1, 2)))(*args)
-    theirs = jax.grad(partial(loss, partial(attend_whole, positions=positions)), argnums=(0, 1, 2))(*args)
+    ours = jax.jit(jax.grad(partial(loss, partial(splash, interpret=True)), argnums=(0, 1, 2)))(
+        *args
+    )
+    theirs = jax.grad(partial(loss, partial(attend_whole, positions=positions)), argnums=(0, 1, 2))(
+        *args
+    )
     jax.tree.map(close, ours, theirs)
 
 
 def test_photographs_are_read_in_blocks_of_whole_tiles() -> None:
-    assert [full_block(tiles, 64) for tiles in (1, 64, 128, 256, 1024, 4096)] == [512, 512, 512, 256, 64, 64]
+    assert [full_block(tiles, 64) for tiles in (1, 64, 128, 256, 1024, 4096)] == [
+        512,
+        512,
+        512,
+        256,
+        64,
+        64,
+    ]
     tiles, patches = 20, 64
     q, k, v = (jax.random.normal(jax.random.key(i), (1, tiles, patches, 2, 4)) for i in range(3))
-    image = jnp.where(jnp.arange(tiles) < 12, 0, 1)[None, :, None] + jnp.zeros((1, 1, patches), jnp.int32)
+    image = jnp.where(jnp.arange(tiles) < 12, 0, 1)[None, :, None] + jnp.zeros(
+        (1, 1, patches), jnp.int32
+    )
 
     def flat(part: Array) -> Array:
         return part.reshape(1, -1, *part.shape[3:])

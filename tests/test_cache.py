@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxspec.cache import write
 
 B, S, K, H = 3, 7, 2, 4

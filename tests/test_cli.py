@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from jaxspec.checkpoints.directories import written_once
 from jaxspec.cli import main
 from jaxspec.cli.shared import progress
@@ -21,8 +23,6 @@ from jaxspec.config import text_config
 from jaxspec_demo import command as demo
 from jaxspec_demo import models as shipped_models
 from jaxspec_demo.race import draw
-from PIL import Image
-
 from tests import tiny
 from tests.tiny import families
 
@@ -63,7 +63,14 @@ def run(
     """The JSON that the command prints; its models are those of `world`."""
     models = ["--target", world / "target", *(["--draft", world / draft] if draft else [])]
     shown = ["--views", views] if views and draft else []
-    main(["generate", *map(str, [*models, *shown, "--prompt", "Hi", "--max-new-tokens", NEW, "--json", *args])])
+    main(
+        [
+            "generate",
+            *map(
+                str, [*models, *shown, "--prompt", "Hi", "--max-new-tokens", NEW, "--json", *args]
+            ),
+        ]
+    )
     return json.loads(capsys.readouterr().out)
 
 
@@ -79,7 +86,9 @@ def pictures(world: Path, *names: str) -> list[str]:
     [(), ("rgb", "gray", "rgba", "palette", "wide", "tall", "dot")],
     ids=["no image", "images of all kinds"],
 )
-def test_the_draft_changes_nothing(names: tuple[str, ...], world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_draft_changes_nothing(
+    names: tuple[str, ...], world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     args = pictures(world, *names)
     spoken, plain = run(capsys, world, *args), run(capsys, world, *args, draft=None)
     assert spoken["tokens"] == plain["tokens"]
@@ -87,11 +96,18 @@ def test_the_draft_changes_nothing(names: tuple[str, ...], world: Path, capsys: 
     assert len(plain["tokens"]) == NEW
 
 
-def test_a_head_drafts_alone_or_with_a_model(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_head_drafts_alone_or_with_a_model(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pages = pictures(world, "rgb", "gray")
     plain = run(capsys, world, *pages, draft=None)["tokens"]
-    for draft, args, views in [(None, [], ["head"]), ("draft", ["--views", " t, LOOKUP"], ["T", "head", "lookup"])]:
-        answer = run(capsys, world, *pages, "--draft", world / "head", *args, draft=draft, views=None)
+    for draft, args, views in [
+        (None, [], ["head"]),
+        ("draft", ["--views", " t, LOOKUP"], ["T", "head", "lookup"]),
+    ]:
+        answer = run(
+            capsys, world, *pages, "--draft", world / "head", *args, draft=draft, views=None
+        )
         assert answer["tokens"] == plain
         assert answer["stats"]["views"] == views
 
@@ -101,7 +117,12 @@ def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFi
     assert spoken.keys() == {"text", "tokens", "stats"}
     stats, plain = spoken["stats"], run(capsys, world, draft=None)["stats"]
     assert stats.keys() == plain.keys()
-    assert (stats["drafter"], stats["views"], stats["weighting"], stats["gamma"]) == ("chain", ["M", "T"], "static", 5)
+    assert (stats["drafter"], stats["views"], stats["weighting"], stats["gamma"]) == (
+        "chain",
+        ["M", "T"],
+        "static",
+        5,
+    )
     assert stats["num_spec_steps"] == sum(stats["acceptance_histogram"])
     assert len(stats["acceptance_histogram"]) == 6
     assert stats["num_accepted_draft_tokens"] + stats["num_spec_steps"] >= NEW - 1
@@ -114,14 +135,27 @@ def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFi
     main(["generate", *args])
     out, err = capsys.readouterr()
     assert out.rstrip("\n") == run(capsys, world, draft=None)["text"]
-    assert [line.split()[0] for line in err.splitlines()] == ["target:", "memory", "compiling", "done:"]
+    assert [line.split()[0] for line in err.splitlines()] == [
+        "target:",
+        "memory",
+        "compiling",
+        "done:",
+    ]
 
 
 def test_a_terminal_is_shown_the_answer_while_it_is_written(
     world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    args = ["generate", "--target", str(world / "target"), "--max-new-tokens", str(NEW), "--prompt", "Hi"]
+    args = [
+        "generate",
+        "--target",
+        str(world / "target"),
+        "--max-new-tokens",
+        str(NEW),
+        "--prompt",
+        "Hi",
+    ]
     main(args)
     whole = capsys.readouterr().out
     write = sys.stdout.write
@@ -199,20 +233,44 @@ def test_the_race_tells_the_median_of_its_prompts(
 @pytest.mark.parametrize(
     ("command", "args", "words"),
     [
-        ("demo", ["--model", "smollm2", "--drafter", "draft"], "--drafter: smollm2 has no shipped draft"),
-        ("demo", ["--model", "smollm2", "--image", "{}/rgb.png"], "--image: smollm2 is a text model"),
+        (
+            "demo",
+            ["--model", "smollm2", "--drafter", "draft"],
+            "--drafter: smollm2 has no shipped draft",
+        ),
+        (
+            "demo",
+            ["--model", "smollm2", "--image", "{}/rgb.png"],
+            "--image: smollm2 is a text model",
+        ),
         ("collaborate", ["--models", "{}/target", "--prompt", "Hi"], "1 model; give at least 2"),
         ("plan", ["{}/target", "--images", "-1"], "--images: -1; give 0 to 1048576"),
         ("plan", ["{}/target", "--chips"], "--chips: give one or more of v3"),
         ("plan", ["{}/head"], "a head, not a model; give it as a draft"),
-        ("genrate", ["--target", "{}/target"], "command 'genrate': unknown; did you mean 'generate'?"),
+        (
+            "genrate",
+            ["--target", "{}/target"],
+            "command 'genrate': unknown; did you mean 'generate'?",
+        ),
         ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
         ("--gamma", [], "command '--gamma': unknown; use one of demo"),
         ("generate", [], "--prompt, --target: missing; see jaxspec generate --help"),
-        ("generate", ["--target", "x", "--prmpt", "Hi"], "--prmpt: no such option; did you mean '--prompt'?"),
+        (
+            "generate",
+            ["--target", "x", "--prmpt", "Hi"],
+            "--prmpt: no such option; did you mean '--prompt'?",
+        ),
         ("generate", [*ASKED, "--zzz=1"], "--zzz: no such option; see jaxspec generate --help"),
-        ("generate", [*ASKED, "--image", "b", "b"], "--image: takes one value, and 'b', 'b' are two; quote"),
-        ("generate", [*ASKED, "you", "all?"], "--prompt: takes one value, and 'Hi', 'you' are two; quote"),
+        (
+            "generate",
+            [*ASKED, "--image", "b", "b"],
+            "--image: takes one value, and 'b', 'b' are two; quote",
+        ),
+        (
+            "generate",
+            [*ASKED, "you", "all?"],
+            "--prompt: takes one value, and 'Hi', 'you' are two; quote",
+        ),
         ("generate", [*ASKED, "--tiles", "yes"], "--tiles: takes no value; leave out 'yes'"),
         ("generate", [*ASKED, "--tiles=yes"], "--tiles: takes no value; leave out 'yes'"),
         ("generate", [*ASKED, "--gamma", "2.5"], "--gamma: '2.5'; give a whole number"),
@@ -220,17 +278,35 @@ def test_the_race_tells_the_median_of_its_prompts(
         ("generate", [*ASKED, "--top-p", "x"], "--top-p: 'x'; give a number"),
         ("generate", [*ASKED, "--gamma"], "--gamma: the value is missing; give a whole number"),
         ("generate", [*ASKED, "--dtype", "f32"], "--dtype: 'f32'; did you mean 'float32'?"),
-        ("generate", [*ASKED, "--image", "https://a.org/b.png"], "--image: 'https://a.org/b.png': a web address"),
-        ("demo", ["--image", "https://a.org/b.png"], "--image: 'https://a.org/b.png': a web address"),
-        ("generate", [*ASKED, "--adapter", "https://a.org/b"], "'https://a.org/b': a web address; fetch it"),
+        (
+            "generate",
+            [*ASKED, "--image", "https://a.org/b.png"],
+            "--image: 'https://a.org/b.png': a web address",
+        ),
+        (
+            "demo",
+            ["--image", "https://a.org/b.png"],
+            "--image: 'https://a.org/b.png': a web address",
+        ),
+        (
+            "generate",
+            [*ASKED, "--adapter", "https://a.org/b"],
+            "'https://a.org/b': a web address; fetch it",
+        ),
         ("inspect", [], "path: missing; see jaxspec inspect --help"),
         ("inspect", ["{}/targe"], "no such directory; did you mean '{}/target'?"),
         ("inspect", ["smolm2-135m"], "no such directory; did you mean 'smollm2-135m'?"),
-        ("inspect", ["https://huggingface.co/llava-hf/llava/tree/main"], "did you mean 'llava-hf/llava'?"),
+        (
+            "inspect",
+            ["https://huggingface.co/llava-hf/llava/tree/main"],
+            "did you mean 'llava-hf/llava'?",
+        ),
         ("export", ["a", "b", "c"], "'c': nothing takes it; see jaxspec export --help"),
     ],
 )
-def test_refused_commands(command: str, args: list[str], words: str, world: Path, refusal: Refusal) -> None:
+def test_refused_commands(
+    command: str, args: list[str], words: str, world: Path, refusal: Refusal
+) -> None:
     assert words.format(world) in refusal(command, *(part.format(world) for part in args))
 
 
@@ -244,12 +320,25 @@ def test_the_home_directory_is_named_by_its_sign(
     monkeypatch.setenv("HOME", str(world))
     place = ["generate", "--target", "~/target", "--prompt", "Hi"]
     assert f"image {world}/empty.png: an empty file" in refusal(*place, "--image", "~/empty.png")
-    assert f"adapter {world}/draft: no adapter_config.json" in refusal(*place, "--adapter", "~/draft")
+    assert f"adapter {world}/draft: no adapter_config.json" in refusal(
+        *place, "--adapter", "~/draft"
+    )
 
 
 def test_options_without_effect_are_named(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = ["generate", "--target", str(world / "target"), "--prompt", "Hi", "--max-new-tokens", str(NEW)]
-    for temperature, line in (("0", "--top-p, --seed: without effect at --temperature 0"), ("1", "")):
+    place = [
+        "generate",
+        "--target",
+        str(world / "target"),
+        "--prompt",
+        "Hi",
+        "--max-new-tokens",
+        str(NEW),
+    ]
+    for temperature, line in (
+        ("0", "--top-p, --seed: without effect at --temperature 0"),
+        ("1", ""),
+    ):
         main([*place, "--top-p", "0.5", "--seed", "3", "--temperature", temperature])
         lines = capsys.readouterr().err.splitlines()
         assert "".join(word for word in lines if "without effect" in word).startswith(line)
@@ -257,12 +346,28 @@ def test_options_without_effect_are_named(world: Path, capsys: pytest.CaptureFix
 
 
 def test_a_first_answer_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    """Torch, plots and training stay unread, and programs are kept in the user's cache directory: also where a process
-    was killed while it wrote there."""
+    """Torch, plots and training stay unread, and programs are kept in the user's cache directory:
+    also where a process was killed while it wrote there.
+    """
     assets = Path(demo.ASSETS)
-    args = ["generate", "--target", assets / "mini" / "target", "--draft", assets / "mini" / "draft"]
+    args = [
+        "generate",
+        "--target",
+        assets / "mini" / "target",
+        "--draft",
+        assets / "mini" / "draft",
+    ]
     args += ["--image", assets / "page.png", "--prompt", "Hi", "--max-new-tokens", "8"]
-    heavy = ("torch", "torchvision", "matplotlib", "optax", "orbax", "grain", "tensorflow_datasets", "jaxspec.training")
+    heavy = (
+        "torch",
+        "torchvision",
+        "matplotlib",
+        "optax",
+        "orbax",
+        "grain",
+        "tensorflow_datasets",
+        "jaxspec.training",
+    )
     code = f"""
 import runpy, sys
 sys.argv = ["jaxspec", *{[str(arg) for arg in args]}]
@@ -274,7 +379,9 @@ print([name for name in {heavy} if sys.modules.get(name)])
     (programs / "half-cache").touch()
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert done.stdout.endswith("\n[]\n"), done.stderr
     assert list(programs.glob("jit_run_decode-*"))
 
@@ -287,12 +394,27 @@ print([name for name in {heavy} if sys.modules.get(name)])
     [
         (["--gamma", "0"], "--gamma: 0; give 1 or more, or give no draft"),
         (["--views", "M,C", "--draft", "{}/draft"], "view C: there is no captioner"),
-        (["--views", "M,T", "--draft", "{}/head"], "views: M,T need a draft model; give one, or leave them out"),
-        (["--draft", "{}/draft", "--draft", "{}/target"], "draft: 2 models and 0 heads; give at most one of each"),
-        (["--views", "lookup", "--draft", "{}/draft"], "draft: no view shows the model a prompt; add M"),
-        (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M drafts alone; add --draft or --views"),
+        (
+            ["--views", "M,T", "--draft", "{}/head"],
+            "views: M,T need a draft model; give one, or leave them out",
+        ),
+        (
+            ["--draft", "{}/draft", "--draft", "{}/target"],
+            "draft: 2 models and 0 heads; give at most one of each",
+        ),
+        (
+            ["--views", "lookup", "--draft", "{}/draft"],
+            "draft: no view shows the model a prompt; add M",
+        ),
+        (
+            ["--weighting", "mt-paper", "--draft", "{}/draft"],
+            "--weighting: M drafts alone; add --draft or --views",
+        ),
         (["--weights", "half"], "'half' is not a list of numbers"),
-        (["--weights", "1,2", "--draft", "{}/draft"], "weights: 2 given for 1 views; give one a view"),
+        (
+            ["--weights", "1,2", "--draft", "{}/draft"],
+            "weights: 2 given for 1 views; give one a view",
+        ),
         (["--image", "{}/target"], "target: a folder; give an image file"),
         (["--image", "{}/empty.png"], "empty.png: an empty file; fetch it again"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
@@ -302,7 +424,9 @@ print([name for name in {heavy} if sys.modules.get(name)])
         (["--captioner", "jax:x", "--draft", "{}/draft"], "no view of M shows captions"),
         (["--prompt", "caf\udce9"], r"prompt 'caf\udce9': '\udce9' is half a character"),
     ],
-    ids=lambda value: "-".join(value).strip("-").replace("{}/", "") if isinstance(value, list) else "",
+    ids=lambda value: (
+        "-".join(value).strip("-").replace("{}/", "") if isinstance(value, list) else ""
+    ),
 )
 def test_refused_before_a_model_is_read(
     args: list[str], words: str, world: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
@@ -317,7 +441,9 @@ def test_refused_before_a_model_is_read(
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_commands_take_prompts_without_images(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_take_prompts_without_images(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(families.write(tmp_path, family) / "target")
     asked = ["--prompt", "What?", "--max-new-tokens", "2", "--json"]
     main(["plan", path, "--images", "0"])
@@ -328,8 +454,25 @@ def test_commands_take_prompts_without_images(family: str, tmp_path: Path, capsy
 
 
 def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = ["--models", f"{world / 'target'},{world / 'draft'}", "--combination", "weighted:0.6,0.4"]
-    main(["collaborate", *both, "--gammas", "1,2", "--prompt", "Hi", "--max-new-tokens", str(NEW), "--json"])
+    both = [
+        "--models",
+        f"{world / 'target'},{world / 'draft'}",
+        "--combination",
+        "weighted:0.6,0.4",
+    ]
+    main(
+        [
+            "collaborate",
+            *both,
+            "--gammas",
+            "1,2",
+            "--prompt",
+            "Hi",
+            "--max-new-tokens",
+            str(NEW),
+            "--json",
+        ]
+    )
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert len(told["tokens"]) == NEW
@@ -345,11 +488,15 @@ def test_a_model_of_fewer_rows_than_its_tokeniser_has_words(
     small = replace(tiny.CONFIG, text_config=replace(text_config(tiny.CONFIG), vocab_size=30))
     models = {"target": world / "target", "draft": world / "draft"}
     models[which] = tiny.save(tmp_path / which, small, tiny.random_params(small))
-    line = refusal("generate", "--target", models["target"], "--draft", models["draft"], "--prompt", "Hi")
+    line = refusal(
+        "generate", "--target", models["target"], "--draft", models["draft"], "--prompt", "Hi"
+    )
     assert "vocab_size 30" in line
 
 
-def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal) -> None:
+def test_a_text_target(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
+) -> None:
     """With a text draft, and with the tokeniser's own chat template."""
     text = text_config(tiny.CONFIG)
     words, params = tiny.tokenizer(), tiny.random_params(text)
@@ -357,10 +504,14 @@ def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     target = tiny.save(tmp_path / "target", text, params, words)
     draft = tiny.save(tmp_path / "draft", text, tiny.noisy(params, 0.1), words)
     both = ("--target", target, "--prompt", "Hi", "--draft", draft)
-    assert "views: M shows images and the target is a text model; use view T" in refusal("generate", *both)
+    assert "views: M shows images and the target is a text model; use view T" in refusal(
+        "generate", *both
+    )
     seeing = ("--target", world / "target", *both[2:])
     assert "use view T" in refusal("generate", *seeing)
-    assert "the target is a text model; give no image" in refusal("generate", *both[:4], *pictures(world, "rgb"))
+    assert "the target is a text model; give no image" in refusal(
+        "generate", *both[:4], *pictures(world, "rgb")
+    )
     answers = []
     for arguments in (both[:4], (*both, "--views", "T")):
         main(["generate", *map(str, arguments), "--max-new-tokens", str(NEW), "--json"])
@@ -368,12 +519,26 @@ def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "form.jinja").write_text(words.chat_template)
     bare = tiny.save(tmp_path / "bare", text, params)
     form = ("--chat-template", str(tmp_path / "form.jinja"))
-    assert "leaves it out; give one" in refusal("generate", "--target", bare, *both[2:4], *form, "--no-chat-template")
+    assert "leaves it out; give one" in refusal(
+        "generate", "--target", bare, *both[2:4], *form, "--no-chat-template"
+    )
     for arguments in (form, (), ("--no-chat-template",)):
-        main(["generate", "--target", str(bare), *both[2:4], *arguments, "--max-new-tokens", str(NEW), "--json"])
+        main(
+            [
+                "generate",
+                "--target",
+                str(bare),
+                *both[2:4],
+                *arguments,
+                "--max-new-tokens",
+                str(NEW),
+                "--json",
+            ]
+        )
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0]["tokens"] == answers[1]["tokens"] == answers[2]["tokens"]
     assert all(answer["tokens"] != answers[0]["tokens"] for answer in answers[3:])
     stats = answers[1]["stats"]
-    # Of 12 tokens the first is the prefill's, and each block writes one more than it accepts, or cuts that one off.
+    # Of 12 tokens the first is the prefill's, and each block writes one more than it accepts, or
+    # cuts that one off.
     assert 0 <= stats["num_accepted_draft_tokens"] + stats["num_spec_steps"] - (NEW - 1) <= 1

@@ -12,19 +12,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from jaxspec.command import input_errors
 from jaxspec.errors import InputError, install_command
-
 from tests.conftest import ROOT
 
 BEGIN = "import sys\nfrom jaxspec.command import input_errors, start\nstart('it')\nwith input_errors('it'):\n    "
-LINE, LINES = "print('line')", "print('line\\n' * 99999)"  # held until the end, and more than is held
+# held until the end, and more than is held
+LINE, LINES = "print('line')", "print('line\\n' * 99999)"
 
 
 def start(body: str, stdout: int, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     return subprocess.Popen(
-        [sys.executable, "-c", BEGIN + body], stdout=stdout, stderr=stderr, text=True, env=environment
+        [sys.executable, "-c", BEGIN + body],
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        env=environment,
     )
 
 
@@ -40,12 +45,16 @@ def ends() -> dict[str, tuple[int, str]]:
     with open("/dev/full", "w") as full:
         children["full"] = start(LINES, full.fileno())
         children["all full"] = start(LINE, full.fileno(), full.fileno())
-    found = {name: (child.wait(timeout=60), child.communicate()[1]) for name, child in children.items()}
+    found = {
+        name: (child.wait(timeout=60), child.communicate()[1]) for name, child in children.items()
+    }
     return found
 
 
 @pytest.mark.parametrize("name", ["lines", "help"])
-def test_output_that_nobody_reads_ends_a_program_silently(ends: dict[str, tuple[int, str]], name: str) -> None:
+def test_output_that_nobody_reads_ends_a_program_silently(
+    ends: dict[str, tuple[int, str]], name: str
+) -> None:
     assert ends[name] == (141, "")
 
 
@@ -55,7 +64,9 @@ def test_output_that_nobody_reads_ends_a_program_silently(ends: dict[str, tuple[
         ("full", "No space left on device"),
     ],
 )
-def test_output_without_room_is_one_line(ends: dict[str, tuple[int, str]], name: str, why: str) -> None:
+def test_output_without_room_is_one_line(
+    ends: dict[str, tuple[int, str]], name: str, why: str
+) -> None:
     assert ends[name] == (2, f"it: error: output: cannot be written: {why}\n")
 
 
@@ -83,7 +94,10 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_terminal_obeys_what_an_error_names(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit), input_errors("it"):
         raise InputError("\x1b[2J.weight\nand caf\u00e9\udce9\u202e: are no names")
-    assert capsys.readouterr().err == "it: error: \\x1b[2J.weight and caf\u00e9\\udce9\\u202e: are no names\n"
+    assert (
+        capsys.readouterr().err
+        == "it: error: \\x1b[2J.weight and caf\u00e9\\udce9\\u202e: are no names\n"
+    )
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +105,9 @@ def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as stop, input_errors("it"):
         (tmp_path / "full").write_text("much")
     assert stop.value.code == 2
-    assert capsys.readouterr().err == "it: error: output: cannot be written: No space left on device\n"
+    assert (
+        capsys.readouterr().err == "it: error: output: cannot be written: No space left on device\n"
+    )
 
 
 def test_other_errors_pass() -> None:
@@ -103,7 +119,10 @@ def test_other_errors_pass() -> None:
     ("program", "words"),
     [
         ("jaxspec", "from jaxspec.cli import main\nmain(['--help'])"),
-        ("eval", "import runpy\nsys.argv = ['-m']\nrunpy.run_module('eval.latency', run_name='__main__')"),
+        (
+            "eval",
+            "import runpy\nsys.argv = ['-m']\nrunpy.run_module('eval.latency', run_name='__main__')",
+        ),
     ],
 )
 def test_ctrl_c_while_modules_are_read_is_one_line(program: str, words: str) -> None:
@@ -119,7 +138,9 @@ sys.meta_path.insert(0, Interrupted())
 {words}
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")
 
 
@@ -141,7 +162,11 @@ def test_streams_may_be_closed(tmp_path: Path) -> None:
 
 
 def test_characters_that_the_console_lacks_are_escapes() -> None:
-    assert ended("print('caf\\u00e9 \\u2580')", PYTHONIOENCODING="ascii") == (0, "caf\\xe9 \\u2580\n", "")
+    assert ended("print('caf\\u00e9 \\u2580')", PYTHONIOENCODING="ascii") == (
+        0,
+        "caf\\xe9 \\u2580\n",
+        "",
+    )
 
 
 def test_a_removed_working_directory_is_one_line(tmp_path: Path) -> None:
@@ -155,7 +180,10 @@ def test_a_removed_working_directory_is_one_line(tmp_path: Path) -> None:
 def test_a_platform_without_devices_is_one_line(platform: str) -> None:
     code, out, err = ended("import jax; jax.numpy.zeros(3)", JAX_PLATFORMS=platform)
     assert (code, out) == (2, "")
-    assert re.fullmatch(f"it: error: JAX_PLATFORMS: no device of '{platform}' [(].+[)]; unset it, or give cpu\n", err)
+    assert re.fullmatch(
+        f"it: error: JAX_PLATFORMS: no device of '{platform}' [(].+[)]; unset it, or give cpu\n",
+        err,
+    )
 
 
 def test_help_fits_any_terminal() -> None:
@@ -166,14 +194,20 @@ def test_help_fits_any_terminal() -> None:
 
 
 def test_one_function_reads_all_command_lines() -> None:
-    sources = [path for folder in ("jaxspec", "eval", "train") for path in (ROOT / folder).rglob("*.py")]
+    sources = [
+        path for folder in ("jaxspec", "eval", "train") for path in (ROOT / folder).rglob("*.py")
+    ]
     calls = [
-        path for path in sources if re.search(r"tyro\.cli\(|subcommand_cli_from", path.read_text(encoding="utf-8"))
+        path
+        for path in sources
+        if re.search(r"tyro\.cli\(|subcommand_cli_from", path.read_text(encoding="utf-8"))
     ]
     assert calls == [ROOT / "jaxspec" / "command.py"]
 
 
-def test_an_installed_wheel_is_told_requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_wheel_is_told_requirements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert install_command("gguf") == "pip install -e '.[gguf]'"
     monkeypatch.setattr("jaxspec.errors._CLONE", tmp_path)
     assert re.fullmatch(r"pip install 'gguf[<>=.,\d]+'", install_command("gguf"))

@@ -1,6 +1,8 @@
-"""Drafts that score few tokens: the same scores of these, none of others, in decoding, in training and in files.
+"""Drafts that score few tokens: the same scores of these, none of others, in decoding, in training
+and in files.
 
-That nothing is lost is in tests/decoding/test_sampling_law.py and, greedy, in tests/training/test_text_targets.py.
+That nothing is lost is in tests/decoding/test_sampling_law.py and, greedy, in
+tests/training/test_text_targets.py.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.heads import save_head
@@ -29,7 +32,6 @@ from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.views import VIEWS
 from jaxspec.training.conversations import ConversationBatch, TeacherRows, frequent_tokens
 from jaxspec.training.objectives import Distillation, tuning_loss
-
 from tests import tiny
 from tests.decoding import test_greedy as greedy
 
@@ -50,20 +52,26 @@ def logits(model: LanguageModel, params: Any) -> np.ndarray:
 @pytest.mark.parametrize("model", [TEXT, TIED], ids=["own head", "tied"])
 def test_a_narrow_draft_scores_its_words_as_the_whole_one(model: LanguageModel) -> None:
     whole = logits(model, TEXT_PARAMS if model is TEXT else {"model": TEXT_PARAMS["model"]})
-    draft, params = tiny.narrow(model, TEXT_PARAMS if model is TEXT else {"model": TEXT_PARAMS["model"]}, WORDS)
+    draft, params = tiny.narrow(
+        model, TEXT_PARAMS if model is TEXT else {"model": TEXT_PARAMS["model"]}, WORDS
+    )
     few = logits(draft, params)
     np.testing.assert_allclose(few[..., WORDS], whole[..., WORDS], atol=1e-5)
     assert (few[..., OTHERS] == -np.inf).all()
     np.testing.assert_array_equal(draft.score(params, ROWS, None), few[..., WORDS])
     narrower, params = tiny.narrow(draft, params, WORDS[:4])
-    np.testing.assert_allclose(logits(narrower, params)[..., WORDS[:4]], whole[..., WORDS[:4]], atol=1e-5)
+    np.testing.assert_allclose(
+        logits(narrower, params)[..., WORDS[:4]], whole[..., WORDS[:4]], atol=1e-5
+    )
     with pytest.raises(InputError, match="5 tokens, and the draft scores 4; give fewer"):
         tiny.narrow(narrower, params, WORDS[:5])
 
 
 def test_a_head_scores_its_words_as_its_target_does() -> None:
     config = replace(HEAD.text_config, draft_vocabulary=WORDS)
-    hidden = jnp.asarray(np.random.default_rng(1).normal(size=(2, TEXT.text.hidden_size)), jnp.float32)
+    hidden = jnp.asarray(
+        np.random.default_rng(1).normal(size=(2, TEXT.text.hidden_size)), jnp.float32
+    )
     few = np.asarray(LanguageModel(config).logits(joined(HEAD_PARAMS, PARAMS, WORDS), hidden))
     np.testing.assert_allclose(few[:, WORDS], TARGET.logits(PARAMS, hidden)[:, WORDS], atol=1e-5)
     assert (few[:, OTHERS] == -np.inf).all()
@@ -74,9 +82,15 @@ def test_training_reads_its_words_alone(share: float | None) -> None:
     draft, params = tiny.narrow(TEXT, tiny.noisy(TEXT_PARAMS, 0.2), WORDS)
     mask = np.arange(9) > np.asarray([[3], [5]])
     before = TeacherRows(ROWS, {}, np.broadcast_to(np.arange(9), (2, 9)))
-    batch = ConversationBatch(ROWS, mask, {}, np.arange(2, dtype=np.uint32), None if share is None else before)
-    teaching: dict[str, Any] = {} if share is None else {"teacher": TEXT, "distillation": Distillation(share=share)}
-    loss, _ = jax.jit(tuning_loss(draft, VIEWS["T"], **teaching))({**params, "teacher": TEXT_PARAMS}, batch)
+    batch = ConversationBatch(
+        ROWS, mask, {}, np.arange(2, dtype=np.uint32), None if share is None else before
+    )
+    teaching: dict[str, Any] = (
+        {} if share is None else {"teacher": TEXT, "distillation": Distillation(share=share)}
+    )
+    loss, _ = jax.jit(tuning_loss(draft, VIEWS["T"], **teaching))(
+        {**params, "teacher": TEXT_PARAMS}, batch
+    )
 
     def chances(model: LanguageModel, params: Any) -> np.ndarray:
         chances = np.exp(logits(model, params)[:, :-1, WORDS].astype(np.float64))
@@ -86,7 +100,11 @@ def test_training_reads_its_words_alone(share: float | None) -> None:
     learned = mask[:, 1:] & np.isin(labels, WORDS)
     assert 0 < learned.sum() < mask.sum()
     at = np.asarray([[WORDS.index(word) if word in WORDS else 0 for word in row] for row in labels])
-    nats = -np.log(np.take_along_axis(q, at[..., None], -1)[..., 0]) if share is None else (p * np.log(p / q)).sum(-1)
+    nats = (
+        -np.log(np.take_along_axis(q, at[..., None], -1)[..., 0])
+        if share is None
+        else (p * np.log(p / q)).sum(-1)
+    )
     assert float(loss) == pytest.approx(nats[learned].mean(), rel=1e-4)
 
 
@@ -94,14 +112,18 @@ def test_words_are_those_that_answers_have_most_often() -> None:
     talk, encoder = tiny.Talk(), PromptEncoder.of(tiny.CONFIG, tiny.tokenizer())
     ranked = frequent_tokens(encoder, talk, 40, [2]).tolist()
     counts = Counter("".join(answer for i in range(40) for _, answer in talk[i].turns))
-    letters = [token for token in encoder.tokenizer.convert_ids_to_tokens(ranked) if token in counts]
+    letters = [
+        token for token in encoder.tokenizer.convert_ids_to_tokens(ranked) if token in counts
+    ]
     assert [counts[letter] for letter in letters] == sorted(counts.values(), reverse=True)
     assert ranked[0] == 2
     assert sorted(ranked) == list(range(len(encoder.tokenizer)))
 
 
 def test_files(tmp_path: Path) -> None:
-    """A narrow draft is read as it was written; exported it is whole, and never likelier to say another word."""
+    """A narrow draft is read as it was written; exported it is whole, and never likelier to say
+    another word.
+    """
     config = replace(tiny.CONFIG.text_config, draft_vocabulary=(30, 8, 12, 40))
     params = tiny.random_params(config)
     tiny.save(tmp_path / "draft", config, params)
@@ -114,12 +136,17 @@ def test_files(tmp_path: Path) -> None:
     assert isinstance(whole.config, RotaryConfig)
     assert whole.config.draft_vocabulary == ()
     assert "draft_vocabulary" not in (tmp_path / "whole" / "config.json").read_text()
-    ours, theirs = logits(LanguageModel(config), params), logits(LanguageModel(whole.config), whole.params)
+    ours, theirs = (
+        logits(LanguageModel(config), params),
+        logits(LanguageModel(whole.config), whole.params),
+    )
     np.testing.assert_allclose(theirs[..., (30, 8, 12, 40)], ours[..., (30, 8, 12, 40)], atol=1e-5)
     np.testing.assert_array_equal(theirs.argmax(-1), ours.argmax(-1))
     export(tmp_path / "draft", tmp_path / "fewer", draft_vocabulary=2)
     fewer = huggingface.load(tmp_path / "fewer")
-    np.testing.assert_array_equal(fewer.params["lm_head"]["kernel"], params["lm_head"]["kernel"][:, :2])
+    np.testing.assert_array_equal(
+        fewer.params["lm_head"]["kernel"], params["lm_head"]["kernel"][:, :2]
+    )
     with pytest.raises(InputError, match="a draft vocabulary of 4 tokens, not 5"):
         export(tmp_path / "draft", tmp_path / "more", draft_vocabulary=5)
 
@@ -131,7 +158,8 @@ def test_a_tied_draft_that_sees_is_untied_for_good(tmp_path: Path) -> None:
     export(tmp_path / "draft", tmp_path / "whole")
     whole = huggingface.load(tmp_path / "whole")
     np.testing.assert_array_equal(
-        whole.params["language_model"]["lm_head"]["kernel"][:, WORDS], params["language_model"]["lm_head"]["kernel"]
+        whole.params["language_model"]["lm_head"]["kernel"][:, WORDS],
+        params["language_model"]["lm_head"]["kernel"],
     )
 
 

@@ -1,8 +1,9 @@
-"""Every figure of a page is in the results that its sentence or its section names, so that no page can grow stale.
+"""Every figure of a page is in the results that its sentence or its section names, so that no page
+can grow stale.
 
-A figure is a number with a decimal point. It is looked up in the tables of the folders of `results/` that its list item,
-its paragraph or its table's row names; where that names none, in those that the section names. Two hidden comments in
-the same place help:
+A figure is a number with a decimal point. It is looked up in the tables of the folders of
+`results/` that its list item, its paragraph or its table's row names; where that names none, in
+those that the section names. Two hidden comments in the same place help:
 
     <!-- derived: 1.8 = 1.98 / 1.09 -->    follows from figures of these tables
     <!-- cited: 1.25 1.5 -->               is no measurement of ours
@@ -11,8 +12,9 @@ A line of a table of claims ends in a verdict, which follows from cells of the f
 
     <!-- claim: {views100: T / avg} > {views100: M / avg}; some {views100: T} > {views100: M} -->
 
-`holds` means that all of its parts are true, `fails` that none is, `partly` the rest. A cell names its folder, the labels
-of its line, and its column; `some` and `every` go over the columns of sets. Its figures are of these cells.
+`holds` means that all of its parts are true, `fails` that none is, `partly` the rest. A cell names
+its folder, the labels of its line, and its column; `some` and `every` go over the columns of sets.
+Its figures are of these cells.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ OTHERS = (
     "tables.md",
     "tpu.md",
 )  # sizes, versions and what the papers print
-PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.name not in OTHERS]
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if page.name not in OTHERS
+]
 FIGURE = re.compile(
     r"(?<![\w.-])(?<!Python )(?<!jax )(?<!transformers )(?<!` )(?<!arXiv )(?<!§)(?<!Corollary )\d+\.\d+(?![\w.]*\d|-)"
 )
@@ -45,7 +51,12 @@ COMMENT = re.compile(r"<!-- (derived|cited): (.*?) -->")
 CLAIM = re.compile(r"<!-- claim: (.*?) -->")
 CELL = re.compile(r"\{(\w+): ([^}]*)\}")
 NO_SETS = {"views", "turn", "avg", "speed-up", "predicted", "identical"}
-COMPARED: dict[str, Any] = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
+COMPARED: dict[str, Any] = {
+    ">": operator.gt,
+    "<": operator.lt,
+    ">=": operator.ge,
+    "<=": operator.le,
+}
 SIGNS: dict[type, Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -71,7 +82,9 @@ def measured(folder: str) -> frozenset[float]:
 
 
 def folders(text: str) -> list[str]:
-    """Return the folders of results that a text names, as `results/NAME`, `NAME/` or, after one, `_SUFFIX/`."""
+    """Return the folders of results that a text names, as `results/NAME`, `NAME/` or, after one,
+    `_SUFFIX/`.
+    """
     found: list[str] = []
     for name in re.findall(r"results/(\w+)|`(\w+)/`", text):
         (name,) = filter(None, name)
@@ -99,7 +112,11 @@ def value(formula: str) -> float:
             case ast.BinOp(left, sign, right):
                 return SIGNS[type(sign)](of(left), of(right))
             case ast.Call(ast.Name("max" | "min" as name), arguments):
-                parts = [one for part in arguments for one in (part.elts if isinstance(part, ast.Tuple) else [part])]
+                parts = [
+                    one
+                    for part in arguments
+                    for one in (part.elts if isinstance(part, ast.Tuple) else [part])
+                ]
                 return (max if name == "max" else min)(map(of, parts))
         raise AssertionError(f"{formula}: give numbers and + - * /")
 
@@ -119,9 +136,15 @@ def unknown(page: str) -> list[str]:
                 if kind == "cited":
                     explained |= set(told.split())
                     continue
-                for figure, _, formula in (part.strip().partition(" = ") for part in told.split("; ")):
+                for figure, _, formula in (
+                    part.strip().partition(" = ") for part in told.split("; ")
+                ):
                     assert is_known(figure, frozenset({value(formula)})), f"{figure} = {formula}"
-                    bad += [f"{used} in {formula}" for used in FIGURE.findall(formula) if not is_known(used, numbers)]
+                    bad += [
+                        f"{used} in {formula}"
+                        for used in FIGURE.findall(formula)
+                        if not is_known(used, numbers)
+                    ]
                     explained.add(figure)
             shown = re.sub(r"`[^`]*`|\]\(\S*\)", "`x`", COMMENT.sub("", unit))
             for figure in FIGURE.findall(shown):
@@ -153,7 +176,9 @@ def looked_up(folder: str, labels: list[str], column: str) -> str:
 
 
 def judged(claim: str) -> tuple[str, frozenset[float]]:
-    """Return the verdict of a claim, and the numbers that it is of: its cells and the sides of its comparisons."""
+    """Return the verdict of a claim, and the numbers that it is of: its cells and the sides of its
+    comparisons.
+    """
     used: set[float] = set()
 
     def true(part: str, column: str | None) -> bool:
@@ -176,12 +201,15 @@ def judged(claim: str) -> tuple[str, frozenset[float]]:
         columns = [name for name in lines(folder)[0] if name not in NO_SETS]
         return (any if quantifier == "some" else all)([true(rest, column) for column in columns])
 
-    joint = [[holds(one) for one in part.split(" and ")] for part in claim.split("; ")]  # all, for their numbers
+    # all, for their numbers
+    joint = [[holds(one) for one in part.split(" and ")] for part in claim.split("; ")]
     parts = [all(part) for part in joint]
     return "holds" if all(parts) else "partly" if any(parts) else "fails", frozenset(used)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name == "findings.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name == "findings.md"], ids=lambda page: page.name
+)
 def test_verdicts_follow_from_the_results(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     claims = [line for line in text.splitlines() if CLAIM.search(line)]
@@ -196,9 +224,18 @@ def test_verdicts_follow_from_the_results(page: Path) -> None:
             bad.append(f"{verdict}, not {told}: {shown}")
         if set(folders(shown)) != named:
             bad.append(f"folders {sorted(named)}, and the line names {folders(shown)}: {shown}")
-        cited = {figure for kind, told in COMMENT.findall(shown) if kind == "cited" for figure in told.split()}
+        cited = {
+            figure
+            for kind, told in COMMENT.findall(shown)
+            if kind == "cited"
+            for figure in told.split()
+        }
         figures = FIGURE.findall(re.sub(r"`[^`]*`", "`x`", COMMENT.sub("", shown)))
-        bad += [f"{one} in {shown}" for one in figures if one not in cited and not is_known(one, numbers)]
+        bad += [
+            f"{one} in {shown}"
+            for one in figures
+            if one not in cited and not is_known(one, numbers)
+        ]
     assert bad == []
 
 
@@ -211,7 +248,10 @@ def test_a_verdict_follows_from_cells() -> None:
     every = "{block_efficiency_mini_views100: M} > {block_efficiency_mini_views100: T}"
     assert judged(f"some {every}")[0] == "holds"
     assert judged(f"every {every}")[0] == "fails"  # without images they are equal
-    assert judged("max({collaborative_gsm8k: left + right / CoS, 1 each / calls/token}) < 0.63")[0] == "fails"
+    assert (
+        judged("max({collaborative_gsm8k: left + right / CoS, 1 each / calls/token}) < 0.63")[0]
+        == "fails"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -11,8 +11,17 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from jaxspec.errors import InputError
-from jaxspec.files import check_directory, forget_trial, sole, trial_of, whole, whole_directory, write_text
+from jaxspec.files import (
+    check_directory,
+    forget_trial,
+    sole,
+    trial_of,
+    whole,
+    whole_directory,
+    write_text,
+)
 
 
 def stop_within(path: Path) -> None:
@@ -36,7 +45,9 @@ def test_a_full_disk_is_one_line_and_leaves_the_file_before(tmp_path: Path) -> N
     path = tmp_path / "table.md"
     write_text(path, "before")
     (tmp_path / f".table.md.{os.getpid()}.tmp").symlink_to("/dev/full")
-    with pytest.raises(InputError, match=r"table\.md: cannot be written: No space left on device; "):
+    with pytest.raises(
+        InputError, match=r"table\.md: cannot be written: No space left on device; "
+    ):
         write_text(path, "anew")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
@@ -63,7 +74,9 @@ def test_a_directory_keeps_what_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_left_is_restored_or_cleared(tmp_path: Path) -> None:
-    """Killed between two renames, the old directory has another name; killed before, a half is left."""
+    """Killed between two renames, the old directory has another name; killed before, a half is
+    left.
+    """
     out = tmp_path / "out"
     fill(out, "own1")
     (out / "mine").write_text("mine")
@@ -104,9 +117,15 @@ def test_a_kill_at_any_change_of_the_disk_loses_nothing(tmp_path: Path) -> None:
         (out / "mine").mkdir(parents=True)
         for name in ("own1", "own2", "mine/note"):
             (out / name).write_text("old")
-        code = subprocess.run([sys.executable, "-c", KILLED, str(change)], cwd=home, check=False).returncode
+        code = subprocess.run(
+            [sys.executable, "-c", KILLED, str(change)], cwd=home, check=False
+        ).returncode
         held = out if out.exists() else home / ".out.old"
-        files = {str(file.relative_to(held)): file.read_text() for file in held.rglob("*") if file.is_file()}
+        files = {
+            str(file.relative_to(held)): file.read_text()
+            for file in held.rglob("*")
+            if file.is_file()
+        }
         old = {"own1": "old", "own2": "old", "mine/note": "old"}
         assert files in (old, {"own1": "new", "mine/note": "old"}), change
         fill(out, "own3")
@@ -186,7 +205,10 @@ with sole(Path(sys.argv[1])):
 def test_a_lock_names_its_holder_and_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "run" / "train.lock"
     child = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
@@ -203,7 +225,9 @@ def test_a_lock_names_its_holder_and_ends_with_its_process(tmp_path: Path) -> No
         pass
 
 
-def test_trials_keep_to_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_keep_to_a_folder_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     own = ["mix", "mix.answers", "mix.lock", "mix.skipped.jsonl", "mix.unfinished"]
     others = ["mix.v2", "mix.v2.unfinished", "mix_t0"]
@@ -212,7 +236,14 @@ def test_trials_keep_to_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytes
     assert trial_of(Path("runs/../data/mix")) == trial_of(Path("/data/mix")) == there
     assert trial_of(Path("../mix")).parts[:2] == ("runs", "debug")
     for place in (there, Path("runs/data/mix")):
-        for name in ("mix/a", "mix.answers/b", "mix.unfinished/c", "mix_t0/d", "mix.v2/e", "mix.v2.unfinished/f"):
+        for name in (
+            "mix/a",
+            "mix.answers/b",
+            "mix.unfinished/c",
+            "mix_t0/d",
+            "mix.v2/e",
+            "mix.v2.unfinished/f",
+        ):
             write_text(place.parent / name, "here")
         write_text(place.parent / "mix.skipped.jsonl", "{}")
         forget_trial(place)
@@ -238,7 +269,9 @@ with whole(Path("file")) as file, whole_directory(Path("folder"), lambda name: T
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_leaves_nothing_half_written(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", WRITER]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "writing\n"
     child.send_signal(number)

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import jaxspec
 import pytest
 
+import jaxspec
+
 PACKAGE = Path(jaxspec.__file__).parent
-MODULES = sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"})  # that one holds lazy names only
+# that one holds lazy names only
+MODULES = sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"})
 
 # A module imports from its own stage and from those above it.
 STAGES = (
@@ -33,8 +35,19 @@ STAGES = (
 STAGE = {part: number for number, parts in enumerate(STAGES) for part in parts}
 
 # flax.nnx fails to import on some of the jax and flax pairs that the library runs on; TensorFlow is
-# never needed at run time; torch is the oracle of the parity tests, and lists .bin; scripts sit above the library.
-BANNED = ("configs", "eval", "flax.nnx", "jaxspec_demo", "picturebook", "tensorflow", "tests", "torch", "train")
+# never needed at run time; torch is the oracle of the parity tests, and lists .bin; scripts sit
+# above the library.
+BANNED = (
+    "configs",
+    "eval",
+    "flax.nnx",
+    "jaxspec_demo",
+    "picturebook",
+    "tensorflow",
+    "tests",
+    "torch",
+    "train",
+)
 EXCEPT: dict[tuple[str, ...], str] = {("checkpoints", "formats", "torch_files"): "torch"}
 
 HEAVY = {
@@ -44,7 +57,9 @@ HEAVY = {
 
 
 def imported_names(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import in a module of `package`, inside functions too, and of flax.nnx."""
+    """(line, dotted name) of every import in a module of `package`, inside functions too, and of
+    flax.nnx.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -61,7 +76,9 @@ def imported_names(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 
 
 def complaints(source: str, parts: tuple[str, ...]) -> list[str]:
-    """What is wrong with the imports of the module `jaxspec/<parts>.py` (or `<parts>/__init__.py`)."""
+    """What is wrong with the imports of the module `jaxspec/<parts>.py` (or
+    `<parts>/__init__.py`).
+    """
     here = parts[0]
     package = ".".join(("jaxspec", *parts[:-1]))
     found = []
@@ -75,7 +92,9 @@ def complaints(source: str, parts: tuple[str, ...]) -> list[str]:
                 found.append(f"line {line}: {name}: import from the module that defines it")
             elif STAGE[there] > STAGE[here]:
                 found.append(f"line {line}: {name}: `{there}` stands below `{here}`")
-        elif EXCEPT.get(parts) != name and any(f"{name}.".startswith(f"{banned}.") for banned in BANNED):
+        elif EXCEPT.get(parts) != name and any(
+            f"{name}.".startswith(f"{banned}.") for banned in BANNED
+        ):
             found.append(f"line {line}: {name}: never inside the library")
     return found
 
@@ -87,30 +106,45 @@ def test_imports_run_downhill(path: Path) -> None:
     assert complaints(path.read_text(), parts) == []
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE.parent / "eval" / "lib").rglob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE.parent / "eval" / "lib").rglob("*.py")), ids=lambda path: path.name
+)
 def test_what_scripts_share_imports_none_of_them(path: Path) -> None:
     names = [name for _, name in imported_names(ast.parse(path.read_text()), "eval.lib")]
-    assert [name for name in names if name.startswith(("eval.", "train.")) and not name.startswith("eval.lib.")] == []
+    assert [
+        name
+        for name in names
+        if name.startswith(("eval.", "train.")) and not name.startswith("eval.lib.")
+    ] == []
 
 
 def test_no_circle() -> None:
-    """Neither of files, imports inside functions counted, nor of eval/ and the presets, which are made of its parts."""
+    """Neither of files, imports inside functions counted, nor of eval/ and the presets, which are
+    made of its parts.
+    """
     root = PACKAGE.parent
     files = [
         file
         for folder in ("jaxspec", "jaxspec_demo", "picturebook", "eval", "configs", "train")
         for file in (root / folder).rglob("*.py")
     ]
-    names = {".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    names = {
+        ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in files
+    }
     del names["jaxspec"]  # lazy names only
     graph = {}
     for name, file in names.items():
         package = name if file.stem == "__init__" else name.rpartition(".")[0]
         found = [full for _, full in imported_names(ast.parse(file.read_text()), package)]
-        graph[name] = {full if full in names else full.rpartition(".")[0] for full in found} & set(names)
+        graph[name] = {full if full in names else full.rpartition(".")[0] for full in found} & set(
+            names
+        )
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
     assert [
-        name for name in graph if name.startswith("eval.") and any(n.startswith("configs") for n in graph[name])
+        name
+        for name in graph
+        if name.startswith("eval.") and any(n.startswith("configs") for n in graph[name])
     ] == []
 
 

@@ -1,4 +1,6 @@
-"""int8 weights: what a matrix loses, which parameters change, and models that are loaded with them."""
+"""int8 weights: what a matrix loses, which parameters change, and models that are loaded with
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+
 from jaxspec import Engine, LoadedModel, Request
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.errors import InputError
@@ -16,7 +19,6 @@ from jaxspec.models.families import FAMILIES, abstract_params
 from jaxspec.models.int8 import int8_params, quantise
 from jaxspec.models.layers import Dense
 from jaxspec.sharding import logical_axes, make_mesh
-
 from tests import tiny
 from tests.tiny.families import FAMILIES as CHECKPOINTS
 
@@ -59,7 +61,9 @@ def test_the_matrices_of_the_decoders_layers_are_quantised(family: str) -> None:
     assert changed == {
         path
         for path in before
-        if "layers_" in path and path.endswith("/kernel") and not path.startswith(("vision_tower", "visual"))
+        if "layers_" in path
+        and path.endswith("/kernel")
+        and not path.startswith(("vision_tower", "visual"))
     }
     scales = after.keys() - before.keys()
     assert scales == {path.removesuffix("kernel") + "scale" for path in changed}
@@ -77,7 +81,9 @@ def test_loading_quantises_what_the_files_hold(pair: tuple[Path, Path], mesh: in
     found = flat(loaded.params)
     assert found.keys() == expected.keys()
     for path, leaf in found.items():
-        wanted = expected[path] if leaf.dtype != jnp.bfloat16 else expected[path].astype(jnp.bfloat16)
+        wanted = (
+            expected[path] if leaf.dtype != jnp.bfloat16 else expected[path].astype(jnp.bfloat16)
+        )
         np.testing.assert_array_equal(leaf, wanted)
     assert {str(leaf.dtype) for leaf in found.values()} == {"int8", "float32", "bfloat16"}
     part = {path: leaf.addressable_shards[0].data.shape for path, leaf in found.items()}
@@ -96,7 +102,10 @@ def test_an_engine_runs_an_int8_target_with_a_draft_and_a_head(pair: tuple[Path,
     head, request = pair[0].parent / "head", Request("What is this?", 12)
     expected = Engine(LoadedModel.load(pair[0], weights="int8")).generate(request).tokens
     options: dict[str, Any] = {"target_weights": "int8", "gamma": 3}
-    assert Engine.from_pretrained(pair[0], [pair[1], head], **options).generate(request).tokens == expected
+    assert (
+        Engine.from_pretrained(pair[0], [pair[1], head], **options).generate(request).tokens
+        == expected
+    )
 
 
 def test_int8_weights_are_made_and_not_saved(pair: tuple[Path, Path], tmp_path: Path) -> None:

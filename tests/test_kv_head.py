@@ -1,4 +1,6 @@
-"""The KV head against its definition: a loop over anchors, each with keys and values of its own, in float64."""
+"""The KV head against its definition: a loop over anchors, each with keys and values of its own, in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import KVHeadConfig, OnePassConfig, Qwen2Config, Qwen3Config
 from jaxspec.models.heads.head_slots import head_rows
 from jaxspec.models.heads.kinds import init_head, module_of
 from jaxspec.typing import Array, Params
-from safetensors.numpy import load_file
-
 from tests import tiny
 
 TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)
@@ -33,8 +35,12 @@ VARIANTS = {
     "one pass, hidden states, two layers": OnePassConfig.of_target(
         TARGET.config, 2, image_slots=1, gamma=3, feature="last_hidden"
     ),
-    "all, two layers": replace(BASE, pooling="none", text_config=replace(BASE.text_config, num_hidden_layers=2)),
-    "keys of two layers": KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3, key_layers=(1, 0)),
+    "all, two layers": replace(
+        BASE, pooling="none", text_config=replace(BASE.text_config, num_hidden_layers=2)
+    ),
+    "keys of two layers": KVHeadConfig.of_target(
+        TARGET.config, image_slots=1, gamma=3, key_layers=(1, 0)
+    ),
     "a text target with biases": KVHeadConfig.of_target(
         Qwen2Config.from_hf(TEXT.to_hf() | {"model_type": "qwen2"}), gamma=3, feature="last_hidden"
     ),

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from jaxspec.checkpoints.locating import locate
 from jaxspec.errors import InputError
 from jaxspec.plugins import plugins
 
 
 def test_a_package_adds_a_model_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found as pip installs it, next to those of this checkout, and only its own id loads it."""
+    """It is found as pip installs it, next to those of this checkout, and only its own id loads
+    it.
+    """
     note = tmp_path / "toys-1.0.dist-info"
     note.mkdir()
     (note / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
@@ -26,5 +29,7 @@ def test_a_package_adds_a_model_by_its_id(tmp_path: Path, monkeypatch: pytest.Mo
     assert {"toy-1", "smollm2-135m", "smollm2-eyes"} <= plugins("models").keys()
     with pytest.raises(InputError, match="did you mean 'toy-1'"):
         locate("toy-2")
-    with pytest.raises(InputError, match=r"broken: jaxspec_toys\.not:here, .* cannot be imported .*; install"):
+    with pytest.raises(
+        InputError, match=r"broken: jaxspec_toys\.not:here, .* cannot be imported .*; install"
+    ):
         locate("broken")

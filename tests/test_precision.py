@@ -1,4 +1,6 @@
-"""What models multiply in: float32 in all its bits, and logits in float32 whatever the weights are."""
+"""What models multiply in: float32 in all its bits, and logits in float32 whatever the weights
+are.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.int8 import int8_params
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Params
-
 from tests.tiny import lvlm, text_only
 
 SEES, PARAMS = lvlm(64, 1, seed=0, vocabulary=64)
@@ -60,7 +62,9 @@ def test_float32_is_multiplied_in_all_its_bits(unset: None) -> None:
     assert precisions(score(MODEL), int8_params(TEXT)) == {jax.lax.Precision.HIGHEST}
     assert precisions(score(MODEL), int8_params(half(TEXT))) == {None}
     pixels = {"pixels": jnp.zeros((1, 1, 8, 8, 3))}
-    assert precisions(lambda params: SEES.encode(params, pixels), PARAMS) == {jax.lax.Precision.HIGHEST}
+    assert precisions(lambda params: SEES.encode(params, pixels), PARAMS) == {
+        jax.lax.Precision.HIGHEST
+    }
 
 
 def test_a_process_may_say_otherwise(unset: None) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from jaxspec import typing
 from jaxspec.models.families import FAMILIES
-
 from tests.conftest import ROOT
 
 PAGES = [
@@ -35,12 +35,16 @@ def test_every_family_is_described(model_type):
 
 @every_page
 def test_a_page_is_read_to_its_end(page: Path):
-    most = {"README.md": 120, "findings.md": 120, "performance.md": 90, "tables.md": 200}.get(page.name, 150)
+    most = {"README.md": 120, "findings.md": 120, "performance.md": 90, "tables.md": 200}.get(
+        page.name, 150
+    )
     assert len(page.read_text(encoding="utf-8").splitlines()) <= most
 
 
 def test_the_readme_begins_with_its_two_commands():
-    """On a fresh machine they do all the set-up; pip comes after, for an environment of one's own."""
+    """On a fresh machine they do all the set-up; pip comes after, for an environment of one's
+    own.
+    """
     block = CODE.findall((ROOT / "README.md").read_text(encoding="utf-8"))[0].splitlines()[1:]
     commands = [re.fullmatch(r"(make \w+) +# .+: \d+ minutes", line) for line in block[:2]]
     assert [command and command[1] for command in commands] == ["make demo", "make test"]
@@ -49,7 +53,9 @@ def test_the_readme_begins_with_its_two_commands():
 
 def anchors(page: Path) -> set[str]:
     """What a link may name of a page: its headings, as GitHub writes them."""
-    headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -68,17 +74,25 @@ def test_links_lead_somewhere(page: Path):
 def test_files_that_are_named_exist(page: Path):
     """Files of the package may be named without its name, as `engine/engine.py`."""
     own = "|".join(path.name for path in (ROOT / "jaxspec").iterdir() if path.is_dir())
-    named = re.findall(rf"`((?:{'|'.join(FOLDERS)}|{own})/[\w/.-]*)`", page.read_text(encoding="utf-8"))
-    absent = [name for name in named if not ((ROOT / name).exists() or (ROOT / "jaxspec" / name).exists())]
+    named = re.findall(
+        rf"`((?:{'|'.join(FOLDERS)}|{own})/[\w/.-]*)`", page.read_text(encoding="utf-8")
+    )
+    absent = [
+        name for name in named if not ((ROOT / name).exists() or (ROOT / "jaxspec" / name).exists())
+    ]
     assert absent == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "results" / "README.md"], ids=str)
 def test_modules_that_are_named_exist(page: Path):
     """In `python -m eval.latency mini`, and the like."""
-    named = re.findall(r"python -m ((?:eval|train|tests)\.[a-z_]+)", page.read_text(encoding="utf-8"))
+    named = re.findall(
+        r"python -m ((?:eval|train|tests)\.[a-z_]+)", page.read_text(encoding="utf-8")
+    )
     places = [ROOT.joinpath(*name.split(".")) for name in named]
-    assert [place for place in places if not (place.with_suffix(".py").is_file() or place.is_dir())] == []
+    assert [
+        place for place in places if not (place.with_suffix(".py").is_file() or place.is_dir())
+    ] == []
 
 
 def legend(text: str) -> dict[str, str]:
@@ -97,11 +111,14 @@ def test_the_letters_are_those_of_the_code():
 
 
 def dimensions(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dimension) of all annotations and einsums; of einsums only the large letters, the others are local."""
+    """(line, dimension) of all annotations and einsums; of einsums only the large letters, the
+    others are local.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Subscript(
-                value=ast.Name("Float" | "Int" | "Bool" | "UInt"), slice=ast.Tuple([_, ast.Constant(str(shape))])
+                value=ast.Name("Float" | "Int" | "Bool" | "UInt"),
+                slice=ast.Tuple([_, ast.Constant(str(shape))]),
             ):
                 yield from ((node.lineno, name) for name in re.findall(r"[A-Za-z_]+", shape))
             case ast.Call(func=ast.Attribute(attr="einsum"), args=[ast.Constant(str(pattern)), *_]):
@@ -109,7 +126,9 @@ def dimensions(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_every_letter_has_a_meaning():
-    """Words say what they mean; what is shorter is a letter of the legend, and the legend has no others."""
+    """Words say what they mean; what is shorter is a letter of the legend, and the legend has no
+    others.
+    """
     met, unknown = set(), []
     for path in sorted((ROOT / "jaxspec").rglob("*.py")):
         for line, name in dimensions(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,6 @@
-"""The distributions that tokens are drawn from equal an independent numpy version and transformers' own filters."""
+"""The distributions that tokens are drawn from equal an independent numpy version and transformers'
+own filters.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from jaxspec.sampling import (
     Sampling,
     argmax,
@@ -20,8 +23,13 @@ from jaxspec.sampling import (
     taken_one_by_one,
     tempered,
 )
-
-from tests.tiny.oracles import clear_of_the_cut, goodness_of_fit, numpy_distribution, numpy_filtered, numpy_softmax
+from tests.tiny.oracles import (
+    clear_of_the_cut,
+    goodness_of_fit,
+    numpy_distribution,
+    numpy_filtered,
+    numpy_softmax,
+)
 
 B, V = 4, 13
 
@@ -56,7 +64,12 @@ def random_logits(seed: int, batch: int = B) -> np.ndarray:
 def test_distribution_equals_numpy(seed: int, temperature: list, top_k: list, top_p: list) -> None:
     logits = random_logits(seed)
     warm = [b for b in range(B) if temperature[b] > 0]
-    assume(all(clear_of_the_cut(numpy_softmax(logits[b], temperature[b]), top_k[b], top_p[b]) for b in warm))
+    assume(
+        all(
+            clear_of_the_cut(numpy_softmax(logits[b], temperature[b]), top_k[b], top_p[b])
+            for b in warm
+        )
+    )
     probs = np.asarray(jit_distribution(logits, options(temperature, top_k, top_p)))
     for b in range(B):
         expected = numpy_distribution(logits[b], temperature[b], top_k[b], top_p[b])
@@ -65,7 +78,9 @@ def test_distribution_equals_numpy(seed: int, temperature: list, top_k: list, to
 
 
 @given(seeds, temperatures, ks, ps)
-def test_mixture_is_filtered_after_mixing(seed: int, temperature: list, top_k: list, top_p: list) -> None:
+def test_mixture_is_filtered_after_mixing(
+    seed: int, temperature: list, top_k: list, top_p: list
+) -> None:
     weights = np.random.default_rng(seed).dirichlet([1, 1], B)
     logits = np.stack([random_logits(seed), random_logits(seed + 1)])
     softmax = [[numpy_softmax(x, t or 1.0) for x, t in zip(view, temperature)] for view in logits]
@@ -76,12 +91,18 @@ def test_mixture_is_filtered_after_mixing(seed: int, temperature: list, top_k: l
     weights = jnp.asarray(weights, jnp.float32)
     probs = np.asarray(jit_mixture(mix(view_probs, weights), options(temperature, top_k, top_p)))
     for b in range(B):
-        expected = numpy_filtered(mixed[b], top_k[b], top_p[b]) if temperature[b] else np.eye(V)[mixed[b].argmax()]
+        expected = (
+            numpy_filtered(mixed[b], top_k[b], top_p[b])
+            if temperature[b]
+            else np.eye(V)[mixed[b].argmax()]
+        )
         np.testing.assert_allclose(probs[b], expected, atol=2e-6)
 
 
 def test_top_p_of_one_keeps_a_long_tail_beside_a_narrow_row() -> None:
-    """The head's mass rounds to one in float32; the tail must stay, as it does when no row is narrow."""
+    """The head's mass rounds to one in float32; the tail must stay, as it does when no row is
+    narrow.
+    """
     logits = np.zeros((2, 30_000), np.float32)
     logits[:, 0] = 25.0
     probs = np.asarray(jax.jit(distribution)(logits, options([1.0, 1.0], [0, 0], [1.0, 0.5])))
@@ -97,9 +118,12 @@ def test_a_temperature_near_zero_is_almost_greedy(temperature: float) -> None:
 
 @given(seeds, st.integers(0, V), st.integers(1, 128))
 def test_equals_go_by_index(seed: int, top_k: int, share: int) -> None:
-    """Shares of 64 and sums of them are exact, so that ties, and masses that are just reached, are decided exactly."""
+    """Shares of 64 and sums of them are exact, so that ties, and masses that are just reached, are
+    decided exactly.
+    """
     shares = np.random.default_rng(seed).multinomial(64, [1 / V] * V)
-    top_p = 1.0 if top_k else share / 128  # one at a time: after the other, the shares are of another whole
+    # one at a time: after the other, the shares are of another whole
+    top_p = 1.0 if top_k else share / 128
     order = np.argsort(-shares, kind="stable")
     before = np.cumsum(shares[order]) - shares[order]
     kept = order[(np.arange(V) < (top_k or V)) & (before < 64 * top_p)]
@@ -118,18 +142,33 @@ def test_the_likeliest_token_stays_whatever_top_p(top_p: float) -> None:
 
 
 @settings(max_examples=30)
-@given(seeds, st.sampled_from([0.4, 1.0, 1.6]), st.integers(1, V), st.sampled_from([0.2, 0.6, 0.9, 0.999]))
-def test_filters_equal_transformers(seed: int, temperature: float, top_k: int, top_p: float) -> None:
-    torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+@given(
+    seeds,
+    st.sampled_from([0.4, 1.0, 1.6]),
+    st.integers(1, V),
+    st.sampled_from([0.2, 0.6, 0.9, 0.999]),
+)
+def test_filters_equal_transformers(
+    seed: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    torch = pytest.importorskip(
+        "torch", reason="torch is the oracle of parity: install the `parity` extra"
+    )
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     logits = random_logits(seed)
     assume(all(clear_of_the_cut(numpy_softmax(row, temperature), top_k, top_p) for row in logits))
     scores = torch.from_numpy(logits)
-    for warper in (TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)):
+    for warper in (
+        TemperatureLogitsWarper(temperature),
+        TopKLogitsWarper(top_k),
+        TopPLogitsWarper(top_p),
+    ):
         scores = warper(None, scores)
     expected = torch.softmax(scores, -1).numpy()
-    probs = np.asarray(jit_distribution(logits, options([temperature] * B, [top_k] * B, [top_p] * B)))
+    probs = np.asarray(
+        jit_distribution(logits, options([temperature] * B, [top_k] * B, [top_p] * B))
+    )
     np.testing.assert_allclose(probs, expected, atol=2e-6)
     np.testing.assert_array_equal(probs > 0, expected > 0)
 
@@ -137,7 +176,9 @@ def test_filters_equal_transformers(seed: int, temperature: float, top_k: int, t
 @given(seeds)
 def test_a_token_of_weight_zero_is_never_drawn(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    weights = rng.random((256, V)).astype(np.float32) * 10 ** rng.uniform(-30, 0, (256, 1)).astype(np.float32)
+    weights = rng.random((256, V)).astype(np.float32) * 10 ** rng.uniform(-30, 0, (256, 1)).astype(
+        np.float32
+    )
     weights[rng.random((256, V)) < 0.7] = 0
     weights[:, 5] = np.maximum(weights[:, 5], 1e-30)
     keys = jax.random.split(jax.random.key(seed), 256)
@@ -156,18 +197,24 @@ def test_draws_follow_the_weights_at_any_scale() -> None:
 
 
 def test_siblings_are_draws_without_replacement() -> None:
-    """All ordered pairs against q(x) q(y) / (1 - q(x)), and the first of them is what `draw` draws."""
+    """All ordered pairs against q(x) q(y) / (1 - q(x)), and the first of them is what `draw`
+    draws.
+    """
     q = np.asarray([0.4, 0.3, 0.2, 0.1, 0.0], np.float32)
     keys, cold = jax.random.split(jax.random.key(0), 100_000), jnp.zeros(100_000, bool)
     probs = jnp.broadcast_to(q, (100_000, 5))
     pairs = np.asarray(jit_siblings(keys, probs, probs, 2))
     expected = np.outer(q, q) / (1 - q[:, None]) * (1 - np.eye(5))
-    assert goodness_of_fit(np.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25), expected) > 1e-3
+    assert (
+        goodness_of_fit(np.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25), expected) > 1e-3
+    )
     np.testing.assert_array_equal(pairs[:, 0], jit_draw(keys, probs, cold))
 
 
 def test_siblings_past_what_can_be_drawn_are_the_likeliest() -> None:
-    """Two tokens pass the filters of the first row; the second row is greedy, and its probabilities tiny."""
+    """Two tokens pass the filters of the first row; the second row is greedy, and its probabilities
+    tiny.
+    """
     mixed = jnp.asarray([[0.1, 0.4, 0.2, 0.3, 0.0], [2e-30, 1e-36, 3e-30, 1.0, 1e-30]])
     probs = jnp.asarray([[0.0, 0.6, 0.0, 0.4, 0.0], [0.0, 0.0, 0.0, 1.0, 0.0]])
     for seed in range(20):
@@ -180,7 +227,8 @@ def test_siblings_past_what_can_be_drawn_are_the_likeliest() -> None:
 @settings(max_examples=20)
 @given(seed=seeds, count=st.sampled_from([1, 4, V]))
 def test_the_largest_are_the_same_sorted_and_one_by_one(seed: int, count: int) -> None:
-    scores = np.random.default_rng(seed).integers(0, 6, (2, B, V)).astype(np.float32)  # many are equal
+    # many are equal
+    scores = np.random.default_rng(seed).integers(0, 6, (2, B, V)).astype(np.float32)
     scores[scores == 0] = -np.inf  # as of a token of probability 0
     expected = np.argsort(-scores, axis=-1, kind="stable")[..., :count]
     for function in (largest, taken_one_by_one):
@@ -198,7 +246,9 @@ def test_likeliest_is_the_first_of_the_largest(seed: int, shape: tuple[int, ...]
 
 
 def test_the_mixture_is_made_without_a_product_that_devices_round() -> None:
-    """The law of the first token of a block: drawn from the normalised mixture, accepted against the mixture."""
+    """The law of the first token of a block: drawn from the normalised mixture, accepted against
+    the mixture.
+    """
     rng = np.random.default_rng(0)
     views = jnp.asarray(rng.dirichlet([0.05, 0.2, 0.2], (2, 64)), jnp.float32)
     weights = jnp.asarray(rng.dirichlet([1, 1], 64), jnp.float32)

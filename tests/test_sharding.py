@@ -14,6 +14,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
 from jaxspec.config import LlamaConfig, ModelConfig, text_config
 from jaxspec.engine.memory import at_place, bytes_held
 from jaxspec.errors import InputError
@@ -34,8 +35,11 @@ from jaxspec.sharding import (
 
 
 def default(model_type: str, **flags: Any) -> ModelConfig:
-    """What transformers takes for a config.json that says no more, but with two layers in the decoder."""
-    flags |= {"num_hidden_layers": 2, "sliding_window": None}  # windows, which are Mistral's default, are not supported
+    """What transformers takes for a config.json that says no more, but with two layers in the
+    decoder.
+    """
+    # windows, which are Mistral's default, are not supported
+    flags |= {"num_hidden_layers": 2, "sliding_window": None}
     raw = {"model_type": model_type, **flags, "text_config": flags}
     if model_type == "qwen2_5_vl":  # whose own defaults do not fit each other
         raw["vision_config"] = {"out_hidden_size": 8192, "depth": 2, "fullatt_block_indexes": [1]}
@@ -50,7 +54,9 @@ def test_every_parameter_matches_one_row(model_type):
     for biased in (False, True):
         flags = {"attention_bias": biased, "mlp_bias": biased, "multimodal_projector_bias": biased}
         flags |= {"enable_bias": biased, "word_embed_proj_dim": 512 if biased else None}
-        for path, leaf in flatten_dict(abstract_params(default(model_type, **flags)), sep="/").items():
+        for path, leaf in flatten_dict(
+            abstract_params(default(model_type, **flags)), sep="/"
+        ).items():
             matching = [pattern for pattern, _ in TABLE if re.fullmatch(pattern, path)]
             assert len(matching) == 1, (path, matching)
             axes = logical_axes(path)
@@ -69,7 +75,8 @@ def test_splits_divide_or_fall_back(model_type):
         )  # raises where one does not divide
         held = bytes_held(at_place(params, places))
         assert whole / (2 * model) <= held < whole
-        if text.num_key_value_heads % model == 0 and text.vocab_size % model == 0:  # nearly all of a model divides
+        # nearly all of a model divides
+        if text.num_key_value_heads % model == 0 and text.vocab_size % model == 0:
             assert held < 1.2 * whole / (2 * model)
 
 
@@ -77,10 +84,16 @@ def test_heads_are_split_whole():
     """Two kv heads over four devices: the columns would divide, the heads do not."""
     config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
     layer = "model/layers_0/self_attn"
-    assert spec(config, f"{layer}/q_proj/kernel", (64, 64), abstract_mesh(model=4)) == P(None, "model")
+    assert spec(config, f"{layer}/q_proj/kernel", (64, 64), abstract_mesh(model=4)) == P(
+        None, "model"
+    )
     assert spec(config, f"{layer}/k_proj/kernel", (64, 32), abstract_mesh(model=4)) == P(None, None)
-    assert spec(config, f"{layer}/k_proj/kernel", (64, 32), abstract_mesh(model=2)) == P(None, "model")
-    assert spec(config, f"{layer}/o_proj/kernel", (64, 64), abstract_mesh(model=4, fsdp=2)) == P("model", "fsdp")
+    assert spec(config, f"{layer}/k_proj/kernel", (64, 32), abstract_mesh(model=2)) == P(
+        None, "model"
+    )
+    assert spec(config, f"{layer}/o_proj/kernel", (64, 64), abstract_mesh(model=4, fsdp=2)) == P(
+        "model", "fsdp"
+    )
 
 
 def test_an_unknown_parameter_is_refused():
@@ -112,7 +125,10 @@ def test_mesh():
 def test_many_pages_stay_where_they_are():
     """A tower reads its pages in blocks; over a mesh each device reads its own."""
     mesh = make_mesh(data=4, fsdp=2)
-    q, k, v = (jnp.asarray(np.random.default_rng(i).normal(size=(8 * 20, 3, 4)), jnp.float32) for i in range(3))
+    q, k, v = (
+        jnp.asarray(np.random.default_rng(i).normal(size=(8 * 20, 3, 4)), jnp.float32)
+        for i in range(3)
+    )
     attend = jax.jit(partial(attend_pages, 2))
     expected = attend(q, k, v)
     rows = NamedSharding(mesh, P(("data", "fsdp")))
@@ -121,4 +137,6 @@ def test_many_pages_stay_where_they_are():
     text = compiled.as_text()
     assert "while" in text
     assert "all-gather" not in text
-    np.testing.assert_allclose(compiled(*(jax.device_put(x, rows) for x in (q, k, v))), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        compiled(*(jax.device_put(x, rows) for x in (q, k, v))), expected, rtol=1e-6
+    )

@@ -1,4 +1,6 @@
-"""What a tied head says is the product with every embedding, however many rows there are, and so is its gradient."""
+"""What a tied head says is the product with every embedding, however many rows there are, and so is
+its gradient.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.models.layers import FEW_ROWS, Embed
 
 TABLE = np.random.default_rng(0).normal(size=(40, 8))
@@ -19,7 +22,9 @@ def test_scores_and_their_gradient(shape: tuple[int, int]) -> None:
     def weighed(query: jax.Array) -> jax.Array:
         return (Embed(40, 8).apply(params, query, method="attend") * weight).sum()
 
-    scores = jax.jit(lambda query: Embed(40, 8).apply(params, query, method="attend"))(jnp.asarray(query, jnp.float32))
+    scores = jax.jit(lambda query: Embed(40, 8).apply(params, query, method="attend"))(
+        jnp.asarray(query, jnp.float32)
+    )
     assert scores.shape == (*shape, 40)
     np.testing.assert_allclose(scores, query @ TABLE.T, rtol=1e-5, atol=1e-5)
     gradient = jax.jit(jax.grad(weighed))(jnp.asarray(query, jnp.float32))

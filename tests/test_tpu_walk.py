@@ -1,4 +1,6 @@
-"""The script of docs/tpu.md, against a stub of `gcloud`: no way through it leaves an idle slice that is billed."""
+"""The script of docs/tpu.md, against a stub of `gcloud`: no way through it leaves an idle slice
+that is billed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import pytest
 from tests.conftest import ROOT
 
 STEPS = re.findall(
-    r"^```sh\n(.*?)^```", (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    r"^```sh\n(.*?)^```",
+    (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"),
+    re.DOTALL | re.MULTILINE,
 )
 CLOUD = r"""
 set -u
@@ -49,11 +53,12 @@ gcloud() {
 
 
 def walk(folder: Path, fail: str, at: object, codes: str = "0\n0\n") -> tuple[int, list[str]]:
-    """Run the page's script in a folder; return its exit code and what was called, with the word idle for each sleep in
-    which a slice did not train.
+    """Run the page's script in a folder; return its exit code and what was called, with the word
+    idle for each sleep in which a slice did not train.
 
     Args:
-      fail: `before` or `after` call number `at` takes effect; `taken`: the slice is gone at that call; `always`: every
+      fail: `before` or `after` call number `at` takes effect; `taken`: the slice is gone at that
+      call; `always`: every
         call with the text `at` fails.
       codes: Exit codes of the trainings, one a line.
     """
@@ -61,7 +66,9 @@ def walk(folder: Path, fail: str, at: object, codes: str = "0\n0\n") -> tuple[in
     (folder / "codes").write_text(codes)
     (folder / "calls").touch()
     script = f"FAIL={fail} AT='{at}'\n{CLOUD}\n{STEPS[0]}\n{STEPS[1]}"
-    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
     calls = (folder / "calls").read_text().splitlines()
     assert "unreadable" not in calls, done.stderr
     assert not (folder / "slice").exists(), "a slice is left"
@@ -91,7 +98,11 @@ def test_a_step_that_always_fails_ends_the_walk(step: str, tmp_path: Path) -> No
     assert walk(tmp_path / "it", "always", step)[0] != 0
 
 
-@pytest.mark.parametrize(("codes", "trained", "ends"), [("143\n143\n0\n", 3, 0), ("2\n", 1, 1), ("1\n", 1, 1)])
-def test_what_ended_training_decides_what_follows(codes: str, trained: int, ends: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("codes", "trained", "ends"), [("143\n143\n0\n", 3, 0), ("2\n", 1, 1), ("1\n", 1, 1)]
+)
+def test_what_ended_training_decides_what_follows(
+    codes: str, trained: int, ends: int, tmp_path: Path
+) -> None:
     code, calls = walk(tmp_path / "it", "never", 0, codes)
     assert (code, calls.count("trained")) == (ends, trained)

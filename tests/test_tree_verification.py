@@ -1,4 +1,6 @@
-"""Verifying trees: the longest matching path at temperature 0, the target's law above, chains as a special case."""
+"""Verifying trees: the longest matching path at temperature 0, the target's law above, chains as a
+special case.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from jaxspec import verification
 from jaxspec.cache import TreeMask
 from jaxspec.decoding.drafting.shapes import Tree, branching
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, TokenTree, Verdict, along_path, match, tree_rejection
-
-from tests.test_verification import COLD, WARM, B, J, V, distributions, drawn, jit_rejection, keys, one_hot
+from tests.test_verification import (
+    COLD,
+    WARM,
+    B,
+    J,
+    V,
+    distributions,
+    drawn,
+    jit_rejection,
+    keys,
+    one_hot,
+)
 from tests.tiny.oracles import goodness_of_fit
 
 Verify = Callable[[Array, Draft, Array, Array], Verdict]
@@ -28,7 +41,9 @@ SHAPE = Tree((0, 0, 0, 1, 1, 2))
 """Three first tokens; the first of them has two children, the second one, the third none."""
 
 TABLES = [(0, False), (4, False), (9, True)]
-"""Seeds of tables in which every node is accepted now and then, and whether q has but two first tokens for three nodes."""
+"""Seeds of tables in which every node is accepted now and then, and whether q has but two first
+tokens for three nodes.
+"""
 
 seeds = st.integers(0, 2**32 - 1)
 jit_match = jax.jit(match)
@@ -36,11 +51,15 @@ jit_tree_rejection = jax.jit(tree_rejection)
 
 
 def siblings(rng: np.random.Generator, probs: np.ndarray, count: int) -> np.ndarray:
-    """`count` tokens drawn without replacement from each distribution [..., V]; then the smallest that are left."""
+    """`count` tokens drawn without replacement from each distribution [..., V]; then the smallest
+    that are left.
+    """
     left, out = probs.astype(np.float64), []
     for _ in range(count):
         taken = np.sum([np.eye(V)[token] for token in out], axis=0) if out else np.zeros_like(left)
-        rest = np.where(left.sum(-1, keepdims=True) > 0, left, np.cumsum(1 - taken, axis=-1) * (1 - taken) == 1)
+        rest = np.where(
+            left.sum(-1, keepdims=True) > 0, left, np.cumsum(1 - taken, axis=-1) * (1 - taken) == 1
+        )
         out.append(drawn(rng, rest / rest.sum(-1, keepdims=True)))
         left = left * (1 - np.eye(V)[out[-1]])
     return np.stack(out, axis=-1)
@@ -76,7 +95,9 @@ def test_a_chain_is_a_tree(seed: int) -> None:
     np.testing.assert_array_equal(verdict.count, expected.count)
     np.testing.assert_array_equal(verdict.next_token, expected.next_token)
     places = np.arange(1, J + 1)
-    np.testing.assert_array_equal(verdict.path, np.where(places <= expected.count[:, None], places, 0))
+    np.testing.assert_array_equal(
+        verdict.path, np.where(places <= expected.count[:, None], places, 0)
+    )
 
 
 @settings(max_examples=40)
@@ -130,8 +151,9 @@ def test_a_verified_tree_is_a_chain() -> None:
     np.testing.assert_array_equal(chain.view_probs[0, 1, 0], q[1, 0])
 
 
-# The law of whole sequences, as in `test_verification`: target and draft are tables of what follows a prefix. ROWS
-# trees are drafted and verified; a sequence that ends early is completed from the target's tables.
+# The law of whole sequences, as in `test_verification`: target and draft are tables of what follows
+# a prefix. ROWS trees are drafted and verified; a sequence that ends early is completed from the
+# target's tables.
 
 DraftTree = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
 
@@ -146,7 +168,8 @@ def law_p_value(
 ) -> float:
     """p-value of the first three tokens that `verify` emits, as draws from the target's tables.
 
-    `chosen`: the tokens are not draws to the verifier. `told`: the value that it sees in place of every probability of q.
+    `chosen`: the tokens are not draws to the verifier. `told`: the value that it sees in place of
+    every probability of q.
     """
     rng = np.random.default_rng(seed)
     p0, p1, p2 = distributions(rng), distributions(rng, V), distributions(rng, V, V)
@@ -158,7 +181,10 @@ def law_p_value(
     tokens = np.concatenate([first, *below], axis=1)
     q = np.stack([np.broadcast_to(q0, (ROWS, V)), q1[first[:, 0]], q1[first[:, 1]]], axis=1)
     after_second = [p2[tokens[:, i], tokens[:, j]] for i, j in ((0, 3), (0, 4), (1, 5))]
-    p = np.stack([np.broadcast_to(p0, (ROWS, V)), *(p1[first[:, i]] for i in range(3)), *after_second], axis=1)
+    p = np.stack(
+        [np.broadcast_to(p0, (ROWS, V)), *(p1[first[:, i]] for i in range(3)), *after_second],
+        axis=1,
+    )
     q = q if told is None else np.full_like(q, told)
     draft = block(tokens, None if chosen else q, SHAPE)
     verdict = jax.jit(verify)(p, draft, keys(seed, ROWS), jnp.zeros(ROWS, bool))
@@ -168,7 +194,9 @@ def law_p_value(
 
     rows = np.arange(ROWS)
     one = np.where(count >= 1, tokens[rows, path[:, 0] - 1], after)
-    two = np.where(count >= 2, tokens[rows, path[:, 1] - 1], np.where(count == 1, after, drawn(rng, p1[one])))
+    two = np.where(
+        count >= 2, tokens[rows, path[:, 1] - 1], np.where(count == 1, after, drawn(rng, p1[one]))
+    )
     three = np.where(count == 2, after, drawn(rng, p2[one, two]))
     counts = np.bincount((one * V + two) * V + three, minlength=V**3)
     return goodness_of_fit(counts, p0[:, None, None].astype(float) * p1[:, :, None] * p2)
@@ -184,7 +212,9 @@ def backwards(rng: np.random.Generator, probs: np.ndarray, count: int) -> np.nda
 
 
 def likelier_first(rng: np.random.Generator, probs: np.ndarray, count: int) -> np.ndarray:
-    """Drawn siblings sorted by their probability, as a tree pruned by joint probability would keep them."""
+    """Drawn siblings sorted by their probability, as a tree pruned by joint probability would keep
+    them.
+    """
     found = siblings(rng, probs, count)
     order = np.argsort(-np.take_along_axis(probs, found, -1), axis=-1, kind="stable")
     return np.take_along_axis(found, order, -1)
@@ -229,7 +259,11 @@ def test_the_law_rejects_other_draws(grow: DraftTree) -> None:
         pytest.param("left / left.sum(-1, keepdims=True)", "left", id="p not renormalised"),
         pytest.param("residual(walk.p, q,", "residual(walk.p, walk.q,", id="residual of another q"),
         pytest.param("bonus=~rejected", "bonus=jnp.ones_like(rejected)", id="no residual"),
-        pytest.param("jnp.where(accepted[:, None], _pick(p, child), left)", "left", id="p of the root everywhere"),
+        pytest.param(
+            "jnp.where(accepted[:, None], _pick(p, child), left)",
+            "left",
+            id="p of the root everywhere",
+        ),
     ],
 )
 def test_the_law_rejects_mutants(old: str, new: str) -> None:
@@ -245,6 +279,8 @@ def test_greedy_rows_beside_sampled_ones() -> None:
     tokens = np.concatenate([siblings(rng, q[:, i], n) for i, n in enumerate((3, 2, 1))], axis=1)
     together = jit_tree_rejection(p, block(tokens, q, SHAPE), keys(0, B), greedy)
     for rows in (greedy, ~greedy):
-        alone = jit_tree_rejection(p[rows], block(tokens[rows], q[rows], SHAPE), keys(0, B)[rows], greedy[rows])
+        alone = jit_tree_rejection(
+            p[rows], block(tokens[rows], q[rows], SHAPE), keys(0, B)[rows], greedy[rows]
+        )
         for here, there in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_array_equal(here, np.asarray(there)[rows])

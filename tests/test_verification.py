@@ -1,4 +1,6 @@
-"""Rejection sampling emits exactly the target's distribution: by algebra, by exact cases, and by counting draws."""
+"""Rejection sampling emits exactly the target's distribution: by algebra, by exact cases, and by
+counting draws.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxspec.sampling import draw
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, Verdict, match, rejection, residual
-
 from tests.tiny.oracles import goodness_of_fit
 
 Verify = Callable[[Array, Draft, Array, Array], Verdict]
@@ -66,7 +68,8 @@ def test_accepted_and_residual_mass_make_the_target(seed: int) -> None:
     emitted = accepted + (1 - accepted.sum(-1, keepdims=True)) * left / left.sum(-1, keepdims=True)
     np.testing.assert_allclose(emitted, p, atol=1e-6)
     np.testing.assert_array_equal(jit_residual(p, q, COLD), p)  # the bonus token's
-    np.testing.assert_array_equal(jit_residual(p, p, WARM), p)  # nothing is left: rounding alone gets here
+    # nothing is left: rounding alone gets here
+    np.testing.assert_array_equal(jit_residual(p, p, WARM), p)
 
 
 @given(seeds)
@@ -85,9 +88,11 @@ def test_a_draft_without_a_distribution_changes_nothing(value: float) -> None:
     p = distributions(rng, J + 1)
     q = np.full((ROWS, J, V), value, np.float32)
     found = jit_rejection(
-        jnp.broadcast_to(p, (ROWS, J + 1, V)), block(np.zeros((ROWS, J), np.int32), q), keys(1, ROWS),
+        jnp.broadcast_to(p, (ROWS, J + 1, V)),
+        block(np.zeros((ROWS, J), np.int32), q),
+        keys(1, ROWS),
         jnp.zeros(ROWS, bool),
-    )  # fmt: skip
+    )
     assert not np.asarray(found.count).any()
     counts = np.bincount(np.asarray(found.next_token), minlength=V)
     assert goodness_of_fit(counts, p[0]) > 1e-4
@@ -105,13 +110,19 @@ def test_nothing_impossible_is_emitted(seed: int) -> None:
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=J, max_size=J), min_size=B, max_size=B)
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=J, max_size=J),
+        min_size=B,
+        max_size=B,
+    )
 )
 def test_greedy_is_the_longest_matching_prefix(pairs: list[list[tuple[int, int]]]) -> None:
     drafted, best = np.moveaxis(np.asarray(pairs, np.int32), -1, 0)
     best = np.concatenate([best, best[:, :1]], axis=1)
     verdict = jit_rejection(one_hot(best), block(drafted, one_hot(drafted)), keys(0, B), COLD)
-    jax.tree.map(np.testing.assert_array_equal, jit_match(best, block(drafted, one_hot(drafted))), verdict)
+    jax.tree.map(
+        np.testing.assert_array_equal, jit_match(best, block(drafted, one_hot(drafted))), verdict
+    )
     for b in range(B):
         matches = [x == y for x, y in zip(drafted[b], best[b])]
         count = matches.index(False) if False in matches else J
@@ -121,7 +132,9 @@ def test_greedy_is_the_longest_matching_prefix(pairs: list[list[tuple[int, int]]
 
 @given(seeds)
 def test_a_greedy_draft_for_a_sampled_target_and_back(seed: int) -> None:
-    """One-hot q: the token is accepted with probability p(x). One-hot p: the emitted block is p's."""
+    """One-hot q: the token is accepted with probability p(x). One-hot p: the emitted block is
+    p's.
+    """
     rng = np.random.default_rng(seed)
     p, tokens = distributions(rng, B, J + 1), rng.integers(0, V, (B, J), dtype=np.int32)
     verdict = jit_rejection(p, block(tokens, one_hot(tokens)), keys(seed, B), WARM)
@@ -137,8 +150,9 @@ def test_a_greedy_draft_for_a_sampled_target_and_back(seed: int) -> None:
         assert count == J or tokens[b, count] != best[b, count]
 
 
-# The law of whole sequences. Target and draft are tables: what follows a prefix of 0, 1 and 2 tokens. ROWS chains
-# of two tokens are drafted and verified; a sequence that ends early is completed from the target's tables.
+# The law of whole sequences. Target and draft are tables: what follows a prefix of 0, 1 and 2
+# tokens. ROWS chains of two tokens are drafted and verified; a sequence that ends early is
+# completed from the target's tables.
 
 
 def law_p_value(verify: Verify, seed: int) -> float:
@@ -150,7 +164,9 @@ def law_p_value(verify: Verify, seed: int) -> float:
     x1 = drawn(rng, q1[x0])
     q = np.stack([np.broadcast_to(q0, (ROWS, V)), q1[x0]], axis=1)
     p = np.stack([np.broadcast_to(p0, (ROWS, V)), p1[x0], p2[x0, x1]], axis=1)
-    verdict = jax.jit(verify)(p, block(np.stack([x0, x1], 1), q), keys(seed, ROWS), jnp.zeros(ROWS, bool))
+    verdict = jax.jit(verify)(
+        p, block(np.stack([x0, x1], 1), q), keys(seed, ROWS), jnp.zeros(ROWS, bool)
+    )
     count, after = np.asarray(verdict.count), np.asarray(verdict.next_token)
     assert {0, 2} <= set(count.tolist())
 
@@ -170,7 +186,9 @@ def without_residual(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verd
 
 
 def against_another_draft(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
-    """Accepts against a distribution that is not the one drawn from, as with unfiltered or single-view q."""
+    """Accepts against a distribution that is not the one drawn from, as with unfiltered or
+    single-view q.
+    """
     return rejection(p, draft.replace(probs=0.8 * draft.probs + 0.2 / V), keys, greedy)
 
 

@@ -1,4 +1,5 @@
-"""AASD's Table 1 in small: the mini KV head and the mini draft, with and without images, one request at a time.
+"""AASD's Table 1 in small: the mini KV head and the mini draft, with and without images, one
+request at a time.
 
 `describe` stands for LLaVA-Bench (In-the-Wild) and COCO captions, `reason` for ScienceQA.
 """
@@ -7,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.drafts.config import Variant
-
 from configs.eval.mini import config as mini
+from eval.lib.drafts.config import Variant
 
 config = replace(
     mini,

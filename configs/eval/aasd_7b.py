@@ -1,17 +1,17 @@
-"""AASD's Tables 1 and 2 and its Figures 3 and 4 for LLaVA-1.5-7B: the KV head, what is left of it, and other drafts.
+"""AASD's Tables 1 and 2 and its Figures 3 and 4 for LLaVA-1.5-7B: the KV head, what is left of it,
+and other drafts.
 
-The head and FT-LLaVA are read where their recipes leave them; other drafts are named with --baselines. `bfloat16`, 128
-new tokens and greedy answers are ours: the paper does not say.
+The head and FT-LLaVA are read where their recipes leave them; other drafts are named with
+--baselines. `bfloat16`, 128 new tokens and greedy answers are ours: the paper does not say.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.drafts.config import Variant
-
 from configs.eval.llava15 import config as llava15
 from configs.published import aasd
+from eval.lib.drafts.config import Variant
 
 config = replace(
     llava15,

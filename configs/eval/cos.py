@@ -1,13 +1,15 @@
-"""The pairs of models and the sets of the CoS paper (its Table 1): ensembles at temperature 1, contrast at 0 and 1.
+"""The pairs of models and the sets of the CoS paper (its Table 1): ensembles at temperature 1,
+contrast at 0 and 1.
 
-Pairs with a base model (Llama-2-7b, Llama-3.2-1B, llama-68m, OPT) are asked in raw text; the instruct models of Qwen in
-their chat form, where the released code asks all models in raw text. `naive` is what the paper calls without APF.
-`speculative` is our reading of its SD, naive with the bonus token. Of CoS and SD the paper prints the better of gamma 5
-and 1, of SD with three models too. Its raw speeds (Tables 5 and 6) give the same ratios, except that Table 5 swaps GSM8K
-and CNN/DM of the three Qwens, and that Table 6 repeats GSM8K's speed of plain OPT at temperature 0 for HumanEval: that
-gives 0.99 and 3.34, where Table 4 has 0.97 and 3.28. Its figures are sweeps, such as `--sweep lambda:0.1,0.5,0.9`. The
-paper does not say how many prompts it asks, with how many examples, and for how many tokens: 256 tokens are its
-released code's.
+Pairs with a base model (Llama-2-7b, Llama-3.2-1B, llama-68m, OPT) are asked in raw text; the
+instruct models of Qwen in their chat form, where the released code asks all models in raw text.
+`naive` is what the paper calls without APF. `speculative` is our reading of its SD, naive with the
+bonus token. Of CoS and SD the paper prints the better of gamma 5 and 1, of SD with three models
+too. Its raw speeds (Tables 5 and 6) give the same ratios, except that Table 5 swaps GSM8K and
+CNN/DM of the three Qwens, and that Table 6 repeats GSM8K's speed of plain OPT at temperature 0 for
+HumanEval: that gives 0.99 and 3.34, where Table 4 has 0.97 and 3.28. Its figures are sweeps, such
+as `--sweep lambda:0.1,0.5,0.9`. The paper does not say how many prompts it asks, with how many
+examples, and for how many tokens: 256 tokens are its released code's.
 """
 
 from __future__ import annotations
@@ -92,12 +94,17 @@ _SPEEDS = read_numbers("""
 """)
 _COLUMNS = {"whole calls": _SPEEDUPS, "tokens/s, whole calls": _SPEEDS}
 _NUMBERS = {
-    f"{row}, {name}": {column: lines[row][name] for column, lines in _COLUMNS.items() if name in lines.get(row, {})}
+    f"{row}, {name}": {
+        column: lines[row][name] for column, lines in _COLUMNS.items() if name in lines.get(row, {})
+    }
     for row in _SPEEDUPS | _SPEEDS
     for name in ("humaneval", "gsm8k", "mmlu", "cnn-dm")
 }
 _PAIRINGS = (
-    *(Pairing(name, pair, "weighted:0.5,0.5", chat_template="Qwen" in name) for name, pair in _ENSEMBLES.items()),
+    *(
+        Pairing(name, pair, "weighted:0.5,0.5", chat_template="Qwen" in name)
+        for name, pair in _ENSEMBLES.items()
+    ),
     Pairing(
         "Qwen 1.5B, three",
         (*_ENSEMBLES["Qwen 1.5B"], _QWEN.format("Math-", "1.5B")),
@@ -123,7 +130,8 @@ _PAIRINGS = (
 config = CollaborativeEvalConfig(
     pairings=_PAIRINGS,
     sets=("humaneval", "gsm8k", "mmlu", "cnn-dm"),
-    # Not cnn-dm, which the paper gives one: two articles are often over the 2048 tokens of OPT and llama-68m.
+    # Not cnn-dm, which the paper gives one: two articles are often over the 2048 tokens of OPT and
+    # llama-68m.
     shots=("gsm8k", "mmlu"),
     limit=100,
     timed=8,

@@ -1,4 +1,6 @@
-"""The table of `make demo`: the shipped mini models at batch 1, on four of picturebook's sets, first questions."""
+"""The table of `make demo`: the shipped mini models at batch 1, on four of picturebook's sets,
+first questions.
+"""
 
 from __future__ import annotations
 

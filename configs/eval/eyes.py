@@ -1,17 +1,17 @@
-"""`smollm2-eyes` on picturebook's synthetic sets: its shipped KV head, lookup, and the views of a draft.
+"""`smollm2-eyes` on picturebook's synthetic sets: its shipped KV head, lookup, and the views of a
+draft.
 
-python -m eval.block_efficiency eyes
-python -m eval.block_efficiency eyes --draft runs/train/smollm2_eyes_draft/hf --draft jaxspec_demo/smollm2_eyes/kv_head
+python -m eval.block_efficiency eyes python -m eval.block_efficiency eyes --draft
+runs/train/smollm2_eyes_draft/hf --draft jaxspec_demo/smollm2_eyes/kv_head
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from configs.eval.mini import config as mini
 from eval.lib.drafts.config import Variant
 from jaxspec_demo import ASSETS
-
-from configs.eval.mini import config as mini
 
 config = replace(
     mini,

@@ -1,4 +1,6 @@
-"""IbED's mixtures with a weight of 1 to 4 on view M (its Tables 8 and 9); `--captioner` for those of Table 8."""
+"""IbED's mixtures with a weight of 1 to 4 on view M (its Tables 8 and 9); `--captioner` for those
+of Table 8.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The shipped mini KV head beside the draft's views, alone and mixed with them (AASD, Table 1's baselines)."""
+"""The shipped mini KV head beside the draft's views, alone and mixed with them (AASD, Table 1's
+baselines).
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.drafts.config import Variant
-
 from configs.eval.mini import config as mini
+from eval.lib.drafts.config import Variant
 
 config = replace(
     mini,

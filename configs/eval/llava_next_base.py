@@ -1,4 +1,5 @@
-"""LLaVA-NeXT-7B as the released TABED code runs it: read as LLaVA-1.5, one 576-token page an image, no tiles.
+"""LLaVA-NeXT-7B as the released TABED code runs it: read as LLaVA-1.5, one 576-token page an image,
+no tiles.
 
 With `--tiles` it is LLaVA-NeXT itself, whose numbers are not the paper's.
 """

@@ -1,4 +1,6 @@
-"""The shipped mini models on picturebook's synthetic sets: single views, their mixtures, and the KV head."""
+"""The shipped mini models on picturebook's synthetic sets: single views, their mixtures, and the KV
+head.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The shipped mini models: chains and token trees of TABED's Tables 2, 9 and 10, and trees that grow by probability."""
+"""The shipped mini models: chains and token trees of TABED's Tables 2, 9 and 10, and trees that
+grow by probability.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.drafts.config import Variant
-
 from configs.eval import mini
+from eval.lib.drafts.config import Variant
 
 config = replace(
     mini.config,

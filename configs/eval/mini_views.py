@@ -1,12 +1,13 @@
-"""The shipped mini models: every single view and mixture of TABED's Tables 1 and 18, and random weights."""
+"""The shipped mini models: every single view and mixture of TABED's Tables 1 and 18, and random
+weights.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.drafts.config import Variant
-
 from configs.eval import mini
+from eval.lib.drafts.config import Variant
 
 config = replace(
     mini.config,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.drafts.config import Variant
-
 from configs.eval import mini
+from eval.lib.drafts.config import Variant
 
 config = replace(
     mini.config,
@@ -17,7 +16,10 @@ config = replace(
                 "static",
                 "random",
                 "random:draw=uniform",
-                *(f"grid:measure={measure}" for measure in ("kl", "tvd", "matches", "matches_kl", "matches_tvd")),
+                *(
+                    f"grid:measure={measure}"
+                    for measure in ("kl", "tvd", "matches", "matches_kl", "matches_tvd")
+                ),
                 *(f"grid:window={window}" for window in (1, 4, 16)),
                 *("inverse_error_power", "inverse_error_softmax", "hard_match", "adaboost"),
             )

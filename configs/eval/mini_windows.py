@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.lib.drafts.config import Variant
-
 from configs.eval import mini
+from eval.lib.drafts.config import Variant
 
 config = replace(
     mini.config,
-    rows=tuple(Variant(f"MT*, h = {h}", ("M", "T"), weighting=f"grid:window={h}") for h in (1, 4, 16, "all")),
+    rows=tuple(
+        Variant(f"MT*, h = {h}", ("M", "T"), weighting=f"grid:window={h}")
+        for h in (1, 4, 16, "all")
+    ),
 )

@@ -1,4 +1,5 @@
-"""Drafts against LLaVA-1.5-7B's recorded answers to MMSpec, next to the published methods' counts on the same turns.
+"""Drafts against LLaVA-1.5-7B's recorded answers to MMSpec, next to the published methods' counts
+on the same turns.
 
 `--data mmspec=FOLDER` holds prompts, images and both records; `--tokenizer` is LLaVA's own.
 """
@@ -14,15 +15,33 @@ config = RecordedConfig(
     tokenizer="../shared/data/llama_tokenizer",
     limit=600,
     methods=(
-        *(Method(f"lookup, gamma {gamma}", "lookup", gamma, drawn=gamma == 7) for gamma in (3, 5, 7)),
-        *(Method(f"history, gamma {gamma}", "history", gamma, drawn=gamma == 7) for gamma in (5, 7)),
+        *(
+            Method(f"lookup, gamma {gamma}", "lookup", gamma, drawn=gamma == 7)
+            for gamma in (3, 5, 7)
+        ),
+        *(
+            Method(f"history, gamma {gamma}", "history", gamma, drawn=gamma == 7)
+            for gamma in (5, 7)
+        ),
         *(Method(f"table, gamma {gamma}", "table", gamma, drawn=gamma == 7) for gamma in (5, 7)),
-        *(Method(f"history + table, gamma {gamma}", "history+table", gamma) for gamma in (3, 5, 7, 10)),
+        *(
+            Method(f"history + table, gamma {gamma}", "history+table", gamma)
+            for gamma in (3, 5, 7, 10)
+        ),
         Method("history + table, learned, gamma 7", "history+table", 7, learned=True),
-        *(Method(f"history + table, {nodes} nodes", "history+table", 7, nodes) for nodes in (24, 60)),
+        *(
+            Method(f"history + table, {nodes} nodes", "history+table", 7, nodes)
+            for nodes in (24, 60)
+        ),
         Method("similar, gamma 7", "similar", 7),
-        *(Method(f"history + similar, gamma {n}", "history+similar", n, drawn=n == 10) for n in (3, 5, 7, 10, 16)),
+        *(
+            Method(f"history + similar, gamma {n}", "history+similar", n, drawn=n == 10)
+            for n in (3, 5, 7, 10, 16)
+        ),
         Method("history + similar, learned, gamma 7", "history+similar", 7, learned=True),
-        *(Method(f"history + similar, {n} nodes", "history+similar", 7, n, drawn=n == 60) for n in (24, 60)),
+        *(
+            Method(f"history + similar, {n} nodes", "history+similar", 7, n, drawn=n == 60)
+            for n in (24, 60)
+        ),
     ),
 )

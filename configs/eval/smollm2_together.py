@@ -1,4 +1,5 @@
-"""SmolLM2-135M and a text draft of its own write together, on questions that the draft was not trained on.
+"""SmolLM2-135M and a text draft of its own write together, on questions that the draft was not
+trained on.
 
     python -m train.prompts --data path/to/data
     python -m train.recipe smollm2_text
@@ -18,7 +19,14 @@ config = CollaborativeEvalConfig(
     pairings=(
         Pairing("draft + SmolLM2", (DRAFT, TARGET), "weighted:0.3,0.7", 1.0, (3, 1)),
         *(
-            Pairing(f"SmolLM2 - draft, T={heat:g}", (TARGET, DRAFT), "contrastive:mu=0.1", heat, (1, 3), 1)
+            Pairing(
+                f"SmolLM2 - draft, T={heat:g}",
+                (TARGET, DRAFT),
+                "contrastive:mu=0.1",
+                heat,
+                (1, 3),
+                1,
+            )
             for heat in (1.0, 0.0)
         ),
     ),

@@ -8,8 +8,22 @@ TARGET, PARTNER, DRAFT = "synthetic:target", "synthetic:partner:0.8", "synthetic
 
 config = CollaborativeEvalConfig(
     pairings=(
-        Pairing("54M + 54M", (TARGET, PARTNER), "weighted:0.5,0.5", gammas=(3, 1), sweep="lambda:0.1,0.5,0.9"),
-        Pairing("54M - 3M, greedy", (TARGET, DRAFT), "contrastive:mu=0.1", 0.0, (1, 5), 1, sweep="mu:0,0.1,0.5"),
+        Pairing(
+            "54M + 54M",
+            (TARGET, PARTNER),
+            "weighted:0.5,0.5",
+            gammas=(3, 1),
+            sweep="lambda:0.1,0.5,0.9",
+        ),
+        Pairing(
+            "54M - 3M, greedy",
+            (TARGET, DRAFT),
+            "contrastive:mu=0.1",
+            0.0,
+            (1, 5),
+            1,
+            sweep="mu:0,0.1,0.5",
+        ),
     ),
     sets=("describe",),
     limit=2,

@@ -1,4 +1,6 @@
-"""The shipped mini models write together about picturebook's pages: visual contrastive decoding, target and draft."""
+"""The shipped mini models write together about picturebook's pages: visual contrastive decoding,
+target and draft.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ TARGET, DRAFT = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")
 
 config = CollaborativeEvalConfig(
     pairings=(
-        Pairing("target - target blind", (TARGET, TARGET), "contrastive:beta=0.5", 0.0, (1, 3), 1, ("M", "T")),
+        Pairing(
+            "target - target blind",
+            (TARGET, TARGET),
+            "contrastive:beta=0.5",
+            0.0,
+            (1, 3),
+            1,
+            ("M", "T"),
+        ),
         Pairing("draft + target", (DRAFT, TARGET), "weighted:0.3,0.7", 1.0, (5, 1)),
     ),
     sets=("describe",),

@@ -10,5 +10,7 @@ from configs.latency.llava13b_68m import config as base
 config = replace(
     base,
     draft=draft(768, 3072, 12),
-    papers={"passes": "TABED, Table 13: T_q/T_p 0.137; its other latencies are of an A100 in float16."},
+    papers={
+        "passes": "TABED, Table 13: T_q/T_p 0.137; its other latencies are of an A100 in float16."
+    },
 )

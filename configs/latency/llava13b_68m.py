@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.config import LlamaConfig, LlavaConfig
-
 from configs.latency.llava7b_68m import config as base
+from jaxspec.config import LlamaConfig, LlavaConfig
 
 TARGET = LlavaConfig(
     LlamaConfig(
@@ -23,5 +22,7 @@ config = replace(
     base,
     target=TARGET,
     shapes=((1, 1024), (8, 1024)),
-    papers={"passes": "TABED, Table 13: T_q/T_p 0.042; its other latencies are of an A100 in float16."},
+    papers={
+        "passes": "TABED, Table 13: T_q/T_p 0.042; its other latencies are of an A100 in float16."
+    },
 )

@@ -25,7 +25,13 @@ config = LatencyConfig(
     TARGET,
     draft(768, 3072, 2),
     dtype="bfloat16",
-    shapes=((1, 512), (1, 1024), (1, 2048), (1, 3072), *((batch, 1024) for batch in (2, 3, 4, 8, 16, 32))),
+    shapes=(
+        (1, 512),
+        (1, 1024),
+        (1, 2048),
+        (1, 3072),
+        *((batch, 1024) for batch in (2, 3, 4, 8, 16, 32)),
+    ),
     views=(1, 2, 3, 4),
     papers={
         "passes": "TABED, Table 13: T_q/T_p 0.063; its other latencies are of an A100 in float16.",

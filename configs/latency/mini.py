@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from eval.lib.times.random_pair import LatencyConfig
-
 from configs.models.mini import DRAFT, TARGET
+from eval.lib.times.random_pair import LatencyConfig
 
 config = LatencyConfig(
     TARGET,

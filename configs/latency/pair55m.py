@@ -1,4 +1,6 @@
-"""A pair of 54M and 3M on pages of 576 image tokens, float32: what a CPU can still answer with at reading speed."""
+"""A pair of 54M and 3M on pages of 576 image tokens, float32: what a CPU can still answer with at
+reading speed.
+"""
 
 from __future__ import annotations
 

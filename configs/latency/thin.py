@@ -1,11 +1,11 @@
-"""The vocabulary of the pair of 54M and 3M, and next to no model in front of it: what rules cost shows in its blocks,
-in milliseconds, where in those of a real pair it is less than they vary."""
+"""The vocabulary of the pair of 54M and 3M, and next to no model in front of it: what rules cost
+shows in its blocks, in milliseconds, where in those of a real pair it is less than they vary.
+"""
 
 from __future__ import annotations
 
-from eval.lib.times.random_pair import LatencyConfig
-
 from configs.latency.pair55m import lvlm
+from eval.lib.times.random_pair import LatencyConfig
 
 config = LatencyConfig(
     lvlm(64, 128, 1, 2),

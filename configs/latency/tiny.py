@@ -1,10 +1,11 @@
-"""A pair of no use, in which a command is tried out on any machine: the part of every other preset."""
+"""A pair of no use, in which a command is tried out on any machine: the part of every other
+preset.
+"""
 
 from __future__ import annotations
 
-from eval.lib.times.random_pair import LatencyConfig
-
 from configs.latency.pair55m import lvlm
+from eval.lib.times.random_pair import LatencyConfig
 
 config = LatencyConfig(
     lvlm(32, 64, 1, 2),

@@ -1,4 +1,6 @@
-"""SmolLM2-135M with eyes: a tower for 48x48 pages whose 144 image tokens lie over patches of 4 pixels."""
+"""SmolLM2-135M with eyes: a tower for 48x48 pages whose 144 image tokens lie over patches of 4
+pixels.
+"""
 
 from __future__ import annotations
 

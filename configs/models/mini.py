@@ -1,5 +1,6 @@
-"""The shipped mini models: a tower for 48x48 pages (16 image tokens) and what looks through it: a target, a draft a
-tenth of its cost, and a captioner."""
+"""The shipped mini models: a tower for 48x48 pages (16 image tokens) and what looks through it: a
+target, a draft a tenth of its cost, and a captioner.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ DRAFT = LlavaConfig(
     TOWER,
     image_token_index=IMAGE_TOKEN,
 )
-"""Its 96 trained positions hold one or two images and their text, not five: as 2048 positions against 5 * 576."""
+"""Its 96 trained positions hold one or two images and their text, not five: as 2048 positions
+against 5 * 576.
+"""
 
 CAPTIONER = DRAFT
 """One page, a fixed question and at most 45 tokens of caption: the draft's size is enough."""

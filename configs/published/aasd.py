@@ -1,8 +1,9 @@
 """AASD's numbers for its KV head and separate drafts: means over three sets (Tables 1, 2).
 
-Its targets are LLaVA-7B and 13B of "Visual Instruction Tuning"; "1.5" appears nowhere in it. It names neither dtype,
-length and temperature of the answers, nor the device that omega and delta depend on: these are the presets' here.
-Its tau is 0.06 to 0.19 below 1 + gamma alpha in every line; ours is equal to it, as both are of all blocks together.
+Its targets are LLaVA-7B and 13B of "Visual Instruction Tuning"; "1.5" appears nowhere in it. It
+names neither dtype, length and temperature of the answers, nor the device that omega and delta
+depend on: these are the presets' here. Its tau is 0.06 to 0.19 below 1 + gamma alpha in every line;
+ours is equal to it, as both are of all blocks together.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ SETS = ("llava-bench", "coco", "scienceqa")
 
 
 def published(size: str, text: str) -> tuple[Published, ...]:
-    """Return the lines of a target, by columns of omega, alpha, tau and delta for blocks of 3 and of 5."""
+    """Return the lines of a target, by columns of omega, alpha, tau and delta for blocks of 3 and
+    of 5.
+    """
     end = "" if size == "7b" else f"_{size}"
-    columns = " ".join(f"{name}_gamma={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta"))
+    columns = " ".join(
+        f"{name}_gamma={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta")
+    )
     rows = {
         name: {column.replace("_", " "): value for column, value in line.items()}
         for name, line in read_numbers(f"row {columns}\n{text.strip()}").items()

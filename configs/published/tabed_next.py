@@ -1,10 +1,11 @@
-"""Block efficiency as TABED prints it for LLaVA-NeXT, read as one tile an image (Tables 19 to 22)."""
+"""Block efficiency as TABED prints it for LLaVA-NeXT, read as one tile an image (Tables 19 to
+22).
+"""
 
 from __future__ import annotations
 
-from eval.lib.drafts.published import read_numbers
-
 from configs.published.tabed import CAPTIONER, SETTINGS, both_turns
+from eval.lib.drafts.published import read_numbers
 
 TARGET, LARGE = "llava-hf/llava-v1.6-vicuna-7b-hf", "llava-hf/llava-v1.6-vicuna-13b-hf"
 
@@ -101,7 +102,10 @@ _NEXT = SETTINGS | {"captioner": CAPTIONER, "target": TARGET, "tiles": False}
 NEXT = (
     *both_turns("TABED, Table 19", _NEXT, _SMALL_1, _SMALL_2),
     *both_turns(
-        "TABED, Table 20", _NEXT | {"draft": ("mjbooo/lvlm160m-bf16",), "dtype": "bfloat16"}, _MIDDLE_1, _MIDDLE_2
+        "TABED, Table 20",
+        _NEXT | {"draft": ("mjbooo/lvlm160m-bf16",), "dtype": "bfloat16"},
+        _MIDDLE_1,
+        _MIDDLE_2,
     ),
     *both_turns("TABED, Table 21", _NEXT | {"draft": ("mjbooo/lvlm68m-ov",)}, _OV_1, _OV_2),
     *both_turns("TABED, Table 22", _NEXT | {"target": LARGE}, _LARGE_1, _LARGE_2),

@@ -1,4 +1,6 @@
-"""Small text models of GSM8K: two that have each seen another half of it, one of the whole, and an amateur for it."""
+"""Small text models of GSM8K: two that have each seen another half of it, one of the whole, and an
+amateur for it.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,17 @@ def _llama(width: int, layers: int, heads: int) -> LlamaConfig:
     )
 
 
-_TRAIN = TrainConfig(steps=400, batch=16, learning_rate=5e-3, warmup=40, weight_decay=0.05, save_every=50)
+_TRAIN = TrainConfig(
+    steps=400, batch=16, learning_rate=5e-3, warmup=40, weight_decay=0.05, save_every=50
+)
 
 STAGES = {
     "left": TextStage(_llama(96, 2, 3), _TRAIN, (0, 2)),
     "right": TextStage(_llama(128, 1, 4), replace(_TRAIN, seed=1), (1, 2)),
     "whole": TextStage(_llama(64, 1, 2), replace(_TRAIN, steps=900, warmup=60, learning_rate=8e-3)),
-    "amateur": TextStage(_llama(32, 1, 1), replace(_TRAIN, steps=60, batch=8, warmup=10, learning_rate=1e-2)),
+    "amateur": TextStage(
+        _llama(32, 1, 1), replace(_TRAIN, steps=60, batch=8, warmup=10, learning_rate=1e-2)
+    ),
 }
 
 DEBUG = TextStage(_llama(64, 1, 2), replace(_TRAIN, steps=2, batch=2, save_every=1, log_every=1))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jaxspec.checkpoints.huggingface import SaveOptions, save
 
+from jaxspec.checkpoints.huggingface import SaveOptions, save
 from tests import tiny
 
 

@@ -11,7 +11,9 @@ from jaxspec.config import ModelConfig
 
 
 def write_zeros(path: Path, config: ModelConfig, shards: int) -> int:
-    """Writes config.json and `shards` sparse bfloat16 files with their index; the bytes that the tensors hold."""
+    """Writes config.json and `shards` sparse bfloat16 files with their index; the bytes that the
+    tensors hold.
+    """
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config.to_hf() | {"dtype": "bfloat16"}))
     slots, _ = slots_of(config)
@@ -29,5 +31,7 @@ def write_zeros(path: Path, config: ModelConfig, shards: int) -> int:
             stream.write(len(raw).to_bytes(8, "little") + raw)
             stream.truncate(8 + len(raw) + end)
         total += end
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    (path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": where})
+    )
     return total

@@ -1,4 +1,6 @@
-"""LoRA adapters in PEFT's format: merged as numpy merges them, and wrong ones refused in one line."""
+"""LoRA adapters in PEFT's format: merged as numpy merges them, and wrong ones refused in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file, save_file
+
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import read_adapter, read_pairs, save_adapter
 from jaxspec.cli import main
@@ -24,12 +28,14 @@ from jaxspec.models.families import text_params
 from jaxspec.models.int8 import int8_params
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.sharding import make_mesh
-from safetensors.numpy import load_file, save_file
-
 from tests import tiny
 
 RANK, ALPHA = 3, 5.0
-NAMES = {"v4": "language_model.model.layers.{}.", "v5": "model.language_model.layers.{}.", "text": "model.layers.{}."}
+NAMES = {
+    "v4": "language_model.model.layers.{}.",
+    "v5": "model.language_model.layers.{}.",
+    "text": "model.layers.{}.",
+}
 ENTRIES: dict[str, Any] = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
 
 
@@ -37,17 +43,28 @@ ENTRIES: dict[str, Any] = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, 
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path, params = tmp_path_factory.mktemp("models"), tiny.random_params(tiny.CONFIG)
     tiny.save(path / "llava", tiny.CONFIG, params)
-    huggingface.save(path / "text", tiny.CONFIG.text_config, params["language_model"], tokenizer=tiny.tokenizer())
+    huggingface.save(
+        path / "text", tiny.CONFIG.text_config, params["language_model"], tokenizer=tiny.tokenizer()
+    )
     return path
 
 
-def write(path: Path, names: str = "v5", entries: dict[str, Any] | None = None, **ranks: int) -> dict[str, np.ndarray]:
+def write(
+    path: Path, names: str = "v5", entries: dict[str, Any] | None = None, **ranks: int
+) -> dict[str, np.ndarray]:
     """Write an adapter of q_proj in both layers and of layer 1's down_proj; return its tensors."""
     rng, tensors = np.random.default_rng(1), {}
-    sizes = {"0.self_attn.q_proj": (32, 32), "1.self_attn.q_proj": (32, 32), "1.mlp.down_proj": (32, 48)}
+    sizes = {
+        "0.self_attn.q_proj": (32, 32),
+        "1.self_attn.q_proj": (32, 32),
+        "1.mlp.down_proj": (32, 48),
+    }
     for module, (rows, columns) in sizes.items():
         layer, name = module.split(".", 1)
-        place, rank = f"base_model.model.{NAMES[names].format(layer)}{name}", ranks.get(name.rpartition(".")[2], RANK)
+        place, rank = (
+            f"base_model.model.{NAMES[names].format(layer)}{name}",
+            ranks.get(name.rpartition(".")[2], RANK),
+        )
         tensors[f"{place}.lora_A.weight"] = rng.normal(size=(rank, columns)).astype(np.float32)
         tensors[f"{place}.lora_B.weight"] = rng.normal(size=(rows, rank)).astype(np.float32)
     path.mkdir()
@@ -56,21 +73,31 @@ def write(path: Path, names: str = "v5", entries: dict[str, Any] | None = None, 
     return tensors
 
 
-def by_numpy(base: Path, out: Path, tensors: dict[str, np.ndarray], scale: Callable[[str], float]) -> Path:
+def by_numpy(
+    base: Path, out: Path, tensors: dict[str, np.ndarray], scale: Callable[[str], float]
+) -> Path:
     """A copy of the model whose file holds the sums."""
     shutil.copytree(base, out)
     stored = load_file(out / "model.safetensors")
     for name, a in tensors.items():
         if "lora_A" in name:
             layer = name.partition("layers.")[2].removesuffix(".lora_A.weight")
-            (own,) = (key for key in stored if key.endswith(f"layers.{layer}.weight") and "vision" not in key)
-            stored[own] = stored[own] + np.float32(scale(name)) * (tensors[name.replace("lora_A", "lora_B")] @ a)
+            (own,) = (
+                key
+                for key in stored
+                if key.endswith(f"layers.{layer}.weight") and "vision" not in key
+            )
+            stored[own] = stored[own] + np.float32(scale(name)) * (
+                tensors[name.replace("lora_A", "lora_B")] @ a
+            )
     save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
     return out
 
 
 def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), ours, theirs)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), ours, theirs
+    )
 
 
 def test_an_adapter_of_old_is_read(models: Path, tmp_path: Path) -> None:
@@ -79,7 +106,10 @@ def test_an_adapter_of_old_is_read(models: Path, tmp_path: Path) -> None:
     write(tmp_path / "adapter")
     new = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    torch.save({name: torch.tensor(tensor) for name, tensor in tensors.items()}, tmp_path / "adapter/adapter_model.bin")
+    torch.save(
+        {name: torch.tensor(tensor) for name, tensor in tensors.items()},
+        tmp_path / "adapter/adapter_model.bin",
+    )
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     old = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
     jax.tree.map(np.testing.assert_array_equal, old, new)
@@ -89,7 +119,9 @@ def test_an_adapter_of_old_is_read(models: Path, tmp_path: Path) -> None:
 def test_an_adapter_is_merged(models: Path, tmp_path: Path, names: str) -> None:
     base = models / ("text" if names == "text" else "llava")
     tensors = write(tmp_path / "adapter", names)
-    expected = LoadedModel.load(by_numpy(base, tmp_path / "merged", tensors, lambda _: ALPHA / RANK)).params
+    expected = LoadedModel.load(
+        by_numpy(base, tmp_path / "merged", tensors, lambda _: ALPHA / RANK)
+    ).params
     found = LoadedModel.load(base, adapter=tmp_path / "adapter").params
     assert_same(found, expected)
     plain: Any = flatten_dict(LoadedModel.load(base).params, sep="/")
@@ -104,8 +136,16 @@ def test_an_adapter_is_merged(models: Path, tmp_path: Path, names: str) -> None:
     ("entries", "ranks", "scale"),
     [
         ({"use_rslora": True}, {}, lambda name: ALPHA / RANK**0.5),
-        ({"alpha_pattern": {"q_proj": 9}}, {}, lambda name: (9 if "q_proj" in name else ALPHA) / RANK),
-        ({"rank_pattern": {"down_proj": 2}}, {"down_proj": 2}, lambda name: ALPHA / (2 if "down" in name else RANK)),
+        (
+            {"alpha_pattern": {"q_proj": 9}},
+            {},
+            lambda name: (9 if "q_proj" in name else ALPHA) / RANK,
+        ),
+        (
+            {"rank_pattern": {"down_proj": 2}},
+            {"down_proj": 2},
+            lambda name: ALPHA / (2 if "down" in name else RANK),
+        ),
         (
             {"alpha_pattern": {r"layers\.1\.self_attn\.q_proj": 1}},
             {},
@@ -113,9 +153,13 @@ def test_an_adapter_is_merged(models: Path, tmp_path: Path, names: str) -> None:
         ),
     ],
 )
-def test_scales(models: Path, tmp_path: Path, entries: dict[str, Any], ranks: dict[str, int], scale: Any) -> None:
+def test_scales(
+    models: Path, tmp_path: Path, entries: dict[str, Any], ranks: dict[str, int], scale: Any
+) -> None:
     tensors = write(tmp_path / "adapter", "v5", entries, **ranks)
-    expected = LoadedModel.load(by_numpy(models / "llava", tmp_path / "merged", tensors, scale)).params
+    expected = LoadedModel.load(
+        by_numpy(models / "llava", tmp_path / "merged", tensors, scale)
+    ).params
     assert_same(LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params, expected)
 
 
@@ -128,7 +172,11 @@ def test_parts_that_are_saved_whole_replace_the_models(models: Path, tmp_path: P
     np.testing.assert_array_equal(found["multi_modal_projector"]["linear_1"]["kernel"], own.T)
 
 
-EMBEDDING = np.random.default_rng(2).normal(size=(tiny.CONFIG.text_config.vocab_size, 32)).astype(np.float32)
+EMBEDDING = (
+    np.random.default_rng(2)
+    .normal(size=(tiny.CONFIG.text_config.vocab_size, 32))
+    .astype(np.float32)
+)
 NAMES_OF_TIED = {
     "text": ("model.embed_tokens.weight", "lm_head.weight"),
     "llava": ("model.language_model.embed_tokens.weight", "lm_head.weight"),
@@ -153,56 +201,101 @@ def test_an_adapter_parts_tied_matrices_as_peft_does(
     tmp_path: Path, kind: str, entries: dict[str, Any], saved: tuple[int, ...], parted: bool
 ) -> None:
     text = replace(tiny.CONFIG.text_config, tie_word_embeddings=True)
-    config: Any = text if kind == "text" else replace(tiny.CONFIG, text_config=text, tie_word_embeddings=True)
+    config: Any = (
+        text if kind == "text" else replace(tiny.CONFIG, text_config=text, tie_word_embeddings=True)
+    )
     tiny.save(tmp_path / "base", config, tiny.random_params(config))
     plain: Any = text_params(config, LoadedModel.load(tmp_path / "base").params)
     tensors = write(tmp_path / "adapter", "v5" if kind == "llava" else "text", entries)
     own = {f"base_model.model.{NAMES_OF_TIED[kind][i]}": EMBEDDING for i in saved}
     if not saved:
         a, b = np.ones((RANK, 32), np.float32), np.ones((len(EMBEDDING), RANK), np.float32)
-        own = {f"base_model.model.lm_head.lora_{half}.weight": factor for half, factor in (("A", a), ("B", b))}
+        own = {
+            f"base_model.model.lm_head.lora_{half}.weight": factor
+            for half, factor in (("A", a), ("B", b))
+        }
     save_file(tensors | own, tmp_path / "adapter" / "adapter_model.safetensors")
-    main(["export", str(tmp_path / "base"), str(tmp_path / "out"), "--adapter", str(tmp_path / "adapter")])
+    main(
+        [
+            "export",
+            str(tmp_path / "base"),
+            str(tmp_path / "out"),
+            "--adapter",
+            str(tmp_path / "adapter"),
+        ]
+    )
     merged = LoadedModel.load(tmp_path / "out")
     assert text_config(merged.config).tie_word_embeddings == (not parted)
     raw = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert {raw["tie_word_embeddings"], raw.get("text_config", raw)["tie_word_embeddings"]} == {not parted}
+    assert {raw["tie_word_embeddings"], raw.get("text_config", raw)["tie_word_embeddings"]} == {
+        not parted
+    }
     found: Any = text_params(merged.config, merged.params)
     before = np.asarray(plain["model"]["embed_tokens"]["embedding"])
-    np.testing.assert_array_equal(found["model"]["embed_tokens"]["embedding"], EMBEDDING if 0 in saved else before)
+    np.testing.assert_array_equal(
+        found["model"]["embed_tokens"]["embedding"], EMBEDDING if 0 in saved else before
+    )
     if parted:
-        output = EMBEDDING if 1 in saved else before if saved else before + ALPHA  # of rank 3: 3 alpha / 3
+        # of rank 3: 3 alpha / 3
+        output = EMBEDDING if 1 in saved else before if saved else before + ALPHA
         np.testing.assert_allclose(found["lm_head"]["kernel"], output.T, rtol=1e-6)
 
 
 def test_on_a_mesh_in_16_bits_and_in_int8(models: Path, tmp_path: Path) -> None:
     write(tmp_path / "adapter")
     whole = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
-    split = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter", mesh=make_mesh(model=2)).params
+    split = LoadedModel.load(
+        models / "llava", adapter=tmp_path / "adapter", mesh=make_mesh(model=2)
+    ).params
     assert_same(split, whole)
     kernel = split["language_model"]["model"]["layers_1"]["mlp"]["down_proj"]["kernel"]
     assert kernel.addressable_shards[0].data.shape == (24, 32)
-    half = LoadedModel.load(models / "llava", jnp.dtype("bfloat16"), adapter=tmp_path / "adapter").params
+    half = LoadedModel.load(
+        models / "llava", jnp.dtype("bfloat16"), adapter=tmp_path / "adapter"
+    ).params
     assert_same(half, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), whole), 0)
     small = LoadedModel.load(models / "llava", weights="int8", adapter=tmp_path / "adapter").params
     assert_same(small, int8_params(whole), 0)
 
 
-def test_the_commands_merge(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_merge(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tensors = write(tmp_path / "adapter")
-    base, expected = models / "llava", by_numpy(models / "llava", tmp_path / "merged", tensors, lambda _: ALPHA / RANK)
+    base, expected = (
+        models / "llava",
+        by_numpy(models / "llava", tmp_path / "merged", tensors, lambda _: ALPHA / RANK),
+    )
     main(["export", str(base), str(tmp_path / "out"), "--adapter", str(tmp_path / "adapter")])
     assert_same(LoadedModel.load(tmp_path / "out").params, LoadedModel.load(expected).params)
     capsys.readouterr()
     answers = []
-    for target in ([str(base), "--adapter", str(tmp_path / "adapter")], [str(tmp_path / "out")], [str(base)]):
-        main(["generate", "--target", *target, "--prompt", "What is this?", "--max-new-tokens", "8", "--json"])
+    for target in (
+        [str(base), "--adapter", str(tmp_path / "adapter")],
+        [str(tmp_path / "out")],
+        [str(base)],
+    ):
+        main(
+            [
+                "generate",
+                "--target",
+                *target,
+                "--prompt",
+                "What is this?",
+                "--max-new-tokens",
+                "8",
+                "--json",
+            ]
+        )
         answers.append(json.loads(capsys.readouterr().out)["tokens"])
     assert answers[0] == answers[1] != answers[2]
 
 
 def test_a_trained_adapter_is_read_back(models: Path, tmp_path: Path) -> None:
-    base, lora = LoadedModel.load(models / "llava"), Lora(rank=2, alpha=6, modules=("q_proj", "o_proj"))
+    base, lora = (
+        LoadedModel.load(models / "llava"),
+        Lora(rank=2, alpha=6, modules=("q_proj", "o_proj")),
+    )
     pairs = jax.tree.map(lambda leaf: leaf + 0.1, init_lora(lora, base.params, jax.random.key(0)))
     params = {**base.params, LORA: pairs}
     save_adapter(tmp_path / "adapter", base.config, params, lora, "llava", jnp.float32)
@@ -222,7 +315,9 @@ def entry(**changes: Any) -> Change:
 def tensor(name: str, values: np.ndarray | None) -> Change:
     def change(path: Path, tensors: dict[str, np.ndarray]) -> None:
         kept = {key: value for key, value in tensors.items() if key != name}
-        save_file(kept if values is None else kept | {name: values}, path / "adapter_model.safetensors")
+        save_file(
+            kept if values is None else kept | {name: values}, path / "adapter_model.safetensors"
+        )
 
     return change
 
@@ -230,22 +325,42 @@ def tensor(name: str, values: np.ndarray | None) -> Change:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda path, _: (path / "adapter_model.safetensors").unlink(), r"no adapter_model\.safetensors; give"),
+        (
+            lambda path, _: (path / "adapter_model.safetensors").unlink(),
+            r"no adapter_model\.safetensors; give",
+        ),
         (entry(peft_type="LOHA"), r"peft_type 'LOHA'; only LORA"),
         (entry(use_dora=True), r"use_dora True is not supported; merge it with PEFT"),
-        (entry(alora_invocation_tokens=[5]), r"alora_invocation_tokens \[5\] is not known; merge it with PEFT"),
-        (entry(quantum={"flux": 1}, kasa_config=None), r"quantum \{'flux': 1\} is not known; merge it with PEFT"),
-        (entry(r=4), r"lora_A\.weight is \[3, 32\], and adapter_config\.json and the model ask for \[4, 32\]"),
+        (
+            entry(alora_invocation_tokens=[5]),
+            r"alora_invocation_tokens \[5\] is not known; merge it with PEFT",
+        ),
+        (
+            entry(quantum={"flux": 1}, kasa_config=None),
+            r"quantum \{'flux': 1\} is not known; merge it with PEFT",
+        ),
+        (
+            entry(r=4),
+            r"lora_A\.weight is \[3, 32\], and adapter_config\.json and the model ask for \[4, 32\]",
+        ),
         (tensor(A, np.ones((3, 16), np.float32)), r"is \[3, 16\], and .* ask for \[3, 32\]"),
         (tensor(A, None), r"lora_B\.weight comes alone"),
         (
-            tensor("base_model.model.model.language_model.layers.7.mlp.up_proj.lora_A.weight", np.ones((3, 32), "f4")),
+            tensor(
+                "base_model.model.model.language_model.layers.7.mlp.up_proj.lora_A.weight",
+                np.ones((3, 32), "f4"),
+            ),
             r"the model has no matrix language_model\.model\.layers\.7\.mlp\.up_proj\.weight",
         ),
-        (tensor("base_model.model.score.weight", np.ones((2, 32), np.float32)), r"the model has no tensor score"),
+        (
+            tensor("base_model.model.score.weight", np.ones((2, 32), np.float32)),
+            r"the model has no tensor score",
+        ),
     ],
 )
-def test_wrong_adapters_are_refused_in_one_line(models: Path, tmp_path: Path, change: Change, message: str) -> None:
+def test_wrong_adapters_are_refused_in_one_line(
+    models: Path, tmp_path: Path, change: Change, message: str
+) -> None:
     change(tmp_path / "adapter", write(tmp_path / "adapter"))
     with pytest.raises(InputError, match=message) as error:
         LoadedModel.load(models / "llava", adapter=tmp_path / "adapter")
@@ -254,5 +369,7 @@ def test_wrong_adapters_are_refused_in_one_line(models: Path, tmp_path: Path, ch
 
 def test_an_adapter_of_another_model_is_refused(models: Path, tmp_path: Path) -> None:
     write(tmp_path / "adapter", "v5")
-    with pytest.raises(InputError, match=r"the model has no matrix model\.language_model\.layers\.0"):
+    with pytest.raises(
+        InputError, match=r"the model has no matrix model\.language_model\.layers\.0"
+    ):
         LoadedModel.load(models / "text", adapter=tmp_path / "adapter")

@@ -1,4 +1,6 @@
-"""PyTorch's .bin weights: the very parameters of the safetensors, and every way in which a pickle may be wrong."""
+"""PyTorch's .bin weights: the very parameters of the safetensors, and every way in which a pickle
+may be wrong.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.directories import weight_files
 from jaxspec.checkpoints.export import export
@@ -58,7 +61,9 @@ def refused(path: Path, *parts: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), zip(MODELS, ("float16", "bfloat16")))
 def test_the_same_parameters_as_in_safetensors(name, dtype, tmp_path):
-    """Buffers of old, which transformers stored up to 4.31, and a tied head's copy are passed over."""
+    """Buffers of old, which transformers stored up to 4.31, and a tied head's copy are passed
+    over.
+    """
     path = write(tmp_path / "bin", name, dtype=dtype)
     shards = sorted(path.glob("pytorch_model-*.bin"))
     assert len(shards) == TWINS[name].shards
@@ -80,7 +85,9 @@ def test_the_same_parameters_as_in_safetensors(name, dtype, tmp_path):
 
 
 def test_one_file_and_views_of_one_storage(tmp_path):
-    """As OPT's converter left them: q, k and v are parts of one tensor, of which the file holds one copy."""
+    """As OPT's converter left them: q, k and v are parts of one tensor, of which the file holds one
+    copy.
+    """
     path = write(tmp_path / "model", MODELS[1], shards=1)
     before, file = load(path).params, path / "pytorch_model.bin"
     tensors = torch.load(file, weights_only=True)
@@ -93,7 +100,9 @@ def test_one_file_and_views_of_one_storage(tmp_path):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_exported_as_safetensors(name, tmp_path):
-    """The whole model as it is distributed, tokeniser and all; transformers reads what is written."""
+    """The whole model as it is distributed, tokeniser and all; transformers reads what is
+    written.
+    """
     if name == MODELS[0]:
         pytest.importorskip("sentencepiece", reason="install the `sentencepiece` extra")
     path = write(tmp_path / "model", name)
@@ -119,7 +128,10 @@ class Evil:
 def test_code_in_a_pickle_does_not_run(vicuna):
     ran = vicuna / "ran"
     torch.save({"model.norm.weight": torch.ones(32), "evil": Evil(ran)}, vicuna / FIRST)
-    refused(vicuna, f"{FIRST}: holds code ({os.system.__module__}.system), and none of it was run; take the model's")
+    refused(
+        vicuna,
+        f"{FIRST}: holds code ({os.system.__module__}.system), and none of it was run; take the model's",
+    )
     (vicuna / FIRST).write_bytes(pickle.dumps(Evil(ran)))
     refused(vicuna, f"{FIRST}: not as torch writes files since 1.6; load it")
     torch.save({"evil": Evil(ran)}, vicuna / FIRST, _use_new_zipfile_serialization=False)
@@ -142,7 +154,10 @@ def damaged(vicuna: Path, case: str) -> str:
         torch.save({key: tensor for key, tensor in tensors.items() if key != name}, file)
         return f"{name} is missing"
     if case == "transposed":
-        torch.save({name: tensor.t() if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}, file)
+        torch.save(
+            {name: tensor.t() if tensor.ndim == 2 else tensor for name, tensor in tensors.items()},
+            file,
+        )
         return "is not in row-major order; load it with weights_only=True, and torch.save"
     assert case == "nested"
     torch.save({"state_dict": tensors}, file)
@@ -171,10 +186,16 @@ def test_without_torch(vicuna, monkeypatch):
     asked.clear()
     for have in ("", "2.9.1+cpu"):
         monkeypatch.setattr(directories, "version", lambda package, have=have: have)
-        refused(vicuna, f"{INDEX}: PyTorch's .bin is read with torch 2.11 or later, and here is {have or 'none'}; pip")
+        refused(
+            vicuna,
+            f"{INDEX}: PyTorch's .bin is read with torch 2.11 or later, and here is {have or 'none'}; pip",
+        )
         refused(vicuna, "pip install -e '.[torch]', or save the model as safetensors")
     locate("owner/name")
     assert len(asked) == 1
     for file in vicuna.glob("pytorch_model*"):
         file.unlink()
-    refused(vicuna, "no model.safetensors and no model.safetensors.index.json; PyTorch's .bin is read with torch")
+    refused(
+        vicuna,
+        "no model.safetensors and no model.safetensors.index.json; PyTorch's .bin is read with torch",
+    )

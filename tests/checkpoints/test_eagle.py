@@ -1,4 +1,6 @@
-"""EAGLE-3 heads as files: both public layouts are read and written, and others' readings of them agree."""
+"""EAGLE-3 heads as files: both public layouts are read and written, and others' readings of them
+agree.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.heads import is_head, load_head, save_head
 from jaxspec.cli import main
@@ -23,8 +27,6 @@ from jaxspec.models.heads.eagle3 import Eagle3Head
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
 from jaxspec.typing import Params
-from safetensors.numpy import load_file, save_file
-
 from tests import tiny
 from tests.tiny.eagle_reference import draft as reference
 
@@ -46,12 +48,18 @@ WORDS = (9, 3, 30, 4, 17, 39, 5, 22)
 
 def made(words: tuple[int, ...] = WORDS, **options: Any) -> tuple[Eagle3Config, Params]:
     config = Eagle3Config.of_target(TEXT, target_name="owner/target", gamma=J)
-    config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words, **options))
+    config = replace(
+        config, text_config=replace(config.text_config, draft_vocabulary=words, **options)
+    )
     return config, tiny.eagle_params(config, TARGET)
 
 
-def scores(config: Eagle3Config, params: Params, states: np.ndarray, tokens: np.ndarray, anchor: int) -> np.ndarray:
-    """Ours [J, V], of the block whose newest token is the anchor, in the forced tokens of the row."""
+def scores(
+    config: Eagle3Config, params: Params, states: np.ndarray, tokens: np.ndarray, anchor: int
+) -> np.ndarray:
+    """Ours [J, V], of the block whose newest token is the anchor, in the forced tokens of the
+    row.
+    """
     own = joined(params, TARGET, config.text_config.draft_vocabulary)
     embeds = own["model"]["embed_tokens"]["embedding"][tokens][None]
     block = jnp.arange(J)[None, None] + anchor
@@ -68,7 +76,9 @@ def scores(config: Eagle3Config, params: Params, states: np.ndarray, tokens: np.
 
 def row(length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    return rng.integers(3, 40, length + 1), rng.normal(size=(length, 3 * TEXT.hidden_size)).astype(np.float32)
+    return rng.integers(3, 40, length + 1), rng.normal(size=(length, 3 * TEXT.hidden_size)).astype(
+        np.float32
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,13 +95,20 @@ def test_exports_are_read_bit_for_bit_and_score_alike(
     config, params = made(**options)
     save_head(tmp_path / "head", config, params, None)
     main(["export", str(tmp_path / "head"), str(tmp_path / "out"), "--for", engine])
-    command = {"vllm": '"method": "eagle3"', "sglang": "--speculative-algorithm EAGLE3", "speculators": "vllm serve "}
+    command = {
+        "vllm": '"method": "eagle3"',
+        "sglang": "--speculative-algorithm EAGLE3",
+        "speculators": "vllm serve ",
+    }
     assert command[engine] in capsys.readouterr().out
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     raw = json.loads((tmp_path / "out" / "config.json").read_text())
     layer = "layers.0." if engine == "speculators" else "midlayer."
     assert tensors[f"{layer}self_attn.q_proj.weight"].shape == (64, 64)
-    assert tensors["t2d"].sum() == len(tensors["d2t"]) == len(config.text_config.draft_vocabulary) or 40
+    assert (
+        tensors["t2d"].sum() == len(tensors["d2t"]) == len(config.text_config.draft_vocabulary)
+        or 40
+    )
     found, read = load_head(tmp_path / "out")
     first, again = load_head(tmp_path / "head")
     assert found == first
@@ -115,7 +132,9 @@ def test_exports_are_read_bit_for_bit_and_score_alike(
 
 
 def test_speculators_own_class_gives_our_scores(tmp_path: Path) -> None:
-    speculators = pytest.importorskip("speculators.models.eagle3", reason="speculators is not installed")
+    speculators = pytest.importorskip(
+        "speculators.models.eagle3", reason="speculators is not installed"
+    )
     torch = pytest.importorskip("torch")
     tiny.save(tmp_path / "target", TEXT, TARGET)
     config, params = made(norm_before_residual=True)
@@ -123,10 +142,15 @@ def test_speculators_own_class_gives_our_scores(tmp_path: Path) -> None:
     places = [str(tmp_path / name) for name in ("head", "out", "target")]
     main(["export", *places[:2], "--for", "speculators", "--vocab-of", places[2]])
     file = tmp_path / "out" / "config.json"
-    file.write_text(file.read_text().replace('"name_or_path": "target"', f'"name_or_path": "{tmp_path / "target"}"'))
+    file.write_text(
+        file.read_text().replace(
+            '"name_or_path": "target"', f'"name_or_path": "{tmp_path / "target"}"'
+        )
+    )
     model = speculators.Eagle3DraftModel.from_pretrained(tmp_path / "out").eval()
     embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"])
-    model.embed_tokens.weight.data = torch.tensor(embedding)  # which the files leave out, and memory may hold anything
+    # which the files leave out, and memory may hold anything
+    model.embed_tokens.weight.data = torch.tensor(embedding)
     tokens, states = row(128)  # of as many tokens as a block of its attention mask has
     told: list[Any] = []
     model.lm_head.register_forward_hook(lambda _, __, out: told.append(out.detach().numpy()[0]))
@@ -146,7 +170,8 @@ GOLDEN: dict[str, Any] = {
     "bos_token_id": 1,
     "draft_vocab_size": 8,
     "eagle_aux_hidden_state_layer_ids": [2, 3, 4],  # vLLM's: states after so many layers
-    "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]},  # SGLang adds 1
+    # SGLang adds 1
+    "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
     "eos_token_id": 2,
     "head_dim": 16,
     "hidden_act": "silu",
@@ -188,7 +213,9 @@ def test_configurations_are_what_engines_read(head: Path, tmp_path: Path, engine
     assert raw == GOLDEN
 
 
-@pytest.mark.parametrize("option", ["norm_before_residual", "norm_before_fc", "norm_output", "qk_norm"])
+@pytest.mark.parametrize(
+    "option", ["norm_before_residual", "norm_before_fc", "norm_output", "qk_norm"]
+)
 def test_an_engine_gets_no_head_of_which_it_leaves_out_a_part(option: str, tmp_path: Path) -> None:
     save_head(tmp_path / "head", *made(**{option: True}), None)
     for engine in ("sglang", *(("vllm", "speculators") if option == "qk_norm" else ())):
@@ -201,8 +228,13 @@ def rewritten(head: Path, path: Path, entries: dict[str, Any], tensors: dict[str
     raw = json.loads((head / "config.json").read_text()) | entries
     stored = load_file(head / "model.safetensors") | tensors
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if value is not ...}))
-    save_file({name: leaf for name, leaf in stored.items() if leaf is not None}, path / "model.safetensors")
+    (path / "config.json").write_text(
+        json.dumps({key: value for key, value in raw.items() if value is not ...})
+    )
+    save_file(
+        {name: leaf for name, leaf in stored.items() if leaf is not None},
+        path / "model.safetensors",
+    )
     return path
 
 
@@ -220,20 +252,45 @@ PLAIN = {
     [
         (PLAIN, None),
         (PLAIN | {"num_hidden_layers": 40}, None),
-        (PLAIN | {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}, None),
+        (
+            PLAIN
+            | {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"},
+            None,
+        ),
         (PLAIN | {"architectures": ["LlavaForConditionalGeneration"], "model_type": ...}, None),
         (PLAIN | {"draft_vocab_size": ...}, None),  # known by its tensors
         (PLAIN | {"eagle_config": NESTED}, ("midlayer.", "model.layers.0.")),
         (
             PLAIN
-            | {"eagle_config": {**NESTED, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True}}
-            | {"logit_scale": 1.0, "fc_norm": False, "sliding_window": 32768, "use_sliding_window": False},
+            | {
+                "eagle_config": {
+                    **NESTED,
+                    "use_input_layernorm_in_first_layer": True,
+                    "use_last_layernorm": True,
+                }
+            }
+            | {
+                "logit_scale": 1.0,
+                "fc_norm": False,
+                "sliding_window": 32768,
+                "use_sliding_window": False,
+            },
             ("midlayer.", "layers.0."),
         ),
         (
             PLAIN
-            | {"eagle_config": {"use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1}}
-            | {"parallel_draft_heads_num_layers": 1, "sliding_window": 512, "layer_types": ["full_attention"]},
+            | {
+                "eagle_config": {
+                    "use_mtp_layernorm": False,
+                    "next_layer_regular": True,
+                    "parallel_draft_step": 1,
+                }
+            }
+            | {
+                "parallel_draft_heads_num_layers": 1,
+                "sliding_window": 512,
+                "layer_types": ["full_attention"],
+            },
             None,
         ),
     ],
@@ -256,10 +313,16 @@ def test_heads_are_read_as_publishers_write_them(
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("words", [(), WORDS])
-def test_parts_that_a_head_may_have_or_lack(tied: bool, words: tuple[int, ...], tmp_path: Path) -> None:
-    """Norms of queries and keys, as in Qwen3, and the target's output matrix, which may be its embedding."""
+def test_parts_that_a_head_may_have_or_lack(
+    tied: bool, words: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Norms of queries and keys, as in Qwen3, and the target's output matrix, which may be its
+    embedding.
+    """
     text = replace(TEXT, tie_word_embeddings=tied)
-    target = TARGET if not tied else {name: leaf for name, leaf in TARGET.items() if name != "lm_head"}
+    target = (
+        TARGET if not tied else {name: leaf for name, leaf in TARGET.items() if name != "lm_head"}
+    )
     tiny.save(tmp_path / "target", text, target)
     config, params = made(words, qk_norm=True)
     save_head(tmp_path / "own", replace(config, target_hash=""), params, None)
@@ -286,7 +349,11 @@ def test_parts_that_a_head_may_have_or_lack(tied: bool, words: tuple[int, ...], 
 
 
 FC = np.zeros((32, 64), np.float32)
-EAGLE_1 = {"midlayer.hidden_norm.weight": None, "midlayer.input_layernorm.weight": None, "fc.weight": FC}
+EAGLE_1 = {
+    "midlayer.hidden_norm.weight": None,
+    "midlayer.input_layernorm.weight": None,
+    "fc.weight": FC,
+}
 
 
 @pytest.mark.parametrize(
@@ -307,24 +374,52 @@ EAGLE_1 = {"midlayer.hidden_norm.weight": None, "midlayer.input_layernorm.weight
             {},
             r"reads four target layers, \[1, 2, 3, 4\]; give three",
         ),
-        ({"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]}, {}, r"reads target layers \[-3, 1, 2\]; give none below 0"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]},
+            {},
+            r"reads target layers \[-3, 1, 2\]; give none below 0",
+        ),
         (
             PLAIN | {"eagle_config": NESTED | {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]}},
             {},
             r"\[-2, 2, 3\]; give none",
         ),
-        ({"eagle_aux_hidden_state_layer_ids": "all"}, {}, "target_layers 'all' is not supported|not readable"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": "all"},
+            {},
+            "target_layers 'all' is not supported|not readable",
+        ),
         ({"draft_vocab_size": -5}, {}, "draft_vocab_size -5; give 1 or more"),
         ({"draft_vocab_size": 4.5}, {}, "draft_vocab_size 4.5; give 1 or more"),
         ({"draft_vocab_size": 7}, {}, r"d2t I64 \[8\] has not 7 tokens"),
-        ({"speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"]}, {}, "a DFlash head; give"),
-        ({"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"]}, {}, "a P-EAGLE head; give"),
-        ({"architectures": ["LlamaForCausalLMEagle"]}, {}, "an EAGLE-1 head; give an EAGLE-3 head or a KV head"),
+        (
+            {"speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"]},
+            {},
+            "a DFlash head; give",
+        ),
+        (
+            {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"]},
+            {},
+            "a P-EAGLE head; give",
+        ),
+        (
+            {"architectures": ["LlamaForCausalLMEagle"]},
+            {},
+            "an EAGLE-1 head; give an EAGLE-3 head or a KV head",
+        ),
         (PLAIN | {"draft_vocab_size": ...}, EAGLE_1, "an EAGLE-1 head; give"),
         (PLAIN | {"draft_vocab_size": ...}, EAGLE_1 | {"img_fc.weight": FC}, "a ViSpec head; give"),
-        ({}, {"fc.weight": np.zeros((32, 128), np.float32)}, "reads four target layers; give three"),
+        (
+            {},
+            {"fc.weight": np.zeros((32, 128), np.float32)},
+            "reads four target layers; give three",
+        ),
         ({}, {"layers.1.mlp.up_proj.weight": FC}, "has 2 layers; give a head with one"),
-        ({}, {"midlayer.self_attn.q_proj.bias": np.zeros(64, np.float32)}, "q_proj.bias is unexpected"),
+        (
+            {},
+            {"midlayer.self_attn.q_proj.bias": np.zeros(64, np.float32)},
+            "q_proj.bias is unexpected",
+        ),
         ({}, {"d2t": None}, "the files lack d2t"),
         ({}, {"d2t": np.zeros((2, 4), np.int64)}, r"d2t I64 \[2, 4\] is not a list of integers"),
         ({}, {"d2t": np.zeros(8, np.float32)}, r"d2t F32 \[8\] is not a list of integers"),

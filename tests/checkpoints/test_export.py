@@ -13,7 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+torch = pytest.importorskip(
+    "torch", reason="torch is the oracle of parity: install the `parity` extra"
+)
+
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoProcessor,
+    AutoTokenizer,
+    LlamaForCausalLM,
+)
 
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
 from jaxspec.checkpoints.heads import load_head  # noqa: E402
@@ -25,8 +34,6 @@ from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.models.families import build, text_params  # noqa: E402
 from jaxspec.models.language_model import LanguageModel  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, LlamaForCausalLM  # noqa: E402
-
 from tests import tiny  # noqa: E402
 from tests.tiny import hf, qwen_vl, tiles  # noqa: E402
 
@@ -44,25 +51,40 @@ def read(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LLaVA with tokeniser, chat template, processor, licence, and entries of its own in config.json."""
+    """A LLaVA with tokeniser, chat template, processor, licence, and entries of its own in
+    config.json.
+    """
     path = tmp_path_factory.mktemp("source") / "llava"
     words = tiny.tokenizer()
     words.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     tiny.save(path, tiny.CONFIG, tiny.random_params(tiny.CONFIG), words)
     raw = read(path / "config.json")
-    raw |= {"pad_token_id": 3, "initializer_range": 0.03, "quantum_flux": [1, 2], "auto_map": {"A": "b.C"}}
+    raw |= {
+        "pad_token_id": 3,
+        "initializer_range": 0.03,
+        "quantum_flux": [1, 2],
+        "auto_map": {"A": "b.C"},
+    }
     raw["text_config"] |= {"pretraining_tp": 1, "pad_token_id": None}
     (path / "config.json").write_text(json.dumps(raw))
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7], "temperature": 0.6}))
+    (path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [2, 7], "temperature": 0.6})
+    )
     (path / "README.md").write_text("---\nlicense: llama2\n---\n# a model\n")
     return path
 
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_round_trip_bit_for_bit(model_type, tmp_path):
-    """transformers -> jaxspec -> transformers: the same tensors under the same names, from shards too."""
+    """transformers -> jaxspec -> transformers: the same tensors under the same names, from shards
+    too.
+    """
     model = MODELS[model_type]()
-    export(hf.write(tmp_path / "theirs", model), tmp_path / "ours", options=SaveOptions(max_shard_bytes=20_000))
+    export(
+        hf.write(tmp_path / "theirs", model),
+        tmp_path / "ours",
+        options=SaveOptions(max_shard_bytes=20_000),
+    )
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
     again = hf.reload(tmp_path / "ours", type(model))
     before, after = model.state_dict(), again.state_dict()
@@ -114,7 +136,9 @@ def test_dtype_by_command(source, tmp_path, capsys):
 
 
 def test_text_only(source, tmp_path):
-    """The decoder of an LVLM is a Llama of its own: same tensors, same logits, nothing that reads images."""
+    """The decoder of an LVLM is a Llama of its own: same tensors, same logits, nothing that reads
+    images.
+    """
     export(source, tmp_path / "text", text_only=True)
     found, whole = load(tmp_path / "text"), load(source)
     equal(found.params, text_params(whole.config, whole.params))
@@ -133,7 +157,9 @@ def test_text_only(source, tmp_path):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_padded_tokens_are_never_likeliest(tied):
-    """Whatever the hidden state: the added logits are the mean of the others, also where all of these are negative."""
+    """Whatever the hidden state: the added logits are the mean of the others, also where all of
+    these are negative.
+    """
     config = replace(text_config(tiny.CONFIG), tie_word_embeddings=tied)
     params = tiny.random_params(config)
     size = config.vocab_size
@@ -141,10 +167,15 @@ def test_padded_tokens_are_never_likeliest(tied):
     assert padded_config == replace(config, vocab_size=size + 5)
     draw = np.random.default_rng(0)
     rows = params["model"]["embed_tokens"]["embedding"] if tied else params["lm_head"]["kernel"].T
-    hidden = draw.normal(size=(200, config.hidden_size)).astype(np.float32) - 4 * rows.mean(0) / rows.std()
+    hidden = (
+        draw.normal(size=(200, config.hidden_size)).astype(np.float32)
+        - 4 * rows.mean(0) / rows.std()
+    )
     logits = np.asarray(LanguageModel(padded_config).logits(padded, jnp.asarray(hidden)))
     assert logits.shape == (200, size + 5)
-    np.testing.assert_allclose(logits[:, size:], np.tile(logits[:, :size].mean(1)[:, None], 5), atol=1e-4)
+    np.testing.assert_allclose(
+        logits[:, size:], np.tile(logits[:, :size].mean(1)[:, None], 5), atol=1e-4
+    )
     assert logits.argmax(1).max() < size
     np.testing.assert_allclose(logits[:, :size], hidden @ rows.T, atol=1e-4)
 
@@ -165,12 +196,15 @@ def test_vocabulary_of_a_target(source, tmp_path, refusal):
 
     other = shutil.copytree(draft, tmp_path / "other")
     tiny.tokenizer(tiny.CHARACTERS[::-1]).save_pretrained(other)
-    assert "differs from the target's" in refusal("export", other, tmp_path / "cut", "--vocab-of", source)
+    assert "differs from the target's" in refusal(
+        "export", other, tmp_path / "cut", "--vocab-of", source
+    )
 
 
 def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
-    """An export reports in one line what it must not replace, before anything is read or written; --overwrite keeps the
-    files of others."""
+    """An export reports in one line what it must not replace, before anything is read or written;
+    --overwrite keeps the files of others.
+    """
     inner = shutil.copytree(source, tmp_path / "runs" / "best")
     (tmp_path / "runs" / "config.json").write_text("{}")
     copy = shutil.copytree(source, tmp_path / "copy")
@@ -193,7 +227,9 @@ def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
     ):
         line = refusal("export", read, written, "--overwrite", "--text-only")
         assert line.startswith(f"jaxspec: error: {written}: {why}")
-    assert "copy: holds a checkpoint; give another path, or --overwrite" in refusal("export", inner, copy)
+    assert "copy: holds a checkpoint; give another path, or --overwrite" in refusal(
+        "export", inner, copy
+    )
     assert sorted(tmp_path.rglob("*")) == before
     main(["export", str(inner), str(copy), "--overwrite", "--text-only"])
     assert (copy / ".git" / "HEAD").read_text() == "mine"
@@ -213,7 +249,11 @@ def test_a_path_that_is_no_utf8(source, tmp_path, refusal):
 def test_inspect_by_command(source, tmp_path, capsys):
     main(["inspect", str(source), "--json"])
     spoken = json.loads(capsys.readouterr().out)
-    assert (spoken["model_type"], spoken["problems"], spoken["chat_template"]) == ("llava", [], True)
+    assert (spoken["model_type"], spoken["problems"], spoken["chat_template"]) == (
+        "llava",
+        [],
+        True,
+    )
     main(["inspect", str(source)])
     assert "LLaVA-1.5 (llava)" in capsys.readouterr().out
     broken = shutil.copytree(source, tmp_path / "broken\x1b[31m")
@@ -231,7 +271,9 @@ def head(tmp_path):
 
 
 def test_export_a_kv_head(head, source, tmp_path, capsys, refusal):
-    """The same tensors, in another type where one is asked for, and a card that names the target."""
+    """The same tensors, in another type where one is asked for, and a card that names the
+    target.
+    """
     for dtype in (None, "bfloat16"):
         copy = tmp_path / str(dtype)
         main(["export", str(head), str(copy), *(["--dtype", dtype] if dtype else [])])
@@ -241,7 +283,10 @@ def test_export_a_kv_head(head, source, tmp_path, capsys, refusal):
         assert found == config
         equal(read, params)
         card = (copy / "README.md").read_text()
-        assert f"| draft for | a target of configuration {config.target_hash}, which loading checks |" in card
+        assert (
+            f"| draft for | a target of configuration {config.target_hash}, which loading checks |"
+            in card
+        )
         assert "The source names no licence" in card
         assert "license:" not in card
     for option in (["--text-only"], ["--vocab-of", str(source)]):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.locating import locate
@@ -18,7 +19,6 @@ from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage, start_draft
 from jaxspec.typing import Params
 from jaxspec_demo import models as shipped_models
-
 from tests import tiny
 
 UPDATES = Lora(rank=2, alpha=4, modules=("q_proj", "o_proj"))
@@ -32,13 +32,17 @@ def language_tokenizer():
 
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="red"))
     core.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
-    core.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in WORDS[:3]])
+    core.add_special_tokens(
+        [AddedToken(word, special=True, normalized=False) for word in WORDS[:3]]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
-    """The language model on disk, an adapter in place of the shipped one; returns the LLaVA's parameters, apart."""
+    """The language model on disk, an adapter in place of the shipped one; returns the LLaVA's
+    parameters, apart.
+    """
     config = replace(tiny.CONFIG, image_token_index=1)
     params = tiny.random_params(config)
     pairs = jax.tree.map(lambda leaf: leaf + 0.1, init_lora(UPDATES, params, jax.random.key(0)))
@@ -47,7 +51,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     images = tiny.image_processor()
     save_adapter(shipped, config, params, UPDATES, "smollm2-135m", jnp.float32, images)
     text = tmp_path / "language"
-    huggingface.save(text, config.text_config, params["language_model"], tokenizer=language_tokenizer())
+    huggingface.save(
+        text, config.text_config, params["language_model"], tokenizer=language_tokenizer()
+    )
     monkeypatch.setattr(shipped_models, "smollm2", lambda: text)
     monkeypatch.setattr(shipped_models, "ASSETS", tmp_path / "assets")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -61,10 +67,22 @@ def test_the_model_is_merged_once(world: Params, capsys: pytest.CaptureFixture[s
     assert "written to" in capsys.readouterr().err
     path = locate("smollm2-eyes")
     assert not capsys.readouterr().err
-    assert [entry.name for entry in path.parent.iterdir() if entry.name != ".lock"] == ["smollm2-eyes"]
+    assert [entry.name for entry in path.parent.iterdir() if entry.name != ".lock"] == [
+        "smollm2-eyes"
+    ]
     prompt = prompt_encoder(found).prompt("red", [np.zeros((28, 28, 3), np.uint8)])
     words = found.tokenizer.convert_ids_to_tokens(prompt.tokens.tolist())
-    assert words == ["<|im_start|>", "user", "\n", "<image>", "\n", "red", "<|im_end|>", "\n", *words[8:]]
+    assert words == [
+        "<|im_start|>",
+        "user",
+        "\n",
+        "<image>",
+        "\n",
+        "red",
+        "<|im_end|>",
+        "\n",
+        *words[8:],
+    ]
     assert prompt.tokens[3] == 1
     assert words[8:] == ["<|im_start|>", "assistant", "\n"]
     for content in ("<image>\nred", [{"type": "image"}, {"type": "text", "text": "red"}]):
@@ -75,8 +93,12 @@ def test_the_model_is_merged_once(world: Params, capsys: pytest.CaptureFixture[s
 
 
 def test_training_goes_on_from_an_adapter(world: Params, tmp_path: Path) -> None:
-    stage = Stage("tune", TrainConfig(steps=1, batch=1, frozen=("vision_tower", "language_model")), ())
+    stage = Stage(
+        "tune", TrainConfig(steps=1, batch=1, frozen=("vision_tower", "language_model")), ()
+    )
     shipped = str(tmp_path / "assets" / "smollm2_eyes")
-    recipe = Recipe(target="smollm2-eyes", start=shipped, stages=(stage,), buckets=(64,), lora=UPDATES)
+    recipe = Recipe(
+        target="smollm2-eyes", start=shipped, stages=(stage,), buckets=(64,), lora=UPDATES
+    )
     start = start_draft(recipe, LoadedModel.without_weights("smollm2-eyes"))
     jax.tree.map(np.testing.assert_array_equal, start.params, world)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
-
 from tests import tiny
 from tests.conftest import ROOT
 from tests.robustness.damage import outcome, use
@@ -35,12 +35,20 @@ def edit(file: Path, **entries: object) -> None:
 
 
 def test_code_in_a_checkpoint_does_not_run(model, monkeypatch):
-    """Neither by itself, nor where somebody at the terminal says yes to all that transformers asks."""
+    """Neither by itself, nor where somebody at the terminal says yes to all that transformers
+    asks.
+    """
     (model / "processor_config.json").unlink()
-    edit(model / "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.Evil"] * 2})
+    edit(
+        model / "tokenizer_config.json",
+        tokenizer_class="Evil",
+        auto_map={"AutoTokenizer": ["evil.Evil"] * 2},
+    )
     evil = {"image_processor_type": "Evil", "auto_map": {"AutoImageProcessor": "evil.Evil"}}
     edit(model / "preprocessor_config.json", **evil)
-    (model / "evil.py").write_text(f"open({str(model / 'ran')!r}, 'w').close()\nclass Evil:\n    pass\n")
+    (model / "evil.py").write_text(
+        f"open({str(model / 'ran')!r}, 'w').close()\nclass Evil:\n    pass\n"
+    )
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 100))
     with pytest.raises(InputError, match="own code is never run") as caught:
         load_image_processor(model)
@@ -50,12 +58,19 @@ def test_code_in_a_checkpoint_does_not_run(model, monkeypatch):
     assert not (model / "ran").exists()
 
 
-SOURCES = [file for part in ("jaxspec", "configs", "train", "eval") for file in sorted((ROOT / part).rglob("*.py"))]
+SOURCES = [
+    file
+    for part in ("jaxspec", "configs", "train", "eval")
+    for file in sorted((ROOT / part).rglob("*.py"))
+]
 
 
 @pytest.mark.parametrize(
     ("functions", "refusal", "least"),
-    [((".from_pretrained", ".pipeline"), "trust_remote_code=False", 5), (("torch.load",), "weights_only=True", 1)],
+    [
+        ((".from_pretrained", ".pipeline"), "trust_remote_code=False", 5),
+        (("torch.load",), "weights_only=True", 1),
+    ],
 )
 def test_every_call_that_could_run_code_refuses_it(functions, refusal, least):
     calls = 0
@@ -89,7 +104,10 @@ def test_an_index_names_files_of_its_directory(name, there, model):
         (model / SHARD).rename(model.parent / "outside.safetensors")
     name = name.format(model.parent)
     index = json.loads((model / INDEX).read_text())["weight_map"]
-    edit(model / INDEX, weight_map={key: name if shard == SHARD else shard for key, shard in index.items()})
+    edit(
+        model / INDEX,
+        weight_map={key: name if shard == SHARD else shard for key, shard in index.items()},
+    )
     assert refused(model) == (
         f"{model / INDEX}: not readable as an index (it names {str(name)[:60]!r}, which is no file of its directory); "
         "fetch it again"
@@ -124,13 +142,15 @@ def test_links_within_and_to_a_hub_caches_blobs(model):
     assert inspect(snapshot).problems == []
     (model.parent / "link").symlink_to(snapshot)
     assert inspect(model.parent / "link").problems == []
-    shared = model.parent / "blobs" / "0f"  # of huggingface_hub 2: blobs that models share, each named by a link
+    # of huggingface_hub 2: blobs that models share, each named by a link
+    shared = model.parent / "blobs" / "0f"
     shared.mkdir(parents=True)
     for blob in list((cache / "blobs").iterdir()):
         blob.rename(shared / blob.name)
         blob.symlink_to(f"../../blobs/0f/{blob.name}")
     assert inspect(snapshot).problems == []
-    for blobs in (cache / "blobs", model.parent / "blobs"):  # a stranger's archive may hold a link in their place
+    # a stranger's archive may hold a link in their place
+    for blobs in (cache / "blobs", model.parent / "blobs"):
         away = blobs.rename(model.parent / f"elsewhere {blobs.parent.name}")
         blobs.symlink_to(away)
         assert "a link out of the directory" in refused(snapshot)
@@ -172,7 +192,10 @@ def test_files_of_no_end(model):
 IMAGE_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no spread": ({"image_std": [0.0, 0.2, 0.2]}, "fails on a blank image (pixels is not finite)"),
     "huge": ({"size": {"shortest_edge": 48_000}}, "shortest_edge 48000; give 1 to 56"),
-    "other image": ({"crop_size": {"height": 14, "width": 14}}, "gives [3, 14, 14] and the tower reads [3, 28, 28]"),
+    "other image": (
+        {"crop_size": {"height": 14, "width": 14}},
+        "gives [3, 14, 14] and the tower reads [3, 28, 28]",
+    ),
 }
 
 
@@ -191,7 +214,9 @@ def test_image_processors_fail_when_they_are_read(case, model):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_damaged_checkpoints(family, tmp_path):
-    """Used or refused, none takes long. `python -m tests.robustness damage` tries thousands more."""
+    """Used or refused, none takes long. `python -m tests.robustness damage` tries thousands
+    more.
+    """
     whole = write(tmp_path / "whole", family)
     use(whole)
     (tmp_path / "scratch").mkdir()

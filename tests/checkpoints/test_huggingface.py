@@ -1,4 +1,6 @@
-"""Checkpoints in Hugging Face layout: every layout in, one layout out, and every way they can be wrong."""
+"""Checkpoints in Hugging Face layout: every layout in, one layout out, and every way they can be
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.models.families import abstract_params
-from safetensors import safe_open
-from safetensors.numpy import load_file
 
-torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+torch = pytest.importorskip(
+    "torch", reason="torch is the oracle of parity: install the `parity` extra"
+)
 
 
 from tests.tiny import hf  # noqa: E402
@@ -132,7 +137,11 @@ def test_saved_files(tmp_path, hub):
 
     config = json.loads((path / "config.json").read_text())
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
-    assert config["text_config"]["rope_theta"] == config["text_config"]["rope_parameters"]["rope_theta"] == 100.0
+    assert (
+        config["text_config"]["rope_theta"]
+        == config["text_config"]["rope_parameters"]["rope_theta"]
+        == 100.0
+    )
     generation = json.loads((path / "generation_config.json").read_text())
     assert generation.pop("transformers_version")
     assert generation == {"bos_token_id": 1, "eos_token_id": 2, "top_k": 5}
@@ -152,7 +161,9 @@ def test_save_replaces_a_checkpoint_when_asked_and_nothing_else(tmp_path):
     for mine in ("notes.json", ".git/objects/a", "checkpoints/3/state"):
         (path / mine).parent.mkdir(parents=True, exist_ok=True)
         (path / mine).write_text(mine)
-    with pytest.raises(InputError, match="model: holds a checkpoint; give another path, or --overwrite"):
+    with pytest.raises(
+        InputError, match="model: holds a checkpoint; give another path, or --overwrite"
+    ):
         save(path, config, params)
     assert list(path.glob("*.index.json"))
     save(path, config, params, SaveOptions(overwrite=True))
@@ -172,7 +183,10 @@ def test_a_failed_save_leaves_what_was_there(tmp_path):
     config = LlamaConfig(**hf.TEXT)
     params = hf.random_params(abstract_params(config))
     save(tmp_path / "model", config, params)
-    with full_disk(1 << 12), pytest.raises(InputError, match="model: cannot be written: File too large"):
+    with (
+        full_disk(1 << 12),
+        pytest.raises(InputError, match="model: cannot be written: File too large"),
+    ):
         save(tmp_path / "model", config, params, SaveOptions(overwrite=True))
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
     equal(load(tmp_path / "model").params, params)
@@ -191,7 +205,10 @@ def test_no_such_checkpoint(tmp_path):
     ):
         with pytest.raises(InputError, match=said):
             locate(name)
-    refused(tmp_path / "absent", "absent/config.json: no such file; give a directory in Hugging Face layout")
+    refused(
+        tmp_path / "absent",
+        "absent/config.json: no such file; give a directory in Hugging Face layout",
+    )
     (tmp_path / "config.json").write_text(json.dumps(hf.text_config({}).to_dict()))
     refused(tmp_path, "no model.safetensors and no model.safetensors.index.json")
 
@@ -199,14 +216,20 @@ def test_no_such_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (LocalEntryNotFoundError("Cannot find\nan appropriate cached snapshot"), r".* from the hub \(Cannot find"),
         (
-            GatedRepoError("403 Client Error", response=SimpleNamespace(headers={}, request=None)),  # type: ignore[arg-type]
+            LocalEntryNotFoundError("Cannot find\nan appropriate cached snapshot"),
+            r".* from the hub \(Cannot find",
+        ),
+        (
+            # type: ignore[arg-type]
+            GatedRepoError("403 Client Error", response=SimpleNamespace(headers={}, request=None)),
             "the model is gated; ask for access at https://huggingface.co/some/model, then run `hf auth login`",
         ),
     ],
 )
-def test_a_hub_id_that_cannot_be_fetched(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_that_cannot_be_fetched(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
@@ -229,7 +252,24 @@ def test_hub_id(monkeypatch, hub):
     assert locate("owner/name", revision="v2") == hub
     assert asked["name"] == "owner/name"
     assert asked["revision"] == "v2"
-    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
-    read = [*shards, "model.safetensors", "tokenizer.model", "chat_template.jinja", "additional_chat_templates/a.jinja"]
-    others = ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "pytorch_model.bin", "a.png"]
-    assert list(filter_repo_objects([*read, *others], allow_patterns=asked["allow_patterns"])) == read
+    shards = [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ]
+    read = [
+        *shards,
+        "model.safetensors",
+        "tokenizer.model",
+        "chat_template.jinja",
+        "additional_chat_templates/a.jinja",
+    ]
+    others = [
+        "consolidated.safetensors",
+        "consolidated-00001-of-00002.safetensors",
+        "pytorch_model.bin",
+        "a.png",
+    ]
+    assert (
+        list(filter_repo_objects([*read, *others], allow_patterns=asked["allow_patterns"])) == read
+    )

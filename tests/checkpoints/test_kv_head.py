@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from jaxspec.checkpoints.heads import is_head, load_head, save_head
 from jaxspec.config import HeadConfig, KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
-from safetensors.numpy import load_file, save_file
-
 from tests import tiny
 
 TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)
@@ -45,7 +45,9 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     assert found == config
     if name not in ("one pass", "keys of two layers"):
         raw = json.loads((tmp_path / "head" / "config.json").read_text())
-        assert not {"key_layers", "parallel", "markov"} & raw.keys(), "older heads have no such entries"
+        assert not {"key_layers", "parallel", "markov"} & raw.keys(), (
+            "older heads have no such entries"
+        )
     assert jax.tree.structure(read) == jax.tree.structure(params)
     for ours, theirs in zip(jax.tree.leaves(read), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -59,7 +61,10 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     [
         (lambda tensors: tensors.pop("norm.weight"), "norm.weight is missing"),
         (lambda tensors: tensors.update(fc=tensors["norm.weight"]), "fc is unexpected"),
-        (lambda tensors: tensors.update({"kv_projector.k": tensors["kv_projector.k"].T.copy()}), "asks for [2, 4]"),
+        (
+            lambda tensors: tensors.update({"kv_projector.k": tensors["kv_projector.k"].T.copy()}),
+            "asks for [2, 4]",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(spoil: Any, told: str, tmp_path: Path) -> None:
@@ -77,8 +82,14 @@ def test_tensors_that_do_not_fit_are_named(spoil: Any, told: str, tmp_path: Path
     [
         ({"image_tokens": 10**9}, "image_tokens 1000000000 is not supported; give int"),
         ({"image_tokens": 65_536, "image_slots": 65_536}, "65536 tokens take too large matrices"),
-        ({"key_layers": [0, 1]}, "key_layers [0, 1] for 1 layers; give one for each layer of the head"),
-        ({"text_config": {"num_hidden_layers": 1000}}, "num_hidden_layers 1000, and the files hold"),
+        (
+            {"key_layers": [0, 1]},
+            "key_layers [0, 1] for 1 layers; give one for each layer of the head",
+        ),
+        (
+            {"text_config": {"num_hidden_layers": 1000}},
+            "num_hidden_layers 1000, and the files hold",
+        ),
     ],
 )
 def test_configurations_that_cannot_be_are_named(entries: Any, told: str, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.errors import InputError
-from jaxspec.prompts.encoder import PromptEncoder
 from PIL import Image
 from transformers import AutoProcessor
 
+from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.errors import InputError
+from jaxspec.prompts.encoder import PromptEncoder
 from tests import tiny
 from tests.hub import words
 
@@ -30,20 +30,25 @@ def test_tokenizer(good):
     tokenizer = load_tokenizer(good)
     assert tokenizer("3<image>5")["input_ids"] == ids("3", "<image>", "5")
     assert tokenizer.decode(ids("<s>", "3", "5", "</s>"), skip_special_tokens=True) == "35"
-    # The words of both versions: transformers 4 knows neither this class nor a list of extra tokens.
+    # The words of both versions: transformers 4 knows neither this class nor a list of extra
+    # tokens.
     written = json.loads((good / "tokenizer_config.json").read_text())
     assert written["tokenizer_class"] != "TokenizersBackend"
     assert not isinstance(written.get("extra_special_tokens"), list)
 
 
 def test_image_processor(good):
-    """The Pillow backend, to the pixel: shortest edge to 28 (bicubic), centre 28x28, CLIP's mean and std."""
+    """The Pillow backend, to the pixel: shortest edge to 28 (bicubic), centre 28x28, CLIP's mean
+    and std.
+    """
     page = np.random.default_rng(0).integers(0, 256, (24, 48, 3), np.uint8)
     processor = load_image_processor(good)
     ours = processor(images=[Image.fromarray(page)], return_tensors="np")["pixel_values"]
     small = np.asarray(Image.fromarray(page).resize((56, 28), Image.Resampling.BICUBIC))[:, 14:42]
     mean, std = np.array(processor.image_mean), np.array(processor.image_std)
-    np.testing.assert_allclose(ours, ((small / 255 - mean) / std).transpose(2, 0, 1)[None], atol=1e-5)
+    np.testing.assert_allclose(
+        ours, ((small / 255 - mean) / std).transpose(2, 0, 1)[None], atol=1e-5
+    )
 
 
 def template(word: str) -> str:
@@ -65,8 +70,14 @@ PLACES: dict[str, dict[str, Any]] = {
         "chat_template.jinja": template("9"),
         "additional_chat_templates/tool_use.jinja": template("8"),
     },
-    "chat_template.json": {"chat_template.json": template("9"), "chat_template.jinja": template("8")},
-    "processor_config.json": {"processor_config.json": template("9"), "chat_template.json": template("8")},
+    "chat_template.json": {
+        "chat_template.json": template("9"),
+        "chat_template.jinja": template("8"),
+    },
+    "processor_config.json": {
+        "processor_config.json": template("9"),
+        "chat_template.json": template("8"),
+    },
     "processor_config.json, several": {"processor_config.json": NAMED},
     "processor_config.json, a list": {
         "processor_config.json": [{"name": name, "template": text} for name, text in NAMED.items()]
@@ -107,14 +118,17 @@ def test_chat_template_is_the_one_that_transformers_takes(place, good, tmp_path)
 @pytest.mark.parametrize("place", ["chat_template.jinja", "processor_config.json, several"])
 def test_every_chat_template_runs_in_the_sandbox(place, good, tmp_path):
     escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    hostile = json.loads(json.dumps(PLACES[place]).replace(json.dumps(template("9")), json.dumps(escape)))
+    hostile = json.loads(
+        json.dumps(PLACES[place]).replace(json.dumps(template("9")), json.dumps(escape))
+    )
     path = with_templates(shutil.copytree(good, tmp_path / "model"), hostile)
     with pytest.raises(InputError, match=r"chat template: .*'__class__' of 'str' object is unsafe"):
         PromptEncoder(load_tokenizer(path), IMAGE).prompt("3", ["image"])
 
 
 @pytest.mark.parametrize(
-    ("read", "what"), [(load_tokenizer, "no tokenizer"), (load_image_processor, "no image processor")]
+    ("read", "what"),
+    [(load_tokenizer, "no tokenizer"), (load_image_processor, "no image processor")],
 )
 def test_missing_processors(tmp_path, read, what):
     with pytest.raises(InputError, match=what) as caught:
@@ -133,7 +147,9 @@ def test_a_sentencepiece_model_alone(kind, tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     ids = tokenizer.encode(TEXT)
     pieces = ["<s>", "_the", "_th", "in", "g", "_", "in", "_", "<0xC3>", "<0xBC>", "_", "w", "?"]
-    assert [piece.replace("\u2581", "_") for piece in tokenizer.convert_ids_to_tokens(ids)] == pieces
+    assert [
+        piece.replace("\u2581", "_") for piece in tokenizer.convert_ids_to_tokens(ids)
+    ] == pieces
     assert tokenizer.decode(ids, skip_special_tokens=True) == TEXT
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
     if kind == "llava":
@@ -149,9 +165,13 @@ def test_a_vocabulary_and_its_merges_alone(family, begin, tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     ids = tokenizer.encode(TEXT)
     pieces = ["t", "h", "e", "_th", "in", "g", "_", "in", "_", "\u00c3", "\u00bc", "_", "w", "?"]
-    assert [piece.replace("\u0120", "_") for piece in tokenizer.convert_ids_to_tokens(ids)] == begin + pieces
+    assert [
+        piece.replace("\u0120", "_") for piece in tokenizer.convert_ids_to_tokens(ids)
+    ] == begin + pieces
     assert tokenizer.decode(ids, skip_special_tokens=True) == TEXT
     assert tokenizer.eos_token == ("</s>" if family == "opt" else "<|im_end|>")
     (tmp_path / "merges.txt").unlink()  # which transformers 5 would make up
-    with pytest.raises(InputError, match=r"no tokenizer \(neither .* nor vocab.json and merges.txt\); copy it"):
+    with pytest.raises(
+        InputError, match=r"no tokenizer \(neither .* nor vocab.json and merges.txt\); copy it"
+    ):
         load_tokenizer(tmp_path)

@@ -1,4 +1,6 @@
-"""Text drafts for vLLM: what is refused, the command that serves them, and the view that shows what vLLM shows."""
+"""Text drafts for vLLM: what is refused, the command that serves them, and the view that shows what
+vLLM shows.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.cli import main
@@ -16,11 +19,14 @@ from jaxspec.config import Qwen2Config, RopeScaling, text_config
 from jaxspec.errors import InputError
 from jaxspec.loading import check_pair
 from jaxspec.prompts.views import parse_views
-
 from tests import tiny
 from tests.tiny import families
 
-TEXT = replace(tiny.CONFIG.text_config, vocab_size=tiny.CONFIG.text_config.vocab_size - 2, max_position_embeddings=96)
+TEXT = replace(
+    tiny.CONFIG.text_config,
+    vocab_size=tiny.CONFIG.text_config.vocab_size - 2,
+    max_position_embeddings=96,
+)
 """A draft of fewer tokens than its target, and of a shorter context."""
 
 
@@ -28,7 +34,9 @@ def save(path: Path, config: Any) -> str:
     return str(tiny.save(path, config, tiny.random_params(config)))
 
 
-def test_a_text_draft_is_written_for_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_draft_is_written_for_vllm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target, draft = save(tmp_path / "target", tiny.CONFIG), save(tmp_path / "draft", TEXT)
     out = tmp_path / "out"
     main(["export", draft, str(out), "--for", "vllm", "--vocab-of", target])
@@ -63,16 +71,24 @@ def test_what_vllm_refuses_is_refused(
     config: Any, options: list[str], told: str, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
     target, draft = save(tmp_path / "target", tiny.CONFIG), save(tmp_path / "draft", config)
-    assert told in refusal("export", draft, tmp_path / "out", *(option.format(target) for option in options))
+    assert told in refusal(
+        "export", draft, tmp_path / "out", *(option.format(target) for option in options)
+    )
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl"])
-def test_a_draft_sees_as_many_placeholders_as_its_target_has_slots(family: str, tmp_path: Path) -> None:
+def test_a_draft_sees_as_many_placeholders_as_its_target_has_slots(
+    family: str, tmp_path: Path
+) -> None:
     """With plain positions, whatever the target's are; no answer changes."""
     target = LoadedModel.load(families.write(tmp_path, family) / "target")
     draft = LoadedModel.load(save(tmp_path / "draft", tiny.CONFIG.text_config))
-    settings: dict[str, Any] = {"prompt_buckets": (64, 128), "image_buckets": (0, 1, 2, 4, 16), "new_buckets": (16,)}
+    settings: dict[str, Any] = {
+        "prompt_buckets": (64, 128),
+        "image_buckets": (0, 1, 2, 4, 16),
+        "new_buckets": (16,),
+    }
     engine = Engine(target, draft, EngineConfig(views=("T-slots",), gamma=2, **settings))
     request = Request(engine.encoder.prompt("What?", [tiny.page(0)]), 12)
     theirs, own = engine.batcher.read([request])[0].rows
@@ -84,8 +100,13 @@ def test_a_draft_sees_as_many_placeholders_as_its_target_has_slots(family: str, 
 
 
 def test_a_draft_without_the_placeholder_is_refused() -> None:
-    target = replace(tiny.loaded({}), config=replace(tiny.CONFIG, image_token_index=TEXT.vocab_size))
+    target = replace(
+        tiny.loaded({}), config=replace(tiny.CONFIG, image_token_index=TEXT.vocab_size)
+    )
     draft = replace(target, config=TEXT)
     check_pair(target, draft, parse_views(["T"]))
-    with pytest.raises(InputError, match=f"T-slots shows token {TEXT.vocab_size}, and the draft has {TEXT.vocab_size}"):
+    with pytest.raises(
+        InputError,
+        match=f"T-slots shows token {TEXT.vocab_size}, and the draft has {TEXT.vocab_size}",
+    ):
         check_pair(target, draft, parse_views(["T", "T-slots"]))

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+
 from jaxspec.config import (
     LlamaConfig,
     LlavaConfig,
@@ -37,16 +38,43 @@ SIGLIP = {"model_type": "siglip_vision_model"}
         (Qwen2Config, WINDOW | {"max_window_layers": 31}, SMALL),
         (
             Qwen2Config,
-            {"use_sliding_window": True, "layer_types": ["full_attention"] * 31 + ["sliding_attention"]},
+            {
+                "use_sliding_window": True,
+                "layer_types": ["full_attention"] * 31 + ["sliding_attention"],
+            },
             SMALL,
         ),
-        (OptConfig, {"activation_function": "gelu_new"}, "activation_function 'gelu_new' is not supported"),
+        (
+            OptConfig,
+            {"activation_function": "gelu_new"},
+            "activation_function 'gelu_new' is not supported",
+        ),
         (VisionConfig, SIGLIP | {"image_size": [12, 24]}, "image_size [12, 24] is not supported"),
-        (LlavaConfig, {"vision_feature_layer": [-2, -5]}, "vision_feature_layer [-2, -5] is not supported; give int"),
-        (LlavaConfig, {"vision_feature_layer": 40}, "vision_feature_layer 40 of a tower of 24 layers"),
-        (LlavaConfig, {"text_config": {"model_type": "opt"}}, "'opt' is not one of ['llama', 'mistral'"),
-        (LlavaNextConfig, {"image_grid_pinpoints": [[336, 600]]}, "1 to 100 whole tiles of 336 pixels"),
-        (LlavaOnevisionConfig, {"vision_feature_select_strategy": "default"}, "and 'full' with SigLIP's"),
+        (
+            LlavaConfig,
+            {"vision_feature_layer": [-2, -5]},
+            "vision_feature_layer [-2, -5] is not supported; give int",
+        ),
+        (
+            LlavaConfig,
+            {"vision_feature_layer": 40},
+            "vision_feature_layer 40 of a tower of 24 layers",
+        ),
+        (
+            LlavaConfig,
+            {"text_config": {"model_type": "opt"}},
+            "'opt' is not one of ['llama', 'mistral'",
+        ),
+        (
+            LlavaNextConfig,
+            {"image_grid_pinpoints": [[336, 600]]},
+            "1 to 100 whole tiles of 336 pixels",
+        ),
+        (
+            LlavaOnevisionConfig,
+            {"vision_feature_select_strategy": "default"},
+            "and 'full' with SigLIP's",
+        ),
         (
             QwenVLConfig,
             {"vision_config": {"window_size": 20}},
@@ -61,8 +89,12 @@ def test_what_is_not_supported_is_one_line(kind: Any, raw: dict[str, Any], messa
 
 
 def test_windows_that_change_nothing_are_read() -> None:
-    assert MistralConfig.from_hf({"max_position_embeddings": 4096}) == MistralConfig(max_position_embeddings=4096)
+    assert MistralConfig.from_hf({"max_position_embeddings": 4096}) == MistralConfig(
+        max_position_embeddings=4096
+    )
     for raw in (WINDOW | {"use_sliding_window": False}, WINDOW | {"sliding_window": 32768}):
-        assert Qwen2Config.from_hf(raw | {"max_window_layers": 0}) == Qwen2Config(num_hidden_layers=32)
+        assert Qwen2Config.from_hf(raw | {"max_window_layers": 0}) == Qwen2Config(
+            num_hidden_layers=32
+        )
     short = {"use_sliding_window": True, "num_hidden_layers": 28}
     assert Qwen2Config.from_hf(short) == Qwen2Config(num_hidden_layers=28)

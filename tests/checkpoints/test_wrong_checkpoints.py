@@ -1,4 +1,6 @@
-"""Directories that are no checkpoint, or a broken one: `load` says what and the mend, `inspect` says all of it."""
+"""Directories that are no checkpoint, or a broken one: `load` says what and the mend, `inspect`
+says all of it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
-from safetensors.numpy import load_file, save_file
-
 from tests import tiny
 
 ORIGINAL = {
@@ -84,7 +86,10 @@ def lose_tensor(path: Path) -> None:
 def float8(path: Path) -> None:
     for shard in path.glob("*.safetensors"):
         tensors = load_file(shard)
-        tensors = {name: t.astype(ml_dtypes.float8_e4m3fn) if name == HEAD else t for name, t in tensors.items()}
+        tensors = {
+            name: t.astype(ml_dtypes.float8_e4m3fn) if name == HEAD else t
+            for name, t in tensors.items()
+        }
         save_file(tensors, shard)
 
 
@@ -115,7 +120,9 @@ def rename(change: Callable[[str], str]) -> Callable[[Path], None]:
             tensors |= load_file(shard)
             shard.unlink()
         lose_index(path)
-        save_file({change(name): tensor for name, tensor in tensors.items()}, path / "model.safetensors")
+        save_file(
+            {change(name): tensor for name, tensor in tensors.items()}, path / "model.safetensors"
+        )
 
     return write
 
@@ -132,7 +139,9 @@ def without_head(path: Path) -> None:
 
 def pointer(name: str) -> Callable[[Path], None]:
     def write(path: Path) -> None:
-        (path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n")
+        (path / name).write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"
+        )
 
     return write
 
@@ -142,43 +151,103 @@ def original(path: Path, **changes: Any) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
-    "rope_theta of zero": (config("text_config", rope_parameters={"rope_theta": 0}), "rope_theta 0 is not supported"),
-    "a negative placeholder": (config(image_token_index=-1), "image_token_index -1 is not supported"),
-    "another family": (config(model_type="gpt9"), "model_type 'gpt9' is not supported; supported: llama, "),
-    "quantised": (config(quantization_config={"quant_method": "gptq"}), "the model is quantised (gptq); take the"),
+    "rope_theta of zero": (
+        config("text_config", rope_parameters={"rope_theta": 0}),
+        "rope_theta 0 is not supported",
+    ),
+    "a negative placeholder": (
+        config(image_token_index=-1),
+        "image_token_index -1 is not supported",
+    ),
+    "another family": (
+        config(model_type="gpt9"),
+        "model_type 'gpt9' is not supported; supported: llama, ",
+    ),
+    "quantised": (
+        config(quantization_config={"quant_method": "gptq"}),
+        "the model is quantised (gptq); take the",
+    ),
     "float8": (float8, f"{HEAD} is F8_E4M3, supported: F32, F16, BF16"),
     "bin": (without_weights("optimizer.bin"), "it holds only optimizer.bin; give the whole model"),
     "gguf": (without_weights("llava-q4.gguf", keep_config=False), "it holds only llava-q4.gguf"),
-    "adapter": (without_weights("adapter_config.json", keep_config=False), "it holds only adapter_config.json"),
+    "adapter": (
+        without_weights("adapter_config.json", keep_config=False),
+        "it holds only adapter_config.json",
+    ),
     "no weights": (without_weights(), "no model.safetensors and no model.safetensors.index.json"),
-    "lost shard": (lose_shard, "model-00001-of-00005.safetensors: named by the index and not there; fetch it"),
+    "lost shard": (
+        lose_shard,
+        "model-00001-of-00005.safetensors: named by the index and not there; fetch it",
+    ),
     "header against bytes": (wrong_length, "unreadable ("),
     "lost tensor": (lose_tensor, " is missing"),
     "vocabulary": (config("text_config", vocab_size=99), "config.json asks for [99, 32]"),
-    "depth": (config("text_config", num_hidden_layers=3), "model.layers.2.input_layernorm.weight is missing"),
+    "depth": (
+        config("text_config", num_hidden_layers=3),
+        "model.layers.2.input_layernorm.weight is missing",
+    ),
     "width": (config("text_config", hidden_size=64), "config.json asks for [64"),
-    "number as text": (config("text_config", hidden_size="32"), "hidden_size '32' is not supported; give int"),
-    "deep": (lambda path: (path / "config.json").write_text("[" * 100_000), "not readable as JSON (maximum recursion"),
+    "number as text": (
+        config("text_config", hidden_size="32"),
+        "hidden_size '32' is not supported; give int",
+    ),
+    "deep": (
+        lambda path: (path / "config.json").write_text("[" * 100_000),
+        "not readable as JSON (maximum recursion",
+    ),
     "shards lack": (
         partial(lose_index, shards=True),
         "4 of the 5 files model-*-of-00005.safetensors, and no model.saf",
     ),
-    "stray file": (stray, "model.safetensors is read, and shards are there too; remove those, or the file if it is"),
-    "other names": (rename(lambda name: f"net.{name}"), "net.language_model.lm_head.weight is unexpected"),
+    "stray file": (
+        stray,
+        "model.safetensors is read, and shards are there too; remove those, or the file if it is",
+    ),
+    "other names": (
+        rename(lambda name: f"net.{name}"),
+        "net.language_model.lm_head.weight is unexpected",
+    ),
     "no output matrix": (without_head, f"tie_word_embeddings is false, and {HEAD} is missing"),
-    "pointer": (pointer("model-00002-of-00005.safetensors"), "a pointer of git-lfs, not the file; run `git lfs pull`"),
-    "pointer of words": (pointer("tokenizer.json"), "tokenizer.json: a pointer of git-lfs, not the file"),
+    "pointer": (
+        pointer("model-00002-of-00005.safetensors"),
+        "a pointer of git-lfs, not the file; run `git lfs pull`",
+    ),
+    "pointer of words": (
+        pointer("tokenizer.json"),
+        "tokenizer.json: a pointer of git-lfs, not the file",
+    ),
     "original format": (
         original,
         "LlavaLlamaForCausalLM in the original LLaVA format, which is not read; take a model",
     ),
-    "its 13B": (partial(original, hidden_size=5120), "as llava-hf/llava-1.5-13b-hf is, or convert it"),
-    "its successor": (partial(original, image_aspect_ratio="anyres"), "as llava-hf/llava-v1.6-vicuna-7b-hf is"),
-    "its Qwen": (partial(original, architectures=["LlavaQwenForCausalLM"]), "layout, whose hub id ends in -hf, or"),
-    "no sizes": (config(text_config=None), "config.json: no text_config; fetch the model's own config.json"),
-    "no tower": (config(vision_config={}), "config.json: no vision_config; fetch the model's own config.json"),
-    "a bare text model": (config(model_type="llama"), "no hidden_size, num_hidden_layers, num_attention_heads; fetch"),
-    "many layers": (config("text_config", num_hidden_layers=1000), "num_hidden_layers 1000, and the files hold 64"),
+    "its 13B": (
+        partial(original, hidden_size=5120),
+        "as llava-hf/llava-1.5-13b-hf is, or convert it",
+    ),
+    "its successor": (
+        partial(original, image_aspect_ratio="anyres"),
+        "as llava-hf/llava-v1.6-vicuna-7b-hf is",
+    ),
+    "its Qwen": (
+        partial(original, architectures=["LlavaQwenForCausalLM"]),
+        "layout, whose hub id ends in -hf, or",
+    ),
+    "no sizes": (
+        config(text_config=None),
+        "config.json: no text_config; fetch the model's own config.json",
+    ),
+    "no tower": (
+        config(vision_config={}),
+        "config.json: no vision_config; fetch the model's own config.json",
+    ),
+    "a bare text model": (
+        config(model_type="llama"),
+        "no hidden_size, num_hidden_layers, num_attention_heads; fetch",
+    ),
+    "many layers": (
+        config("text_config", num_hidden_layers=1000),
+        "num_hidden_layers 1000, and the files hold 64",
+    ),
 }
 
 
@@ -198,7 +267,9 @@ def test_wrong_checkpoint(case, good, tmp_path):
 TOOLS: dict[str, Callable[[Path], None]] = {
     "no index": lose_index,
     "DDP": rename(lambda name: f"module.{name}"),
-    "torch.compile": rename(lambda name: f"_orig_mod.{name}".replace("layers.0.", "layers.0._orig_mod.")),
+    "torch.compile": rename(
+        lambda name: f"_orig_mod.{name}".replace("layers.0.", "layers.0._orig_mod.")
+    ),
     "PEFT": rename(lambda name: f"base_model.model.{name}"),
     "both": rename(lambda name: f"module._orig_mod.{name}"),
 }
@@ -216,7 +287,9 @@ def test_a_wrapped_text_model(tmp_path):
     text, params = tiny.CONFIG.text_config, tiny.random_params(tiny.CONFIG.text_config)
     path = tiny.save(tmp_path / "model", text, params)
     tensors = load_file(path / "model.safetensors")
-    save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, path / "model.safetensors")
+    save_file(
+        {f"model.{name}": tensor for name, tensor in tensors.items()}, path / "model.safetensors"
+    )
     jax.tree.map(np.testing.assert_array_equal, load(path).params, params)
 
 
@@ -243,7 +316,11 @@ def test_inspection_tells_every_problem(good, tmp_path):
     config("text_config", intermediate_size=50)(path)
     (path / "tokenizer.json").unlink()
     problems = inspect(path).problems
-    for words in ("named by the index and not there", "config.json asks for [50, 32]", "no tokenizer"):
+    for words in (
+        "named by the index and not there",
+        "config.json asks for [50, 32]",
+        "no tokenizer",
+    ):
         assert any(words in problem for problem in problems), problems
     assert sum("asks for" in problem for problem in problems) == 4
     assert not any(problem.endswith("is missing") for problem in problems)
@@ -267,7 +344,9 @@ def test_weights_are_numbers(dtype, number, good, tmp_path):
         load(path)
 
 
-@pytest.mark.parametrize(("number", "dtype"), [(np.nan, None), (np.inf, jnp.bfloat16), (1e5, jnp.float16)])
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(np.nan, None), (np.inf, jnp.bfloat16), (1e5, jnp.float16)]
+)
 def test_weights_that_are_no_numbers_are_not_written(number, dtype, good, tmp_path):
     """100,000 is infinity in float16."""
     model = load(good)

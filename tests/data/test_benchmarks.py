@@ -10,17 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eval.lib.questions.sets import add_follow_ups, evaluation_set
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from PIL import Image
+
+from eval.lib.questions.sets import add_follow_ups, evaluation_set
 from jaxspec.data.benchmarks import REASON, SUMMARISE, benchmark_samples, few_shot_samples
 from jaxspec.data.images import StoredImage
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from picturebook import FOLLOW_UPS
-from PIL import Image
 
-pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra")
+pyarrow = pytest.importorskip(
+    "pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra"
+)
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
@@ -47,7 +50,13 @@ def shade(image: Any) -> int:
 
 
 POPE = [
-    {"id": str(i), "question_id": str(i), "question": f"Is there a cup, {i}?", "answer": "yes", "image": cell(i)}
+    {
+        "id": str(i),
+        "question_id": str(i),
+        "question": f"Is there a cup, {i}?",
+        "answer": "yes",
+        "image": cell(i),
+    }
     for i in range(5)
 ]
 INTERLEAVED = [
@@ -64,7 +73,12 @@ INTERLEAVED = [
 ]
 ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "docvqa": (
-        {"questionId": "1", "question": "Which year?", "image": cell(1), "answers": ["1999", "'99"]},
+        {
+            "questionId": "1",
+            "question": "Which year?",
+            "image": cell(1),
+            "answers": ["1999", "'99"],
+        },
         ("1999", "'99"),
         f"<image>\n{REASON}Which year?",
     ),
@@ -84,9 +98,19 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
         ("even",),
         "2 is\nA. odd\nB. even",
     ),
-    "cnn-dm": ({"article": "Rain fell.", "highlights": "Rain.", "id": "1"}, (), f"{SUMMARISE}Rain fell."),
+    "cnn-dm": (
+        {"article": "Rain fell.", "highlights": "Rain.", "id": "1"},
+        (),
+        f"{SUMMARISE}Rain fell.",
+    ),
     "scienceqa": (
-        {"image": cell(1), "question": "Which?", "choices": ["sun", "moon"], "answer": 1, "hint": ""},
+        {
+            "image": cell(1),
+            "question": "Which?",
+            "choices": ["sun", "moon"],
+            "answer": 1,
+            "hint": "",
+        },
         ("moon",),
         f"<image>\n{REASON}Which?\nA. sun\nB. moon",
     ),
@@ -106,20 +130,32 @@ def test_rows_in_the_hubs_columns(name: str, tmp_path: Path) -> None:
 
 SUMS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(6)]
 FACTS = [
-    {"question": f"{n}?", "subject": ("art", "law")[n % 2], "choices": ["no", "yes"], "answer": n % 2}
+    {
+        "question": f"{n}?",
+        "subject": ("art", "law")[n % 2],
+        "choices": ["no", "yes"],
+        "answer": n % 2,
+    }
     for n in range(10)
 ]
 
 
 def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the hub be a folder, with nothing in its cache."""
-    monkeypatch.setattr("huggingface_hub.HfFileSystem", lambda: DirFileSystem(str(folder), LocalFileSystem()))
+    monkeypatch.setattr(
+        "huggingface_hub.HfFileSystem", lambda: DirFileSystem(str(folder), LocalFileSystem())
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
 
 
 def test_worked_examples_stand_in_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first four of all; five of the question's own subject; and of one split, as in the hub's copy."""
-    tests, train = write(tmp_path / "test.parquet", SUMS[5:]), write(tmp_path / "train.parquet", SUMS)
+    """The first four of all; five of the question's own subject; and of one split, as in the hub's
+    copy.
+    """
+    tests, train = (
+        write(tmp_path / "test.parquet", SUMS[5:]),
+        write(tmp_path / "train.parquet", SUMS),
+    )
     (sample,) = few_shot_samples("gsm8k", tests, train)
     shown = "".join(f"Question: {n}+1?\nAnswer: #### {n + 1}\n\n" for n in range(4))
     assert sample.turns == ((f"{shown}Question: 5+1?\nAnswer:", "#### 6"),)
@@ -140,13 +176,21 @@ def test_worked_examples_stand_in_front(tmp_path: Path, monkeypatch: pytest.Monk
 def test_subjects_take_turns(tmp_path: Path) -> None:
     rows = [row | {"subject": subject} for row, subject in zip(FACTS, "aabbbc", strict=False)]
     path = write(tmp_path / "test.parquet", rows)
-    assert [sample.turns[0][0][0] for sample in benchmark_samples("mmlu", path)] == ["0", "2", "5", "1", "3", "4"]
+    assert [sample.turns[0][0][0] for sample in benchmark_samples("mmlu", path)] == [
+        "0",
+        "2",
+        "5",
+        "1",
+        "3",
+        "4",
+    ]
 
 
 def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> None:
     edits = list(benchmark_samples("iedit", write(tmp_path / "a.parquet", INTERLEAVED)))
     assert [sample.turns[0][1] for sample in edits] == ["cut 0", "cut 5"]
-    assert [shade(image) for image in edits[0].images] == [1, 2]  # image_2 before image_10, None left out
+    # image_2 before image_10, None left out
+    assert [shade(image) for image in edits[0].images] == [1, 2]
     assert len(list(benchmark_samples("vist", tmp_path))) == 4
     with pytest.raises(InputError, match="no rows with sub_task 'PororoSV'"):
         next(benchmark_samples("pororosv", tmp_path))
@@ -154,7 +198,10 @@ def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> 
 
 def test_rows_are_streamed(tmp_path: Path) -> None:
     """A broken row is met when its turn comes and not before."""
-    path = write(tmp_path / "pope.parquet", [*POPE[:4], POPE[4] | {"image": {"bytes": b"no image", "path": ""}}])
+    path = write(
+        tmp_path / "pope.parquet",
+        [*POPE[:4], POPE[4] | {"image": {"bytes": b"no image", "path": ""}}],
+    )
     samples = benchmark_samples("pope", path)
     assert len([next(samples) for _ in range(4)]) == 4
     with pytest.raises(InputError, match=r"pope\.parquet row 5, image: not one of the formats"):
@@ -179,13 +226,20 @@ def torn(folder: Path) -> Path:
         (torn, r"a\.parquet: cannot be read as parquet"),
     ],
 )
-def test_bad_places_are_one_line(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+def test_bad_places_are_one_line(
+    make: Callable[[Path], Path], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=message):
         list(benchmark_samples("pope", make(tmp_path)))
 
 
 def sample(i: int, images: int = 1) -> Sample:
-    return Sample(str(i), "pope", tuple(f"{i}{k}" for k in range(images)), ((f"{'<image>' * images}Q{i}?", f"A{i}"),))
+    return Sample(
+        str(i),
+        "pope",
+        tuple(f"{i}{k}" for k in range(images)),
+        ((f"{'<image>' * images}Q{i}?", f"A{i}"),),
+    )
 
 
 BORROWED = {
@@ -208,7 +262,8 @@ def test_follow_ups_go_through_the_kinds() -> None:
     assert fact == (f"Who wrote it. {reasons}", "Ann")
     assert total == ("1+1?. Provide a detailed explanation.\nLet's think step by step.", "2")
     assert second[6].images == ("60", "70")
-    assert add_follow_ups(first, ("question",), {})[7].turns[1] == first[0].turns[0]  # the last asks the first's
+    # the last asks the first's
+    assert add_follow_ups(first, ("question",), {})[7].turns[1] == first[0].turns[0]
     for s in second:
         assert sum(q.count("<image>") for q, _ in s.turns) == len(s.images)
 
@@ -227,7 +282,8 @@ def test_sets_by_name(tmp_path: Path) -> None:
     data = {"pope": write(tmp_path / "pope.parquet", POPE)}
     assert [s.id for s in evaluation_set("pope", 2, data=data)] == ["pope-000", "pope-001"]
     asked = evaluation_set("pope", 3, turns=2, kinds=("question",), data=data)[2]
-    assert asked.turns[1][0] == evaluation_set("pope", 1, data=data)[0].turns[0][0]  # round within the first three
+    # round within the first three
+    assert asked.turns[1][0] == evaluation_set("pope", 1, data=data)[0].turns[0][0]
     captions = evaluation_set("spot", 3, turns=2, kinds=("caption",))
     assert all("caption" in s.turns[1][0] for s in captions)
     assert captions[0].turns[0] == evaluation_set("spot", 1)[0].turns[0]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from jaxspec.errors import InputError
-from jaxspec.prompts.chat_templates import chat_templates
-from jaxspec.prompts.encoder import PromptEncoder
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
+from jaxspec.errors import InputError
+from jaxspec.prompts.chat_templates import chat_templates
+from jaxspec.prompts.encoder import PromptEncoder
 from tests import tiny
 
 CHATML = (
@@ -35,7 +35,8 @@ PARTS = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 
-# name: template, what closes an answer, first turn, what follows a closed answer, what follows an open one
+# name: template, what closes an answer, first turn, what follows a closed answer, what follows an
+# open one
 FORMATS: dict[str, tuple[str, str, str, str, str]] = {
     "ChatML": (
         CHATML,
@@ -44,7 +45,13 @@ FORMATS: dict[str, tuple[str, str, str, str, str]] = {
         "\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
         "<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
     ),
-    "Llama 2": (LLAMA2, "</s>", "<s>[INST] Who? [/INST]", "<s>[INST] Why? [/INST]", " </s><s>[INST] Why? [/INST]"),
+    "Llama 2": (
+        LLAMA2,
+        "</s>",
+        "<s>[INST] Who? [/INST]",
+        "<s>[INST] Why? [/INST]",
+        " </s><s>[INST] Why? [/INST]",
+    ),
     "Llama 3": (
         LLAMA3,
         "<|eot_id|>",
@@ -54,7 +61,13 @@ FORMATS: dict[str, tuple[str, str, str, str, str]] = {
         "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
     ),
-    "lists of parts": (PARTS, "</s>", "USER: Who? ASSISTANT:", " USER: Why? ASSISTANT:", " USER: Why? ASSISTANT:"),
+    "lists of parts": (
+        PARTS,
+        "</s>",
+        "USER: Who? ASSISTANT:",
+        " USER: Why? ASSISTANT:",
+        " USER: Why? ASSISTANT:",
+    ),
 }
 
 
@@ -79,7 +92,9 @@ def test_turns(name):
         told = [*prompt.tokens.tolist(), *ids]
         assert second[: len(told)] == told
         assert encoder.tokenizer.decode(second[len(told) :]) == following
-        third = encoder.follow_up(encoder.follow_up(prompt, ids, "Why?"), ids, "Why?").tokens.tolist()
+        third = encoder.follow_up(
+            encoder.follow_up(prompt, ids, "Why?"), ids, "Why?"
+        ).tokens.tolist()
         assert third == [*second, *ids, *second[len(told) :]]
 
 
@@ -97,17 +112,23 @@ def test_training_dialogues_are_what_decoding_will_see(name):
 @pytest.mark.parametrize("sees", [False, True])
 @pytest.mark.parametrize("name", [*FORMATS, "none"])
 def test_templates_for_transformers(name, sees):
-    """With these, `apply_chat_template` gives the ids that prompts of this library have, BOS among them."""
+    """With these, `apply_chat_template` gives the ids that prompts of this library have, BOS among
+    them.
+    """
     words = tokenizer(*FORMATS[name][:2]) if name in FORMATS else tiny.tokenizer()
     if name != "ChatML":
-        words.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        words.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
     encoder = PromptEncoder(words, tiny.SPECIAL.index("<image>") if sees else None)
     prompt = encoder.prompt("Who?").tokens.tolist()
     template = chat_templates(encoder)["default"]
     parts: list[Any] = ["Who?", [{"type": "text", "text": "Who?"}]]
     content = parts[name == "lists of parts"]
     said = [{"role": "user", "content": content}]
-    text = words.apply_chat_template(said, chat_template=template, add_generation_prompt=True, tokenize=False)
+    text = words.apply_chat_template(
+        said, chat_template=template, add_generation_prompt=True, tokenize=False
+    )
     if sees:  # as transformers' processors do it
         assert words.encode(text, add_special_tokens=not text.startswith("<s>")) == prompt
     else:
@@ -122,16 +143,23 @@ def test_what_is_written_without_a_template_is_one_for_transformers():
     template = chat_templates(encoder)["default"]
     for image in ([{"type": "image"}, {"type": "text", "text": "Who?"}], turns[0][0]):
         contents = [image, "Me.", [{"type": "text", "text": "Why?"}], "No."]
-        said = [{"role": role, "content": part} for role, part in zip(("user", "assistant") * 2, contents)]
+        said = [
+            {"role": role, "content": part}
+            for role, part in zip(("user", "assistant") * 2, contents)
+        ]
         text = encoder.tokenizer.apply_chat_template(said, chat_template=template, tokenize=False)
         assert [encoder.tokenizer.bos_token_id, *encoder.tokenizer.encode(text)] == tokens.tolist()
 
 
 def test_one_bos_at_most():
-    """A tokeniser that puts BOS in front of texts does so before a template that writes none, and only once."""
+    """A tokeniser that puts BOS in front of texts does so before a template that writes none, and
+    only once.
+    """
     for template in (PARTS, LLAMA3):
         words = tokenizer(template)
-        words.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        words.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
         tokens = PromptEncoder(words).prompt("Who?").tokens.tolist()
         assert tokens[0] == words.bos_token_id
         assert tokens.count(words.bos_token_id) == 1
@@ -173,7 +201,10 @@ def test_only_vicunas_family_is_asked_in_vicunas_form(decoder, mark, form):
         assert chat_templates(encoder)
         return
     for ask in asks:
-        with pytest.raises(InputError, match=f"no chat template, and this '{decoder}' is not asked in Vicuna's form"):
+        with pytest.raises(
+            InputError,
+            match=f"no chat template, and this '{decoder}' is not asked in Vicuna's form",
+        ):
             ask()
     assert chat_templates(encoder) == {}
     assert encoder.completion("Who?").tokens.tolist()[1:] == encoder.ids("Who?")  # base models

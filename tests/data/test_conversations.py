@@ -1,4 +1,6 @@
-"""Training data from files: every form of row, what is skipped, and prepared shards read back as they were written."""
+"""Training data from files: every form of row, what is skipped, and prepared shards read back as
+they were written.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from PIL import Image
+
 from jaxspec.data.conversations import Skipped, conversation, readable
 from jaxspec.data.prepared import Prepared, mixture
 from jaxspec.data.rows import DataRow
 from jaxspec.errors import InputError
 from picturebook.training import Picturebook
-from PIL import Image
-from train.prepare import Book, Llava, Text, main
-
 from tests.tiny.disk import full_disk
+from train.prepare import Book, Llava, Text, main
 
 
 def said(*pairs: tuple[str, str]) -> list[dict[str, str]]:
-    return [{"from": who, "value": text} for pair in pairs for who, text in zip(("human", "gpt"), pair)]
+    return [
+        {"from": who, "value": text} for pair in pairs for who, text in zip(("human", "gpt"), pair)
+    ]
 
 
 @pytest.fixture
@@ -95,16 +99,26 @@ def test_videos_are_frames_from_first_to_last(photos: Path) -> None:
 
 
 def test_sizes_are_those_of_upright_images(photos: Path) -> None:
-    sample = read({"conversations": said(("<image><image>?", "Yes.")), "image": ["turned.jpg", "3.png"]}, photos)
+    sample = read(
+        {"conversations": said(("<image><image>?", "Yes.")), "image": ["turned.jpg", "3.png"]},
+        photos,
+    )
     assert [image.size for image in sample.images] == [(9, 5), (3, 7)]
-    values = {"conversations": said(("<image>?", "Yes.")), "image": {"bytes": None, "path": "3.png"}}
-    assert read(values, photos).images[0].size == (3, 7)  # as the hub stores an image that is a file
+    values = {
+        "conversations": said(("<image>?", "Yes.")),
+        "image": {"bytes": None, "path": "3.png"},
+    }
+    # as the hub stores an image that is a file
+    assert read(values, photos).images[0].size == (3, 7)
 
 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"conversations": said(("<image>", "Ho")), "image": ["1.png", "2.png"]}, "1 <image> placeholders but 2"),
+        (
+            {"conversations": said(("<image>", "Ho")), "image": ["1.png", "2.png"]},
+            "1 <image> placeholders but 2",
+        ),
         ({"conversations": said(("Hi", "see <image>"))}, "in an answer"),
         ({"conversations": said(("Hi", "Ho"))[:1] * 2}, "out of turn"),
         ({"conversations": said(("Hi", "Ho")), "image": "broken.png"}, "not one of the formats"),
@@ -120,7 +134,9 @@ def test_rows_that_cannot_be_read(values: dict[str, Any], reason: str, photos: P
 
 def lines(path: Path) -> Path:
     good = [json.dumps({"id": i, "text": f"text {i}"}).encode() for i in range(40)]
-    path.write_bytes(b"\n".join([*good, b"{broken", b"\xff\xfe", b"[1]", b'{"id": "odd"}', b"", good[0]]))
+    path.write_bytes(
+        b"\n".join([*good, b"{broken", b"\xff\xfe", b"[1]", b'{"id": "odd"}', b"", good[0]])
+    )
     return path
 
 
@@ -134,8 +150,12 @@ def test_what_is_skipped_is_counted_and_logged_by_id(tmp_path: Path) -> None:
     assert skipped.count == 4
 
 
-def test_what_is_not_read_is_named_once_with_its_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither columns that are no part of a conversation are named, nor those that repeat what is read."""
+def test_what_is_not_read_is_named_once_with_its_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither columns that are no part of a conversation are named, nor those that repeat what is
+    read.
+    """
     rows = [
         {"question": "1+1?", "answer": "2", "rationale": "One and one.", "id": 1, "source": "a book"},
         {"question": "2+2?", "answer": "4", "rationale": "Two and two.", "text": "Q: 2+2?\nA: 4"},
@@ -163,7 +183,9 @@ def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:
 
 
 def test_a_set_without_samples_says_why(tmp_path: Path) -> None:
-    rows = [{"conversations": said(("Hi", "Ho")), "image": name} for name in ("a.png", "a.png", "b.png")]
+    rows = [
+        {"conversations": said(("Hi", "Ho")), "image": name} for name in ("a.png", "a.png", "b.png")
+    ]
     (tmp_path / "mix.json").write_text(json.dumps(rows))
     reason = r"3 rows were skipped, 2 of them: no such image file 'a\.png' in .* \(.*mix\.skipped\.jsonl has all\)"
     with pytest.raises(InputError, match=f"data mix: no sample is left; {reason}"):
@@ -185,9 +207,15 @@ def test_json_lines_under_another_name(tmp_path: Path) -> None:
         list(readable(tmp_path / "mix.json", skipped))
 
 
-def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepared_llava_comes_back(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [
-        {"id": f"r{i}", "image": [f"{k}.png" for k in range(i % 3)], "conversations": said((f"Q{i} é?", f"A{i}"))}
+        {
+            "id": f"r{i}",
+            "image": [f"{k}.png" for k in range(i % 3)],
+            "conversations": said((f"Q{i} é?", f"A{i}")),
+        }
         for i in range(30)
     ]
     rows[7]["image"] = "broken.png"
@@ -198,7 +226,9 @@ def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.
     assert "skipped 1 rows" in out.err
     source = Prepared(tmp_path / "my_mix")
     assert source.metadata == {"samples": 29, "images": 29, "answers": 29, "skipped": 1}
-    assert [sample.id for sample in (source[i] for i in range(len(source)))] == [f"r{i}" for i in range(30) if i != 7]
+    assert [sample.id for sample in (source[i] for i in range(len(source)))] == [
+        f"r{i}" for i in range(30) if i != 7
+    ]
     sample = pickle.loads(pickle.dumps(source))[5]
     assert sample.turns == (("<image>\n<image>\nQ5 é?", "A5"),)
     assert [image.size for image in sample.images] == [(3, 4), (3, 5)]
@@ -208,7 +238,8 @@ def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.
         for record in tfds.data_source("my_mix", data_dir=str(tmp_path), split="train")
         for image in record["images"]
     ]
-    assert sorted(written) == sorted((photos / f"{k}.png").read_bytes() for k in range(2))  # once, not once a row
+    # once, not once a row
+    assert sorted(written) == sorted((photos / f"{k}.png").read_bytes() for k in range(2))
     with pytest.raises(InputError, match="holds prepared data already"):
         main(Llava(tmp_path / "mix.json", "my_mix", images=photos, out=tmp_path))
     assert "r7" in (tmp_path / "my_mix.skipped.jsonl").read_text()
@@ -228,11 +259,16 @@ def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     """The shards are the ArrayRecord writer's, and the log of what is skipped is this library's."""
-    with full_disk(1 << 12), pytest.raises(InputError, match=r"pages/2\.0\.0: cannot be written: File too large; "):
+    with (
+        full_disk(1 << 12),
+        pytest.raises(InputError, match=r"pages/2\.0\.0: cannot be written: File too large; "),
+    ):
         main(Book(2, "pages", out=tmp_path))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     (tmp_path / "mix.skipped.jsonl").mkdir()
-    with pytest.raises(InputError, match=r"mix\.skipped\.jsonl: cannot be written: Is a directory; "):
+    with pytest.raises(
+        InputError, match=r"mix\.skipped\.jsonl: cannot be written: Is a directory; "
+    ):
         main(Llava(lines(tmp_path / "text.jsonl"), "mix", out=tmp_path))
 
 

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.rows import LONGEST, local_rows, rows_and_errors
 from jaxspec.data.samples import own_samples
 from jaxspec.errors import InputError
-from PIL import Image
 from train.prepare import Llava, main
 
 GOOD = '{"id": "good", "question": "Is it?", "answer": "It is."}'
@@ -21,11 +22,15 @@ BAD = {
     "half a character": (r'{"question": "\ud83d", "answer": "It is."}', "surrogates not allowed"),
     "half a name": (r'{"question": "Is it?", "\ud83d": 1}', "surrogates not allowed"),
     "a data URL": (
-        '{"question": "Is it?", "answer": "It is.", "image": "data:image/png;base64,' + "A" * 5000 + '"}',
+        '{"question": "Is it?", "answer": "It is.", "image": "data:image/png;base64,'
+        + "A" * 5000
+        + '"}',
         "no such image file 'data:image/png",
     ),
     "a video of a data URL": (
-        '{"question": "Is it?", "answer": "It is.", "video": "data:video/mp4;base64,' + "A" * 5000 + '"}',
+        '{"question": "Is it?", "answer": "It is.", "video": "data:video/mp4;base64,'
+        + "A" * 5000
+        + '"}',
         "no folder of frames",
     ),
     "less nesting": ('{"question": ' + "[" * 300 + "]" * 300 + "}", "hold no conversation"),
@@ -115,10 +120,14 @@ def test_a_file_that_is_no_list_is_one_line(text: str, reason: str, tmp_path: Pa
 
 
 def test_a_parquet_row_that_is_not_utf8_is_skipped(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra")
+    arrow = pytest.importorskip(
+        "pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra"
+    )
     parquet = pytest.importorskip("pyarrow.parquet")
     texts = [b"one", b"two \xff", b"three"]
-    column = arrow.Array.from_buffers(arrow.string(), 3, arrow.array(texts, arrow.binary()).buffers())
+    column = arrow.Array.from_buffers(
+        arrow.string(), 3, arrow.array(texts, arrow.binary()).buffers()
+    )
     parquet.write_table(arrow.table({"text": column}), tmp_path / "a.parquet")
     skipped = Skipped(1, tmp_path / "skipped.jsonl")
     assert [sample.turns[0][1] for sample in readable(tmp_path, skipped)] == ["one", "three"]
@@ -135,12 +144,18 @@ def test_images_outside_of_their_folder_are_taken_where_that_is_allowed(tmp_path
     inside = ["in.png", str(folder / "in.png"), "link.png", "../photos/in.png"]
     outside = ["../secret.png", str(tmp_path / "secret.png"), "images/../../secret.png"]
     names = [*inside, *outside, "far/../secret.png"]
-    rows = [{"id": i, "question": "Is it?", "answer": "It is.", "image": name} for i, name in enumerate(names)]
+    rows = [
+        {"id": i, "question": "Is it?", "answer": "It is.", "image": name}
+        for i, name in enumerate(names)
+    ]
     path = as_lines(tmp_path, [json.dumps(row) for row in rows])
     skipped = Skipped(4, tmp_path / "skipped.jsonl")
     assert [sample.id for sample in readable(path, skipped, folder)] == ["0", "1", "2", "3"]
     log = skipped.log.read_text()
-    assert log.count(f"is outside of {folder}; link to it from there, or prepare it with --outside") == 3
+    assert (
+        log.count(f"is outside of {folder}; link to it from there, or prepare it with --outside")
+        == 3
+    )
     assert "no such image file 'far/../secret.png'" in log  # not what the link's own parent holds
     as_lines(tmp_path, [json.dumps(row) for row in rows[:-1]])
     main(Llava(path, "all", images=folder, outside=True, skip=0, out=tmp_path))

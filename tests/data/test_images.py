@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from jaxspec.data.images import StoredImage, load_image, to_rgb
 from jaxspec.errors import InputError
-from PIL import Image
 
 RAMP = np.linspace(0, 65535, 6).astype(np.uint16)[None]
 
@@ -36,7 +37,9 @@ def test_arrays() -> None:
     page = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     np.testing.assert_array_equal(np.asarray(to_rgb(page)), page)
     for wrong in (page.astype(np.int64), page[None], page / 255):
-        with pytest.raises(InputError, match=r"an array of \w+ of shape \[.*\]; give uint8 \[Y, X, 3\]"):
+        with pytest.raises(
+            InputError, match=r"an array of \w+ of shape \[.*\]; give uint8 \[Y, X, 3\]"
+        ):
             to_rgb(wrong)
 
 
@@ -80,9 +83,13 @@ def test_a_good_one_beside_them() -> None:
 @pytest.mark.filterwarnings("ignore:Image size")
 def test_images_that_grow_are_refused_by_their_headers(tmp_path: Path) -> None:
     """300 MB of pixels in 40 bytes of file: nothing is decoded."""
-    bomb = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", struct.pack(">IIBBBBB", 13_000, 13_000, 16, 0, 0, 0, 0))
+    bomb = b"\x89PNG\r\n\x1a\n" + _chunk(
+        b"IHDR", struct.pack(">IIBBBBB", 13_000, 13_000, 16, 0, 0, 0, 0)
+    )
     (tmp_path / "bomb.png").write_bytes(bomb + _chunk(b"IDAT", b""))
-    with pytest.raises(InputError, match=r"bomb\.png: 13000x13000 is over 89478485 pixels; shrink it"):
+    with pytest.raises(
+        InputError, match=r"bomb\.png: 13000x13000 is over 89478485 pixels; shrink it"
+    ):
         load_image(tmp_path / "bomb.png")
 
 
@@ -91,12 +98,32 @@ def test_images_that_hold_larger_ones_are_refused_before_these_are_decoded(tmp_p
     png = io.BytesIO()
     Image.new("1", (9_500, 9_500)).save(png, "PNG")
     inner, length = png.getvalue(), len(png.getvalue())
-    entries = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: 10_000, 323: 10_000, 324: 134, 325: length}
+    entries = {
+        256: 16,
+        257: 16,
+        258: 8,
+        259: 8,
+        262: 1,
+        277: 1,
+        322: 10_000,
+        323: 10_000,
+        324: 134,
+        325: length,
+    }
     tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
     cases = {
-        "ICO": (struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, length, 22), "not one of the formats"),
-        "ICNS": (b"icns" + struct.pack(">I4sI", length + 16, b"ic07", length + 8), "not one of the formats"),
-        "TIFF": (b"II*\0" + struct.pack("<IH", 8, len(entries)) + tags + bytes(4), "10000x10000 is over 89478485"),
+        "ICO": (
+            struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, length, 22),
+            "not one of the formats",
+        ),
+        "ICNS": (
+            b"icns" + struct.pack(">I4sI", length + 16, b"ic07", length + 8),
+            "not one of the formats",
+        ),
+        "TIFF": (
+            b"II*\0" + struct.pack("<IH", 8, len(entries)) + tags + bytes(4),
+            "10000x10000 is over 89478485",
+        ),
     }
     before = _most_memory()
     for kind, (header, why) in cases.items():
@@ -113,10 +140,17 @@ def _most_memory() -> int:
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def test_postscript_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+    (tmp_path / "a.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+    )
     with pytest.raises(InputError, match="not one of the formats that are read"):
         load_image(tmp_path / "a.png")

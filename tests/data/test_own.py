@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+
 from eval.lib.questions.sets import evaluation_set
 from jaxspec.data.samples import own_samples
 from jaxspec.errors import InputError
-from PIL import Image
 
 LINE = {"id": "a", "image": "red.png", "turns": ["What?", "Why?"], "reference": "A page."}
 
@@ -27,7 +28,12 @@ def test_every_column(tmp_path: Path) -> None:
     Image.new("RGB", (2, 2), "red").save(tmp_path / "photos/red.png")
     lines = [
         LINE,
-        {"id": 7, "images": ["red.png", "blue.png"], "turns": ["<image> or", "<image>?"], "reference": ["So.", "No."]},
+        {
+            "id": 7,
+            "images": ["red.png", "blue.png"],
+            "turns": ["<image> or", "<image>?"],
+            "reference": ["So.", "No."],
+        },
         {"id": "text", "turns": ["Who?"]},
     ]
     path = write(tmp_path / "mine.jsonl", *lines)
@@ -41,8 +47,14 @@ def test_every_column(tmp_path: Path) -> None:
     assert beside.images[0].size == (6, 4)
 
     data, photos = {"mine": path}, tmp_path / "photos"
-    assert [sample.id for sample in evaluation_set("mine", 2, data=data, images=photos)] == ["a", "7"]
-    assert [sample.id for sample in evaluation_set("mine", turns=2, data=data, images=photos)] == ["a", "7"]
+    assert [sample.id for sample in evaluation_set("mine", 2, data=data, images=photos)] == [
+        "a",
+        "7",
+    ]
+    assert [sample.id for sample in evaluation_set("mine", turns=2, data=data, images=photos)] == [
+        "a",
+        "7",
+    ]
     single = {"one": write(tmp_path / "one.jsonl", {"id": "text", "turns": ["Who?"]})}
     with pytest.raises(InputError, match="set one: no sample with a second turn"):
         evaluation_set("one", turns=2, data=single)
@@ -53,7 +65,10 @@ def test_every_column(tmp_path: Path) -> None:
     [
         (LINE | {"image": "green.png"}, "line 1, image: no such image file 'green.png'"),
         (LINE | {"images": ["red.png"]}, "line 1: has both 'image' and 'images'"),
-        (LINE | {"turns": ["What?", "<image> <image>"]}, "line 1: .* 2 <image> placeholders but 1 images"),
+        (
+            LINE | {"turns": ["What?", "<image> <image>"]},
+            "line 1: .* 2 <image> placeholders but 1 images",
+        ),
         (LINE | {"reference": ["A page."]}, "line 1: 'reference' is .*; give a text, or 2 texts"),
     ],
 )

@@ -6,6 +6,7 @@ import hashlib
 import zlib
 
 import numpy as np
+
 from picturebook import (
     SYNTHETIC_SETS,
     Sample,
@@ -17,7 +18,17 @@ from picturebook import (
 )
 from picturebook.lines import LINES, page_lines
 from picturebook.samples import COUNT_WORDS
-from picturebook.scenes import BACKGROUNDS, BAR_PLACES, COLOURS, KINDS, PLACES, SIGN, SIZES, WORDS, sample_chart
+from picturebook.scenes import (
+    BACKGROUNDS,
+    BAR_PLACES,
+    COLOURS,
+    KINDS,
+    PLACES,
+    SIGN,
+    SIZES,
+    WORDS,
+    sample_chart,
+)
 
 
 def digest(samples: list[Sample]) -> str:
@@ -77,16 +88,28 @@ def test_lines_say_what_lies_under_them() -> None:
         for place, thing in enumerate(scene.cells):
             row, column = divmod(place, 2)
             own = [line[column] for line in lines[6 * row : 6 * row + 5]]
-            assert own[0] == f"{PLACES[place]} " + (f"{thing.size} {thing.colour} {thing.kind}" if thing else "nothing")
+            assert own[0] == f"{PLACES[place]} " + (
+                f"{thing.size} {thing.colour} {thing.kind}" if thing else "nothing"
+            )
             assert own[1] == (f"sign says {thing.word}" if thing and thing.word else own[0])
             assert own[2:] == [own[0], own[1], own[0]]
     chart = sample_chart(rng)
-    bars = tuple(f"{place} {colour} {height}" for place, (colour, height) in zip(BAR_PLACES, chart.bars, strict=True))
-    assert page_lines(chart) == ((*[bars] * 5, (f"the background is {chart.background}", "this is a chart")) * 2)
+    bars = tuple(
+        f"{place} {colour} {height}"
+        for place, (colour, height) in zip(BAR_PLACES, chart.bars, strict=True)
+    )
+    assert page_lines(chart) == (
+        (*[bars] * 5, (f"the background is {chart.background}", "this is a chart")) * 2
+    )
 
 
 def test_train_and_test_streams_differ() -> None:
     """No generator is shared: not one test page, down to the pixel, is a training page."""
-    test = {page.tobytes() for name in SYNTHETIC_SETS for sample in test_set(name, 30) for page in sample.images}
+    test = {
+        page.tobytes()
+        for name in SYNTHETIC_SETS
+        for sample in test_set(name, 30)
+        for page in sample.images
+    }
     train = {page.tobytes() for i in range(600) for page in train_sample(0, i).images}
     assert not test & train

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from configs.models.mini import IMAGE_TOKEN
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
@@ -37,8 +38,14 @@ def test_placeholders_may_stand_anywhere_but_must_match():
 @pytest.mark.parametrize("encoder", [ENCODER, PromptEncoder(TOKENIZER)], ids=["images", "text"])
 def test_half_a_character_is_no_text(encoder):
     first = encoder.prompt("What?")
-    for ask in (encoder.prompt, encoder.completion, lambda words: encoder.follow_up(first, [5], words)):
-        with pytest.raises(InputError, match=r"prompt 'So \\ud83d\?': '\\ud83d' is half a character"):
+    for ask in (
+        encoder.prompt,
+        encoder.completion,
+        lambda words: encoder.follow_up(first, [5], words),
+    ):
+        with pytest.raises(
+            InputError, match=r"prompt 'So \\ud83d\?': '\\ud83d' is half a character"
+        ):
             ask("So \ud83d?")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+
 from eval.lib.questions.sets import evaluation_set
 from jaxspec.data.prepared import FileFormat, Prepared, prepare
 from jaxspec.data.tfds_records import tfds_records
@@ -28,7 +29,9 @@ class HardSums(tfds.core.GeneratorBasedBuilder):
         pixels = kinds.Tensor(shape=(2, 3, 3), dtype=np.uint8)
         return tfds.core.DatasetInfo(
             builder=self,
-            features=kinds.FeaturesDict({"question": kinds.Text(), "answer": kinds.Text(), "image": pixels}),
+            features=kinds.FeaturesDict(
+                {"question": kinds.Text(), "answer": kinds.Text(), "image": pixels}
+            ),
             disable_shuffling=True,
         )
 
@@ -47,7 +50,9 @@ NAME = HardSums.name
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tfds") / "at@home"
-    HardSums(data_dir=str(path), file_format="array_record").download_and_prepare(download_dir=str(path / "nothing"))
+    HardSums(data_dir=str(path), file_format="array_record").download_and_prepare(
+        download_dir=str(path / "nothing")
+    )
     return path
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from jaxspec.loading import LoadedModel
 
+from jaxspec.loading import LoadedModel
 from tests import tiny
 
 
@@ -16,4 +16,6 @@ def target() -> LoadedModel:
 @pytest.fixture(scope="session")
 def draft(target: LoadedModel) -> LoadedModel:
     """Looks through the target's tower."""
-    return tiny.loaded(tiny.noisy(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]})
+    return tiny.loaded(
+        tiny.noisy(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]}
+    )

@@ -1,4 +1,6 @@
-"""Language models that are tables, the exact laws of what several of them write together, and prompts for them."""
+"""Language models that are tables, the exact laws of what several of them write together, and
+prompts for them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from jaxspec.cache import KVCache, write
 from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
 from jaxspec.models.inputs import PromptRows
@@ -26,7 +29,9 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class TableModel:
-    """Reads its table [V**ORDER, V] of logits at the newest tokens in its cache, whatever lies there."""
+    """Reads its table [V**ORDER, V] of logits at the newest tokens in its cache, whatever lies
+    there.
+    """
 
     vocabulary: int
 
@@ -37,20 +42,28 @@ class TableModel:
     def embed(self, params: Array, rows: PromptRows, features: None, pool: None) -> Array:
         return rows.tokens
 
-    def prefill(self, params: Array, embeds: Array, rows: PromptRows, slots: int) -> tuple[Array, KVCache]:
+    def prefill(
+        self, params: Array, embeds: Array, rows: PromptRows, slots: int
+    ) -> tuple[Array, KVCache]:
         kept = jnp.pad(embeds, ((0, 0), (0, slots - embeds.shape[1])))[:, None, :, None]
         cache = KVCache((kept,), (), rows.length, jnp.zeros_like(rows.length))
         return self._logits(params, kept, rows.length[:, None] - 1)[:, 0], cache
 
-    def extend(self, params: Array, tokens: Array, cache: KVCache, tree: None = None) -> tuple[Array, KVCache]:
+    def extend(
+        self, params: Array, tokens: Array, cache: KVCache, tree: None = None
+    ) -> tuple[Array, KVCache]:
         at = cache.length[:, None] + jnp.arange(tokens.shape[1])
         kept = write(cache.k[0], tokens[..., None, None], at)
-        return self._logits(params, kept, at), cache.replace(k=(kept,), length=cache.length + tokens.shape[1])
+        return self._logits(params, kept, at), cache.replace(
+            k=(kept,), length=cache.length + tokens.shape[1]
+        )
 
     def _logits(self, table: Array, kept: Array, at: Array) -> Array:
         state = jnp.zeros_like(at)
         for back in range(ORDER - 1, -1, -1):
-            state = state * self.vocabulary + jnp.take_along_axis(kept[:, 0, :, 0], at - back, axis=1, mode="clip")
+            state = state * self.vocabulary + jnp.take_along_axis(
+                kept[:, 0, :, 0], at - back, axis=1, mode="clip"
+            )
         return table[state]
 
 
@@ -80,18 +93,29 @@ def options(temperature: np.ndarray, new: int, seed: int, **fields: Any) -> Samp
         top_p=jnp.full(rows, fields.get("top_p", 1.0), jnp.float32),
         max_new_tokens=jnp.full(rows, new, jnp.int32),
         eos=jnp.asarray([-1]),
-        key_data=jax.random.key_data(jax.random.split(jax.random.key(seed, impl="threefry2x32"), rows)),
+        key_data=jax.random.key_data(
+            jax.random.split(jax.random.key(seed, impl="threefry2x32"), rows)
+        ),
     )
 
 
-def joint(table: np.ndarray, law: Callable[[np.ndarray], np.ndarray], context: np.ndarray, new: int) -> np.ndarray:
-    """P(x_1 ... x_new | context) [V, ..., V], where `law` makes logits [M, V] the next token's distribution."""
+def joint(
+    table: np.ndarray, law: Callable[[np.ndarray], np.ndarray], context: np.ndarray, new: int
+) -> np.ndarray:
+    """P(x_1 ... x_new | context) [V, ..., V], where `law` makes logits [M, V] the next token's
+    distribution.
+    """
     vocabulary = table.shape[-1]
-    follows = np.stack([law(table[:, state].astype(np.float64)) for state in range(vocabulary**ORDER)])
+    follows = np.stack(
+        [law(table[:, state].astype(np.float64)) for state in range(vocabulary**ORDER)]
+    )
     probs = np.ones(())
     for depth in range(new):
         steps = np.stack(
-            [follows[state_of((*context, *prefix), vocabulary)] for prefix in np.ndindex(*[vocabulary] * depth)]
+            [
+                follows[state_of((*context, *prefix), vocabulary)]
+                for prefix in np.ndindex(*[vocabulary] * depth)
+            ]
         )
         probs = probs[..., None] * steps.reshape(*[vocabulary] * depth, vocabulary)
     return probs

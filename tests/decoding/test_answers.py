@@ -1,4 +1,6 @@
-"""What can be asked of an answer: strings to stop at, samples of one prefill, log-probabilities, further turns."""
+"""What can be asked of an answer: strings to stop at, samples of one prefill, log-probabilities,
+further turns.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from PIL import Image
+
 from eval.exactness import forward_logits
 from jaxspec.data.images import StoredImage
 from jaxspec.engine import batcher, compile_cache
@@ -20,16 +24,22 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import Prompt
-from PIL import Image
-
 from tests import tiny
 from tests.tiny.families import FAMILIES
 
 NEW = 24
 CONFIG = EngineConfig(
-    views=("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64, 128, 256), image_buckets=(0, 1, 2)
+    views=("M", "T"),
+    gamma=3,
+    batch_size=4,
+    new_buckets=(32,),
+    prompt_buckets=(64, 128, 256),
+    image_buckets=(0, 1, 2),
 )
-PAGES = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (28, 28, 3), np.uint8)) for i in range(2)]
+PAGES = [
+    Image.fromarray(np.random.default_rng(i).integers(0, 256, (28, 28, 3), np.uint8))
+    for i in range(2)
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +47,13 @@ def head(target: LoadedModel) -> LoadedHead:
     return LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params))
 
 
-def engines(target: LoadedModel, draft: LoadedModel, head: LoadedHead, **options: Any) -> dict[str, Engine]:
+def engines(
+    target: LoadedModel, draft: LoadedModel, head: LoadedHead, **options: Any
+) -> dict[str, Engine]:
     config = replace(CONFIG, **options)
-    eagle = tiny.kv_head(LanguageModel(target.config), target.params, feature="fused", target_layers=(0, 1, 2))
+    eagle = tiny.kv_head(
+        LanguageModel(target.config), target.params, feature="fused", target_layers=(0, 1, 2)
+    )
     return {
         "eagle": Engine(target, LoadedHead(*eagle), replace(config, views=None)),
         "views": Engine(target, draft, config),
@@ -48,7 +62,9 @@ def engines(target: LoadedModel, draft: LoadedModel, head: LoadedHead, **options
     }
 
 
-def test_an_answer_ends_before_the_first_string_to_stop_at(target: LoadedModel, draft: LoadedModel) -> None:
+def test_an_answer_ends_before_the_first_string_to_stop_at(
+    target: LoadedModel, draft: LoadedModel
+) -> None:
     engine = Engine(target, draft, CONFIG)
     asked = Request("What?", NEW, images=PAGES[:1])
     free = engine.generate(asked)
@@ -66,7 +82,9 @@ def test_an_answer_ends_before_the_first_string_to_stop_at(target: LoadedModel, 
         Request("What?", stop="ab")
 
 
-def test_samples_are_those_of_their_seeds(target: LoadedModel, draft: LoadedModel, head: LoadedHead) -> None:
+def test_samples_are_those_of_their_seeds(
+    target: LoadedModel, draft: LoadedModel, head: LoadedHead
+) -> None:
     engine = engines(target, draft, head)["eagle"]
     asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
     drawn = engine.samples(asked, 3)
@@ -77,7 +95,9 @@ def test_samples_are_those_of_their_seeds(target: LoadedModel, draft: LoadedMode
         engine.samples(Request("What?", NEW), 2)
 
 
-def test_log_probabilities_are_those_of_full_passes(target: LoadedModel, draft: LoadedModel, head: LoadedHead) -> None:
+def test_log_probabilities_are_those_of_full_passes(
+    target: LoadedModel, draft: LoadedModel, head: LoadedHead
+) -> None:
     engine = Engine(target, draft, CONFIG)
     asked = Request(engine.encoder.prompt("What?", PAGES[:1]), 6, 1.0)
     answer = engine.generate(asked).tokens
@@ -85,7 +105,9 @@ def test_log_probabilities_are_those_of_full_passes(target: LoadedModel, draft: 
     expected = [jax.nn.log_softmax(row)[token] for row, token in zip(rows, answer, strict=True)]
     np.testing.assert_allclose(engine.logprobs(asked, answer), expected, atol=1e-4)
     drafted = Engine(target, head, replace(CONFIG, views=None, prompt_buckets=(16, 32, 64)))
-    np.testing.assert_allclose(drafted.logprobs(asked, answer * 6)[: len(answer)], expected, atol=1e-4)
+    np.testing.assert_allclose(
+        drafted.logprobs(asked, answer * 6)[: len(answer)], expected, atol=1e-4
+    )
     together = Engine([target, draft], config=CollaborationConfig(combination="weighted:0.7,0.3"))
     others = [forward_logits(draft, asked.prompt, answer[:place]) for place in range(len(answer))]
     expected = [
@@ -93,16 +115,23 @@ def test_log_probabilities_are_those_of_full_passes(target: LoadedModel, draft: 
         for row, other, token in zip(rows, others, answer, strict=True)
     ]
     np.testing.assert_allclose(together.logprobs(asked, answer), expected, atol=1e-4)
-    with pytest.raises(InputError, match=r"prompt: .* and 2000 new ones are over the target's context"):
+    with pytest.raises(
+        InputError, match=r"prompt: .* and 2000 new ones are over the target's context"
+    ):
         engine.logprobs(asked, [5] * 2000)
 
 
 @pytest.mark.parametrize("kind", ["views", "head", "eagle", "lookup"])
 def test_a_session_answers_as_whole_prompts_do(
-    kind: str, target: LoadedModel, draft: LoadedModel, head: LoadedHead, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    target: LoadedModel,
+    draft: LoadedModel,
+    head: LoadedHead,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An image in the first turn, none in the second, another in the third. Caches of views grow; the head's third
-    turn samples."""
+    """An image in the first turn, none in the second, another in the third. Caches of views grow;
+    the head's third turn samples.
+    """
     monkeypatch.setattr(batcher, "FIRST", 8)
     sizes = {"prompt_buckets": (256,), "image_buckets": (2,), "growing_cache": kind == "views"}
     engine = engines(target, draft, head, **sizes)[kind]
@@ -111,7 +140,9 @@ def test_a_session_answers_as_whole_prompts_do(
     monkeypatch.setattr(
         engine.batcher,
         "prefill",
-        lambda together, *rest, **options: read.append(together.past) or prefill(together, *rest, **options),
+        lambda together, *rest, **options: (
+            read.append(together.past) or prefill(together, *rest, **options)
+        ),
     )
     last = float(kind == "head")  # another kind of loop, so once
     for question, images, temperature in (
@@ -135,12 +166,16 @@ def test_a_session_answers_as_whole_prompts_do(
 
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
 def test_a_session_reads_images_of_later_turns(family: str) -> None:
-    """OneVision reads one image as many tiles and several as one tile each: a second image changes the first."""
+    """OneVision reads one image as many tiles and several as one tile each: a second image changes
+    the first.
+    """
     config, processor = FAMILIES[family]()
     params = tiny.random_params(config, scale=0.5)
     target = LoadedModel(config, jax.device_put(params), tiny.chat_tokenizer(), processor)
     draft = replace(target, params=jax.device_put(tiny.noisy(params, 0.1)))
-    sizes = EngineConfig(gamma=2, prompt_buckets=(512,), image_buckets=(64,), new_buckets=(8,), growing_cache=False)
+    sizes = EngineConfig(
+        gamma=2, prompt_buckets=(512,), image_buckets=(64,), new_buckets=(8,), growing_cache=False
+    )
     pages = [tiny.page(0, 40, 28)], [tiny.page(1, 28, 40)], [tiny.page(2, 28, 28)], []
     engine = Engine(target, draft, sizes)
     session, prompt, answer = Session(engine), None, ()
@@ -155,51 +190,108 @@ def test_a_session_reads_images_of_later_turns(family: str) -> None:
         assert said == answer
 
 
-def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, head: LoadedHead) -> None:
+def test_wrong_arguments_are_one_line(
+    target: LoadedModel, draft: LoadedModel, head: LoadedHead
+) -> None:
     engine, together, page = Engine(target), CollaborationConfig(), tiny.page()
     closed = Image.fromarray(page)
     closed.close()
     assert Engine(target, [head, draft]).assembly.mixture.names == ("M", "head")
     wrong: list[tuple[str, Callable[[], Any]]] = [
         ("views: M,T need a draft model", lambda: Engine(target, config=CONFIG)),
-        ("draft: no view shows the model a prompt", lambda: Engine(target, draft, EngineConfig(views=()))),
-        ("draft: 0 models and 2 heads; give at most one of each", lambda: Engine(target, [head, head])),
-        ("views: 'lookup,M'; name lookup once, behind", lambda: EngineConfig(views=("lookup", "M"))),
+        (
+            "draft: no view shows the model a prompt",
+            lambda: Engine(target, draft, EngineConfig(views=())),
+        ),
+        (
+            "draft: 0 models and 2 heads; give at most one of each",
+            lambda: Engine(target, [head, head]),
+        ),
+        (
+            "views: 'lookup,M'; name lookup once, behind",
+            lambda: EngineConfig(views=("lookup", "M")),
+        ),
         ("views: 'M,head'; a head reads no view", lambda: EngineConfig(views=("M", "head"))),
-        ("config: CollaborationConfig; give an EngineConfig for one target", lambda: Engine(target, config=together)),
-        ("config: EngineConfig; give a CollaborationConfig", lambda: Engine([target, draft], config=CONFIG)),
-        ("draft: EngineConfig; give what load_draft returns", lambda: Engine(target, EngineConfig())),  # type: ignore[arg-type]
-        ("requests: a dict; give a Request", lambda: engine.generate([{"prompt": "Hi"}])),  # type: ignore[list-item]
-        ("image photo.jpg: no such file", lambda: engine.generate(Request("Hi", images=["photo.jpg"]))),
+        (
+            "config: CollaborationConfig; give an EngineConfig for one target",
+            lambda: Engine(target, config=together),
+        ),
+        (
+            "config: EngineConfig; give a CollaborationConfig",
+            lambda: Engine([target, draft], config=CONFIG),
+        ),
+        # type: ignore[arg-type]
+        (
+            "draft: EngineConfig; give what load_draft returns",
+            lambda: Engine(target, EngineConfig()),
+        ),
+        # type: ignore[list-item]
+        ("requests: a dict; give a Request", lambda: engine.generate([{"prompt": "Hi"}])),
+        (
+            "image photo.jpg: no such file",
+            lambda: engine.generate(Request("Hi", images=["photo.jpg"])),
+        ),
         ("prompt: has no tokens", lambda: engine.generate(Request(Prompt(np.zeros(0, np.int32))))),
-        ("images: the prompt is token ids", lambda: Request(engine.encoder.prompt("Hi"), images=[page])),
-        ("image given in memory: not readable", lambda: engine.generate(Request("Hi", images=[closed]))),
-        ("image given in memory: no array of pixels", lambda: engine.generate(Request("Hi", images=[b"PNG"]))),
+        (
+            "images: the prompt is token ids",
+            lambda: Request(engine.encoder.prompt("Hi"), images=[page]),
+        ),
+        (
+            "image given in memory: not readable",
+            lambda: engine.generate(Request("Hi", images=[closed])),
+        ),
+        (
+            "image given in memory: no array of pixels",
+            lambda: engine.generate(Request("Hi", images=[b"PNG"])),
+        ),
         (
             "image https://a.org/b.png: a web address",
             lambda: engine.generate(Request("Hi", images=["https://a.org/b.png"])),
         ),
-        ("requests: a bytes; give a Request", lambda: engine.generate(b"Hi")),  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        ("requests: a bytes; give a Request", lambda: engine.generate(b"Hi")),
         ("requests: a int; give a Request", lambda: engine.warmup(5)),  # type: ignore[arg-type]
-        ("temperature: '1'; give 0", lambda: Request("Hi", temperature="1")),  # type: ignore[arg-type]
-        ("top_p: None; give more than 0", lambda: Request("Hi", top_p=None)),  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        ("temperature: '1'; give 0", lambda: Request("Hi", temperature="1")),
+        # type: ignore[arg-type]
+        ("top_p: None; give more than 0", lambda: Request("Hi", top_p=None)),
         ("stop: None; give a list", lambda: Request("Hi", stop=None)),  # type: ignore[arg-type]
         ("max_new_tokens: True; give a whole number", lambda: Request("Hi", True)),
-        ("views: ('M', 5); give a tuple of names", lambda: EngineConfig(views=("M", 5))),  # type: ignore[arg-type]
-        ("weights: '0.5'; give a tuple of numbers", lambda: Engine(target, draft, EngineConfig(weights="0.5"))),  # type: ignore[arg-type]
-        ("tree: 2; give a string, as '2:32'", lambda: EngineConfig(tree=2)),  # type: ignore[arg-type]
-        ("weighting: None; give a string", lambda: EngineConfig(weighting=None)),  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        ("views: ('M', 5); give a tuple of names", lambda: EngineConfig(views=("M", 5))),
+        # type: ignore[arg-type]
+        (
+            "weights: '0.5'; give a tuple of numbers",
+            lambda: Engine(target, draft, EngineConfig(weights="0.5")),
+        ),
+        # type: ignore[arg-type]
+        ("tree: 2; give a string, as '2:32'", lambda: EngineConfig(tree=2)),
+        # type: ignore[arg-type]
+        ("weighting: None; give a string", lambda: EngineConfig(weighting=None)),
         ("width: 100000; give 1 to 256", lambda: EngineConfig(width=100000)),
-        ("prompt_buckets: (64, 32); give whole numbers from 1 up", lambda: EngineConfig(prompt_buckets=(64, 32))),
+        (
+            "prompt_buckets: (64, 32); give whole numbers from 1 up",
+            lambda: EngineConfig(prompt_buckets=(64, 32)),
+        ),
         ("tokens: [-1]; give ids from 0 to", lambda: engine.logprobs("Hi", [-1])),
-        ("tokens: [1.5]; give the token ids", lambda: engine.logprobs("Hi", [1.5])),  # type: ignore[list-item]
-        ("weights: 'int4' is unknown; give int8", lambda: LoadedModel.load("a", weights="int4")),  # type: ignore[arg-type]
-        ("mesh: 4; give what jaxspec.sharding.make_mesh returns", lambda: LoadedModel.load("a", mesh=4)),  # type: ignore[arg-type]
+        # type: ignore[list-item]
+        ("tokens: [1.5]; give the token ids", lambda: engine.logprobs("Hi", [1.5])),
+        # type: ignore[arg-type]
+        ("weights: 'int4' is unknown; give int8", lambda: LoadedModel.load("a", weights="int4")),
+        # type: ignore[arg-type]
+        (
+            "mesh: 4; give what jaxspec.sharding.make_mesh returns",
+            lambda: LoadedModel.load("a", mesh=4),
+        ),
         ("unknown dtype 'foo'; use one of float32", lambda: LoadedModel.load("a", dtype="foo")),
-        ("unknown dtype 'int8'; use one of float32", lambda: LoadedModel.load("a", dtype=np.int8)),  # type: ignore[arg-type]
-        ("share_tower_with: a int; give", lambda: LoadedModel.load("a", share_tower_with=4)),  # type: ignore[arg-type]
-        ("adapter: 4; give a directory's name", lambda: LoadedModel.load("a", adapter=4)),  # type: ignore[arg-type]
-        ("checkpoint: 4; give a directory's name", lambda: Engine.from_pretrained(4)),  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        ("unknown dtype 'int8'; use one of float32", lambda: LoadedModel.load("a", dtype=np.int8)),
+        # type: ignore[arg-type]
+        ("share_tower_with: a int; give", lambda: LoadedModel.load("a", share_tower_with=4)),
+        # type: ignore[arg-type]
+        ("adapter: 4; give a directory's name", lambda: LoadedModel.load("a", adapter=4)),
+        # type: ignore[arg-type]
+        ("checkpoint: 4; give a directory's name", lambda: Engine.from_pretrained(4)),
     ]
     for message, call in wrong:
         with pytest.raises(InputError, match=re.escape(message)):
@@ -217,17 +309,23 @@ def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(
     with pytest.raises(InputError, match=r"request 1: .*broken\.png"):
         Engine(target).generate([good, bad, good])
     sampled = replace(Engine(target).encoder.prompt("Hi" * 300), sample="kitchen")
-    with pytest.raises(InputError, match=r"^sample 'kitchen', turn 1: prompt: .* over the target's context"):
+    with pytest.raises(
+        InputError, match=r"^sample 'kitchen', turn 1: prompt: .* over the target's context"
+    ):
         Engine(target).generate(Request(sampled))
     asked = [good, bad, file, Request("Hi" * 300)]
-    first, second, third, long = Engine(target, config=EngineConfig(keep_going=True)).generate(asked)
+    first, second, third, long = Engine(target, config=EngineConfig(keep_going=True)).generate(
+        asked
+    )
     assert "broken.png" in second.error
     assert "over the target's context" in long.error
     assert (second.tokens, first.error) == ((), "")
     assert first.tokens == third.tokens == Engine(target).generate(good).tokens
     opened: list[Any] = []
     real = Image.open
-    monkeypatch.setattr(Image, "open", lambda source, **known: opened.append(source) or real(source, **known))
+    monkeypatch.setattr(
+        Image, "open", lambda source, **known: opened.append(source) or real(source, **known)
+    )
     stored = StoredImage((tmp_path / "page.png").read_bytes(), "row 1", (28, 28))
     asked = [file, bad, Request("What?", 4, images=[stored])]
     Engine(target, config=EngineConfig(keep_going=True)).generate(asked)
@@ -252,9 +350,15 @@ def test_settings_of_the_process_change_nothing(
                 jax.config.update(name, value)
             engine = Engine(target, draft, CONFIG)
             queue = Engine(target, draft, replace(CONFIG, batch_size=2, continuous_batching=True))
-            answers = [*engine.generate(asked), *queue.generate(asked), *engine.samples(asked[0], 2)]
+            answers = [
+                *engine.generate(asked),
+                *queue.generate(asked),
+                *engine.samples(asked[0], 2),
+            ]
             times = {"prefill_ms": 0.0, "decode_ms": 0.0, "compile_ms": 0.0}
-            runs.append((engine.memory_report(asked), [replace(answer, **times) for answer in answers]))
+            runs.append(
+                (engine.memory_report(asked), [replace(answer, **times) for answer in answers])
+            )
         finally:
             for name, value in before.items():
                 jax.config.update(name, value)

@@ -1,4 +1,6 @@
-"""View C: ids of captions, captions on disk and in files, and the engine that shows them to the draft."""
+"""View C: ids of captions, captions on disk and in files, and the engine that shows them to the
+draft.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from eval.lib.drafts.config import EvalConfig, Variant
 from eval.lib.drafts.loading import load_models
 from jaxspec.checkpoints.processors import load_tokenizer
@@ -18,8 +22,6 @@ from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.prompts.captions import Caption, caption_ids
 from jaxspec.prompts.placeholders import PLACEHOLDER
-from PIL import Image
-
 from tests import tiny
 
 MINI = Path(__file__).resolve().parents[2] / "jaxspec_demo" / "mini"
@@ -47,7 +49,9 @@ class Counting:
 
 
 def test_ids_of_the_prefix_are_those_of_tabed() -> None:
-    """A Llama-like tokeniser makes three pieces of it: TABED's 1967, 29901, 29871 are Llama's ids for these."""
+    """A Llama-like tokeniser makes three pieces of it: TABED's 1967, 29901, 29871 are Llama's ids
+    for these.
+    """
     tokenizer = load_tokenizer(MINI / "target")
     ids = caption_ids(tokenizer, "a red ball")
     assert tokenizer.convert_ids_to_tokens(ids[:3]) == ["▁image", ":", "▁"]
@@ -67,7 +71,9 @@ def test_a_caption_cannot_place_images_or_end_anything(name: str) -> None:
 
 
 def test_an_image_is_captioned_once(tmp_path: Path) -> None:
-    """Once in a call, in later calls, and by later processes; another captioner has its own captions."""
+    """Once in a call, in later calls, and by later processes; another captioner has its own
+    captions.
+    """
     a, b, c = page(0), page(1), page(2)
     captioner = Counting()
     cached = CachedCaptions(captioner, tmp_path)
@@ -91,11 +97,16 @@ def test_an_image_is_captioned_once(tmp_path: Path) -> None:
 
 def test_captions_of_a_file(tmp_path: Path) -> None:
     page(0).save(tmp_path / "a.png")
-    lines = [{"image": "a.png", "caption": "first"}, {"sha256": image_hash(page(1)), "caption": "second"}]
+    lines = [
+        {"image": "a.png", "caption": "first"},
+        {"sha256": image_hash(page(1)), "caption": "second"},
+    ]
     (tmp_path / "captions.jsonl").write_text("\n\n".join(map(json.dumps, lines)) + "\n")
     captions = load_captioner(f"file:{tmp_path / 'captions.jsonl'}")
     assert captions.caption([page(1), page(0)]) == [Caption("second"), Caption("first")]
-    with pytest.raises(InputError, match=f"none for the 28x28 image with sha256 {image_hash(page(2))}"):
+    with pytest.raises(
+        InputError, match=f"none for the 28x28 image with sha256 {image_hash(page(2))}"
+    ):
         captions.caption([page(0), page(2)])
 
 
@@ -120,7 +131,9 @@ def loaded(models: EvalConfig) -> tuple[LoadedModel, LoadedModel]:
     return target, draft
 
 
-def test_every_image_of_both_turns_is_captioned_in_order(loaded: tuple[LoadedModel, LoadedModel]) -> None:
+def test_every_image_of_both_turns_is_captioned_in_order(
+    loaded: tuple[LoadedModel, LoadedModel],
+) -> None:
     captioner = Counting()
     engine = Engine(*loaded, EngineConfig(views=("C", "M"), batch_size=4), captioner)
     encoder, pages = engine.encoder, [page(i) for i in range(3)]
@@ -158,4 +171,7 @@ def test_an_lvlm_answers_about_each_image_alone(
     for caption, image in zip(captions, pages, strict=True):
         (answer,) = alone.generate([Request(alone.encoder.prompt(question, [image]), 64)])
         assert caption.text == " ".join(answer.text.split())
-    assert load_captioner(f"{models.captioner}:{question}", directory=tmp_path).caption(pages) == captions
+    assert (
+        load_captioner(f"{models.captioner}:{question}", directory=tmp_path).caption(pages)
+        == captions
+    )

@@ -1,4 +1,6 @@
-"""Models on tiny checkpoints that write together: the same tokens whoever proposes, and one's own blind view."""
+"""Models on tiny checkpoints that write together: the same tokens whoever proposes, and one's own
+blind view.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from PIL import Image
+
 from eval.exactness import forward_logits
 from jaxspec.engine.engine import CollaborationConfig, Engine
 from jaxspec.engine.requests import Request
@@ -16,13 +20,13 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models.families import text_params
 from jaxspec.prompts.encoder import Prompt
-from PIL import Image
-
 from tests import tiny
 from tests.tiny import loaded
 
 NEW = 12
-CONFIG = CollaborationConfig(batch_size=4, prompt_buckets=(64,), image_buckets=(1,), new_buckets=(NEW,))
+CONFIG = CollaborationConfig(
+    batch_size=4, prompt_buckets=(64,), image_buckets=(1,), new_buckets=(NEW,)
+)
 VISUAL = replace(CONFIG, combination="contrastive:beta=1", views=("M", "T"))
 """Visual contrastive decoding."""
 THREE = replace(CONFIG, combination="weighted:0.4,0.4,0.2")
@@ -36,7 +40,9 @@ def seeing() -> LoadedModel:
 @pytest.fixture(scope="module")
 def reading(seeing: LoadedModel) -> LoadedModel:
     """A text model of the same vocabulary."""
-    return loaded(tiny.noisy(text_params(seeing.config, seeing.params), 0.1), tiny.CONFIG.text_config)
+    return loaded(
+        tiny.noisy(text_params(seeing.config, seeing.params), 0.1), tiny.CONFIG.text_config
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +55,16 @@ def requests(engine: Engine) -> list[Request]:
     pages = [np.random.default_rng(i).integers(0, 256, (28, 28, 3), np.uint8) for i in range(3)]
     heat = ((0.0, 1.0), (0.8, 0.9), (1.0, 1.0))
     return [
-        Request(engine.encoder.prompt("What?", [Image.fromarray(page)]), NEW - i, t, top_p=p, seed=i)
+        Request(
+            engine.encoder.prompt("What?", [Image.fromarray(page)]), NEW - i, t, top_p=p, seed=i
+        )
         for i, (page, (t, p)) in enumerate(zip(pages, heat, strict=True))
     ]
 
 
-@pytest.mark.parametrize(("config", "gammas"), [(VISUAL, (3, 1)), (THREE, (1, 2, 1))], ids=["visual", "three"])
+@pytest.mark.parametrize(
+    ("config", "gammas"), [(VISUAL, (3, 1)), (THREE, (1, 2, 1))], ids=["visual", "three"]
+)
 def test_who_proposes_does_not_matter(
     config: CollaborationConfig, gammas: tuple[int, ...], models: list[LoadedModel]
 ) -> None:
@@ -76,13 +86,21 @@ def test_who_proposes_does_not_matter(
         check_contrast(chosen[0], plain, asked[0], standard.tokens)
 
 
-def check_contrast(model: LoadedModel, plain: Engine, request: Request, answer: Sequence[int]) -> None:
-    """Each token is the argmax of twice the logits with the image less those without, in full passes of the model."""
+def check_contrast(
+    model: LoadedModel, plain: Engine, request: Request, answer: Sequence[int]
+) -> None:
+    """Each token is the argmax of twice the logits with the image less those without, in full
+    passes of the model.
+    """
     newline = model.tokenizer.encode("\n", add_special_tokens=False)[-1]
-    blind = Prompt(np.where(request.prompt.tokens == plain.encoder.image_token, newline, request.prompt.tokens))
+    blind = Prompt(
+        np.where(request.prompt.tokens == plain.encoder.image_token, newline, request.prompt.tokens)
+    )
     differs = False
     for place, token in enumerate(answer):
-        seen, unseen = (forward_logits(model, prompt, answer[:place]) for prompt in (request.prompt, blind))
+        seen, unseen = (
+            forward_logits(model, prompt, answer[:place]) for prompt in (request.prompt, blind)
+        )
         assert token == np.argmax(2 * seen - unseen)
         differs |= token != np.argmax(seen)
     assert differs, "contrast is what this test is about"
@@ -114,7 +132,9 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
         ([0], {}, "1 model; give at least 2"),
     ],
 )
-def test_refusals(chosen: list[int], fields: dict[str, Any], words: str, models: list[LoadedModel]) -> None:
+def test_refusals(
+    chosen: list[int], fields: dict[str, Any], words: str, models: list[LoadedModel]
+) -> None:
     with pytest.raises(InputError, match=words) as refused:
         Engine([models[i] for i in chosen], config=replace(CONFIG, **fields))
     assert "\n" not in str(refused.value)

@@ -1,6 +1,8 @@
-"""What M models write together follows their combined distribution exactly, whoever proposes; and a slip is noticed.
+"""What M models write together follows their combined distribution exactly, whoever proposes; and a
+slip is noticed.
 
-The models are tables, so that the law of whole sequences is enumerated, by numpy and without the library.
+The models are tables, so that the law of whole sequences is enumerated, by numpy and without the
+library.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.decoding.collaboration.alternating import Alternating
 from jaxspec.decoding.collaboration.combination import parse_combination
 from jaxspec.decoding.collaboration.one_proposer import OneProposer
@@ -19,7 +22,6 @@ from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.state import DecodeState
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
-
 from tests.decoding import tables
 from tests.tiny.oracles import goodness_of_fit, numpy_filtered, numpy_softmax
 
@@ -32,7 +34,9 @@ Law = Callable[[np.ndarray], np.ndarray]
 
 
 def weighted(weights: Sequence[float], temperature: float) -> Law:
-    return lambda logits: np.einsum("m,mv->v", weights, [numpy_softmax(row, temperature) for row in logits])
+    return lambda logits: np.einsum(
+        "m,mv->v", weights, [numpy_softmax(row, temperature) for row in logits]
+    )
 
 
 def linear(coefficients: Sequence[float], temperature: float) -> Law:
@@ -59,9 +63,17 @@ def contexts(vocabulary: int) -> np.ndarray:
 
 
 def drawn(
-    program: Program, text: str, vocabulary: int, new: int, temperature: float, rounds: int = 1, **filters: Any
+    program: Program,
+    text: str,
+    vocabulary: int,
+    new: int,
+    temperature: float,
+    rounds: int = 1,
+    **filters: Any,
 ) -> tuple[np.ndarray, np.ndarray, CollaborationStats]:
-    """Counts [V, ..., V] of the sampled sequences, the greedy ones [GREEDY, new], and the last batch's statistics."""
+    """Counts [V, ..., V] of the sampled sequences, the greedy ones [GREEDY, new], and the last
+    batch's statistics.
+    """
     models = len(program.members)
     params = {
         "models": tuple(tables.tables(models, vocabulary)),
@@ -79,15 +91,21 @@ def drawn(
 
 
 @lru_cache
-def joint(text: str, models: int, vocabulary: int, new: int, temperature: float, **filters: Any) -> np.ndarray:
+def joint(
+    text: str, models: int, vocabulary: int, new: int, temperature: float, **filters: Any
+) -> np.ndarray:
     """The exact law of the sampled sequences."""
     law, keep = COMBINATIONS[text](temperature), {"top_k": 0, "top_p": 1.0} | filters
     table = tables.tables(models, vocabulary)
-    return tables.joint(table, lambda logits: numpy_filtered(law(logits), **keep), contexts(vocabulary)[0], new)
+    return tables.joint(
+        table, lambda logits: numpy_filtered(law(logits), **keep), contexts(vocabulary)[0], new
+    )
 
 
 def distance(counts: np.ndarray, law: np.ndarray) -> float:
-    """Total variation between frequencies and law, in units of what draws from the law itself are expected to have."""
+    """Total variation between frequencies and law, in units of what draws from the law itself are
+    expected to have.
+    """
     draws = counts.sum()
     expected = np.sqrt(law * (1 - law) / (2 * np.pi * draws)).sum()
     return float(0.5 * np.abs(counts / draws - law).sum() / expected)
@@ -97,7 +115,8 @@ def follows(counts: np.ndarray, law: np.ndarray) -> bool:
     return goodness_of_fit(counts, law) > 1e-3 and distance(counts, law) < 1.15
 
 
-CASES = [  # long enough that a run is extended behind one that was accepted; of 150,000 samples each
+# long enough that a run is extended behind one that was accepted; of 150,000 samples each
+CASES = [
     (2, (5, 5), "weighted:0.7,0.3", 3, 8, 1.0, {}),
     (2, (3, 1), "contrastive:mu=0.4", 3, 7, 0.7, {}),
     (2, (1, 1, 1), "weighted", 5, 4, 0.7, {"top_k": 4, "top_p": 0.9}),
@@ -105,7 +124,9 @@ CASES = [  # long enough that a run is extended behind one that was accepted; of
 ]
 
 
-@pytest.mark.parametrize(("rounds", "gammas", "text", "vocabulary", "new", "temperature", "filters"), CASES)
+@pytest.mark.parametrize(
+    ("rounds", "gammas", "text", "vocabulary", "new", "temperature", "filters"), CASES
+)
 def test_alternating_proposers_follow_the_combination(
     rounds: int,
     gammas: tuple[int, ...],
@@ -121,12 +142,15 @@ def test_alternating_proposers_follow_the_combination(
     assert follows(counts, joint(text, models, vocabulary, new, temperature, **filters))
     check_greedy(greedy, text, models, vocabulary)
     check_statistics(program, stats, new)
-    _, alone, stats = drawn(program, text, vocabulary, new, 0.0)  # where all rows are greedy nothing is drawn
+    # where all rows are greedy nothing is drawn
+    _, alone, stats = drawn(program, text, vocabulary, new, 0.0)
     np.testing.assert_array_equal(alone, greedy)
     np.testing.assert_array_equal(stats.overlap, stats.accepted)
 
 
-@pytest.mark.parametrize(("gamma", "bonus"), [(0, False), (2, False), (2, True)], ids=["standard", "naive", "bonus"])
+@pytest.mark.parametrize(
+    ("gamma", "bonus"), [(0, False), (2, False), (2, True)], ids=["standard", "naive", "bonus"]
+)
 def test_one_proposer_follows_the_combination(gamma: int, bonus: bool) -> None:
     program = OneProposer(tables.members(2, 4), gamma, proposer=1, bonus=bonus)
     counts, greedy, stats = drawn(program, text := "weighted:0.7,0.3", 4, 5, 1.0)
@@ -138,7 +162,9 @@ def test_one_proposer_follows_the_combination(gamma: int, bonus: bool) -> None:
 def check_greedy(tokens: np.ndarray, text: str, models: int, vocabulary: int) -> None:
     """Every row is the path of best tokens; of weights, of their mean at temperature 1."""
     law, table = COMBINATIONS[text](1.0), tables.tables(models, vocabulary)
-    for context, found in zip(contexts(vocabulary)[SAMPLED:].tolist(), tokens.tolist(), strict=True):
+    for context, found in zip(
+        contexts(vocabulary)[SAMPLED:].tolist(), tokens.tolist(), strict=True
+    ):
         path = list(context)
         for _ in found:
             path.append(int(np.argmax(law(table[:, tables.state_of(path, vocabulary)]))))
@@ -169,9 +195,13 @@ def passes_of(program: OneProposer) -> list[int]:
 
 
 class MissingContext(Alternating):
-    """The suspected mistake of the released code: a run after an acceptance is extended without the accepted tokens."""
+    """The suspected mistake of the released code: a run after an acceptance is extended without the
+    accepted tokens.
+    """
 
-    def turn(self, model: int, params: Params, options: Sampling, state: DecodeState) -> DecodeState:
+    def turn(
+        self, model: int, params: Params, options: Sampling, state: DecodeState
+    ) -> DecodeState:
         BEFORE.append(state.count)
         return super().turn(model, params, options, state)
 
@@ -180,7 +210,9 @@ class MissingContext(Alternating):
     ) -> tuple[DecodeState, tuple[Array, ...]]:
         whole = state.target
         stale = [c.replace(length=c.length - (state.count - BEFORE[-1])) for c in whole]
-        state, rings = super()._propose(model, params, options, state.replace(target=tuple(stale)), *args)
+        state, rings = super()._propose(
+            model, params, options, state.replace(target=tuple(stale)), *args
+        )
         kept = [c.replace(length=w.length) for c, w in zip(state.target, whole, strict=True)]
         return state.replace(target=tuple(kept)), rings
 

@@ -8,9 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.decoding.collaboration.combination import Combination, Custom, combined, parse_combination
-from jaxspec.sampling import Sampling
 
+from jaxspec.decoding.collaboration.combination import (
+    Combination,
+    Custom,
+    combined,
+    parse_combination,
+)
+from jaxspec.sampling import Sampling
 from tests.tiny import sampling
 from tests.tiny.oracles import numpy_filtered, numpy_softmax
 
@@ -24,7 +29,9 @@ def options(**filters: Any) -> Sampling:
 
 
 def mean(*weights: float) -> Callable[[np.ndarray, float], np.ndarray]:
-    return lambda logits, t: np.einsum("m,mv->v", weights, [numpy_softmax(row, t) for row in logits])
+    return lambda logits, t: np.einsum(
+        "m,mv->v", weights, [numpy_softmax(row, t) for row in logits]
+    )
 
 
 def linear(*coefficients: float) -> Callable[[np.ndarray, float], np.ndarray]:
@@ -58,7 +65,10 @@ def largest(logits: np.ndarray, t: float) -> np.ndarray:
 )
 @pytest.mark.parametrize("filters", [{}, {"top_k": 4, "top_p": 0.8}], ids=["all", "filtered"])
 def test_combined_distributions(
-    combination: str | Combination, models: int, law: Callable[[np.ndarray, float], np.ndarray], filters: dict[str, Any]
+    combination: str | Combination,
+    models: int,
+    law: Callable[[np.ndarray, float], np.ndarray],
+    filters: dict[str, Any],
 ) -> None:
     known = parse_combination(combination, models) if isinstance(combination, str) else combination
     found = np.asarray(combined(known, jnp.asarray(LOGITS[:models]), options(**filters)))
@@ -70,7 +80,9 @@ def test_combined_distributions(
 
 
 def test_two_readings_of_temperature_zero() -> None:
-    """A sure minority wins the mean; the majority wins the vote, and of equal votes the mean decides."""
+    """A sure minority wins the mean; the majority wins the vote, and of equal votes the mean
+    decides.
+    """
     logits = jnp.log(jnp.asarray([[0.9, 0.1, 1e-6], [0.4, 0.6, 1e-6], [0.4, 0.6, 1e-6]]))[:, None]
     greedy = sampling(1)
 
@@ -82,4 +94,5 @@ def test_two_readings_of_temperature_zero() -> None:
     assert best("weighted:0.5,0.2,0.3,greedy=vote") == 0  # 0.2 + 0.3 may round to more than 0.5
     tied = jnp.log(jnp.asarray([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.15, 0.3, 0.55]]))[:, None]
     assert best("weighted:0.33,0.34,0.33,greedy=vote", tied) == 1
-    assert best("weighted:0.4,0.2,0.4,greedy=vote", tied) == 2  # of 0 and 2 the likelier in the mean
+    # of 0 and 2 the likelier in the mean
+    assert best("weighted:0.4,0.2,0.4,greedy=vote", tied) == 2

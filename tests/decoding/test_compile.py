@@ -9,28 +9,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_decode, run_prefill
-
 from tests.tiny import lvlm, noisy, prompts, sampling, speculator
 
 TARGET, PARAMS = lvlm(16, 2, seed=0)
 PLAIN = Autoregressive(TARGET)
-CHAIN, DYNAMIC = (speculator(TARGET, TARGET, ("M", "T"), 3, tree=tree) for tree in (None, "dynamic:2:4"))
+CHAIN, DYNAMIC = (
+    speculator(TARGET, TARGET, ("M", "T"), 3, tree=tree) for tree in (None, "dynamic:2:4")
+)
 BOTH = {"target": PARAMS, "draft": noisy(PARAMS, 0.1)}
 NEW = 8
 
 
 def compiled(program: Autoregressive | Speculator, greedy: bool = True) -> tuple[DecodeState, Any]:
-    """The state that a prompt leaves, and the loop for it. Caches of one row have a shape that nothing else has."""
+    """The state that a prompt leaves, and the loop for it. Caches of one row have a shape that
+    nothing else has.
+    """
     batch, options = prompts([5], [1], ("M", "T")), sampling(1, new=NEW)
     state = run_prefill(program, BOTH, batch, options, NEW)
     return state, run_decode.lower(program, BOTH, state, options.replace(greedy=greedy)).compile()
 
 
 @pytest.mark.parametrize("program", [PLAIN, CHAIN, DYNAMIC], ids=["plain", "chain", "dynamic"])
-def test_a_greedy_program_has_no_branch_and_updates_its_state_in_place(program: Autoregressive | Speculator):
+def test_a_greedy_program_has_no_branch_and_updates_its_state_in_place(
+    program: Autoregressive | Speculator,
+):
     """No cache is copied, nor are its heads brought in another order to be multiplied."""
     state, made = compiled(program)
     assert " conditional(" not in made.as_text()
@@ -41,7 +47,11 @@ def test_a_greedy_program_has_no_branch_and_updates_its_state_in_place(program: 
     for one in caches:
         rows, heads, slots, width = one.k[0].shape
         assert f"f32[{rows},{heads},{slots},{width}]" in made.as_text()
-        orders = ((rows, heads, slots, width), (rows, slots, heads, width), (rows, heads, width, slots))
+        orders = (
+            (rows, heads, slots, width),
+            (rows, slots, heads, width),
+            (rows, heads, width, slots),
+        )
         assert not {",".join(map(str, order)) for order in orders} & set(copied)
 
 

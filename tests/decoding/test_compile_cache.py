@@ -1,4 +1,6 @@
-"""Compiled programs have a key of all that changes them: placement, JAX's settings, threads that ask at once."""
+"""Compiled programs have a key of all that changes them: placement, JAX's settings, threads that
+ask at once.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.engine import compile_cache
 from jaxspec.engine.compile_cache import Held
 from jaxspec.sharding import make_mesh, shardings
-
 from tests import tiny
 
 NEW = 12
@@ -37,11 +39,18 @@ def tokens(engine: Engine) -> list[tuple[int, ...]]:
 
 
 def test_one_process_holds_replicas(target: LoadedModel, draft: LoadedModel) -> None:
-    """The same programs run on another device, with a draft and a head that were read onto the first."""
-    first, second = Engine(target, draft, CONFIG), Engine(moved(target, jax.devices()[1]), draft, CONFIG)
+    """The same programs run on another device, with a draft and a head that were read onto the
+    first.
+    """
+    first, second = (
+        Engine(target, draft, CONFIG),
+        Engine(moved(target, jax.devices()[1]), draft, CONFIG),
+    )
     assert tokens(first) == tokens(second) == tokens(first)
     state = second.prefill(REQUESTS[:1])
-    assert {leaf.device for leaf in jax.tree.leaves((state, second.assembly.params))} == {jax.devices()[1]}
+    assert {leaf.device for leaf in jax.tree.leaves((state, second.assembly.params))} == {
+        jax.devices()[1]
+    }
 
 
 def test_a_mesh_of_one_device_is_that_device(target: LoadedModel, draft: LoadedModel) -> None:
@@ -53,7 +62,9 @@ def test_a_mesh_of_one_device_is_that_device(target: LoadedModel, draft: LoadedM
 
 @pytest.fixture
 def settings() -> Iterator[Any]:
-    before = {name: jax.config.values[name] for name in ("jax_default_matmul_precision", "jax_enable_x64")}
+    before = {
+        name: jax.config.values[name] for name in ("jax_default_matmul_precision", "jax_enable_x64")
+    }
     yield jax.config.update
     for name, value in before.items():
         jax.config.update(name, value)
@@ -80,7 +91,9 @@ def test_the_same_tokens_where_the_process_computes_in_64_bits(
 
 
 def test_threads_that_ask_at_once_get_programs_of_their_own() -> None:
-    """Kinds are numbered, or whatever they are, one a set of parameters; switched often, threads come in between."""
+    """Kinds are numbered, or whatever they are, one a set of parameters; switched often, threads
+    come in between.
+    """
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -1,4 +1,6 @@
-"""An EAGLE-3 head drafts what its definition says, whatever was accepted before, and changes no answer."""
+"""An EAGLE-3 head drafts what its definition says, whatever was accepted before, and changes no
+answer.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
@@ -21,7 +24,6 @@ from jaxspec.loading import LoadedHead
 from jaxspec.models.families import text_params
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
-
 from tests import tiny
 from tests.tiny import families
 from tests.tiny.eagle_reference import draft as reference
@@ -33,7 +35,9 @@ OPTIONS = {
     "qwen2_5_vl": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
     "one-dimensional": {"rope_scaling": RopeScaling()},  # for a target with M-RoPE
 }
-ENGINE = EngineConfig(gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16))
+ENGINE = EngineConfig(
+    gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16)
+)
 
 
 def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
@@ -42,25 +46,35 @@ def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> tuple[LoadedM
     config = Eagle3Config.of_target(target.config, target_layers=(0, 1, 1), gamma=J)
     text = replace(config.text_config, draft_vocabulary=words, **OPTIONS[family])
     config = replace(config, text_config=text)
-    return target, LoadedHead(config, tiny.eagle_params(config, text_params(target.config, target.params)))
+    return target, LoadedHead(
+        config, tiny.eagle_params(config, text_params(target.config, target.params))
+    )
 
 
-@pytest.mark.parametrize(("family", "tree"), [*((family, None) for family in OPTIONS), ("qwen2_5_vl", "2:5")])
-def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("family", "tree"), [*((family, None) for family in OPTIONS), ("qwen2_5_vl", "2:5")]
+)
+def test_blocks_are_drafted_as_the_definition_says(
+    family: str, tree: str | None, tmp_path: Any
+) -> None:
     """Rows have an image, and blocks follow others of which more or less was accepted."""
     words = tuple(range(3, 100)) if tree is None else ()
     target, head = headed(tmp_path, family, words)
     engine = Engine(target, head, replace(ENGINE, tree=tree))
     prompt = engine.encoder.prompt("What?", [tiny.page(0)])
     request = Request(prompt, NEW, temperature=8.0, seed=3)
-    state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))  # also if the first token ended it
+    # also if the first token ended it
+    state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))
     (read,) = engine.batcher.read([request])
     _, options = engine.batcher.inputs([read], read.sizes)
     options = options.replace(eos=jnp.asarray([-1]))
     spec, params = engine.assembly.program, engine.assembly.params
     row = text_params(target.config, target.params)
     config = head.config.to_dict()
-    tensors = {name.replace("layers.0.", "midlayer."): leaf for name, leaf in named_tensors(head.params).items()}
+    tensors = {
+        name.replace("layers.0.", "midlayer."): leaf
+        for name, leaf in named_tensors(head.params).items()
+    }
     if words:
         tensors["d2t"] = np.asarray(words) - np.arange(len(words))
     embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
@@ -87,11 +101,20 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
 
 @pytest.mark.parametrize("family", OPTIONS)
 def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
-    """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of decoding."""
+    """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of
+    decoding.
+    """
     plain = Engine(headed(tmp_path / "plain", family)[0], None, ENGINE)
-    prompts = [plain.encoder.prompt(text, [tiny.page(0)]) for text in ("What?", "Tell me more.", "Who is it?", "a")]
-    answers = [result.tokens for result in plain.generate([Request(prompt, NEW) for prompt in prompts])]
-    words, _ = zip(*Counter(token for answer in answers for token in answer).most_common(3), strict=True)
+    prompts = [
+        plain.encoder.prompt(text, [tiny.page(0)])
+        for text in ("What?", "Tell me more.", "Who is it?", "a")
+    ]
+    answers = [
+        result.tokens for result in plain.generate([Request(prompt, NEW) for prompt in prompts])
+    ]
+    words, _ = zip(
+        *Counter(token for answer in answers for token in answer).most_common(3), strict=True
+    )
     target, head = headed(tmp_path / "drafted", family, tuple(sorted(words)))
     engine, total = Engine(target, head, ENGINE), np.zeros(2, int)
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -141,7 +164,9 @@ def test_other_targets_are_refused() -> None:
     target = replace(tiny.CONFIG.text_config, num_hidden_layers=8)
     config = Eagle3Config.of_target(target)
     assert config.target_states == (2, 4, 5)
-    public = replace(config, target_hash="", text_config=replace(config.text_config, target_layers=()))
+    public = replace(
+        config, target_hash="", text_config=replace(config.text_config, target_layers=())
+    )
     assert public.for_target(target).target_states == (2, 4, 5)
     refuse = partial(pytest.raises, InputError)
     with refuse(match="layers .2, 3, 3. of 6; give target_layers"):

@@ -1,4 +1,6 @@
-"""The engine on tiny checkpoints: order, buckets, compiled programs, and rows that do not see each other."""
+"""The engine on tiny checkpoints: order, buckets, compiled programs, and rows that do not see each
+other.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
+
 from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.generation import read_generation_settings
 from jaxspec.config import text_config
@@ -21,8 +25,6 @@ from jaxspec.data.images import Picture, StoredImage
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
-from PIL import Image
-
 from tests import tiny
 from tests.tiny import loaded, request_of
 
@@ -50,7 +52,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
 
 def test_results_are_in_the_order_of_requests_and_as_if_alone(engine: Engine) -> None:
     requests = [
-        request_of(engine, WORDS[i % 4], i % 2, seed=i, temperature=float(i > 2), max_new_tokens=NEW - i)
+        request_of(
+            engine, WORDS[i % 4], i % 2, seed=i, temperature=float(i > 2), max_new_tokens=NEW - i
+        )
         for i in range(6)
     ]
     together = engine.generate(requests)
@@ -67,7 +71,9 @@ def test_results_are_in_the_order_of_requests_and_as_if_alone(engine: Engine) ->
 @pytest.mark.parametrize(
     "config",
     [
-        replace(CONFIG, continuous_batching=True, weighting="inverse_error_power:window=3", trace=True),
+        replace(
+            CONFIG, continuous_batching=True, weighting="inverse_error_power:window=3", trace=True
+        ),
         replace(CONFIG, continuous_batching=True, batch_size=2, tree="2:5", views=("M", "lookup")),
         None,
     ],
@@ -76,15 +82,22 @@ def test_results_are_in_the_order_of_requests_and_as_if_alone(engine: Engine) ->
 def test_a_row_that_is_done_takes_in_the_next_request(
     config: EngineConfig | None, target: LoadedModel, draft: LoadedModel, compiled: dict[Any, Any]
 ) -> None:
-    """Eleven requests of one bucket: each as if alone, in fewer steps than batch after batch would take."""
-    engine = Engine(target, config and draft, config or replace(CONFIG, views=(), continuous_batching=True))
+    """Eleven requests of one bucket: each as if alone, in fewer steps than batch after batch would
+    take.
+    """
+    engine = Engine(
+        target, config and draft, config or replace(CONFIG, views=(), continuous_batching=True)
+    )
     lengths = [NEW, 2, 3, NEW, 1, 5, 2, NEW, 4, 3, 2]
     requests = [
-        request_of(engine, WORDS[i % 4], 1, seed=i, temperature=float(i % 3 == 1), max_new_tokens=length)
+        request_of(
+            engine, WORDS[i % 4], 1, seed=i, temperature=float(i % 3 == 1), max_new_tokens=length
+        )
         for i, length in enumerate(lengths)
     ]
     together = engine.generate(requests)
-    assert len(compiled) == 3  # prefill and decode, and a prefill of as many rows as are refilled at once
+    # prefill and decode, and a prefill of as many rows as are refilled at once
+    assert len(compiled) == 3
     assert {result.batch for result in together} == {11}
     for request, result in zip(requests, together, strict=True):
         (alone,) = engine.generate([request])
@@ -95,7 +108,12 @@ def test_a_row_that_is_done_takes_in_the_next_request(
 
 def test_one_compilation_a_bucket(engine: Engine, compiled: dict[Any, Any]) -> None:
     for i in range(6):
-        options = {"temperature": 0.5 * i, "top_k": i, "top_p": 1 - 0.1 * i, "max_new_tokens": 1 + 3 * i}
+        options = {
+            "temperature": 0.5 * i,
+            "top_k": i,
+            "top_p": 1 - 0.1 * i,
+            "max_new_tokens": 1 + 3 * i,
+        }
         engine.generate([request_of(engine, "x" * (1 + 5 * i), images=1, seed=i, **options)])
     assert len(compiled) == 3  # prefill, decoding of greedy rows, and of others
     engine.generate([request_of(engine, "Hi")])
@@ -109,13 +127,16 @@ def test_programs_used_last_outlive_the_others(
     first = outputs(engine.generate([request_of(engine, "Hi", images=1)]))
     given_up = weakref.ref(next(iter(compiled.values()))._executable)
     monkeypatch.setattr(compile_cache, "MAPPINGS", 0)
-    engine.generate([request_of(engine, "Hi")])  # a prefill of its own, for which that with images is given up
+    # a prefill of its own, for which that with images is given up
+    engine.generate([request_of(engine, "Hi")])
     assert len(compiled) == 2
     assert given_up() is None  # and its memory with it
     assert outputs(engine.generate([request_of(engine, "Hi", images=1)])) == first
 
 
-def test_only_the_same_tower_is_shared(engine: Engine, target: LoadedModel, draft: LoadedModel) -> None:
+def test_only_the_same_tower_is_shared(
+    engine: Engine, target: LoadedModel, draft: LoadedModel
+) -> None:
     assert engine.assembly.program.sources[0].shares_tower
     assert "vision_tower" not in engine.assembly.params["draft"]
     processor = tiny.image_processor()
@@ -138,7 +159,9 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
     assert small.target_weights == large.target_weights == weights
     assert large.target_cache == 4 * small.target_cache
     assert str(large).startswith("memory ")
-    inserting = Engine(engine.target, engine.draft, replace(CONFIG, continuous_batching=True, batch_size=2))
+    inserting = Engine(
+        engine.target, engine.draft, replace(CONFIG, continuous_batching=True, batch_size=2)
+    )
     assert inserting.memory_report(requests[:2]).insert == 0  # none waits
     report = inserting.memory_report(requests)
     assert report.insert == small.target_cache + small.draft_cache + small.weighting + small.inputs
@@ -146,32 +169,56 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("stop", [[2, 7], 9, None])
-def test_generation_config_says_where_answers_end(tmp_path: Path, target: LoadedModel, stop: Any) -> None:
-    """As in transformers: its ids replace those of config.json; without any, no token ends an answer."""
+def test_generation_config_says_where_answers_end(
+    tmp_path: Path, target: LoadedModel, stop: Any
+) -> None:
+    """As in transformers: its ids replace those of config.json; without any, no token ends an
+    answer.
+    """
     path = tiny.save(tmp_path / "model", tiny.CONFIG, target.params)
     file = path / "generation_config.json"
-    file.write_text(json.dumps({"bos_token_id": 1} | ({} if stop is None else {"eos_token_id": stop})))
+    file.write_text(
+        json.dumps({"bos_token_id": 1} | ({} if stop is None else {"eos_token_id": stop}))
+    )
     export(path, tmp_path / "copy")
     expected = tuple(stop) if isinstance(stop, list) else stop
     for place in (path, tmp_path / "copy"):
         assert text_config(LoadedModel.load(place).config).eos_token_id == expected
     file.unlink()
-    assert text_config(LoadedModel.load(path).config).eos_token_id == text_config(tiny.CONFIG).eos_token_id
+    assert (
+        text_config(LoadedModel.load(path).config).eos_token_id
+        == text_config(tiny.CONFIG).eos_token_id
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"repetition_penalty": 1.05}, "repetition_penalty 1.05"),
-        ({"suppress_tokens": [3, 4], "stop_strings": "x"}, 'suppress_tokens [3, 4], stop_strings "x"'),
+        (
+            {"suppress_tokens": [3, 4], "stop_strings": "x"},
+            'suppress_tokens [3, 4], stop_strings "x"',
+        ),
         ({"do_sample": True, "temperature": 0.6, "top_k": 50}, "do_sample true, temperature 0.6"),
         ({"num_beams": 4, "length_penalty": 2.0}, "num_beams 4, length_penalty 2.0"),
-        ({"do_sample": False, "temperature": 0.9, "repetition_penalty": 1.0, "bad_words_ids": None}, None),
+        (
+            {
+                "do_sample": False,
+                "temperature": 0.9,
+                "repetition_penalty": 1.0,
+                "bad_words_ids": None,
+            },
+            None,
+        ),
         ({"max_length": 40, "length_penalty": 2.0, "use_cache": False}, None),
     ],
 )
 def test_settings_that_are_not_applied_are_named_once(
-    settings: dict[str, Any], words: str | None, target: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    settings: dict[str, Any],
+    words: str | None,
+    target: LoadedModel,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2} | settings))
     told = replace(target, settings=read_generation_settings(tmp_path))
@@ -196,7 +243,9 @@ def test_a_draft_past_its_trained_positions_is_named_once(
 
 
 def test_one_id_for_two_words(target: LoadedModel, draft: LoadedModel) -> None:
-    """A character that only the draft has, where the target has another; added tokens may differ."""
+    """A character that only the draft has, where the target has another; added tokens may
+    differ.
+    """
     renamed = replace(draft, tokenizer=tiny.tokenizer(tiny.CHARACTERS.replace("~", "£")))
     with pytest.raises(InputError, match=r"\d+ is '£' against '~'"):
         Engine(target, renamed, CONFIG)
@@ -210,7 +259,10 @@ def test_one_id_for_two_words(target: LoadedModel, draft: LoadedModel) -> None:
 def test_a_string_a_request_many_or_none(engine: Engine) -> None:
     page = tiny.page()
     asked = Request(engine.encoder.prompt("What?", [page]), NEW)
-    alone, *several = engine.generate(asked), *engine.generate([Request("What?", NEW, images=[page]), asked])
+    alone, *several = (
+        engine.generate(asked),
+        *engine.generate([Request("What?", NEW, images=[page]), asked]),
+    )
     assert {result.tokens for result in (alone, *several)} == {alone.tokens}
     assert engine.generate("Hi").tokens == engine.generate([Request("Hi")])[0].tokens
     assert alone.stats.tokens_per_pass == alone.stats.emitted / alone.stats.steps

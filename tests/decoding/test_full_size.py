@@ -1,8 +1,9 @@
-"""A quarter of LLaVA-1.5-7B with a 68M draft, five images, bfloat16: lowered and compiled from shapes, nothing allocated.
+"""A quarter of LLaVA-1.5-7B with a 68M draft, five images, bfloat16: lowered and compiled from
+shapes, nothing allocated.
 
-XLA for CPUs multiplies bfloat16 matrices as float32 copies. Left alone it makes all copies of the weights at
-once, or before the loop, which no accelerator does; the options below make it take them one at a time, so that
-what it says about memory is what the program asks for.
+XLA for CPUs multiplies bfloat16 matrices as float32 copies. Left alone it makes all copies of the
+weights at once, or before the loop, which no accelerator does; the options below make it take them
+one at a time, so that what it says about memory is what the program asks for.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+
 from jaxspec.config import LlamaConfig, LlavaConfig
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.engine.memory import Sizes, abstract_inputs, plan_memory
 from jaxspec.engine.plan import abstract_program
-
 from tests.tiny import QUICK
 
 OPTIONS = QUICK | {
@@ -25,7 +26,9 @@ OPTIONS = QUICK | {
 }
 BATCH, LENGTH, IMAGES, NEW = 1, 4096, 5, 128
 SIZES = Sizes(LENGTH, (IMAGES, IMAGES), NEW, ((LENGTH,),))
-TARGET = LlavaConfig(LlamaConfig(vocab_size=32064, max_position_embeddings=LENGTH, num_hidden_layers=8))
+TARGET = LlavaConfig(
+    LlamaConfig(vocab_size=32064, max_position_embeddings=LENGTH, num_hidden_layers=8)
+)
 DRAFT = LlavaConfig(
     LlamaConfig(
         vocab_size=32064,
@@ -38,8 +41,14 @@ DRAFT = LlavaConfig(
 
 
 def taken(step: Any, *inputs: Any, **which: Any) -> Any:
-    """What XLA says of a program's memory. Weights that it does not read are on the device all the same."""
-    compiled = jax.jit(step.__wrapped__, keep_unused=True, **which).lower(*inputs).compile(compiler_options=OPTIONS)
+    """What XLA says of a program's memory. Weights that it does not read are on the device all the
+    same.
+    """
+    compiled = (
+        jax.jit(step.__wrapped__, keep_unused=True, **which)
+        .lower(*inputs)
+        .compile(compiler_options=OPTIONS)
+    )
     return compiled.memory_analysis()
 
 
@@ -49,10 +58,15 @@ def total(memory: Any) -> int:
 
 
 def test_the_report_is_what_prefill_and_decoding_take() -> None:
-    """Views M and T, five drafted tokens, one tower for both models: weights, caches and inputs exactly."""
+    """Views M and T, five drafted tokens, one tower for both models: weights, caches and inputs
+    exactly.
+    """
     program, params = abstract_program(TARGET, [DRAFT], ("M", "T"), 5, jnp.bfloat16)
     assert "vision_tower" not in params["draft"]
-    report, inputs = plan_memory(program, params, BATCH, SIZES), abstract_inputs(program, BATCH, SIZES)
+    report, inputs = (
+        plan_memory(program, params, BATCH, SIZES),
+        abstract_inputs(program, BATCH, SIZES),
+    )
 
     prefill = taken(run_prefill, program, params, *inputs, NEW, static_argnums=(0, 4))
     held = prefill.argument_size_in_bytes + prefill.output_size_in_bytes
@@ -60,6 +74,10 @@ def test_the_report_is_what_prefill_and_decoding_take() -> None:
     assert report.total - report.working == pytest.approx(held, rel=1e-6)
 
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, NEW), params, *inputs)
-    decode = taken(run_decode, program, params, state, inputs[1], static_argnums=0, donate_argnums=2)
-    assert report.total == pytest.approx(total(decode), rel=0.06)  # jax 0.12 decodes in 5 % less than 0.10 does
-    assert decode.alias_size_in_bytes >= report.target_cache + report.draft_cache  # the state is updated in place
+    decode = taken(
+        run_decode, program, params, state, inputs[1], static_argnums=0, donate_argnums=2
+    )
+    # jax 0.12 decodes in 5 % less than 0.10 does
+    assert report.total == pytest.approx(total(decode), rel=0.06)
+    # the state is updated in place
+    assert decode.alias_size_in_bytes >= report.target_cache + report.draft_cache

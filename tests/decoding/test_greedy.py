@@ -1,8 +1,9 @@
-"""At temperature 0 speculation writes the target's own tokens, one for one, whatever the draft proposes.
+"""At temperature 0 speculation writes the target's own tokens, one for one, whatever the draft
+proposes.
 
-Everything runs on one batch of ragged prompts with 0 to 2 images, so that a combination of views and gamma is
-compiled once: weights, parameters, limits, EOS ids and temperatures are traced. The prompts and answers pass the
-draft's trained positions throughout.
+Everything runs on one batch of ragged prompts with 0 to 2 images, so that a combination of views
+and gamma is compiled once: weights, parameters, limits, EOS ids and temperatures are traced. The
+prompts and answers pass the draft's trained positions throughout.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.state import DecodeState
 from jaxspec.models.int8 import int8_params
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
-
 from tests import tiny
 
 LENGTHS, IMAGES, B, NEW = [5, 3, 7, 5], [1, 0, 2, 1], 4, 25
@@ -32,7 +33,9 @@ DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
 HEADS = {
     "KV head": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
     "eagle": tiny.kv_head(TARGET, TARGET_PARAMS, feature="fused", target_layers=(0, 1, 2)),
-    "one pass": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2, key_layers=(0, 1)),
+    "one pass": tiny.kv_head(
+        TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2, key_layers=(0, 1)
+    ),
 }
 """Each drafts as `head`; here it has a name of its own."""
 SHAPES = [(1, None), (3, None), (7, None), (3, "2:9"), (3, "dynamic:2:6")]
@@ -129,7 +132,11 @@ def same_stats(one: DecodeState, other: DecodeState, rows: list[int] | None = No
 @pytest.mark.parametrize(
     ("views", "gamma", "tree", "target"),
     [(*case, TARGET_PARAMS) for case in GRID]
-    + [(("M", "T"), 3, None, INT8_PARAMS), (("M", "T"), 3, "2:9", INT8_PARAMS), (("KV head",), 3, None, INT8_PARAMS)],
+    + [
+        (("M", "T"), 3, None, INT8_PARAMS),
+        (("M", "T"), 3, "2:9", INT8_PARAMS),
+        (("KV head",), 3, None, INT8_PARAMS),
+    ],
 )
 def test_speculation_writes_the_targets_tokens(
     views: tuple[str, ...], gamma: int, tree: str | None, target: Params
@@ -148,7 +155,9 @@ def test_speculation_writes_the_targets_tokens(
         assert gamma == 1 or histogram[1:gamma].sum() > 0, "no block was accepted in part"
 
 
-@pytest.mark.parametrize("weighting", ["grid:window=4", "inverse_error_power", "adaboost:constant=0", "random"])
+@pytest.mark.parametrize(
+    "weighting", ["grid:window=4", "inverse_error_power", "adaboost:constant=0", "random"]
+)
 def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     state = speculative(("M", "T"), 3, options, weighting=weighting)
@@ -159,7 +168,9 @@ def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
 
 @pytest.mark.parametrize("views", [("M", "T"), ("M", "eagle", "lookup"), ("M", "one pass")])
 def test_weights_of_one_view_are_that_view(views: tuple[str, ...]) -> None:
-    """The same histogram and not only the same tokens; so that the grid's mixtures are known to differ."""
+    """The same histogram and not only the same tokens; so that the grid's mixtures are known to
+    differ.
+    """
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     both = [speculative(views, 3, options, weights=tuple(np.eye(len(views))[r])) for r in range(2)]
     assert not same_stats(*both)
@@ -169,7 +180,12 @@ def test_weights_of_one_view_are_that_view(views: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("gamma", "tree"), SHAPES)
 def test_rows_stop_at_their_limits_and_at_eos(gamma: int, tree: str | None) -> None:
-    for limits in ([0, 1, 2, 3], [NEW, 0, 7, 1], [1, 1, 1, 1], [gamma + 1, gamma + 2, gamma + 3, 2 * gamma]):
+    for limits in (
+        [0, 1, 2, 3],
+        [NEW, 0, 7, 1],
+        [1, 1, 1, 1],
+        [gamma + 1, gamma + 2, gamma + 3, 2 * gamma],
+    ):
         options = tiny.sampling(B, new=limits, eos=NOBODY)
         state = speculative(("M", "T"), gamma, options, tree=tree)
         assert tiny.outputs(state) == plain(options)
@@ -177,7 +193,10 @@ def test_rows_stop_at_their_limits_and_at_eos(gamma: int, tree: str | None) -> N
         check_stats(state)
         if limits[2] == 2:  # the token after prefill's is the last: no other place is drafted
             assert state.stats.drafted_at[2].tolist() == [1] + [0] * (gamma - 1)
-    unbounded, draft = plain(tiny.sampling(B, new=NEW, eos=NOBODY)), (TARGET, tiny.noisy(TARGET_PARAMS, 0.02))
+    unbounded, draft = (
+        plain(tiny.sampling(B, new=NEW, eos=NOBODY)),
+        (TARGET, tiny.noisy(TARGET_PARAMS, 0.02)),
+    )
     cut_inside = 0
     for eos in sorted({token for row in unbounded for token in row}):
         options = tiny.sampling(B, new=NEW, eos=(-1, eos))
@@ -202,9 +221,15 @@ def test_rows_stop_at_their_limits_and_at_eos(gamma: int, tree: str | None) -> N
     ],
 )
 def test_a_row_of_a_batch_is_the_row_alone(weighting: str, tree: str | None) -> None:
-    """Tokens and statistics, greedy and sampled rows side by side, with the same key and padding."""
+    """Tokens and statistics, greedy and sampled rows side by side, with the same key and
+    padding.
+    """
     options = tiny.sampling(
-        B, temperature=[0.0, 1.0, 0.7, 0.0], top_k=[0, 0, 4, 3], top_p=[1.0, 0.9, 1.0, 0.5], new=[NEW, 9, NEW, 2]
+        B,
+        temperature=[0.0, 1.0, 0.7, 0.0],
+        top_k=[0, 0, 4, 3],
+        top_p=[1.0, 0.9, 1.0, 0.5],
+        new=[NEW, 9, NEW, 2],
     )
     batch = tiny.weighted(batch_of("M", "T"), 0.3, 0.7)
     together = speculative(("M", "T"), 3, options, batch=batch, weighting=weighting, tree=tree)
@@ -222,7 +247,10 @@ def test_a_row_of_a_batch_is_the_row_alone(weighting: str, tree: str | None) -> 
 def test_a_target_that_drafts_for_itself_is_never_wrong(gamma: int, tree: str | None) -> None:
     blocks = (NEW - 1) // (gamma + 1)
     new = 1 + blocks * (gamma + 1)
-    for temperature, top_k, top_p in [(0.0, 0, 1.0), *([] if tree else [(1.0, 0, 1.0), (0.7, 8, 0.9)])]:
+    for temperature, top_k, top_p in [
+        (0.0, 0, 1.0),
+        *([] if tree else [(1.0, 0, 1.0), (0.7, 8, 0.9)]),
+    ]:
         options = tiny.sampling(B, temperature, new=new, eos=NOBODY, top_k=top_k, top_p=top_p)
         draft = TARGET, TARGET_PARAMS
         state = speculative(("M", "T"), gamma, options, draft=draft, weights=(1.0, 0.0), tree=tree)
@@ -243,7 +271,9 @@ def test_a_text_draft_with_a_smaller_vocabulary() -> None:
     check_stats(state)
     assert np.asarray(state.stats.accepted_at).sum() > 5
     sampled = speculative(("T",), 3, tiny.sampling(B, 1.0, new=NEW, eos=NOBODY), draft=draft)
-    assert (np.asarray(sampled.tokens) >= draft[0].text.vocab_size).any(), "the target never wrote such an id"
+    assert (np.asarray(sampled.tokens) >= draft[0].text.vocab_size).any(), (
+        "the target never wrote such an id"
+    )
 
 
 def test_a_text_target_with_a_draft_of_a_larger_vocabulary() -> None:
@@ -258,7 +288,9 @@ def test_a_text_target_with_a_draft_of_a_larger_vocabulary() -> None:
     assert tiny.outputs(state) == tiny.outputs(tiny.run_plain(target, params, batch, options, NEW))
     check_stats(state)
     assert np.asarray(state.stats.accepted_at).sum() > 5
-    sampled = tiny.run_speculative(spec, both, batch, tiny.sampling(B, 1.0, new=NEW, eos=NOBODY), NEW)
+    sampled = tiny.run_speculative(
+        spec, both, batch, tiny.sampling(B, 1.0, new=NEW, eos=NOBODY), NEW
+    )
     assert (np.asarray(sampled.tokens) < tiny.VOCABULARY).all()
 
 

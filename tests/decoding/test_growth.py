@@ -6,15 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from jaxspec.engine import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedHead
 from jaxspec.models.language_model import LanguageModel
-
 from tests import tiny
 
 CONFIG = EngineConfig(
-    views=("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,)
+    views=("M", "T"),
+    gamma=3,
+    batch_size=4,
+    new_buckets=(32,),
+    prompt_buckets=(64,),
+    image_buckets=(0,),
 )
 CHAIN = replace(CONFIG, weighting="inverse_error_power:window=3", trace=True)
 LENGTHS = (20, 3, 9, 14)
@@ -60,7 +65,9 @@ def test_answers_and_counts_are_those_of_whole_caches(
         (): [head],
         ("lookup",): [],
     }[config.views or ()]
-    growing, whole = (Engine(target, drafts, replace(config, growing_cache=grows)) for grows in (True, False))
+    growing, whole = (
+        Engine(target, drafts, replace(config, growing_cache=grows)) for grows in (True, False)
+    )
     requests = requests_of(whole, 0.0, 1.0, 1.0, 0.0)
     for ours, theirs in zip(growing.generate(requests), whole.generate(requests), strict=True):
         assert (ours.tokens, ours.trace) == (theirs.tokens, theirs.trace)

@@ -1,4 +1,6 @@
-"""A KV head's decoding against its training, against its target, and against what it must not read."""
+"""A KV head's decoding against its training, against its target, and against what it must not
+read.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
@@ -28,7 +31,6 @@ from jaxspec.models.heads.reading import states_before
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Array, Params
-
 from tests import tiny
 from tests.tiny.families import write
 
@@ -36,12 +38,25 @@ TARGET, PARAMS = tiny.lvlm(32, 2, seed=0)
 TEXT, IMAGE = TARGET.text, tiny.VOCABULARY - 1
 HEADS = {
     "linear": {"slot_bias": True},
-    "attention over tiles": {"pooling": "attention", "image_slots": 3, "image_tokens": 2 * tiny.PATCHES},
+    "attention over tiles": {
+        "pooling": "attention",
+        "image_slots": 3,
+        "image_tokens": 2 * tiny.PATCHES,
+    },
     "hidden states, two layers": {"feature": "last_hidden", "layers": 2},
     "images alone": {"reads_text": False, "feature": "last_hidden"},
     "all, two layers": {"pooling": "none", "layers": 2},
-    "keys of two layers, attention": {"pooling": "attention", "image_slots": 3, "key_layers": (0, 1)},
-    "one pass, hidden states": {"feature": "last_hidden", "parallel": True, "markov": 2, "layers": 2},
+    "keys of two layers, attention": {
+        "pooling": "attention",
+        "image_slots": 3,
+        "key_layers": (0, 1),
+    },
+    "one pass, hidden states": {
+        "feature": "last_hidden",
+        "parallel": True,
+        "markov": 2,
+        "layers": 2,
+    },
 }
 PAGES, BEFORE, NEW, J = (2, 0, 1), 6, 12, 3
 
@@ -50,8 +65,13 @@ def dialogues() -> tuple[Array, list[np.ndarray]]:
     """Rows of one length: images, then text; and which image each slot shows."""
     rng = np.random.default_rng(0)
     length = 1 + 2 * tiny.PATCHES + BEFORE + NEW
-    rows = [np.asarray([1, *[IMAGE] * tiny.PATCHES * n, *rng.integers(3, IMAGE, length)])[:length] for n in PAGES]
-    shown = [np.where(row == IMAGE, (np.cumsum(row == IMAGE) - 1) // tiny.PATCHES, -1) for row in rows]
+    rows = [
+        np.asarray([1, *[IMAGE] * tiny.PATCHES * n, *rng.integers(3, IMAGE, length)])[:length]
+        for n in PAGES
+    ]
+    shown = [
+        np.where(row == IMAGE, (np.cumsum(row == IMAGE) - 1) // tiny.PATCHES, -1) for row in rows
+    ]
     return jnp.asarray(rows), shown
 
 
@@ -66,10 +86,13 @@ def read(tokens: Array, pixels: Array) -> KVCache:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_decoding_scores_what_training_scored(name: str) -> None:
-    """Blocks of forced tokens, of which 1, 0, 2, 3 are accepted in turn: the logits of each are training's."""
+    """Blocks of forced tokens, of which 1, 0, 2, 3 are accepted in turn: the logits of each are
+    training's.
+    """
     config, params = tiny.kv_head(TARGET, PARAMS, noise=0.2, gamma=J, **HEADS[name])
     tokens, pages = dialogues()
-    shown = [row // max(config.image_tokens // tiny.PATCHES, 1) for row in pages]  # both pages may be one image's tiles
+    # both pages may be one image's tiles
+    shown = [row // max(config.image_tokens // tiny.PATCHES, 1) for row in pages]
     length = tokens.shape[1]
     start, blocks = length - NEW, [2, 1, 3, 4]
     starts = np.cumsum([start, *blocks])[: len(blocks)]
@@ -78,14 +101,22 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
     def both(params: Params) -> tuple[Array, Array]:
         target = read(tokens, pixels)
         at = jnp.asarray(starts[:, None] + np.arange(J))
-        embeds = LanguageModel(TEXT).embed(PARAMS["language_model"], PromptRows(tokens, tokens[:, 0]), None)
+        embeds = LanguageModel(TEXT).embed(
+            PARAMS["language_model"], PromptRows(tokens, tokens[:, 0]), None
+        )
         blocks_of = jnp.broadcast_to(at, (3, *at.shape))
         anchors = jnp.broadcast_to(jnp.asarray(starts), (3, len(starts)))
         rows = head_rows(config, shown, length, 2)
         before = states_before(target.hidden[:, 0], anchors) if config.reads_hidden else None
         target = target if config.reads_hidden else target.replace(hidden=None)
         hidden: Any = module_of(config).apply(
-            {"params": params}, embeds[:, at], anchors, blocks_of, *keys_of(config, target), rows, before
+            {"params": params},
+            embeds[:, at],
+            anchors,
+            blocks_of,
+            *keys_of(config, target),
+            rows,
+            before,
         )
         trained = corrected(config, params, TARGET.logits(PARAMS, hidden), embeds[:, at])
 
@@ -114,17 +145,23 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
 
 @pytest.mark.parametrize(("temperature", "tree"), [(0.0, None), (1.0, "2:5")])
 def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | None) -> None:
-    """Its layer, reading all images, computes what the target will: every block is accepted as far as it goes."""
+    """Its layer, reading all images, computes what the target will: every block is accepted as far
+    as it goes.
+    """
     target, params = tiny.lvlm(32, 1, seed=0)
     config, head = tiny.kv_head(target, params, noise=0.0, pooling="none")
     batch = tiny.prompts([5, 3, 7, 5], [1, 0, 2, 1], ("head",), head=config)
-    spec = tiny.speculator(target, LanguageModel(config.text_config), ("head",), J, tree=tree, head=config)
+    spec = tiny.speculator(
+        target, LanguageModel(config.text_config), ("head",), J, tree=tree, head=config
+    )
     new = 1 + 5 * (J + 1)
     options = tiny.sampling(4, temperature, new=new, eos=(-1,))
     state = tiny.run_speculative(spec, tiny.params_of(spec, params, head=head), batch, options, new)
     assert state.stats.steps.tolist() == [5] * 4
     assert state.stats.histogram[:, 0].sum() == 0
-    assert temperature > 0 or tiny.outputs(state) == tiny.outputs(tiny.run_plain(target, params, batch, options, new))
+    assert temperature > 0 or tiny.outputs(state) == tiny.outputs(
+        tiny.run_plain(target, params, batch, options, new)
+    )
 
 
 def test_a_target_of_one_layer_is_its_own_head_with_m_rope(tmp_path: Path) -> None:
@@ -140,30 +177,49 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope(tmp_path: Path) -> No
     assert result.tokens == plain.generate(request).tokens
     assert result.stats.histogram[:J].sum() <= 1  # the last block may end early
     assert result.stats.histogram[J] > 2
-    recipe = {"pooling": "linear", "image_slots": 64, "slot_bias": True}  # of a LLaVA, as presets and their options are
-    assert KVHeadConfig.of_target(target.config, **recipe) == replace(config, pooling="drop", gamma=5)
+    # of a LLaVA, as presets and their options are
+    recipe = {"pooling": "linear", "image_slots": 64, "slot_bias": True}
+    assert KVHeadConfig.of_target(target.config, **recipe) == replace(
+        config, pooling="drop", gamma=5
+    )
 
 
 def test_nodes_of_a_tree_follow_their_parents() -> None:
     slots = jnp.arange(9.0)
-    cache = KVCache((), (), jnp.asarray([6, 7]), jnp.zeros(2, jnp.int32), hidden=jnp.tile(slots[:, None], (2, 1, 1, 1)))
+    cache = KVCache(
+        (),
+        (),
+        jnp.asarray([6, 7]),
+        jnp.zeros(2, jnp.int32),
+        hidden=jnp.tile(slots[:, None], (2, 1, 1, 1)),
+    )
     assert hidden_before(cache, 2, None)[..., 0].tolist() == [[5, 6], [6, 7]]
-    # A root, its two children, and of three nodes below them the last two: one child of the first, one of the second.
+    # A root, its two children, and of three nodes below them the last two: one child of the first,
+    # one of the second.
     seen = jnp.asarray([[1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 1]], bool)
-    assert hidden_before(cache, 2, TreeMask(jnp.full((1, 2), 2), seen[None]))[..., 0].tolist() == [[3, 4], [4, 5]]
+    assert hidden_before(cache, 2, TreeMask(jnp.full((1, 2), 2), seen[None]))[..., 0].tolist() == [
+        [3, 4],
+        [4, 5],
+    ]
 
 
 def test_a_head_takes_its_own_target_only() -> None:
     config = KVHeadConfig.of_target(TARGET.config, image_slots=2)
     assert config.for_target(TARGET.config) == config
     other = replace(TARGET.config, text_config=replace(TEXT, rope_theta=5e5))
-    with pytest.raises(InputError, match=r"made for a target of configuration \w{16}, and this llava "):
+    with pytest.raises(
+        InputError, match=r"made for a target of configuration \w{16}, and this llava "
+    ):
         config.for_target(other)
     with pytest.raises(InputError, match=r"key_layers \[2\]; give layers 0 to 1"):
         KVHeadConfig.of_target(TARGET.config, image_slots=2, key_layers=(2,))
-    with pytest.raises(InputError, match=r"key_layers .0. with feature 'fused', which has keys of its own"):
+    with pytest.raises(
+        InputError, match=r"key_layers .0. with feature 'fused', which has keys of its own"
+    ):
         new_head(TARGET.config, feature="fused", target_layers=(0, 1, 1), key_layers=(0,))
-    with pytest.raises(InputError, match="parallel with feature 'fused'; give feature none or last_hidden"):
+    with pytest.raises(
+        InputError, match="parallel with feature 'fused'; give feature none or last_hidden"
+    ):
         new_head(TARGET.config, feature="fused", parallel=True)
     with pytest.raises(InputError, match="markov 2 without parallel; give 0, or parallel"):
         new_head(TARGET.config, image_slots=2, markov=2)
@@ -173,5 +229,7 @@ def test_one_pass_drafts_at_most_what_it_was_trained_for() -> None:
     config, _ = tiny.kv_head(TARGET, PARAMS, parallel=True, gamma=3)
     for gamma in (2, 3):
         tiny.speculator(TARGET, TARGET, ("head",), gamma, head=config)
-    with pytest.raises(InputError, match="gamma: 5 is more than the 3 tokens that the draft writes in one pass"):
+    with pytest.raises(
+        InputError, match="gamma: 5 is more than the 3 tokens that the draft writes in one pass"
+    ):
         tiny.speculator(TARGET, TARGET, ("head",), 5, head=config)

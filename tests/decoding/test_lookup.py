@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxspec.cache import TreeMask
 from jaxspec.decoding.drafting.shapes import branching
 from jaxspec.decoding.sources.lookup import CONFIDENCE, Text, backed_off
@@ -19,8 +20,12 @@ ROOM = NEW + len(TREE.seen)
 
 
 @jax.jit
-def read(tokens: jax.Array, length: jax.Array, new: jax.Array, count: jax.Array, nodes: jax.Array) -> tuple:
-    """What follows each node of a chain, read one by one, and of a tree, read a level at a time; [B, nodes+1, V]."""
+def read(
+    tokens: jax.Array, length: jax.Array, new: jax.Array, count: jax.Array, nodes: jax.Array
+) -> tuple:
+    """What follows each node of a chain, read one by one, and of a tree, read a level at a time;
+    [B, nodes+1, V].
+    """
     rows = PromptRows(tokens, length, in_order(tokens == IMAGE))
     start = Text.of(rows, ROOM).holding(new, count)
     newest = jnp.take_along_axis(new, count[:, None] - 1, axis=1)
@@ -32,7 +37,9 @@ def read(tokens: jax.Array, length: jax.Array, new: jax.Array, count: jax.Array,
     text = start
     for depth in range(4):
         (level,) = np.nonzero(TREE.depth == depth)
-        mask = TreeMask(jnp.full((1, len(level)), depth), jnp.asarray(TREE.seen)[None, level, : level[-1] + 1])
+        mask = TreeMask(
+            jnp.full((1, len(level)), depth), jnp.asarray(TREE.seen)[None, level, : level[-1] + 1]
+        )
         found, text = text.read(fed[:, level], WORDS, mask)
         levels.append(found)
     once, _ = start.read(fed, WORDS)
@@ -44,7 +51,9 @@ def searched(text: list[int], path: list[int]) -> np.ndarray:
     found, left, written = np.zeros(WORDS), 1.0, [*text, *path]
     for length, confidence in sorted(CONFIDENCE.items(), reverse=True):
         wanted = written[-length:]
-        places = [i for i in range(length, len(text)) if text[i - length : i] == wanted and text[i] >= 0]
+        places = [
+            i for i in range(length, len(text)) if text[i - length : i] == wanted and text[i] >= 0
+        ]
         if places and len(wanted) == length and -1 not in wanted:
             found[text[places[-1]]] += left * confidence
             left *= 1 - confidence
@@ -53,7 +62,9 @@ def searched(text: list[int], path: list[int]) -> np.ndarray:
 
 @given(st.integers(0, 2**32 - 1))
 def test_the_compiled_search_is_the_plain_one(seed: int) -> None:
-    """Few words, so that most suffixes occur several times; placeholders anywhere in the prompt match nothing."""
+    """Few words, so that most suffixes occur several times; placeholders anywhere in the prompt
+    match nothing.
+    """
     rng = np.random.default_rng(seed)
     tokens = rng.choice(WORDS, (B, LENGTH), p=[0.4, 0.3, 0.2, 0.1]).astype(np.int32)
     length = rng.integers(1, LENGTH + 1, B).astype(np.int32)
@@ -66,7 +77,9 @@ def test_the_compiled_search_is_the_plain_one(seed: int) -> None:
         prompt = np.where(tokens[b, : length[b]] == IMAGE, -1, tokens[b, : length[b]])
         text, drafted = [*prompt.tolist(), *new[b, : count[b]].tolist()], nodes[b].tolist()
         for node in range(len(TREE.seen)):
-            np.testing.assert_allclose(chain[b, node], searched(text + drafted[:node], []), atol=1e-6)
+            np.testing.assert_allclose(
+                chain[b, node], searched(text + drafted[:node], []), atol=1e-6
+            )
             path = [drafted[above - 1] for above in np.flatnonzero(TREE.seen[node])[1:]]
             np.testing.assert_allclose(tree[b, node], searched(text, path), atol=1e-6)
 

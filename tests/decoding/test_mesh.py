@@ -1,10 +1,13 @@
-"""Decoding on a mesh: the target split over devices, the draft on each, the tokens those of one device."""
+"""Decoding on a mesh: the target split over devices, the draft on each, the tokens those of one
+device.
+"""
 
 from __future__ import annotations
 
 import jax
 import numpy as np
 import pytest
+
 from eval.lib.times.hlo import ProgramText
 from eval.lib.times.passes import time_passes
 from jaxspec import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
@@ -15,7 +18,6 @@ from jaxspec.engine.compile_cache import executable
 from jaxspec.engine.running import RunningBatch
 from jaxspec.loading import LoadedHead
 from jaxspec.sharding import make_mesh
-
 from tests import tiny
 
 NEW = 12
@@ -25,7 +27,9 @@ def decode(target: LoadedModel, draft: LoadedModel) -> tuple[Engine, list[tuple[
     engine = Engine(target, draft, EngineConfig(views=("M", "T"), gamma=3))
     page = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     prompts = [engine.encoder.prompt(text, [page]) for text in ("Hi", "What is this?")]
-    return engine, [result.tokens for result in engine.generate([Request(prompt, NEW) for prompt in prompts])]
+    return engine, [
+        result.tokens for result in engine.generate([Request(prompt, NEW) for prompt in prompts])
+    ]
 
 
 def test_a_mesh_changes_no_token(pair, monkeypatch):
@@ -41,12 +45,21 @@ def test_a_mesh_changes_no_token(pair, monkeypatch):
     asked = [Request(engine.encoder.prompt(text, []), NEW) for text in "ab"]
     state = engine.prefill(asked)
     assert state.target.k[0].addressable_shards[0].data.shape[:2] == (1, 1)  # of two rows and heads
-    assert vars(time_passes(engine, asked, repeats=1)).keys() == {"draft_ms", "target_ms", "verify_ms"}
+    assert vars(time_passes(engine, asked, repeats=1)).keys() == {
+        "draft_ms",
+        "target_ms",
+        "verify_ms",
+    }
 
 
 DATA_PARALLEL = {
     "refill": EngineConfig(
-        views=("M", "lookup"), gamma=3, batch_size=2, continuous_batching=True, weighting="mt-paper", trace=True
+        views=("M", "lookup"),
+        gamma=3,
+        batch_size=2,
+        continuous_batching=True,
+        weighting="mt-paper",
+        trace=True,
     ),
     "together": CollaborationConfig(gammas=(2, 1), batch_size=2, continuous_batching=True),
 }
@@ -54,7 +67,9 @@ DATA_PARALLEL = {
 
 @pytest.mark.parametrize("name", DATA_PARALLEL)
 def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name):
-    """Rows are refilled, caches grow and answers are streamed: the state has the shardings that loops compile for."""
+    """Rows are refilled, caches grow and answers are streamed: the state has the shardings that
+    loops compile for.
+    """
     config, runs = DATA_PARALLEL[name], []
     draft = LoadedModel.load(pair[1])
     monkeypatch.setattr(batcher, "FIRST", 8)
@@ -65,7 +80,10 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
         else:
             engine = Engine(target, draft, config)
         texts = ["Hi", "What is this?", "Tell me", "a", "Say it"]
-        asked = [Request(text, new, float(i == 1)) for i, (text, new) in enumerate(zip(texts, [20, 7, 24, 3, 15]))]
+        asked = [
+            Request(text, new, float(i == 1))
+            for i, (text, new) in enumerate(zip(texts, [20, 7, 24, 3, 15]))
+        ]
         found = engine.generate(asked)
         *_, streamed = engine.stream(asked[2])
         drawn = engine.samples(asked[1], 2) if name == "together" else ()
@@ -98,36 +116,59 @@ def test_a_kv_head_is_split_as_its_target_is(pair, options):
 def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
     """The draft, and what is made of distributions, send nothing."""
     engine = Engine(
-        LoadedModel.load(pair[0], mesh=make_mesh(model=2)), LoadedModel.load(pair[1]), EngineConfig(gamma=3)
+        LoadedModel.load(pair[0], mesh=make_mesh(model=2)),
+        LoadedModel.load(pair[1]),
+        EngineConfig(gamma=3),
     )
-    batch = RunningBatch(engine.batcher, engine.batcher.read([Request(engine.encoder.prompt("Hi", []), NEW)]))
-    block = ProgramText(executable(run_decode, batch.together.held, batch.state, batch.options).as_text()).block()
-    assert block.collectives == {"extend": 2 * engine.assembly.lead.model.text.num_hidden_layers + 1}
+    batch = RunningBatch(
+        engine.batcher, engine.batcher.read([Request(engine.encoder.prompt("Hi", []), NEW)])
+    )
+    block = ProgramText(
+        executable(run_decode, batch.together.held, batch.state, batch.options).as_text()
+    ).block()
+    assert block.collectives == {
+        "extend": 2 * engine.assembly.lead.model.text.num_hidden_layers + 1
+    }
 
 
 def test_what_each_device_holds(pair):
     """Over four devices the two kv heads, and so the cache, stay whole."""
     model, heads = 4, 2
-    target, draft = LoadedModel.load(pair[0], mesh=make_mesh(model=model)), LoadedModel.load(pair[1])
+    target, draft = (
+        LoadedModel.load(pair[0], mesh=make_mesh(model=model)),
+        LoadedModel.load(pair[1]),
+    )
     engine, alone = Engine(target, draft), Engine(LoadedModel.load(pair[0]), draft)
     gate = target.params["language_model"]["model"]["layers_0"]["mlp"]["gate_proj"]["kernel"]
     assert gate.addressable_shards[0].data.shape == (32, 48 // model)
     request = Request(engine.encoder.prompt("Hi", []), NEW)
     state = engine.prefill([request])
     assert {shard.data.shape[1] for shard in state.target.k[0].addressable_shards} == {heads}
-    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves((state.drafter, state.tokens)))
+    assert all(
+        leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves((state.drafter, state.tokens))
+    )
 
     report, whole = engine.memory_report([request]), alone.memory_report([request])
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(target.params))
     assert report.target_weights == held < whole.target_weights
     assert report.draft_weights == whole.draft_weights
-    keys = sum(leaf.addressable_shards[0].data.nbytes for leaf in (*state.target.k, *state.target.v))
+    keys = sum(
+        leaf.addressable_shards[0].data.nbytes for leaf in (*state.target.k, *state.target.v)
+    )
     lengths = state.target.length.nbytes + state.target.shift.nbytes
     assert report.target_cache == keys + lengths
 
 
 def test_command_line(pair, capsys, refusal):
-    arguments = ["generate", "--target", str(pair[0]), "--prompt", "Hi", "--max-new-tokens", str(NEW)]
+    arguments = [
+        "generate",
+        "--target",
+        str(pair[0]),
+        "--prompt",
+        "Hi",
+        "--max-new-tokens",
+        str(NEW),
+    ]
     main(arguments)
     alone = capsys.readouterr().out
     main([*arguments, "--model-parallel", "2"])

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.engine.memory import bytes_held
@@ -18,7 +19,6 @@ from jaxspec.engine.plan import abstract_program, plan, sizes_of
 from jaxspec.loading import LoadedHead
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh
-
 from tests import tiny
 
 PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
@@ -59,7 +59,9 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
     """As Qwen3-VL-2B next to the 8B."""
     target = tiny.CONFIG
     tower = replace(target.vision_config, num_hidden_layers=layers)
-    program, params = abstract_program(target, [replace(target, vision_config=tower)], ("M",), 3, jnp.float32)
+    program, params = abstract_program(
+        target, [replace(target, vision_config=tower)], ("M",), 3, jnp.float32
+    )
     other = tower != target.vision_config
     assert program.sources[0].shares_tower is not other
     assert ("vision_tower" in params["draft"]) is other
@@ -74,7 +76,10 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
         (["--chips", "h1000"], "--chips: unknown chip 'h1000'; did you mean 'h100'?"),
         (["--train", "8"], "--train: 8 samples teach a draft model; give it alone"),
         (["--views", "M"], "views: M need a draft model; give one, or leave them out"),
-        (["--draft", "{}", "--draft", "{}"], "draft: 2 models and 0 heads; give at most one of each"),
+        (
+            ["--draft", "{}", "--draft", "{}"],
+            "draft: 2 models and 0 heads; give at most one of each",
+        ),
     ],
 )
 def test_a_plan_of_what_nobody_has_is_refused(
@@ -83,8 +88,22 @@ def test_a_plan_of_what_nobody_has_is_refused(
     assert words in refusal("plan", pair[0], *(option.format(pair[1]) for option in options))
 
 
-def test_the_largest_plan_that_is_taken_ends(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_largest_plan_that_is_taken_ends(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     most = ("--new", "--batch-size", "--gamma")
     sizes = [word for option in most for word in (option, str(2**20))]
-    main(["plan", str(pair[0]), "--draft", str(pair[1]), "--images", "4096", *sizes, "--chips", "v5e"])
+    main(
+        [
+            "plan",
+            str(pair[0]),
+            "--draft",
+            str(pair[1]),
+            "--images",
+            "4096",
+            *sizes,
+            "--chips",
+            "v5e",
+        ]
+    )
     assert re.search(r"^fits( +no){5}$", capsys.readouterr().out, re.M)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from eval.lib.standins.replay import RecordedEngine, RecordedTarget
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
-
 from tests import tiny
 
 CONFIG = EngineConfig(
@@ -31,7 +31,11 @@ LENGTHS = (16, 9, 1)
 @pytest.fixture(scope="module")
 def requests(target: LoadedModel) -> list[Request]:
     encoder = Engine(target).encoder
-    prompts = [encoder.prompt("What?", [tiny.page()]), encoder.prompt("Hi"), encoder.prompt("Tell me")]
+    prompts = [
+        encoder.prompt("What?", [tiny.page()]),
+        encoder.prompt("Hi"),
+        encoder.prompt("Tell me"),
+    ]
     return [Request(replace(p, sample=f"s{i}"), LENGTHS[i]) for i, p in enumerate(prompts)]
 
 
@@ -42,7 +46,9 @@ def results(target: LoadedModel, draft: LoadedModel, requests: list[Request]) ->
 
 
 def record(path: Path, results: list[Result]) -> Path:
-    lines = [{"sample": f"s{i}", "token_ids": list(result.tokens)} for i, result in enumerate(results)]
+    lines = [
+        {"sample": f"s{i}", "token_ids": list(result.tokens)} for i, result in enumerate(results)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -56,9 +62,12 @@ def test_tokens_and_counts_are_those_of_the_target_itself(
     recorded: RecordedTarget, draft: LoadedModel, requests: list[Request], results: list[Result]
 ) -> None:
     assert any(result.stats.accepted_at.sum() for result in results)
-    longer = [replace(request, max_new_tokens=16) for request in requests]  # ends where the record does
+    # ends where the record does
+    longer = [replace(request, max_new_tokens=16) for request in requests]
     for given in (requests, longer):
-        for ours, theirs in zip(RecordedEngine(recorded, draft, CONFIG).generate(given), results, strict=True):
+        for ours, theirs in zip(
+            RecordedEngine(recorded, draft, CONFIG).generate(given), results, strict=True
+        ):
             assert ours.tokens == theirs.tokens
             for name, counts in vars(theirs.stats).items():
                 np.testing.assert_array_equal(getattr(ours.stats, name), counts, err_msg=name)
@@ -73,10 +82,15 @@ def test_a_text_model_drafts_for_a_recorded_text_target(
         for text, params in [tiny.text_only(model.model, model.params)]
     )
     config = replace(CONFIG, views=("T",), weights=None, image_buckets=(0,))
-    asked = [replace(request, prompt=replace(request.prompt, sample=f"s{i}")) for i, request in enumerate(requests[1:])]
+    asked = [
+        replace(request, prompt=replace(request.prompt, sample=f"s{i}"))
+        for i, request in enumerate(requests[1:])
+    ]
     expected = Engine(alone, small, config).generate(asked)
     said = RecordedTarget.read(record(tmp_path / "answers.jsonl", expected), small)
-    for ours, theirs in zip(RecordedEngine(said, small, config).generate(asked), expected, strict=True):
+    for ours, theirs in zip(
+        RecordedEngine(said, small, config).generate(asked), expected, strict=True
+    ):
         assert (ours.tokens, ours.stats.steps) == (theirs.tokens, theirs.stats.steps)
 
 
@@ -94,7 +108,9 @@ def test_what_needs_probabilities_is_refused(
             RecordedEngine(recorded, draft, replace(CONFIG, weighting=rule))
 
 
-def read(path: Path, lines: list[dict[str, Any]], draft: LoadedModel) -> dict[tuple[str, int], tuple[int, ...]]:
+def read(
+    path: Path, lines: list[dict[str, Any]], draft: LoadedModel
+) -> dict[tuple[str, int], tuple[int, ...]]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return dict(RecordedTarget.read(path, draft).answers)
 
@@ -119,11 +135,19 @@ def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
     ("lines", "message"),
     [
         ([], "no answers in it"),
-        ([{"sample": "a", "text": "So"}, {"sample": "a", "text": "No"}], "line 2: an earlier line answers a, turn 1"),
+        (
+            [{"sample": "a", "text": "So"}, {"sample": "a", "text": "No"}],
+            "line 2: an earlier line answers a, turn 1",
+        ),
         ([{"sample": "a", "text": "So", "temperature": 1.0}], "line 1: drawn at temperature 1.0"),
-        ([{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [2]}]}], "line 1: new_tokens 2, and"),
+        (
+            [{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [2]}]}],
+            "line 1: new_tokens 2, and",
+        ),
     ],
 )
-def test_bad_records(lines: list[dict[str, Any]], message: str, tmp_path: Path, draft: LoadedModel) -> None:
+def test_bad_records(
+    lines: list[dict[str, Any]], message: str, tmp_path: Path, draft: LoadedModel
+) -> None:
     with pytest.raises(InputError, match=message):
         read(tmp_path / "a.jsonl", lines, draft)

@@ -1,7 +1,7 @@
 """Sampled sequences follow the target's joint law, and the test would notice a wrong residual.
 
-The law of the first three new tokens is computed without cache, loop or filters of the library: full forward
-passes over all prefixes, and the filters of `tests/tiny/oracles.py`.
+The law of the first three new tokens is computed without cache, loop or filters of the library:
+full forward passes over all prefixes, and the filters of `tests/tiny/oracles.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.decoding import speculative
 from jaxspec.decoding.drafting.trees import ChainDrafter
 from jaxspec.models.families import build
@@ -22,7 +23,6 @@ from jaxspec.models.int8 import int8_params
 from jaxspec.sampling import draw
 from jaxspec.typing import Array, Params
 from jaxspec.verification import Draft, Verdict, rejection
-
 from tests.tiny import (
     eagle_params,
     kv_head,
@@ -40,7 +40,8 @@ from tests.tiny import (
 from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 
 VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
-IMAGE = VOCABULARY  # past what can be drawn: in a full pass, a drawn placeholder would show an image
+# past what can be drawn: in a full pass, a drawn placeholder would show an image
+IMAGE = VOCABULARY
 TARGET, PARAMS = lvlm(16, 2, seed=3, scale=0.4, vocabulary=VOCABULARY, image=IMAGE)
 INT8 = int8_params(PARAMS)
 DRAFT = noisy(PARAMS, 0.7)
@@ -58,7 +59,9 @@ def logits_after(prefix: tuple[int, ...], int8: bool = False) -> np.ndarray:
     prompt = prompts([4], [1], VIEWS, image=IMAGE)
     start = np.asarray(prompt.target.tokens)[0, : int(prompt.target.length[0])]
     row = np.concatenate([start, np.asarray(prefix, np.int64)]).astype(np.int32)
-    return np.asarray(forward(INT8 if int8 else PARAMS, jnp.asarray(row[None]), prompt.images["pixels"])[0, -1])
+    return np.asarray(
+        forward(INT8 if int8 else PARAMS, jnp.asarray(row[None]), prompt.images["pixels"])[0, -1]
+    )
 
 
 @jax.jit
@@ -71,7 +74,10 @@ def joint(temperature: float, top_k: int, top_p: float, int8: bool = False) -> n
     law = np.ones(())
     for depth in range(LENGTH):
         prefixes = np.ndindex(*[VOCABULARY] * depth)
-        steps = [numpy_distribution(logits_after(prefix, int8), temperature, top_k, top_p) for prefix in prefixes]
+        steps = [
+            numpy_distribution(logits_after(prefix, int8), temperature, top_k, top_p)
+            for prefix in prefixes
+        ]
         law = law[..., None] * np.reshape(steps, (*[VOCABULARY] * depth, VOCABULARY))
     return law
 
@@ -95,7 +101,9 @@ def drawn(
     draft, own = TARGET, DRAFT
     if few_words:
         draft, own = narrow(TARGET, DRAFT, (5, 0, 3, 1))
-        head = head and replace(head, text_config=replace(head.text_config, draft_vocabulary=(4, 0, 2)))
+        head = head and replace(
+            head, text_config=replace(head.text_config, draft_vocabulary=(4, 0, 2))
+        )
         if kind == "eagle":
             head_params = eagle_params(head, PARAMS)
         if kind == "one pass":
@@ -123,13 +131,16 @@ def drawn(
 
 CASES = [
     pytest.param(0, {"temperature": 1.0}, id="autoregressive"),
-    pytest.param(1, {"temperature": 1.0}, id="bonus"),  # room for a whole block: the token after it is the bonus
+    # room for a whole block: the token after it is the bonus
+    pytest.param(1, {"temperature": 1.0}, id="bonus"),
     pytest.param(3, {"temperature": 1.0}, id="plain"),
     pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "int8": True}, id="int8"),
     pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "top_k": 4}, id="filtered"),
     pytest.param(1, {"temperature": 1.0, "weighting": "mt-release"}, id="grid"),
     pytest.param(
-        1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "inverse_error_power"}, id="learned, filtered"
+        1,
+        {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "inverse_error_power"},
+        id="learned, filtered",
     ),
     pytest.param(1, {"temperature": 1.0, "weighting": "random"}, id="random"),
     pytest.param(
@@ -148,7 +159,12 @@ CASES = [
     pytest.param(3, {"temperature": 1.0, "views": ("head",), "weights": (1.0,)}, id="KV head"),
     pytest.param(
         1,
-        {"temperature": 0.7, "views": ("M", "T", "head"), "weighting": "inverse_error_power", "few_words": True},
+        {
+            "temperature": 0.7,
+            "views": ("M", "T", "head"),
+            "weighting": "inverse_error_power",
+            "few_words": True,
+        },
         id="mixed KV head, few words",
     ),
     pytest.param(
@@ -158,26 +174,54 @@ CASES = [
     ),
     pytest.param(
         1,
-        {"temperature": 0.7, "views": ("M", "head"), "weights": (0.5, 0.5), "kind": "eagle", "few_words": True},
+        {
+            "temperature": 0.7,
+            "views": ("M", "head"),
+            "weights": (0.5, 0.5),
+            "kind": "eagle",
+            "few_words": True,
+        },
         id="mixed EAGLE-3, few words",
     ),
-    pytest.param(3, {"temperature": 1.0, "views": ("head",), "weights": (1.0,), "kind": "one pass"}, id="one pass"),
+    pytest.param(
+        3,
+        {"temperature": 1.0, "views": ("head",), "weights": (1.0,), "kind": "one pass"},
+        id="one pass",
+    ),
     pytest.param(
         2,
-        {"temperature": 0.7, "top_p": 0.8, "views": ("head",), "weights": (1.0,), "kind": "one pass", "tree": "2:4"},
+        {
+            "temperature": 0.7,
+            "top_p": 0.8,
+            "views": ("head",),
+            "weights": (1.0,),
+            "kind": "one pass",
+            "tree": "2:4",
+        },
         id="one pass, tree",
     ),
     pytest.param(
         2,
-        {"temperature": 0.7, "views": ("M", "head", "lookup"), "weighting": "mt-paper", "kind": "one pass"}
+        {
+            "temperature": 0.7,
+            "views": ("M", "head", "lookup"),
+            "weighting": "mt-paper",
+            "kind": "one pass",
+        }
         | {"few_words": True},
         id="mixed one pass, few words",
     ),
     pytest.param(3, {"temperature": 1.0, "views": ("lookup",), "weights": (1.0,)}, id="lookup"),
     pytest.param(
-        1, {"temperature": 0.7, "top_p": 0.8, "tree": "3", "views": ("lookup",), "weights": (1.0,)}, id="lookup, tree"
+        1,
+        {"temperature": 0.7, "top_p": 0.8, "tree": "3", "views": ("lookup",), "weights": (1.0,)},
+        id="lookup, tree",
     ),
-    pytest.param(2, {"temperature": 1.0, "views": ("M", "head", "lookup"), "weighting": "mt-paper"}, id="mixed lookup"),
+    pytest.param(
+        2,
+        {"temperature": 1.0, "views": ("M", "head", "lookup"), "weighting": "mt-paper"},
+        id="mixed lookup",
+    ),
 ]
 
 
@@ -205,7 +249,9 @@ def all_of_one_view(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdi
 
 
 @pytest.mark.parametrize("mutant", [residual_of_one_view, all_of_one_view])
-def test_a_wrong_residual_is_noticed(mutant: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_residual_is_noticed(
+    mutant: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(speculative, "verify", mutant)
     run_speculative.clear_cache()  # of programs that verify as they should
     counts = drawn(3, temperature=1.0)
@@ -214,7 +260,9 @@ def test_a_wrong_residual_is_noticed(mutant: Callable[..., Verdict], monkeypatch
 
 
 def test_lookup_that_hides_what_it_drew_from_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens drawn from what was found, and accepted as if the rest had gone to all tokens alike."""
+    """Tokens drawn from what was found, and accepted as if the rest had gone to all tokens
+    alike.
+    """
 
     def even(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
         assert draft.probs is not None
@@ -227,11 +275,15 @@ def test_lookup_that_hides_what_it_drew_from_is_noticed(monkeypatch: pytest.Monk
     assert goodness_of_fit(counts, joint(1.0, 0, 1.0)) < 1e-6
 
 
-def test_a_correction_that_verification_does_not_know_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correction_that_verification_does_not_know_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Tokens drawn with the correction for the token before, and accepted as if drawn without."""
     propose = ChainDrafter._propose
 
-    def forgetful(self: ChainDrafter, committed: Any, mixing: Any, scores: Array, scratch: Any) -> Any:
+    def forgetful(
+        self: ChainDrafter, committed: Any, mixing: Any, scores: Array, scratch: Any
+    ) -> Any:
         draft, read = propose(self, committed, mixing, scores, scratch)
         _, probs = self._mixed(mixing, scratch[0].scores[None])
         return draft.replace(probs=probs[0]), read

@@ -1,4 +1,6 @@
-"""The trace of an answer: against what the block's own counts say, and views asked again from outside the loop."""
+"""The trace of an answer: against what the block's own counts say, and views asked again from
+outside the loop.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.decoding.trace import trace_record
 from jaxspec.models.families import build
-
 from tests.tiny import lvlm, noisy, prompts, sampling, speculator, view_rows, weighted
 
 NEW = 24
@@ -24,8 +26,12 @@ def test_every_token_is_accounted_for(tree):
     program = replace(speculator(TARGET, TARGET, ("M", "T"), 3, "mt-paper", tree), traces=True)
     batch = weighted(prompts([4, 6, 5], [1, 1, 1], ("M", "T"), image=IMAGE), 0.75, 0.25)
     params, options = {"target": PARAMS, "draft": DRAFT}, sampling(3, new=NEW, eos=(-1,))
-    state = jax.jit(lambda: program.decode(params, program.prefill(params, batch, options, NEW), options))()
-    forward = jax.jit(lambda tokens, pixels: build(TARGET.config).apply({"params": DRAFT}, tokens, pixels))
+    state = jax.jit(
+        lambda: program.decode(params, program.prefill(params, batch, options, NEW), options)
+    )()
+    forward = jax.jit(
+        lambda tokens, pixels: build(TARGET.config).apply({"params": DRAFT}, tokens, pixels)
+    )
     agreed = 0
     for b in range(3):
         count = int(state.count[b])

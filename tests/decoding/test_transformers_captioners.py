@@ -1,4 +1,6 @@
-"""BLIP, BLIP-2 and Florence-2 from tiny random checkpoints in the real layout, against transformers called by hand."""
+"""BLIP, BLIP-2 and Florence-2 from tiny random checkpoints in the real layout, against transformers
+called by hand.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxspec.engine.captioners import TransformersCaptioner, captioner_lack
 from PIL import Image
 
+from jaxspec.engine.captioners import TransformersCaptioner, captioner_lack
 from tests.tiny.captioners import blip, blip2, florence2
 
 torch = pytest.importorskip("torch", reason="these captioners run in torch")
@@ -17,7 +19,10 @@ torch = pytest.importorskip("torch", reason="these captioners run in torch")
 
 def pages() -> list[Image.Image]:
     rng = np.random.default_rng(0)
-    return [Image.fromarray(rng.integers(0, 256, size, np.uint8)) for size in ((40, 50, 3), (32, 32, 3), (64, 20, 3))]
+    return [
+        Image.fromarray(rng.integers(0, 256, size, np.uint8))
+        for size in ((40, 50, 3), (32, 32, 3), (64, 20, 3))
+    ]
 
 
 KINDS = {
@@ -36,7 +41,9 @@ def test_captions_are_those_of_transformers_alone(name: str, tmp_path: Path) -> 
     path = make(tmp_path / name)
     captioner = TransformersCaptioner(kind, str(path), task, NEW)
     captions = captioner.caption(pages())
-    assert (captioner.identity != TransformersCaptioner(kind, str(path), task).identity) == (kind == "florence2")
+    assert (captioner.identity != TransformersCaptioner(kind, str(path), task).identity) == (
+        kind == "florence2"
+    )
     assert len({caption.text for caption in captions}) > 1
 
     processor = transformers.AutoProcessor.from_pretrained(path, backend="pil")
@@ -44,7 +51,11 @@ def test_captions_are_those_of_transformers_alone(name: str, tmp_path: Path) -> 
     for image, caption in zip(pages(), captions, strict=True):
         asked = {"text": task} if task else {}
         inputs = processor(images=image, **asked, return_tensors="pt")
-        beams = {"num_beams": 3, "do_sample": False, "max_new_tokens": NEW} if kind == "florence2" else {}
+        beams = (
+            {"num_beams": 3, "do_sample": False, "max_new_tokens": NEW}
+            if kind == "florence2"
+            else {}
+        )
         ids = model.generate(**inputs, **beams)
         assert caption.text == processor.decode(ids[0], skip_special_tokens=True).strip()
 

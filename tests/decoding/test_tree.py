@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from jaxspec.decoding.drafting.shapes import Tree, branching, parse_tree
 from jaxspec.errors import InputError
 
@@ -21,7 +22,9 @@ def paths(tree: Tree) -> list[tuple[int, ...]]:
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 40))
 def test_a_branching_tree_keeps_the_first_choices(width: int, depth: int, budget: int) -> None:
-    every = [ranks for level in range(1, depth + 1) for ranks in product(range(width), repeat=level)]
+    every = [
+        ranks for level in range(1, depth + 1) for ranks in product(range(width), repeat=level)
+    ]
     expected = sorted(every, key=lambda ranks: (sum(ranks), len(ranks), ranks))[:budget]
     assert sorted(paths(branching(width, depth, budget))[1:]) == sorted(expected)
 

@@ -1,4 +1,5 @@
-"""Trees at temperature 0: the target's tokens, and as many a block as the tree drawn up by hand has of them.
+"""Trees at temperature 0: the target's tokens, and as many a block as the tree drawn up by hand has
+of them.
 
 All trees run on the batch of `test_greedy`: ragged prompts with 0 to 2 images, one program a tree.
 """
@@ -11,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.decoding.drafting.shapes import parse_tree, static_tree
 from jaxspec.models.inputs import PromptRows, in_order
-
 from tests import tiny
 from tests.decoding.test_greedy import (
     DRAFT_PARAMS,
@@ -37,7 +38,9 @@ all_trees = pytest.mark.parametrize("tree", TREES)
 
 @cache
 def mixed_probs(b: int, written: Path) -> np.ndarray:
-    """The mixture of the views [V] after row b's prompt and these tokens: for each view one pass over them all."""
+    """The mixture of the views [V] after row b's prompt and these tokens: for each view one pass
+    over them all.
+    """
     batch = batch_of(*VIEWS)
     width = batch.target.tokens.shape[1] + NEW + GAMMA
     probs = np.zeros(tiny.VOCABULARY)
@@ -48,7 +51,9 @@ def mixed_probs(b: int, written: Path) -> np.ndarray:
         # A placeholder that was written is a token like others, and shows no image.
         shown = (row == TARGET.config.image_token_index) & (np.arange(width) < length)
         rows = PromptRows(jnp.asarray(row), jnp.asarray([length + len(written)]), in_order(shown))
-        probs += weight * np.asarray(forward(rows, jax.tree.map(lambda x, b=b: x[b : b + 1], batch.images)))
+        probs += weight * np.asarray(
+            forward(rows, jax.tree.map(lambda x, b=b: x[b : b + 1], batch.images))
+        )
     return probs
 
 
@@ -60,7 +65,9 @@ def forward(rows: PromptRows, images: dict[str, jax.Array]) -> jax.Array:
 
 def likeliest(b: int, written: Path, count: int) -> list[tuple[int, float]]:
     probs = mixed_probs(b, written)
-    return [(int(token), float(probs[token])) for token in np.argsort(-probs, kind="stable")[:count]]
+    return [
+        (int(token), float(probs[token])) for token in np.argsort(-probs, kind="stable")[:count]
+    ]
 
 
 def static_nodes(tree: str, b: int, written: Path) -> set[Path]:
@@ -83,14 +90,17 @@ def dynamic_nodes(tree: str, b: int, written: Path) -> set[Path]:
             for token, chance in likeliest(b, written + path, spec.width)
         }
         pool |= grown
-        level = {path: grown[path] for path in sorted(grown, key=lambda path: -grown[path])[: spec.width]}
+        level = {
+            path: grown[path] for path in sorted(grown, key=lambda path: -grown[path])[: spec.width]
+        }
     return set(sorted(pool, key=lambda path: -pool[path])[: spec.budget])
 
 
 @all_trees
 def test_blocks_accept_what_the_tree_has_of_the_answer(tree: str) -> None:
-    """Every block of every row: were a path not where the next block of either model looks for it, or a node read
-    with the wrong ancestors or position, later blocks would accept otherwise."""
+    """Every block of every row: were a path not where the next block of either model looks for it,
+    or a node read with the wrong ancestors or position, later blocks would accept otherwise.
+    """
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     answers = plain(options)
     state = speculative(VIEWS, GAMMA, options, weights=WEIGHTS, tree=tree)
@@ -115,8 +125,12 @@ def test_blocks_accept_what_the_tree_has_of_the_answer(tree: str) -> None:
 
 def test_a_tree_of_width_one_is_the_chain() -> None:
     """Token for token and count for count, with drawn tokens and weights that learn."""
-    options = tiny.sampling(B, temperature=[0.0, 1.0, 0.7, 0.0], top_k=[0, 0, 4, 3], new=NEW, eos=NOBODY)
+    options = tiny.sampling(
+        B, temperature=[0.0, 1.0, 0.7, 0.0], top_k=[0, 0, 4, 3], new=NEW, eos=NOBODY
+    )
     chain = speculative(VIEWS, GAMMA, options, weights=WEIGHTS, weighting="inverse_error_power")
-    state = speculative(VIEWS, GAMMA, options, weights=WEIGHTS, weighting="inverse_error_power", tree="1")
+    state = speculative(
+        VIEWS, GAMMA, options, weights=WEIGHTS, weighting="inverse_error_power", tree="1"
+    )
     assert tiny.outputs(state) == tiny.outputs(chain)
     assert same_stats(state, chain)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
@@ -17,7 +18,6 @@ from jaxspec.models.inputs import NEWLINE, TEXT, Slots
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import rewrite, stack_rows
 from jaxspec.prompts.views import VIEWS, parse_views
-
 from tests import tiny
 
 MODEL, PARAMS = tiny.lvlm(32, 2, seed=0)
@@ -25,11 +25,12 @@ B, J = 3, 3
 
 
 def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
-    """Two blocks of drafts over 3 views x 3 prompts with 0 to 2 images, the first accepted in different parts.
+    """Two blocks of drafts over 3 views x 3 prompts with 0 to 2 images, the first accepted in
+    different parts.
 
-    Alone means: one unpadded row through the whole model, without a cache; for view P the mean of an image's
-    features, projected, is put at its slot by hand. Logits are compared at every drafted place whose prefix was
-    committed, up to the constant that a softmax does not see.
+    Alone means: one unpadded row through the whole model, without a cache; for view P the mean of
+    an image's features, projected, is put at its slot by hand. Logits are compared at every drafted
+    place whose prefix was committed, up to the constant that a softmax does not see.
     """
     views = ("M", "T", "P")
     batch = tiny.prompts([5, 3, 7], [1, 0, 2], views)
@@ -63,9 +64,12 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
     def alone_pooled(tokens: jax.Array, pixels: jax.Array) -> jax.Array:
         module, text = build(MODEL.config), PARAMS["language_model"]
         features: Any = module.apply({"params": PARAMS}, pixels, method="encode")
-        pages: Any = module.apply({"params": PARAMS}, features.mean(2, keepdims=True), method="project")
+        pages: Any = module.apply(
+            {"params": PARAMS}, features.mean(2, keepdims=True), method="project"
+        )
         embeds = text["model"]["embed_tokens"]["embedding"][tokens]
-        here = tokens[:, 1:3, None] == MODEL.config.image_token_index  # the images stand first, two at most
+        # the images stand first, two at most
+        here = tokens[:, 1:3, None] == MODEL.config.image_token_index
         embeds = embeds.at[:, 1:3].set(jnp.where(here, pages, embeds[:, 1:3]))
         run: Any = partial(CausalLM(MODEL.text).apply, {"params": text})
         hidden, _ = run(embeds, jnp.arange(tokens.shape[1])[None], method="hidden")
@@ -91,7 +95,9 @@ class WordTokenizer:
 
     bos_token_id, eos_token_id = 1, 2
 
-    def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> list[int]:
         assert not add_special_tokens
         if text == "<image>" and not split_special_tokens:
             return [99]
@@ -113,8 +119,14 @@ def test_what_stands_for_an_image() -> None:
 
 
 def test_rewrite_shows_feature_rows() -> None:
-    """Two images of two and one slots; the first takes three feature rows and ends with an end-of-line."""
-    line = Slots(np.asarray([[2, 0], [NEWLINE, NEWLINE]]), rows=3, blend=np.asarray([[0.5, 0.5], [1, 0]], np.float32))
+    """Two images of two and one slots; the first takes three feature rows and ends with an
+    end-of-line.
+    """
+    line = Slots(
+        np.asarray([[2, 0], [NEWLINE, NEWLINE]]),
+        rows=3,
+        blend=np.asarray([[0.5, 0.5], [1, 0]], np.float32),
+    )
     turned = Slots(np.asarray([[1, 1]]), rows=2, positions=np.asarray([[0], [4], [2]], np.int32))
     row = rewrite(np.asarray([1, 99, 5, 99, 6]), 99, [line, turned])
     assert row.tokens.tolist() == [1, 99, 99, 5, 99, 6]

@@ -1,4 +1,6 @@
-"""The compiled, batched, score-keeping rules equal a reference that keeps whole histories, block after block."""
+"""The compiled, batched, score-keeping rules equal a reference that keeps whole histories, block
+after block.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.decoding.drafting.weighting import PRESETS, RULES, Adaptive, Weighting, parse_weighting
 from jaxspec.errors import InputError
-
 from tests.decoding import weighting_reference as reference
 
 B, J, V, BLOCKS = 4, 3, 7, 6
@@ -42,24 +44,34 @@ def distributions(rng: np.random.Generator, views: int) -> tuple[np.ndarray, np.
     logits = rng.normal(0, 2, (B, J, V))
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     apart = rng.choice([0.1, 1.0, 3.0], (views, B, J, 1))
-    q = np.exp(logits + apart * rng.normal(0, 1, (views, B, J, V))) * (rng.random((views, B, J, V)) > 0.05) + 1e-9
+    q = (
+        np.exp(logits + apart * rng.normal(0, 1, (views, B, J, V)))
+        * (rng.random((views, B, J, V)) > 0.05)
+        + 1e-9
+    )
     q = np.where(q < 1e-8, 0, q / q.sum(-1, keepdims=True))
     return p.astype(np.float32), q.astype(np.float32)
 
 
 @partial(jax.jit, static_argnums=0)
 def observe(rule: Weighting, state: Any, p: jax.Array, q: jax.Array, valid: jax.Array) -> Any:
-    return rule.observe(state, rule.weights(state, jax.random.split(jax.random.key(0), len(p))), p, q, valid)
+    return rule.observe(
+        state, rule.weights(state, jax.random.split(jax.random.key(0), len(p))), p, q, valid
+    )
 
 
-def history(rng: np.random.Generator, views: int, blocks: int = BLOCKS) -> list[tuple[np.ndarray, ...]]:
+def history(
+    rng: np.random.Generator, views: int, blocks: int = BLOCKS
+) -> list[tuple[np.ndarray, ...]]:
     """Blocks of (p, q, valid): each row of its own length, 0 for one that is done."""
     lengths = rng.integers(0, J + 1, (blocks, B))
     lengths[:, 0] = np.maximum(lengths[:, 0], 1)
     return [(*distributions(rng, views), np.arange(J) < n[:, None]) for n in lengths]
 
 
-def weights_after(rule: Weighting, initial: np.ndarray, blocks: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+def weights_after(
+    rule: Weighting, initial: np.ndarray, blocks: list[tuple[np.ndarray, ...]]
+) -> list[np.ndarray]:
     """[B, R] before the first block and after each."""
     keys = jax.random.split(jax.random.key(0), len(initial))
     state = rule.init(jnp.asarray(initial, jnp.float32))
@@ -99,10 +111,19 @@ def test_rules_equal_the_reference(text: str, window: str, views: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["grid", "grid:measure=tvd,steps=4", "inverse_error_power", "inverse_error_softmax:tau=2", "adaboost"]
+    "text",
+    [
+        "grid",
+        "grid:measure=tvd,steps=4",
+        "inverse_error_power",
+        "inverse_error_softmax:tau=2",
+        "adaboost",
+    ],
 )
 def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(text: str) -> None:
-    """One-hot targets; a view that puts all on another token, and one that has the target's at one place in three."""
+    """One-hot targets; a view that puts all on another token, and one that has the target's at one
+    place in three.
+    """
     p = np.zeros((B, J, V), np.float32)
     p[..., 2] = 1
     q = np.zeros((2, B, J, V), np.float32)
@@ -110,13 +131,19 @@ def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(text: str)
     q[1, ..., 3:5] = 0.5
     q[1, :, 0, 2:5] = 0.5, 0.5, 0
     row = reference.Reference(RULE_CASES[text], np.full(2, 0.5), None)
-    _, *found = weights_after(parse_weighting(text), np.full((B, 2), 0.5), [(p, q, np.ones((B, J), bool))] * 3)
+    _, *found = weights_after(
+        parse_weighting(text), np.full((B, 2), 0.5), [(p, q, np.ones((B, J), bool))] * 3
+    )
     for weights in found:
         row.observe(p[0].astype(np.float64), np.moveaxis(q, 0, 2)[0].astype(np.float64))
-        np.testing.assert_allclose(weights, np.broadcast_to(row.weights, (B, 2)), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            weights, np.broadcast_to(row.weights, (B, 2)), rtol=1e-4, atol=1e-6
+        )
 
 
-@pytest.mark.parametrize(("draw", "variance"), [("dirichlet", 1 / 12), ("uniform", 0.75 - np.log(2))])
+@pytest.mark.parametrize(
+    ("draw", "variance"), [("dirichlet", 1 / 12), ("uniform", 0.75 - np.log(2))]
+)
 def test_random_weights_are_the_rows_own(draw: str, variance: float) -> None:
     """Two views: Dirichlet(1, 1) is uniform, of variance 1/12; U / (U + U') has 3/4 - ln 2."""
     rule = parse_weighting(f"random:draw={draw}")
@@ -128,7 +155,9 @@ def test_random_weights_are_the_rows_own(draw: str, variance: float) -> None:
     np.testing.assert_array_equal(rule.weights(state[:3], keys[7:10]), weights[7:10])
 
 
-@pytest.mark.parametrize("text", [*RULE_CASES, *PRESETS, *RULES, "grid:window=16,steps=4", "random:draw=uniform"])
+@pytest.mark.parametrize(
+    "text", [*RULE_CASES, *PRESETS, *RULES, "grid:window=16,steps=4", "random:draw=uniform"]
+)
 def test_text_forms_are_read_back(text: str) -> None:
     rule = parse_weighting(text)
     assert parse_weighting(str(rule)) == rule
@@ -136,7 +165,8 @@ def test_text_forms_are_read_back(text: str) -> None:
 
 
 def test_a_preset_takes_other_fields() -> None:
-    assert parse_weighting("mt-release:window=4") == replace(PRESETS["mt-release"], window=4)  # type: ignore[call-arg]
+    # type: ignore[call-arg]
+    assert parse_weighting("mt-release:window=4") == replace(PRESETS["mt-release"], window=4)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Passes of one width write what plain decoding writes at that width, to the last bit of every sum.
 
-The target has pairs of tokens that score alike but for rounding, so that a bit decides which one is written. Every
-draft of it changes answers at once where plain steps read one token and blocks read several (try it: width=1 in
-`expected`).
+The target has pairs of tokens that score alike but for rounding, so that a bit decides which one is
+written. Every draft of it changes answers at once where plain steps read one token and blocks read
+several (try it: width=1 in `expected`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
+
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import LvlmConfig, QwenTowerConfig
 from jaxspec.engine.running import RunningBatch
@@ -24,14 +25,15 @@ from jaxspec.loading import LoadedHead
 from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import make_mesh, shardings
-
 from tests import tiny
 from tests.tiny.families import FAMILIES
 
 WIDTH, NEW = 8, 40
 WORDS = ("Hi", "What is this?", "Tell me more of it", "Why", "Say it again, please", "And?", "a")
 ASKED = [Request(words, NEW - i, images=[tiny.page(i)] * (i % 3)) for i, words in enumerate(WORDS)]
-PLAIN = EngineConfig(batch_size=4, width=WIDTH, new_buckets=(NEW,), prompt_buckets=(64, 256), image_buckets=(0, 1, 2))
+PLAIN = EngineConfig(
+    batch_size=4, width=WIDTH, new_buckets=(NEW,), prompt_buckets=(64, 256), image_buckets=(0, 1, 2)
+)
 DRAFTS: dict[str, dict[str, Any]] = {
     "gamma 7": {"views": ("M",), "gamma": 7},
     "two views": {"views": ("M", "T"), "gamma": 3, "weighting": "mt-paper"},
@@ -48,11 +50,15 @@ def trio(dtype: Any) -> Any:
     """Return a target, a draft model and a KV head."""
     params = tiny.random_params(CONFIG, scale=0.05)
     scores = params["language_model"]["lm_head"]["kernel"]
-    last_bits = np.random.default_rng(0).integers(-1, 2, scores[:, 1::2].shape) * float(jnp.finfo(dtype).eps)
+    last_bits = np.random.default_rng(0).integers(-1, 2, scores[:, 1::2].shape) * float(
+        jnp.finfo(dtype).eps
+    )
     scores[:, 1::2] = scores[:, : 2 * last_bits.shape[1] : 2] * (1 + last_bits)
     head, head_params = tiny.kv_head(LanguageModel(CONFIG), params)
     draft = tiny.noisy(params, 0.005) | {"vision_tower": params["vision_tower"]}
-    params, draft, head_params = jax.tree.map(lambda x: jnp.asarray(x, dtype), (params, draft, head_params))
+    params, draft, head_params = jax.tree.map(
+        lambda x: jnp.asarray(x, dtype), (params, draft, head_params)
+    )
     return tiny.loaded(params, CONFIG), tiny.loaded(draft, CONFIG), LoadedHead(head, head_params)
 
 
@@ -64,7 +70,9 @@ def models() -> Any:
 def engine(models: Any, views: tuple[str, ...] = (), **options: Any) -> Engine:
     target, draft, *heads = models
     drafts = [draft] * bool(views) + heads * ("head" in views)
-    return Engine(target, drafts, replace(PLAIN, views=tuple(v for v in views if v != "head"), **options))
+    return Engine(
+        target, drafts, replace(PLAIN, views=tuple(v for v in views if v != "head"), **options)
+    )
 
 
 def tokens(results: Any) -> list[tuple[int, ...]]:
@@ -86,7 +94,9 @@ def test_answers_do_not_depend_on_the_draft(models, expected, name, size):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_caches_hold_the_same_bits(family):
-    """Of every family in bfloat16, after prefill and after the loop, whichever programs have written them."""
+    """Of every family in bfloat16, after prefill and after the loop, whichever programs have
+    written them.
+    """
     models = pair_of(family)
     sees = models[0].images is not None
     runs = []
@@ -109,9 +119,13 @@ def pair_of(family: str) -> tuple[Any, ...]:
     config, processor = FAMILIES[family]()
     wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
     if isinstance(config, LvlmConfig):
-        sight: Any = {"out_hidden_size": 256} if isinstance(config.vision_config, QwenTowerConfig) else {}
+        sight: Any = (
+            {"out_hidden_size": 256} if isinstance(config.vision_config, QwenTowerConfig) else {}
+        )
         vision = replace(config.vision_config, hidden_size=32, intermediate_size=40, **sight)
-        config = replace(config, text_config=replace(config.text_config, **wide), vision_config=vision)
+        config = replace(
+            config, text_config=replace(config.text_config, **wide), vision_config=vision
+        )
     else:
         config = replace(config, **wide)
     params = tiny.random_params(config, scale=0.05)
@@ -124,7 +138,10 @@ def pair_of(family: str) -> tuple[Any, ...]:
 def bits(batch: RunningBatch) -> list[np.ndarray]:
     """Return the lengths of the target's cache, and its keys and values up to them."""
     cache = jax.tree.map(np.asarray, batch.state.target)
-    return [cache.length, *(leaf[i, :, :n] for leaf in (*cache.k, *cache.v) for i, n in enumerate(cache.length))]
+    return [
+        cache.length,
+        *(leaf[i, :, :n] for leaf in (*cache.k, *cache.v) for i, n in enumerate(cache.length)),
+    ]
 
 
 def test_streams_sessions_and_freed_rows(models):
@@ -135,7 +152,8 @@ def test_streams_sessions_and_freed_rows(models):
         *_, streamed = one.stream(ASKED[1])
         turns = Session(one)
         talk = [
-            turns.ask(text, images=images, max_new_tokens=20) for text, images in (("Hi", [tiny.page()]), ("Why?", []))
+            turns.ask(text, images=images, max_new_tokens=20)
+            for text, images in (("Hi", [tiny.page()]), ("Why?", []))
         ]
         queued = engine(models, batch_size=2, continuous_batching=True, **options).generate(ASKED)
         runs.append(tokens([streamed, *talk, *queued]))
@@ -144,7 +162,9 @@ def test_streams_sessions_and_freed_rows(models):
 
 @pytest.mark.parametrize("question", ["And?", "a"])
 def test_a_session_goes_on_behind_a_stop_string(models, question):
-    """Plain decoding pauses at token 9, and reads it in the next prefill; a block may have read it before."""
+    """Plain decoding pauses at token 9, and reads it in the next prefill; a block may have read it
+    before.
+    """
     runs = []
     for options in ({}, DRAFTS["gamma 7"]):
         turns = Session(engine(models, **options))
@@ -159,9 +179,12 @@ def test_a_session_goes_on_behind_a_stop_string(models, question):
 def test_a_mesh(models):
     mesh = make_mesh(model=2, data=2)
     target, *drafts = models
-    split = replace(target, params=jax.device_put(target.params, shardings(target.config, target.params, mesh)))
+    split = replace(
+        target, params=jax.device_put(target.params, shardings(target.config, target.params, mesh))
+    )
     plain, found = (
-        tokens(engine([split, *drafts], **options).generate(ASKED)) for options in ({}, DRAFTS["view and head"])
+        tokens(engine([split, *drafts], **options).generate(ASKED))
+        for options in ({}, DRAFTS["view and head"])
     )
     assert found == plain
 

@@ -1,7 +1,8 @@
-"""The weightings once more, in float64 NumPy, as the papers and facts about the released code tell them.
+"""The weightings once more, in float64 NumPy, as the papers and facts about the released code tell
+them.
 
-One request at a time, full histories of distributions, everything computed anew after each block. `p` and `q` hold
-the verified places of the window in order: p [T, V], q [T, R, V].
+One request at a time, full histories of distributions, everything computed anew after each block.
+`p` and `q` hold the verified places of the window in order: p [T, V], q [T, R, V].
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def grid(measure: str = "kl", steps: int = 10) -> Callable[..., np.ndarray]:
         cost = np.asarray([summed(first, p, q, w) for w in points])
         if then:
             tied = cost == cost.min()
-            cost = np.asarray([summed(then, p, q, w) if t else np.inf for w, t in zip(points, tied)])
+            cost = np.asarray(
+                [summed(then, p, q, w) if t else np.inf for w, t in zip(points, tied)]
+            )
         return points[np.argmin(cost)]
 
     return weights
@@ -121,4 +124,6 @@ class Reference:
         self.q.extend(q)
         if self.p:
             last = slice(-(self.window or len(self.p)), None)
-            self.weights = self.rule(np.asarray(self.p[last]), np.asarray(self.q[last]), self.initial)
+            self.weights = self.rule(
+                np.asarray(self.p[last]), np.asarray(self.q[last]), self.initial
+            )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import tyro
+
 from eval import accelerator, latency
 from jaxspec.command import preset_names
-
 from tests.conftest import ROOT
 
 PAGE = "# A page\n\n<!-- accelerator: made -->\nof before\n<!-- /accelerator -->\n\nThe rest.\n"
@@ -18,7 +18,8 @@ PAGE = "# A page\n\n<!-- accelerator: made -->\nof before\n<!-- /accelerator -->
 def test_parts_are_commands_of_their_scripts(name: str) -> None:
     script, *options = accelerator.PARTS[name].split()
     assert script == "eval.latency"
-    tyro.extras.get_parser(latency.main).parse_args([*options, "--out", "runs"])  # exits where an option is unknown
+    # exits where an option is unknown
+    tyro.extras.get_parser(latency.main).parse_args([*options, "--out", "runs"])
     assert options[0] in preset_names("latency")
 
 
@@ -27,7 +28,8 @@ def test_a_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     page = tmp_path / "page.md"
     page.write_text(PAGE, encoding="utf-8")
-    accelerator.main(page=page, debug=True, minutes=60, parts=("llava7b_160m",))  # were the machine busy
+    # were the machine busy
+    accelerator.main(page=page, debug=True, minutes=60, parts=("llava7b_160m",))
     assert (tmp_path / "runs" / "debug" / "accelerator" / "llava7b_160m" / "results.json").is_file()
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# A page\n\n<!-- accelerator: made -->\n\n| pair | what |")

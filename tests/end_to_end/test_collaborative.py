@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
@@ -14,7 +15,10 @@ from eval.lib.collaborative.config import Pairing
 from train import text
 
 ROWS = [
-    {"question": f"Ann has {n} figs and picks {m}. How many?", "answer": f"{n}+{m}=<<{n}+{m}={n + m}>>\n#### {n + m}"}
+    {
+        "question": f"Ann has {n} figs and picks {m}. How many?",
+        "answer": f"{n}+{m}=<<{n}+{m}={n + m}>>\n#### {n + m}",
+    }
     for n in range(2, 6)
     for m in (1, 3)
 ]
@@ -26,7 +30,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gsm8k")
     (path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     long = ROWS[0] | {"question": "figs " * 2000}
-    (path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (ROWS[0], long, ROWS[1])))
+    (path / "asked.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in (ROWS[0], long, ROWS[1]))
+    )
     for i, name in enumerate(("one", "other")):
         stage = replace(DEBUG, part=(i, 2), train=replace(DEBUG.train, seed=i))
         text.train(stage, path / "data.jsonl", path / name)
@@ -35,12 +41,29 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = tuple(str(world / name / "hf") for name in ("one", "other"))
-    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2", chat_template=False)
-    sizes = {"limit": 3, "held_out": 3, "timed": 1, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
+    pairing = Pairing(
+        "one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2", chat_template=False
+    )
+    sizes = {
+        "limit": 3,
+        "held_out": 3,
+        "timed": 1,
+        "repeats": 1,
+        "max_new_tokens": 16,
+        "prompt_buckets": (64,),
+    }
     small = replace(preset, pairings=(pairing,), **sizes)
     monkeypatch.setattr("eval.lib.drafts.command_line.load_preset", lambda kind, name: small)
     collaborative.main(
-        ["gsm8k", "--data", f"gsm8k={world / 'asked.jsonl'}", "--against", "standard", "--out", str(world / "out")]
+        [
+            "gsm8k",
+            "--data",
+            f"gsm8k={world / 'asked.jsonl'}",
+            "--against",
+            "standard",
+            "--out",
+            str(world / "out"),
+        ]
     )
 
     rows = json.loads((world / "out" / "results.json").read_text())["rows"]
@@ -57,9 +80,21 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[4]["held_out_nats"] <= 0.2 * alone[0] + 0.8 * alone[1]
     assert "| one + other | gsm8k | CoS | 1,1 |" in (world / "out" / "table.md").read_text()
     assert "| naive | one + other | gsm8k |" in (world / "out" / "table.md").read_text()
-    assert "Prompts left out, as longer than a model's context: 1." in (world / "out" / "table.md").read_text()
-    # All samples are answered by standard decoding and by CoS, and judged; the first alone by the others, for speed.
-    assert [(row["samples"], row["quality"]) for row in rows] == [(2, 0.0), (1, None), (1, None), (2, 0.0), (2, 0.0)]
+    assert (
+        "Prompts left out, as longer than a model's context: 1."
+        in (world / "out" / "table.md").read_text()
+    )
+    # All samples are answered by standard decoding and by CoS, and judged; the first alone by the
+    # others, for speed.
+    assert [(row["samples"], row["quality"]) for row in rows] == [
+        (2, 0.0),
+        (1, None),
+        (1, None),
+        (2, 0.0),
+        (2, 0.0),
+    ]
     assert rows[4]["combination"] == "weighted:0.2,0.8"
-    records = [json.loads(line) for line in (world / "out" / "records.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (world / "out" / "records.jsonl").read_text().splitlines()
+    ]
     assert [record["quality"] for record in records] == [0.0, 0.0, None, None, 0.0, 0.0]

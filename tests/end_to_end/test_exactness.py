@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
+
 from eval.exactness import chi_square, divergence, main
 from eval.lib.drafts.comparison import first_prompt
 from eval.lib.drafts.config import EvalConfig, Variant
 from jaxspec.engine.engine import Engine, LoadedModel, Request
-from scipy import stats
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +25,20 @@ def test_script_writes_records_and_table(
     tiny_preset: Callable[..., EvalConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_preset(
-        rows=(Variant("MT", ("M", "T"), (0.3, 0.7)),), sets=("describe", "facts"), gamma=3, prompt_buckets=(256,)
+        rows=(Variant("MT", ("M", "T"), (0.3, 0.7)),),
+        sets=("describe", "facts"),
+        gamma=3,
+        prompt_buckets=(256,),
     )
     own = "--gammas 3 --batches 10 --draws 40 --tokens 2"
     main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["run"]["preset"] == "tiny"
     *rows, whole, warm, nucleus = results["rows"]
-    assert [(row["dataset"], row["turn"], row["samples"]) for row in rows] == [("facts", 1, 3), ("facts", 2, 3)]
+    assert [(row["dataset"], row["turn"], row["samples"]) for row in rows] == [
+        ("facts", 1, 3),
+        ("facts", 2, 3),
+    ]
     assert all(row["token_identity_rate"] == 1.0 for row in rows)
     assert all(row["first_divergence"] is row["largest_logit_gap"] is None for row in rows)
     assert all(row["tokens_per_pass"] > 1 for row in rows)
@@ -40,7 +47,9 @@ def test_script_writes_records_and_table(
         assert (row["temperature"], row["top_p"]) == options
         assert row["p_value"] > 1e-3
         assert row["degrees"] > 1
-    records = [json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()
+    ]
     assert [record["divergence"] for record in records] == [None] * 6
     table = (tmp_path / "out/table.md").read_text()
     assert table.count("100.00 %") == 1
@@ -54,7 +63,13 @@ def test_int8_answers_are_compared_with_those_of_the_full_weights(
 ) -> None:
     rows = (Variant("T", ("T",)),)
     preset = tiny_preset(
-        target_weights="int8", rows=rows, sets=("facts",), limit=8, turns=(1,), max_new_tokens=24, prompt_buckets=(256,)
+        target_weights="int8",
+        rows=rows,
+        sets=("facts",),
+        limit=8,
+        turns=(1,),
+        max_new_tokens=24,
+        prompt_buckets=(256,),
     )
     shares = {}
     for option in ("--full-weights", "--no-full-weights"):
@@ -65,7 +80,12 @@ def test_int8_answers_are_compared_with_those_of_the_full_weights(
     for weights in (None, "int8"):
         engine = Engine(LoadedModel.load(pair[0], weights=weights), config=preset.plain())
         prompts = [first_prompt(engine.encoder, sample) for sample in preset.samples("facts")]
-        answers.append([result.tokens for result in engine.generate([Request(prompt, 24) for prompt in prompts])])
+        answers.append(
+            [
+                result.tokens
+                for result in engine.generate([Request(prompt, 24) for prompt in prompts])
+            ]
+        )
     equal = np.mean([full == half for full, half in zip(*answers, strict=True)])
     assert shares == {"--full-weights": equal, "--no-full-weights": 1}
     assert equal < 1, "int8 changes no answer, which proves little"
@@ -82,7 +102,8 @@ def test_divergence_tells_place_and_gap(target: LoadedModel) -> None:
     assert (found.index, found.expected, found.found) == (5, tokens[5], other[5])
     assert found.logit_gap is not None
     assert found.logit_gap > 0  # greedy decoding took the likelier token
-    assert divergence(target, prompt, other, tokens).logit_gap == -found.logit_gap  # type: ignore[union-attr]
+    # type: ignore[union-attr]
+    assert divergence(target, prompt, other, tokens).logit_gap == -found.logit_gap
     short = divergence(target, prompt, tokens, tokens[:6])
     assert short is not None
     assert (short.index, short.expected, short.found, short.logit_gap) == (6, tokens[6], None, None)

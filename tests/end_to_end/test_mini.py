@@ -1,4 +1,6 @@
-"""The shipped mini models: transformers loads them, speculation changes nothing, the demo's script runs."""
+"""The shipped mini models: transformers loads them, speculation changes nothing, the demo's script
+runs.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from configs.eval.mini import config
 from eval import block_efficiency
 from eval.draft_quality import attribute_accuracy
@@ -22,10 +25,13 @@ from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedHead, image_inputs, same_tower
 from jaxspec_demo import ASSETS
 from picturebook import SYNTHETIC_SETS, caption, test_set
-
 from tests.tiny.one_pass import blocks_of_head
 
-BUCKETS = {"prompt_buckets": config.prompt_buckets, "image_buckets": config.image_buckets, "new_buckets": (48,)}
+BUCKETS = {
+    "prompt_buckets": config.prompt_buckets,
+    "image_buckets": config.image_buckets,
+    "new_buckets": (48,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +46,16 @@ def draft() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def captioner(target: LoadedModel) -> LoadedModel:
-    return LoadedModel.load(ASSETS / "mini" / "captioner", jnp.dtype("float32"), share_tower_with=target)
+    return LoadedModel.load(
+        ASSETS / "mini" / "captioner", jnp.dtype("float32"), share_tower_with=target
+    )
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_transformers_loads_them_and_agrees(name: str, request: pytest.FixtureRequest) -> None:
-    torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+    torch = pytest.importorskip(
+        "torch", reason="torch is the oracle of parity: install the `parity` extra"
+    )
     from transformers import LlavaForConditionalGeneration
 
     theirs, found = LlavaForConditionalGeneration.from_pretrained(
@@ -57,13 +67,19 @@ def test_transformers_loads_them_and_agrees(name: str, request: pytest.FixtureRe
     encoder = Engine(ours).encoder
     sample = test_set("describe", 1)[0]
     prompt = encoder.prompt(sample.turns[0][0], sample.images)
-    tokens = np.repeat(prompt.tokens, np.where(prompt.tokens == encoder.image_token, ours.config.image_tokens, 1))
+    tokens = np.repeat(
+        prompt.tokens, np.where(prompt.tokens == encoder.image_token, ours.config.image_tokens, 1)
+    )
     images = image_inputs(ours, [tuple(map(to_rgb, prompt.images))], 1)
     assert images is not None
     pixels = images["pixels"][0].transpose(0, 3, 1, 2)
     with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor(tokens[None]).long(), pixel_values=torch.tensor(pixels)).logits
-    np.testing.assert_allclose(forward_logits(ours, prompt, []), expected[0, -1].numpy(), atol=1e-4, rtol=1e-4)
+        expected = theirs(
+            input_ids=torch.tensor(tokens[None]).long(), pixel_values=torch.tensor(pixels)
+        ).logits
+    np.testing.assert_allclose(
+        forward_logits(ours, prompt, []), expected[0, -1].numpy(), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_the_target_sees(target: LoadedModel) -> None:
@@ -73,25 +89,34 @@ def test_the_target_sees(target: LoadedModel) -> None:
     assert accuracy["all"] > 0.6
 
 
-def test_all_three_look_through_one_tower(target: LoadedModel, draft: LoadedModel, captioner: LoadedModel) -> None:
+def test_all_three_look_through_one_tower(
+    target: LoadedModel, draft: LoadedModel, captioner: LoadedModel
+) -> None:
     assert same_tower(target, draft)
     towers = (jax.tree.leaves(model.params["vision_tower"]) for model in (captioner, target))
     assert all(ours is theirs for ours, theirs in zip(*towers, strict=True))
 
 
 def test_captions_name_what_is_there(captioner: LoadedModel) -> None:
-    """Kind, colour, size and place of the things of a page, and its background, nearly always; words often not."""
+    """Kind, colour, size and place of the things of a page, and its background, nearly always;
+    words often not.
+    """
     samples = test_set("brush", 10)
     pages = [to_rgb(image) for sample in samples for image in sample.images]
     scenes = [scene for sample in samples for scene in sample.scenes]
     captions = LvlmCaptioner(captioner, "mini").caption(pages)
-    words = [(said.text.split(), caption(scene).split()) for said, scene in zip(captions, scenes, strict=True)]
+    words = [
+        (said.text.split(), caption(scene).split())
+        for said, scene in zip(captions, scenes, strict=True)
+    ]
     right = [ours == theirs for said, meant in words for ours, theirs in zip_longest(said, meant)]
     assert np.mean(right) > 0.9
     assert np.mean([said == meant for said, meant in words]) > 0.2
 
 
-def test_both_turns_of_every_set_come_out_as_without_a_draft(target: LoadedModel, draft: LoadedModel) -> None:
+def test_both_turns_of_every_set_come_out_as_without_a_draft(
+    target: LoadedModel, draft: LoadedModel
+) -> None:
     few = replace(config, sets=SYNTHETIC_SETS, limit=1, max_new_tokens=48)
     plain = Engine(target, None, EngineConfig(**BUCKETS))
     fast = Engine(target, draft, EngineConfig(views=("M", "T"), weights=(0.6, 0.4), **BUCKETS))
@@ -105,14 +130,18 @@ def test_both_turns_of_every_set_come_out_as_without_a_draft(target: LoadedModel
 
 
 def test_the_kv_head_drafts_what_one_pass_predicts(target: LoadedModel) -> None:
-    """The target's own answers, in exactly the blocks that Target-Draft attention over them scores."""
+    """The target's own answers, in exactly the blocks that Target-Draft attention over them
+    scores.
+    """
     head = LoadedHead.load(ASSETS / "mini" / "kv_head", target)
     fast = Engine(target, head, EngineConfig(gamma=5, batch_size=4, **BUCKETS))
     plain = Engine(target, None, EngineConfig(batch_size=4, **BUCKETS))
     samples = [sample for name in ("describe", "edit") for sample in test_set(name, 2)]
     requests = [Request(first_prompt(plain.encoder, sample), 48) for sample in samples]
     total = np.zeros(2, int)
-    for request, drafted, answer in zip(requests, fast.generate(requests), plain.generate(requests), strict=True):
+    for request, drafted, answer in zip(
+        requests, fast.generate(requests), plain.generate(requests), strict=True
+    ):
         assert drafted.tokens == answer.tokens
         blocks = blocks_of_head(target, head, request.prompt, answer.tokens, 5)
         assert blocks == (drafted.stats.steps, drafted.stats.emitted)
@@ -120,13 +149,17 @@ def test_the_kv_head_drafts_what_one_pass_predicts(target: LoadedModel) -> None:
     assert total[1] / total[0] > 2.5
 
 
-def test_the_demos_script_writes_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demos_script_writes_its_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = ("T", "MTCP*", "KV head")  # of one view, of all, and of the head
     words = f"mini --out {tmp_path} --limit 1 --sets read --turns 1 --max-new-tokens 48 --batch-size 1 --rows".split()
     block_efficiency.main([*words, *rows])
     assert "MTCP*" in capsys.readouterr().out
     results = json.loads((tmp_path / "results.json").read_text())
-    assert {(r["dataset"], r["turn"], r["row"]) for r in results["rows"]} == {("read", 1, row) for row in rows}
+    assert {(r["dataset"], r["turn"], r["row"]) for r in results["rows"]} == {
+        ("read", 1, row) for row in rows
+    }
     for row in results["rows"]:
         assert row["token_identity_rate"] == 1
         assert row["tokens_per_pass"] == pytest.approx(
@@ -134,4 +167,8 @@ def test_the_demos_script_writes_its_records(tmp_path: Path, capsys: pytest.Capt
         )
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert len(records) == len(results["rows"])
-    assert (tmp_path / "table.md").read_text().startswith("# Tokens a pass of the target (block efficiency)")
+    assert (
+        (tmp_path / "table.md")
+        .read_text()
+        .startswith("# Tokens a pass of the target (block efficiency)")
+    )

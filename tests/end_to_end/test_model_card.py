@@ -1,4 +1,6 @@
-"""Model cards of exports: their Python runs in transformers and writes what their jaxspec commands write."""
+"""Model cards of exports: their Python runs in transformers and writes what their jaxspec commands
+write.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,6 @@ from jaxspec.cli import main
 from jaxspec.data.images import to_rgb
 from jaxspec_demo import ASSETS
 from picturebook import test_set as samples_of
-
 from tests import tiny
 from tests.tiny.families import FAMILIES
 
@@ -27,15 +28,21 @@ INST = (
 
 def blocks(path: Path, language: str, places: dict[str, str]) -> str:
     """The card's code in one language, with the reader's own paths filled in."""
-    code = "".join(re.findall(rf"```{language}\n(.*?)```", (path / "README.md").read_text(), re.DOTALL))
+    code = "".join(
+        re.findall(rf"```{language}\n(.*?)```", (path / "README.md").read_text(), re.DOTALL)
+    )
     for said, meant in places.items():
         code = code.replace(said, meant)
     return code
 
 
-def answers(path: Path, capsys: pytest.CaptureFixture[str], **places: Path) -> tuple[str, list[str]]:
+def answers(
+    path: Path, capsys: pytest.CaptureFixture[str], **places: Path
+) -> tuple[str, list[str]]:
     """What the card's Python prints, and what each of its commands does."""
-    meant = {"path/to/this": str(path)} | {f"path/to/{name}": str(place) for name, place in places.items()}
+    meant = {"path/to/this": str(path)} | {
+        f"path/to/{name}": str(place) for name, place in places.items()
+    }
     meant["photo.jpg"] = str(path.parent / "photo.png")
     capsys.readouterr()
     exec(blocks(path, "python", meant), {})
@@ -54,7 +61,9 @@ def photo(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("photo")
 def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a template of their own: the one that is used here is written along, and so is BOS."""
+    """Without a template of their own: the one that is used here is written along, and so is
+    BOS.
+    """
     target, draft, head = (tmp_path / name for name in ("target", "draft", "head"))
     main(["export", str(ASSETS / "mini" / "target"), str(target)])
     theirs, ours = answers(target, capsys)
@@ -79,7 +88,9 @@ def test_a_template_that_writes_bos(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_base_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a template, and of a family that is not asked in Vicuna's form: the card gives it bare text."""
+    """Without a template, and of a family that is not asked in Vicuna's form: the card gives it
+    bare text.
+    """
     config, _ = FAMILIES["opt"]()
     source = tiny.save(tmp_path / "source", config, tiny.random_params(config))
     main(["export", str(source), str(tmp_path / "copy")])

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from eval import peers
 from eval.lib.times.peer_methods import Timed
 from jaxspec.prompts.encoder import Prompt
-
 from tests import tiny
 
 
@@ -19,7 +19,8 @@ def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pytest.importorskip("torch", reason="peers needs the `parity` extra")
     config = replace(tiny.CONFIG, text_config=replace(tiny.CONFIG.text_config, num_hidden_layers=1))
     params = tiny.random_params(config)
-    params["language_model"]["lm_head"]["kernel"][:, config.image_token_index] = 0  # transformers refuses it in answers
+    # transformers refuses it in answers
+    params["language_model"]["lm_head"]["kernel"][:, config.image_token_index] = 0
     tiny.save(tmp_path / "mini" / "target", config, params)
     tiny.save(tmp_path / "mini" / "draft", config, tiny.noisy(params, 0.1))
     monkeypatch.setattr(peers, "ASSETS", tmp_path)

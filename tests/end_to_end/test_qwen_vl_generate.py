@@ -1,4 +1,6 @@
-"""Qwen2.5-VL and Qwen3-VL write what transformers' own `generate` does, with drafts too: odd sizes, two turns."""
+"""Qwen2.5-VL and Qwen3-VL write what transformers' own `generate` does, with drafts too: odd sizes,
+two turns.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,6 @@ pytest.importorskip("torch", reason="torch is the oracle of parity: install the 
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.engine.memory import abstract_inputs
 from jaxspec.loading import same_tower
-
 from tests.tiny import hf, noisy, qwen_vl
 
 NEW, LENGTH, UNITS = 40, 448, 32
@@ -31,7 +32,9 @@ SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def engine(target: LoadedModel, draft: LoadedModel | None = None, *views: str) -> Engine:
-    config = EngineConfig(views=views, gamma=3, prompt_buckets=(LENGTH,), image_buckets=(UNITS,), new_buckets=(NEW,))
+    config = EngineConfig(
+        views=views, gamma=3, prompt_buckets=(LENGTH,), image_buckets=(UNITS,), new_buckets=(NEW,)
+    )
     return Engine(target, draft, config)
 
 
@@ -60,13 +63,24 @@ def turns(target) -> list[tuple[list[Request], list[list[int]]]]:
     spoken = [[token for token in answer if token != qwen_vl.IMAGE] for answer in told]
     question = "And <image>?"
     later = [question if len(seen) == 1 else QUESTION for seen in then]
-    texts = [q.replace("<image>", SEEN) if "<image>" in q else SEEN * len(seen) + q for q, seen in zip(later, then)]
-    again = [row + answer + encode(FOLLOWING.format(text)) for row, answer, text in zip(asked, spoken, texts)]
+    texts = [
+        q.replace("<image>", SEEN) if "<image>" in q else SEEN * len(seen) + q
+        for q, seen in zip(later, then)
+    ]
+    again = [
+        row + answer + encode(FOLLOWING.format(text))
+        for row, answer, text in zip(asked, spoken, texts)
+    ]
     finally_ = [qwen_vl.generate(made, row, a + b, NEW) for row, a, b in zip(again, first, then)]
-    follow = [encoder.follow_up(p, answer, q, b) for p, answer, q, b in zip(prompts, told, later, then)]
+    follow = [
+        encoder.follow_up(p, answer, q, b) for p, answer, q, b in zip(prompts, told, later, then)
+    ]
     for prompt, row in [*zip(prompts, asked), *zip(follow, again)]:
         assert prompt.tokens.tolist() == row
-    return [([Request(p, NEW) for p in prompts], told), ([Request(p, NEW) for p in follow], finally_)]
+    return [
+        ([Request(p, NEW) for p in prompts], told),
+        ([Request(p, NEW) for p in follow], finally_),
+    ]
 
 
 def check(decoder: Engine, turns: Any) -> list[Result]:
@@ -101,7 +115,9 @@ def test_a_draft_with_its_own_tower(target, turns, tmp_path):
     """A smaller one, as transformers saves it."""
     full = {"qwen2_5_vl": "fullatt_block_indexes", "qwen3_vl": "deepstack_visual_indexes"}
     family = target[1].config.model_type
-    made = qwen_vl.MODELS[family](text={"num_hidden_layers": 1}, vision={"depth": 1, full[family]: []})
+    made = qwen_vl.MODELS[family](
+        text={"num_hidden_layers": 1}, vision={"depth": 1, full[family]: []}
+    )
     draft = LoadedModel.load(qwen_vl.write(tmp_path / "draft", made))
     assert not same_tower(target[1], draft)
     check(engine(target[1], draft, "P"), turns)

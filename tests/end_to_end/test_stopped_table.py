@@ -1,4 +1,6 @@
-"""A table that is stopped goes on; a row that fails, or whose captioner cannot run, costs only itself."""
+"""A table that is stopped goes on; a row that fails, or whose captioner cannot run, costs only
+itself.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+
 from eval import block_efficiency, draft_quality, mmspec
 from eval.lib.drafts.config import EvalConfig, Variant
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
-from PIL import Image
 
 SETS = ("one", "two")
 PLACE = ("dataset", "turn", "row")
@@ -55,8 +58,14 @@ def breaking(monkeypatch: pytest.MonkeyPatch, view: str, words: str, error: Base
     generate = Engine.generate
 
     def broken(self: Engine, requests: Any) -> Any:
-        asked = " ".join(self.encoder.tokenizer.decode(request.prompt.tokens) for request in requests)
-        if self.config.views == (view,) and isinstance(self.assembly.program, Speculator) and words in asked:
+        asked = " ".join(
+            self.encoder.tokenizer.decode(request.prompt.tokens) for request in requests
+        )
+        if (
+            self.config.views == (view,)
+            and isinstance(self.assembly.program, Speculator)
+            and words in asked
+        ):
             raise error
         return generate(self, requests)
 
@@ -64,23 +73,33 @@ def breaking(monkeypatch: pytest.MonkeyPatch, view: str, words: str, error: Base
 
 
 def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
-    preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    preset: EvalConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     straight = measure(tmp_path / "straight")
     with monkeypatch.context() as patch:
         breaking(patch, "T", "two", KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             measure(tmp_path / "out")
-    assert {(row["dataset"], row["turn"]) for row in results(tmp_path / "out.unfinished")["rows"]} == {
+    assert {
+        (row["dataset"], row["turn"]) for row in results(tmp_path / "out.unfinished")["rows"]
+    } == {
         ("one", 1),
         ("one", 2),
     }
-    with pytest.raises(InputError, match="holds results of gamma 2, and now it is 3; give another --out"):
+    with pytest.raises(
+        InputError, match="holds results of gamma 2, and now it is 3; give another --out"
+    ):
         measure(tmp_path / "out", "--gamma", "3")
     with monkeypatch.context() as patch:
         breaking(patch, "M", "one", AssertionError("measured again"))
         again = measure(tmp_path / "out", "--against", "T")
-    assert "| views | turn | over | tokens a pass | 95 % | more than T |" in (tmp_path / "out" / "table.md").read_text()
+    assert (
+        "| views | turn | over | tokens a pass | 95 % | more than T |"
+        in (tmp_path / "out" / "table.md").read_text()
+    )
     assert all(row["low"] <= row["tokens_per_pass"] <= row["high"] for row in again["rows"])
     assert measured(again) == measured(straight)
     assert {row["row"]: row["target_ms"] for row in again["rows"][:3]} == {
@@ -92,8 +111,12 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
 
 
 def conversations(preset: EvalConfig, folder: Path) -> EvalConfig:
-    rows = [{"id": name, "turns": [f"What is {name}?"], "category": "x", "topic": name} for name in SETS]
-    (folder / "mmspec.jsonl").write_text("".join(json.dumps(row | {"image": "a.png"}) + "\n" for row in rows))
+    rows = [
+        {"id": name, "turns": [f"What is {name}?"], "category": "x", "topic": name} for name in SETS
+    ]
+    (folder / "mmspec.jsonl").write_text(
+        "".join(json.dumps(row | {"image": "a.png"}) + "\n" for row in rows)
+    )
     return replace(preset, sets=("mmspec",), data=(f"mmspec={folder / 'mmspec.jsonl'}",))
 
 
@@ -104,7 +127,9 @@ def conversations(preset: EvalConfig, folder: Path) -> EvalConfig:
 def test_other_scripts_go_on_too(
     script: Any, preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in its last call of an engine, a script repeats that call and its preparations only."""
+    """Stopped in its last call of an engine, a script repeats that call and its preparations
+    only.
+    """
     config = conversations(preset, tmp_path) if script is mmspec else preset
     monkeypatch.setattr("eval.lib.drafts.command_line.load_preset", lambda kind, name: config)
     monkeypatch.setattr(mmspec, "PART", 1)
@@ -131,13 +156,20 @@ def test_other_scripts_go_on_too(
     assert run("out") == 1
     clock = ("total_wall_time", "speedup_paired", "speedup_global")
     straight, again = (results(tmp_path / name)["rows"] for name in ("straight", "out"))
-    assert [row | dict.fromkeys(clock) for row in again] == [row | dict.fromkeys(clock) for row in straight]
-    lines = [(tmp_path / name / "records.jsonl").read_text().count("\n") for name in ("straight", "out")]
+    assert [row | dict.fromkeys(clock) for row in again] == [
+        row | dict.fromkeys(clock) for row in straight
+    ]
+    lines = [
+        (tmp_path / name / "records.jsonl").read_text().count("\n") for name in ("straight", "out")
+    ]
     assert lines[0] == lines[1] > 0
 
 
 def test_a_failing_row_costs_only_itself(
-    preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    preset: EvalConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     straight = measure(tmp_path / "straight", "--turns", "1")
     breaking(monkeypatch, "T", "two", InputError("no room for it"))
@@ -156,7 +188,11 @@ def test_a_failing_row_costs_only_itself(
 
 
 def test_drawn_answers_are_compared_with_none(preset: EvalConfig, tmp_path: Path) -> None:
-    found = measure(tmp_path / "out", "--temperature", "1", "--rows", "M", "--sets", "one", "--turns", "1")
+    found = measure(
+        tmp_path / "out", "--temperature", "1", "--rows", "M", "--sets", "one", "--turns", "1"
+    )
     assert [row["token_identity_rate"] for row in found["rows"]] == [None]
-    assert "identical" not in json.loads((tmp_path / "out/records.jsonl").read_text().splitlines()[0])
+    assert "identical" not in json.loads(
+        (tmp_path / "out/records.jsonl").read_text().splitlines()[0]
+    )
     assert (tmp_path / "out/table.md").read_text().splitlines()[4].endswith("| - |")

@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+torch = pytest.importorskip(
+    "torch", reason="torch is the oracle of parity: install the `parity` extra"
+)
+
+from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration  # noqa: E402
+from transformers import LlavaConfig as TheirLlavaConfig  # noqa: E402
 
 from eval.exactness import forward_logits  # noqa: E402
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig  # noqa: E402
@@ -19,9 +24,6 @@ from jaxspec.engine.memory import Sizes, abstract_inputs  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.loading import same_tower  # noqa: E402
 from jaxspec.prompts.encoder import Prompt  # noqa: E402
-from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration  # noqa: E402
-from transformers import LlavaConfig as TheirLlavaConfig  # noqa: E402
-
 from tests import tiny  # noqa: E402
 from tests.tiny import hf, tiles  # noqa: E402
 
@@ -39,11 +41,15 @@ def target(request, tmp_path_factory) -> tuple[Any, LoadedModel]:
 
 @pytest.fixture(scope="module")
 def answers(target) -> list[tuple[Prompt, list[int]]]:
-    """Prompts of none, one, two and five images, and a second turn with another image: what transformers answers."""
+    """Prompts of none, one, two and five images, and a second turn with another image: what
+    transformers answers.
+    """
     model, ours = target
     encoder = Engine(ours).encoder
     prompts = [
-        encoder.prompt("what is this?", [tiles.page(*shape, seed=i) for i, shape in enumerate(shapes)])
+        encoder.prompt(
+            "what is this?", [tiles.page(*shape, seed=i) for i, shape in enumerate(shapes)]
+        )
         for shapes in SHAPES
     ]
     done = [(prompt, tiles.generate(model, prompt, NEW)) for prompt in prompts]
@@ -79,7 +85,9 @@ def test_a_draft_of_the_same_family(target, answers):
 
 
 def test_a_draft_that_reads_pages(target, answers):
-    """A LLaVA-1.5 of other width, with a tower of its own that sees one tile of each image: the TABED paper's pair."""
+    """A LLaVA-1.5 of other width, with a tower of its own that sees one tile of each image: the
+    TABED paper's pair.
+    """
     _, ours = target
     if ours.config.model_type != "llava_next":
         pytest.skip("one family is enough to show it")
@@ -93,7 +101,9 @@ def test_a_draft_that_reads_pages(target, answers):
 
 
 def test_without_tiles(tmp_path):
-    """A LLaVA-NeXT read as transformers' LLaVA-1.5 reads its files, as the released TABED code does."""
+    """A LLaVA-NeXT read as transformers' LLaVA-1.5 reads its files, as the released TABED code
+    does.
+    """
     model = tiles.llava_next()
     ours = tiles.load(tmp_path / "model", model).without_tiles()
     raw = model.config.to_dict() | {"model_type": "llava", "image_seq_length": 9}
@@ -102,7 +112,9 @@ def test_without_tiles(tmp_path):
     assert (missing, unexpected) == ([], ["model.image_newline"])
     prompt = Engine(ours).encoder.prompt("what is this?", [tiles.page(30, 50), tiles.page(13, 12)])
     pages = CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12})
-    pixels = torch.tensor(np.asarray(pages(images=list(prompt.images), return_tensors="np")["pixel_values"]))
+    pixels = torch.tensor(
+        np.asarray(pages(images=list(prompt.images), return_tensors="np")["pixel_values"])
+    )
     ids = np.repeat(prompt.tokens, np.where(prompt.tokens == tiles.IMAGE, 9, 1)).astype(np.int64)
     with torch.no_grad():
         logits = theirs(input_ids=torch.tensor(ids[None]), pixel_values=pixels).logits[0, -1]

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.engine.engine import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig
@@ -22,15 +23,27 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train = replace(tower.TRAIN, steps=2, batch=2, log_every=1, mesh=MeshConfig(data=1))
     tower.main(train, path / "tower")
     steps = [f"--tune.{option}" for option in ("steps=2", "batch=2", "log-every=1", "mesh.data=1")]
-    recipe.main(["mini_draft", "--target", str(path / "tower" / "hf"), "--runs", str(path / "draft"), *steps])
+    recipe.main(
+        [
+            "mini_draft",
+            "--target",
+            str(path / "tower" / "hf"),
+            "--runs",
+            str(path / "draft"),
+            *steps,
+        ]
+    )
     return path
 
 
 def test_each_stage_took_its_steps_once(runs: Path) -> None:
     for stage in ("tower", "draft/tune"):
-        log = [json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()]
+        log = [
+            json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()
+        ]
         assert [entry["step"] for entry in log] == [1, 2]
-    config = json.loads((runs / "draft" / "hf" / "config.json").read_text())  # begun at random: all words are alike
+    # begun at random: all words are alike
+    config = json.loads((runs / "draft" / "hf" / "config.json").read_text())
     assert log[0]["loss"] == pytest.approx(np.log(config["text_config"]["vocab_size"]), rel=0.1)
 
 
@@ -56,5 +69,6 @@ def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> Non
 def test_all_load_and_share_the_tower(runs: Path) -> None:
     first, draft = (LoadedModel.load(runs / name / "hf") for name in ("tower", "draft"))
     towers = (model.params["vision_tower"] for model in (first, draft))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8), *towers)  # the draft's in 16 bits
+    # the draft's in 16 bits
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8), *towers)
     assert first.tokenizer.get_vocab() == draft.tokenizer.get_vocab()

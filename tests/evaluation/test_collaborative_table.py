@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
 from eval.lib.collaborative.config import CollaborativeEvalConfig, Point
@@ -17,7 +18,6 @@ from eval.lib.output.tables import Record
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
-
 from tests import tiny
 
 
@@ -32,9 +32,19 @@ def parse(*words: str) -> CollaborativeEvalConfig:
 
 def row_of(pairing: str, dataset: str, name: str) -> Record:
     known: dict[str, Any] = dict.fromkeys(("tokens_per_cycle", "quality", "token_identity_rate"))
-    known |= {key: [1.0] for key in ("alpha", "calls_per_token", "calls_per_token_predicted", "held_out_nats_alone")}
+    known |= {
+        key: [1.0]
+        for key in ("alpha", "calls_per_token", "calls_per_token_predicted", "held_out_nats_alone")
+    }
     known |= dict.fromkeys(
-        ("decode_tokens_per_second", "speedup_measured", "speedup_predicted", "held_out_nats", "speedup_call"), 1.0
+        (
+            "decode_tokens_per_second",
+            "speedup_measured",
+            "speedup_predicted",
+            "held_out_nats",
+            "speedup_call",
+        ),
+        1.0,
     )
     known |= dict.fromkeys(("speedup_predicted_with_verify", "speedup_parallel_at_most"), 1.0)
     known |= {
@@ -50,7 +60,12 @@ def row_of(pairing: str, dataset: str, name: str) -> Record:
 
 def test_every_number_is_of_a_pairing_and_a_method() -> None:
     (paper,) = COS.published
-    known = {f"{pair.name}, {name}, {dataset}" for pair in COS.pairings for name in METHODS for dataset in COS.sets}
+    known = {
+        f"{pair.name}, {name}, {dataset}"
+        for pair in COS.pairings
+        for name in METHODS
+        for dataset in COS.sets
+    }
     assert paper.numbers[1].keys() <= known
     table = methods_table(COS, [row_of("Qwen 3B", "gsm8k", "CoS")])
     assert paper.columns <= set(table.header)
@@ -67,7 +82,9 @@ def test_raw_speeds_give_the_printed_ratios() -> None:
             if abs(line["tokens/s, whole calls"] / standard - line["whole calls"]) > 0.0101:
                 bad.add(row)
     swapped = {
-        f"Qwen 1.5B, three, {name}, {dataset}" for name in ("speculative", "CoS") for dataset in ("gsm8k", "cnn-dm")
+        f"Qwen 1.5B, three, {name}, {dataset}"
+        for name in ("speculative", "CoS")
+        for dataset in ("gsm8k", "cnn-dm")
     }
     assert bad - swapped == {f"OPT, T=0, {name}, humaneval" for name in ("speculative", "CoS")}
 
@@ -83,7 +100,9 @@ def test_the_paper_s_line_stands_below_ours_at_its_length() -> None:
         "CoS",
         "CoS, paper",
     ]
-    at, speed = (list(table.header).index(name) for name in ("whole calls", "tokens/s, whole calls"))
+    at, speed = (
+        list(table.header).index(name) for name in ("whole calls", "tokens/s, whole calls")
+    )
     assert [line[at] for line in table.cells] == ["1.00", "-", "1.00", "1.32", "1.00", "1.52"]
     assert [line[speed] for line in table.cells] == ["9.0", "49.02", "9.0", "-", "9.0", "74.52"]
     assert any(note.startswith("paper: CoS, Tables 2 to 8") for note in table.notes)
@@ -93,22 +112,37 @@ def test_the_paper_s_line_stands_below_ours_at_its_length() -> None:
 def test_raw_text_is_the_question_after_bos() -> None:
     encoder = PromptEncoder(tiny.tokenizer())
     code = Sample("0", "humaneval", (), (("def add(a, b):", ""),))
-    raw, chat = (encoder.decode(first_prompt(encoder, code, templated).tokens) for templated in (False, True))
+    raw, chat = (
+        encoder.decode(first_prompt(encoder, code, templated).tokens) for templated in (False, True)
+    )
     assert (raw, chat) == ("def add(a, b):", "USER: def add(a, b): ASSISTANT:")
 
 
 def test_pairings_by_name() -> None:
-    assert [pairing.name for pairing in parse("--pairings", "OPT, T=1", "Qwen 3B").pairings] == ["OPT, T=1", "Qwen 3B"]
+    assert [pairing.name for pairing in parse("--pairings", "OPT, T=1", "Qwen 3B").pairings] == [
+        "OPT, T=1",
+        "Qwen 3B",
+    ]
     assert parse().pairings == COS.pairings
-    with pytest.raises(InputError, match="pairings: no pairing 'Qwen3B' in the preset; did you mean 'Qwen 3B"):
+    with pytest.raises(
+        InputError, match="pairings: no pairing 'Qwen3B' in the preset; did you mean 'Qwen 3B"
+    ):
         parse("--pairings", "Qwen3B")
 
 
 def test_points_of_a_sweep() -> None:
-    """Lambda is the proposer's weight, whichever model that is; each weight counts with both draft lengths."""
-    qwen, llama = (next(p for p in COS.pairings if p.name == name) for name in ("Qwen 3B", "Llama-3, T=1"))
+    """Lambda is the proposer's weight, whichever model that is; each weight counts with both draft
+    lengths.
+    """
+    qwen, llama = (
+        next(p for p in COS.pairings if p.name == name) for name in ("Qwen 3B", "Llama-3, T=1")
+    )
     assert qwen.points() == []
-    assert qwen.points("lambda:0.2") == [Point("lambda", 0.2, "weighted:0.2,0.8", run) for run in ((1, 1), (5, 1))]
-    assert llama.points("lambda:0.2") == [Point("lambda", 0.2, "weighted:0.8,0.2", run) for run in ((1, 1), (1, 5))]
+    assert qwen.points("lambda:0.2") == [
+        Point("lambda", 0.2, "weighted:0.2,0.8", run) for run in ((1, 1), (5, 1))
+    ]
+    assert llama.points("lambda:0.2") == [
+        Point("lambda", 0.2, "weighted:0.8,0.2", run) for run in ((1, 1), (1, 5))
+    ]
     assert llama.points("mu:0.3")[1] == Point("mu", 0.3, "contrastive:mu=0.3", (1, 5))
     assert [point.gammas for point in llama.points("gamma:1,4")] == [(1, 1), (1, 4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from eval.lib.collaborative.theory import (
     Calls,
     alternating_calls,
@@ -15,12 +16,16 @@ from eval.lib.collaborative.theory import (
 
 
 def theorem_3_1(alpha: float, gamma: int, c: float) -> float:
-    """(1 - alpha^gamma)(1 + c) / ((1 - alpha)(1 + c gamma)): one proposer, of cost c against the other's 1."""
+    """(1 - alpha^gamma)(1 + c) / ((1 - alpha)(1 + c gamma)): one proposer, of cost c against the
+    other's 1.
+    """
     return tokens_per_run(alpha, gamma) * (1 + c) / (1 + c * gamma)
 
 
 def theorem_3_6(alpha: float, gamma_q: int, gamma_p: int, c: float) -> float:
-    """The paper's speed-up of alternation: one alpha for both, cycles of p as dear as those of q. Not exact."""
+    """The paper's speed-up of alternation: one alpha for both, cycles of p as dear as those of q.
+    Not exact.
+    """
     return tokens_per_run(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - alpha**gamma_p * c)
 
 
@@ -57,7 +62,9 @@ def simulated(alphas: list[float], gammas: list[int], first: int, tokens: int = 
         ([0.9, 0.7, 0.8], [2, 1, 3], 1),
     ],
 )
-def test_calls_are_those_of_the_simulated_turns(alphas: list[float], gammas: list[int], first: int) -> None:
+def test_calls_are_those_of_the_simulated_turns(
+    alphas: list[float], gammas: list[int], first: int
+) -> None:
     exact, counted = alternating_calls(alphas, gammas, first), simulated(alphas, gammas, first)
     np.testing.assert_allclose(exact.scoring, counted.scoring, rtol=0.02)
     np.testing.assert_allclose(exact.proposing, counted.proposing, rtol=0.02, atol=1e-12)
@@ -69,7 +76,9 @@ def test_the_paper_where_it_is_exact_and_where_it_is_not() -> None:
     assert speedup(same, [0.1, 1]) == pytest.approx(1.844, abs=1e-3)  # simulated: 1.840
     assert theorem_3_6(0.863, 1, 1, 0.1) == pytest.approx(1.085, abs=2e-3)
     assert theorem_3_1(0.863, 5, 0.1) == pytest.approx(2.792, abs=5e-3)
-    assert speedup(one_proposer_calls(0.863, 5), [0.1, 1]) == pytest.approx(theorem_3_1(0.863, 5, 0.1), rel=1e-12)
+    assert speedup(one_proposer_calls(0.863, 5), [0.1, 1]) == pytest.approx(
+        theorem_3_1(0.863, 5, 0.1), rel=1e-12
+    )
 
 
 def test_turns_where_all_stands_are_as_fast_as_models_side_by_side() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+
 from configs.eval.mini import config as MINI
 from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.command_line import parse_command
@@ -100,7 +101,9 @@ def test_what_is_missing_is_told_before_models_load(tmp_path: Path) -> None:
             load_models(replace(config, **changed))
 
 
-def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _, config, _ = parse("mini --target replay:answers.jsonl")
     assert [row.name for row in config.rows] == ["M", "T", "C", "P", "MT static"]
     assert capsys.readouterr().err.splitlines() == [
@@ -109,7 +112,14 @@ def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(capsys
     ]
     assert list(config.left_out) == ["MT*", "MTCP*", "KV head"]
     names = [row.name for row in parse("mini_weightings --target replay:answers.jsonl")[1].rows]
-    assert names == ["static", "random", "random:draw=uniform", "grid:measure=matches", "hard_match", "adaboost"]
+    assert names == [
+        "static",
+        "random",
+        "random:draw=uniform",
+        "grid:measure=matches",
+        "hard_match",
+        "adaboost",
+    ]
 
 
 CAPTIONED = ["C", "MTCP static", "MTCP*"]
@@ -119,7 +129,11 @@ CAPTIONED = ["C", "MTCP static", "MTCP*"]
     ("captioner", "torch", "message"),
     [
         (None, False, r"needs torch; pip install -e '.\[captioner\]'"),
-        ("blip:org/absent", True, "'org/absent': no such directory, and cannot be fetched from the hub"),
+        (
+            "blip:org/absent",
+            True,
+            "'org/absent': no such directory, and cannot be fetched from the hub",
+        ),
     ],
 )
 def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
@@ -146,7 +160,10 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
 
 def test_a_set_is_named_with_its_file() -> None:
     config = parse("mini --sets read mine=a/b.jsonl")[1]
-    for name, message in (("read", "set read: too long"), ("mine", r"set mine \(a/b\.jsonl\): too long")):
+    for name, message in (
+        ("read", "set read: too long"),
+        ("mine", r"set mine \(a/b\.jsonl\): too long"),
+    ):
         with pytest.raises(InputError, match=f"^{message}$"), config.named(name):
             raise InputError("too long")
 
@@ -173,11 +190,13 @@ def test_presets_are_well_formed(name: str) -> None:
     config = load_preset("eval", name)
     if isinstance(config, CollaborativeEvalConfig):
         for pairing in config.pairings:
-            config.collaboration(pairing, "alternating", pairing.gammas).checked(len(pairing.models))
+            config.collaboration(pairing, "alternating", pairing.gammas).checked(
+                len(pairing.models)
+            )
             for point in pairing.points():
-                config.collaboration(pairing, "alternating", point.gammas, point.combination).checked(
-                    len(pairing.models)
-                )
+                config.collaboration(
+                    pairing, "alternating", point.gammas, point.combination
+                ).checked(len(pairing.models))
         return
     if isinstance(config, RecordedConfig):
         sources = {name for one in config.methods for name in one.sources.split("+")}

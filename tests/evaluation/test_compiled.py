@@ -1,6 +1,8 @@
-"""What compilers for TPUs and GPUs make of a block: it fits, keeps its caches in place, and moves no weight.
+"""What compilers for TPUs and GPUs make of a block: it fits, keeps its caches in place, and moves
+no weight.
 
-Nothing is run. `make compiled` brings libtpu and the plugin for GPUs, which the other tests do without.
+Nothing is run. `make compiled` brings libtpu and the plugin for GPUs, which the other tests do
+without.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from jaxspec.config import text_config
 from jaxspec.engine.plan import CHIPS
-
 from tests.conftest import ROOT
 
 if find_spec("libtpu") is None:
@@ -50,7 +52,9 @@ def compiled(preset: str, out: Path, *options: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def rows(preset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """A block of views M and T, by the number of chips."""
-    found = compiled(preset, tmp_path_factory.mktemp(preset), "--chips", *TPUS, "--programs", "chain")
+    found = compiled(
+        preset, tmp_path_factory.mktemp(preset), "--chips", *TPUS, "--programs", "chain"
+    )
     return {row["devices"]: row for row in found}
 
 
@@ -73,7 +77,9 @@ def test_gpus_gather_no_embeddings_and_no_head(tmp_path: Path) -> None:
     text = text_config(load_preset("latency", "llava7b_68m").target)
     table = 2 * text.vocab_size * text.hidden_size
     programs = ("--programs", "chain", "kv", "eagle3")
-    for row in compiled("llava7b_68m", tmp_path, "--chips", "h100:1", "h100:4", *programs, "--batches", "1", "8"):
+    for row in compiled(
+        "llava7b_68m", tmp_path, "--chips", "h100:1", "h100:4", *programs, "--batches", "1", "8"
+    ):
         assert row["fits"]
         assert (row["collectives"] > 0) == (row["devices"] > 1)
         assert row["collected_mib"] * 2**20 < table / 10, row
@@ -98,7 +104,9 @@ def test_int8_weights_are_cast_in_the_product(tmp_path: Path, chip: str) -> None
 def test_a_long_prompt_lays_no_scores_in_memory(tmp_path: Path) -> None:
     length = 4096
     heads = text_config(load_preset("latency", "llava7b_68m").target).num_attention_heads
-    for row in compiled("llava7b_68m", tmp_path, "--chips", *TPUS, "--programs", "prompt", "--prompt", str(length)):
+    for row in compiled(
+        "llava7b_68m", tmp_path, "--chips", *TPUS, "--programs", "prompt", "--prompt", str(length)
+    ):
         scores = heads * length**2 * 4 / row["devices"]  # of one layer, 2 GiB on one chip
         assert row["fits"]
         assert row["temporaries_gib"] * 2**30 < scores / 2

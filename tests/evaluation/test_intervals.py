@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from eval.lib.output.intervals import check_row, interval_table
 from eval.lib.output.tables import Label, Record, interval
 from jaxspec.errors import InputError
@@ -25,13 +26,17 @@ def bounds(cell: str) -> list[float]:
 
 
 def test_the_interval_of_a_mean_is_that_of_theory() -> None:
-    """Two sets of 400 answers, of standard deviations 1 and 2: 1.96 times the root of their variances, halved."""
+    """Two sets of 400 answers, of standard deviations 1 and 2: 1.96 times the root of their
+    variances, halved.
+    """
     rng = np.random.default_rng(1)
     answers = [
         *records("M", "a", 3 + rng.standard_normal(400)),
         *records("M", "b", 4 + 2 * rng.standard_normal(400)),
     ]
-    ((*names, tau, cell),) = interval_table(answers, label, LABELS, {"avg": ("a", "b"), "c": ("c",)}).cells
+    ((*names, tau, cell),) = interval_table(
+        answers, label, LABELS, {"avg": ("a", "b"), "c": ("c",)}
+    ).cells
     low, high = bounds(cell)
     assert names == ["M", "1", "avg"]
     assert (low + high) / 2 == pytest.approx(float(tau), abs=0.02)
@@ -41,9 +46,15 @@ def test_the_interval_of_a_mean_is_that_of_theory() -> None:
 
 
 def test_a_difference_is_of_the_same_samples() -> None:
-    """Answers differ much from each other, and each row is 0.1 above the other on each: that is certain."""
+    """Answers differ much from each other, and each row is 0.1 above the other on each: that is
+    certain.
+    """
     spread = np.random.default_rng(0).uniform(1, 6, 50)
-    rows = [*records("T", "a", spread), *records("M", "a", spread[:40] + 0.1), *records("lost", "b", spread)]
+    rows = [
+        *records("T", "a", spread),
+        *records("M", "a", spread[:40] + 0.1),
+        *records("lost", "b", spread),
+    ]
     table = interval_table(rows, label, LABELS, {"avg": ("a",)}, against="T")
     assert table.header[-2:] == ["more than T", "95 % of that"]
     own, other = table.cells

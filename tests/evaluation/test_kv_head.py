@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from configs.eval.aasd import config
 from eval.kv_head import ablations, draft_table
 from eval.lib.drafts.loading import split_name, split_view
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
-
 from tests import tiny
 
 
@@ -49,11 +49,42 @@ def test_a_line_holds_whole_calls_and_loops_of_each_draft_length() -> None:
     ]
     _, header, cells, notes = draft_table(config, rows)
     names = ("omega", "omega, loop", "alpha", "tau", "delta", "delta, loop")
-    assert header[2:] == [*(f"{name} gamma={gamma}" for gamma in (3, 5) for name in names), "prefill ms"]
-    assert [line[:2] for line in cells] == [[p, d] for p in ("describe", "reason", "avg") for d in ("T", "KV head")]
-    first = ["0.62", "1.25", "0.50", "2.50", "50.00", "125.00", "0.75", "1.50", "0.40", "3.00", "60.00", "150.00"]
+    assert header[2:] == [
+        *(f"{name} gamma={gamma}" for gamma in (3, 5) for name in names),
+        "prefill ms",
+    ]
+    assert [line[:2] for line in cells] == [
+        [p, d] for p in ("describe", "reason", "avg") for d in ("T", "KV head")
+    ]
+    first = [
+        "0.62",
+        "1.25",
+        "0.50",
+        "2.50",
+        "50.00",
+        "125.00",
+        "0.75",
+        "1.50",
+        "0.40",
+        "3.00",
+        "60.00",
+        "150.00",
+    ]
     assert cells[0][2:] == [*first, "9.00"]
-    last = ["0.62", "1.25", "0.50", "2.50", "50.00", "125.00", "0.88", "1.75", "0.50", "3.50", "70.00", "175.00"]
+    last = [
+        "0.62",
+        "1.25",
+        "0.50",
+        "2.50",
+        "50.00",
+        "125.00",
+        "0.88",
+        "1.75",
+        "0.50",
+        "3.50",
+        "70.00",
+        "175.00",
+    ]
     assert cells[-1][2:] == [*last, "7.00"]
     text = " ".join(notes)
     assert "at least 90.0 %" in text
@@ -69,7 +100,9 @@ def test_ablations_leave_out_what_the_head_reads() -> None:
     found = {name: one.config for name, one in ablations(head).items()}
     assert [c.pooling for c in found.values()] == ["drop", "none", "linear", "drop"]
     assert [c.reads_text for c in found.values()] == [True, True, False, False]
-    assert list(ablations(LoadedHead(replace(head.config, pooling="drop"), head.params))) == ["- text KV, untrained"]
+    assert list(ablations(LoadedHead(replace(head.config, pooling="drop"), head.params))) == [
+        "- text KV, untrained"
+    ]
 
 
 @pytest.mark.parametrize("size", ["7b", "13b"])
@@ -80,12 +113,15 @@ def test_the_papers_means_stand_below_ours_of_its_target_and_sets(size: str) -> 
     *_, ours, printed = table.cells
     assert (ours[1], printed[1]) == ("KV head", "KV head, paper")
     told = dict(zip(table.header, printed, strict=True))
-    names = [f"{name} gamma={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta")]
+    names = [
+        f"{name} gamma={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta")
+    ]
     assert [told.pop(name) for name in names] == {
         "7b": ["2.02", "0.62", "2.72", "63.59", "2.06", "0.62", "3.92", "65.02"],
         "13b": ["2.14", "0.63", "2.74", "67.78", "2.24", "0.62", "3.99", "70.45"],
     }[size]
-    assert {value for name, value in told.items() if name not in ("set", "draft")} == {"-"}  # of loops it prints none
+    # of loops it prints none
+    assert {value for name, value in told.items() if name not in ("set", "draft")} == {"-"}
     assert any("Visual Instruction Tuning', which is not LLaVA-1.5" in note for note in table.notes)
     other = draft_table(replace(config, sets=("coco", "scienceqa")), rows)[2]
     assert not any("paper" in line[1] for line in other)

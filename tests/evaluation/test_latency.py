@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from eval.lib.standins.synthetic import random_params
 from eval.lib.times.forced import accepted_pattern, measure_forced
 from eval.lib.times.passes import pass_work
@@ -24,7 +25,6 @@ from jaxspec.cache import init_cache
 from jaxspec.command import load_preset
 from jaxspec.config import LlavaConfig
 from jaxspec.models.language_model import LanguageModel
-
 from tests.tiny import lvlm
 
 FLOAT = jnp.dtype("float32")
@@ -38,7 +38,13 @@ def config() -> LlavaConfig:
 
 def test_work_is_what_xla_counts() -> None:
     """Products of matrices are nearly all that a pass of some width does."""
-    text = replace(config().text_config, vocab_size=512, hidden_size=128, intermediate_size=512, num_hidden_layers=2)
+    text = replace(
+        config().text_config,
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=2,
+    )
     model, params = LanguageModel(text), random_params(text, FLOAT)
     batch, tokens, slots = 2, 3, 64
     cache = init_cache(text, batch, slots, FLOAT)
@@ -47,7 +53,10 @@ def test_work_is_what_xla_counts() -> None:
     work = pass_work(text, 4, batch, tokens, slots)
     assert counted is not None
     assert work.flops == pytest.approx(counted["flops"], rel=0.05)
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - params["model"]["embed_tokens"]["embedding"].nbytes
+    weights = (
+        sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+        - params["model"]["embed_tokens"]["embedding"].nbytes
+    )
     assert work.bytes == weights + sum(leaf.nbytes for leaf in (*cache.k, *cache.v))
 
 
@@ -60,10 +69,14 @@ def test_a_pattern_has_its_block_efficiency(tau: float, gamma: int) -> None:
 
 
 def test_operations_are_those_that_the_paper_prints() -> None:
-    """TABED, Table 14: 66.08 GFLOPs of the 7B, which are five tokens'; 0.09 of the 68M, and 0.17 with two views."""
+    """TABED, Table 14: 66.08 GFLOPs of the 7B, which are five tokens'; 0.09 of the 68M, and 0.17
+    with two views.
+    """
     preset: LatencyConfig = load_preset("latency", "llava7b_68m")
     rows = count_flops(preset)
-    found = {(row["model"], row["views"], row["tokens"]): round(row["weights_gflops"], 2) for row in rows}
+    found = {
+        (row["model"], row["views"], row["tokens"]): round(row["weights_gflops"], 2) for row in rows
+    }
     assert found["target", 1, 5] == 66.08
     assert (found["draft", 1, 1], found["draft", 2, 1]) == (0.09, 0.17)
     ((title, _, cells, notes),) = latency_tables("pair", rows, preset.papers)
@@ -73,16 +86,31 @@ def test_operations_are_those_that_the_paper_prints() -> None:
 
 
 def test_the_sweep_over_a_tiny_pair() -> None:
-    # All passes have the shapes of the loop's, and target and draft are alike: few programs are compiled.
+    # All passes have the shapes of the loop's, and target and draft are alike: few programs are
+    # compiled.
     tiny = LatencyConfig(
-        config(), config(), "float32", shapes=((1, 15),), gammas=(2,), views=(1,), images=(1,), prompt=4, gamma=2,
-        forced=(2.0,), context=6, new=9, repeats=1, probe_megabytes=1, probe_side=32,
-    )  # fmt: skip
+        config(),
+        config(),
+        "float32",
+        shapes=((1, 15),),
+        gammas=(2,),
+        views=(1,),
+        images=(1,),
+        prompt=4,
+        gamma=2,
+        forced=(2.0,),
+        context=6,
+        new=9,
+        repeats=1,
+        probe_megabytes=1,
+        probe_side=32,
+    )
     pair = Pair(tiny)
     (forced,) = measure_forced(pair)
     assert forced["tokens_per_pass"] == 2.0  # (9 - 1) tokens of 4 blocks
     mixtures = measure_mixtures(Pair(replace(tiny, views=(1, 2))), ["inverse_error_power:window=4"])
-    assert [row["state_bytes"] for row in mixtures] == [4, 8, 4 * (2 + 2 + 1 + 4 * 2)]  # weights; and seen and a ring
+    # weights; and seen and a ring
+    assert [row["state_bytes"] for row in mixtures] == [4, 8, 4 * (2 + 2 + 1 + 4 * 2)]
     rows = [*measure_passes(pair), *measure_images(pair), forced, *mixtures]
     titles = [title for title, *_ in latency_tables("tiny", rows)]
     assert titles == [
@@ -91,4 +119,9 @@ def test_the_sweep_over_a_tiny_pair() -> None:
         "Loops at forced acceptance, tiny",
         "Blocks by views and weighting, tiny",
     ]
-    assert all(value > 0 for row in rows for name, value in row.items() if name in ("target_ms", "target_prefill_ms"))
+    assert all(
+        value > 0
+        for row in rows
+        for name, value in row.items()
+        if name in ("target_ms", "target_prefill_ms")
+    )

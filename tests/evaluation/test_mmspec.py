@@ -8,15 +8,22 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
 from eval.lib.questions import mmspec_files
 from eval.lib.questions.mmspec_files import Turn, summary_csv, summary_rows
 from eval.lib.questions.sets import evaluation_set, read_prompts
 from eval.lib.standins.replay import answers_of
 from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
-from PIL import Image
 
-PROMPT = {"id": "m_1", "image": "a.jpg", "turns": ["What?", "Why?"], "category": "Games", "topic": "multi-turn"}
+PROMPT = {
+    "id": "m_1",
+    "image": "a.jpg",
+    "turns": ["What?", "Why?"],
+    "category": "Games",
+    "topic": "multi-turn",
+}
 
 TEN = (9,) * 10
 
@@ -49,9 +56,16 @@ def test_summary(prompts: Path) -> None:
     }
     rows = list(csv.DictReader(io.StringIO(summary_csv(summary_rows(answers)))))
     assert tuple(rows[0]) == mmspec_files.SUMMARY
-    assert [(row["method"], row["group"]) for row in rows[:2]] == [("baseline", "ALL"), ("baseline", "multi-turn")]
+    assert [(row["method"], row["group"]) for row in rows[:2]] == [
+        ("baseline", "ALL"),
+        ("baseline", "multi-turn"),
+    ]
     every = next(row for row in rows if (row["method"], row["group"]) == ("M", "ALL"))
-    assert [float(every[k]) for k in ("MAT", "draft_accept_mean", "speedup_paired")] == [2.0, 0.8, 3.0]
+    assert [float(every[k]) for k in ("MAT", "draft_accept_mean", "speedup_paired")] == [
+        2.0,
+        0.8,
+        3.0,
+    ]
     assert float(every["speedup_global"]) == pytest.approx(20 / 0.75 / 10)
     base = rows[0]
     assert [float(base[k]) for k in ("MAT", "speedup_paired", "speedup_global")] == [1.0, 1.0, 1.0]

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from eval.lib.drafts.config import EvalConfig, Variant
 from eval.lib.drafts.figures import draw_all
 from eval.lib.drafts.page import ASKED, SHOWN, write_html
 from eval.lib.output.tables import Table
-from PIL import Image
 
 ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))
 CONFIG = EvalConfig(target="t", draft=("d",), rows=ROWS, sets=("describe", "saga"))
@@ -27,13 +28,32 @@ def made_up(trace: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, An
         for turn in CONFIG.turns:
             for row in CONFIG.rows:
                 views = len(row.views)
-                place = {"dataset": dataset, "turn": turn, "row": row.name, "views": list(row.views)}
+                place = {
+                    "dataset": dataset,
+                    "turn": turn,
+                    "row": row.name,
+                    "views": list(row.views),
+                }
                 times = {"gamma": 2, "draft_ms": 1.0, "verify_ms": 3.0, "target_ms": 2.0}
-                rates = {"tokens_per_pass": 2.0, "conditional_acceptance_rate_per_position": [0.5, None]}
+                rates = {
+                    "tokens_per_pass": 2.0,
+                    "conditional_acceptance_rate_per_position": [0.5, None],
+                }
                 rows.append(place | times | rates)
                 weights = np.linspace(0, 1, 5 * views).reshape(5, views).tolist()
-                agree = [None, [True] * views, [False] * views, [True] + [False] * (views - 1), None]
-                told = {"pieces": PIECES, "place": [-1, 0, 1, 0, -1], "agree": agree, "weights": weights}
+                agree = [
+                    None,
+                    [True] * views,
+                    [False] * views,
+                    [True] + [False] * (views - 1),
+                    None,
+                ]
+                told = {
+                    "pieces": PIECES,
+                    "place": [-1, 0, 1, 0, -1],
+                    "agree": agree,
+                    "weights": weights,
+                }
                 for sample in range(SHOWN + 1):
                     record = place | rates | {"sample": f"{dataset}-{sample}"}
                     records.append(record | ({"trace": told} if trace else {}))
@@ -45,7 +65,11 @@ def test_every_figure_that_can_be_drawn_is(tmp_path: Path, trace: bool) -> None:
     pytest.importorskip("matplotlib")
     drawn = draw_all(CONFIG, *made_up(trace), tmp_path)
     untraced = ["block_efficiency", "acceptance_by_position", "stage_times"]
-    assert [f.stem for f in drawn] == untraced + ["weight_trajectory", "overlap", "accepted_over_time"] * trace
+    assert [f.stem for f in drawn] == untraced + [
+        "weight_trajectory",
+        "overlap",
+        "accepted_over_time",
+    ] * trace
     assert sorted(tmp_path.iterdir()) == sorted(drawn)
 
 
@@ -61,11 +85,17 @@ def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
     }
     run = {
         "device": "cpu",
-        "options": {"gamma": 5, "mesh": None, "rows": [{"name": "MT", "views": ["M", "T"], "tree": None}]},
+        "options": {
+            "gamma": 5,
+            "mesh": None,
+            "rows": [{"name": "MT", "views": ["M", "T"], "tree": None}],
+        },
         "load": 5.11474609375,
     }
     path = tmp_path / "report.html"
-    write_html(path, run, Table("A < B", ["views", "x"], [["M", "2.0"]], ["a note"]), [], records, asked)
+    write_html(
+        path, run, Table("A < B", ["views", "x"], [["M", "2.0"]], ["a note"]), [], records, asked
+    )
     page = path.read_text()
     assert "A &lt; B" in page
     assert "<b>" not in re.sub(r"<br>", "", page)
@@ -75,10 +105,15 @@ def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
     assert "&lt;image&gt;" not in page
     sizes = {
         kind: Image.open(io.BytesIO(base64.b64decode(data))).size
-        for kind, data in re.findall(r'<img class="(\w*)" [^>]*src="data:image/\w+;base64,([^"]+)"', page)
+        for kind, data in re.findall(
+            r'<img class="(\w*)" [^>]*src="data:image/\w+;base64,([^"]+)"', page
+        )
     }
     assert sizes == {"drawn": (4, 4), "": (640, 427)}
-    for text in ("<dt>options</dt><dd>gamma 5; rows (name MT; views M, T)</dd>", "<dt>load</dt><dd>5.11</dd>"):
+    for text in (
+        "<dt>options</dt><dd>gamma 5; rows (name MT; views M, T)</dd>",
+        "<dt>load</dt><dd>5.11</dd>",
+    ):
         assert text in page
     assert re.findall(r'class="name">(.+?)<br>', page)[:2] == ["M", "MT* (M, T)"]
     legend = re.search(r'<p class="legend">.*?</p>', page, re.DOTALL)

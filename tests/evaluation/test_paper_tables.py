@@ -1,4 +1,6 @@
-"""The list of docs/tables.md is of every table and figure of the papers, and its commands are such as there are."""
+"""The list of docs/tables.md is of every table and figure of the papers, and its commands are such
+as there are.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from configs.tables import PAPERS, commands, list_of_tables
 from eval.lib.output.tables import put_between
 from jaxspec.errors import InputError
-
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "tables.md"
 COUNTS = {"TABED": (22, 9), "IbED": (13, 11), "AASD": (2, 4), "CoS": (10, 8)}
 """Tables and figures of each paper."""
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"].keys()
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+].keys()
 
 
 def test_the_page_holds_the_list(tmp_path: Path) -> None:
@@ -44,7 +48,9 @@ def test_every_table_and_figure_has_one_line(paper: str) -> None:
 
 
 def test_every_command_writes_to_a_place_of_its_own() -> None:
-    """One after the other they all run: where results of other options lie, a command is refused."""
+    """One after the other they all run: where results of other options lie, a command is
+    refused.
+    """
     places: dict[tuple[str, str], str] = {}
     for command in commands():
         _, _, script, *words = shlex.split(command)

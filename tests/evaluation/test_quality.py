@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from eval import draft_quality
 from eval.draft_quality import judge
 from eval.lib.drafts.config import EvalConfig, Variant
@@ -66,14 +67,22 @@ def test_chosen_letters(written: str, letter: str | None) -> None:
 
 
 def test_questions_of_choice_and_worked_examples(tmp_path: Path) -> None:
-    """MMLU asked with its examples: a letter or the option's words count, and what a model asks next is not read."""
+    """MMLU asked with its examples: a letter or the option's words count, and what a model asks
+    next is not read.
+    """
     row = {"question": "2 is", "subject": "algebra", "choices": ["odd", "even"], "answer": 1}
     rows = tmp_path / "rows.jsonl"
     rows.write_text(f"{json.dumps(row)}\n" * 5)
     sample = next(few_shot_samples("mmlu", rows, rows))
-    right = [quality(sample, told) for told in (" B", "even", "B. even\n\nQuestion: Is it?\nAnswer: A")]
+    right = [
+        quality(sample, told) for told in (" B", "even", "B. even\n\nQuestion: Is it?\nAnswer: A")
+    ]
     assert right == [1.0, 1.0, 1.0]
-    assert [quality(sample, told) for told in ("A", "odd", "\n\nQuestion: 2 is\nAnswer: B")] == [0.0, 0.0, 0.0]
+    assert [quality(sample, told) for told in ("A", "odd", "\n\nQuestion: 2 is\nAnswer: B")] == [
+        0.0,
+        0.0,
+        0.0,
+    ]
     article = Sample("0", "cnn-dm", (), (("Rain fell.", "the cat sat"),))
     assert quality(article, "the cats slept") == pytest.approx(2 / 3)
 
@@ -93,7 +102,12 @@ WRONG = ("    return x", "    exit(0)", "    return 2 *", "")
 
 
 def test_programs_pass_or_fail(tmp_path: Path) -> None:
-    row = {"task_id": "0", "prompt": ASKED, "canonical_solution": "    return 2 * x\n", "test": TESTS}
+    row = {
+        "task_id": "0",
+        "prompt": ASKED,
+        "canonical_solution": "    return 2 * x\n",
+        "test": TESTS,
+    }
     (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"entry_point": "double"}))
     (sample,) = benchmark_samples("humaneval", tmp_path / "rows.jsonl")
     assert quality(sample, RIGHT[0]) is None
@@ -101,11 +115,18 @@ def test_programs_pass_or_fail(tmp_path: Path) -> None:
 
 
 def test_humaneval_asked_in_chat_is_judged_alone(tmp_path: Path) -> None:
-    row = {"prompt": ASKED, "canonical_solution": "    return 2 * x\n", "test": TESTS, "entry_point": "double"}
+    row = {
+        "prompt": ASKED,
+        "canonical_solution": "    return 2 * x\n",
+        "test": TESTS,
+        "entry_point": "double",
+    }
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     (sample,) = benchmark_samples("humaneval-chat", tmp_path / "rows.jsonl")
     assert sample.turns[0][0].endswith(f"```python\n{ASKED.strip()}\n```")
-    assert [judge(sample, told, run_code=True)["pass@1"] for told in RIGHT + WRONG] == [1.0] * 7 + [0.0] * 4
+    assert [judge(sample, told, run_code=True)["pass@1"] for told in RIGHT + WRONG] == [1.0] * 7 + [
+        0.0
+    ] * 4
     assert set(judge(sample, RIGHT[0]).values()) == {None}
 
 
@@ -123,9 +144,13 @@ def test_programs_have_limits(program: str) -> None:
     assert not passes(program, seconds=0.7)
 
 
-def test_a_harmless_program_passes_and_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_harmless_program_passes_and_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET", "1")
-    assert passes("import os\nassert 'SECRET' not in os.environ and not os.listdir()\nopen('a', 'w').write('b')")
+    assert passes(
+        "import os\nassert 'SECRET' not in os.environ and not os.listdir()\nopen('a', 'w').write('b')"
+    )
 
 
 def test_what_does_not_apply_is_none() -> None:
@@ -153,13 +178,22 @@ def test_the_script_writes_every_model(
     ]
     assert rows[0]["accuracy"] is not None
     assert rows[6]["accuracy"] is None
-    records = [json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()]
-    said = {(one["dataset"], one["model"]): one["text"] for one in records if one["sample"].endswith("001")}
+    records = [
+        json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()
+    ]
+    said = {
+        (one["dataset"], one["model"]): one["text"]
+        for one in records
+        if one["sample"].endswith("001")
+    }
     for model in ("target", "draft"):
         assert said["facts", model] == said["facts", f"{model}, text-only"]  # there are no images
         assert said["describe", model] != said["describe", f"{model}, text-only"]
     assert said["facts", "pool"] == said["facts", "draft"]
-    assert said["describe", "pool"] not in (said["describe", "draft"], said["describe", "draft, text-only"])
+    assert said["describe", "pool"] not in (
+        said["describe", "draft"],
+        said["describe", "draft, text-only"],
+    )
     assert all(0 <= row["rouge_l"] <= 1 and row["samples"] == 2 for row in rows)
     assert "rouge_l" in capsys.readouterr().out
     assert "accuracy" in (tmp_path / "out/table.md").read_text()

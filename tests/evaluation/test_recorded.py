@@ -1,4 +1,6 @@
-"""Drafts against recorded answers: exact passes, folds that share nothing, and the published counts."""
+"""Drafts against recorded answers: exact passes, folds that share nothing, and the published
+counts.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,24 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
+
 from eval import mmspec
 from eval.lib.output.tables import interval
-from eval.lib.recorded.answers import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations
+from eval.lib.recorded.answers import (
+    ANSWERS,
+    PROMPTS,
+    PUBLISHED,
+    Conversation,
+    Turn,
+    read_conversations,
+)
 from eval.lib.recorded.methods import Answers, Similar, lookup_passes, mixture_passes, tree_passes
 from eval.lib.recorded.ngrams import IMAGE, lookup
 from jaxspec.decoding.sources.lookup import Text
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec_demo import ASSETS
-from PIL import Image
 
 
 @pytest.mark.parametrize(
@@ -48,7 +58,9 @@ def test_lookup_is_the_view_of_that_name(tokens: Sequence[int], drafted: Sequenc
 
 
 def test_a_block_ends_at_the_first_wrong_draft() -> None:
-    """From [1 2 3 4] the answer 1 2 3 9 1 2 3 4: [2 3 x], then 9's own pass, then [2 3 x] and the rest."""
+    """From [1 2 3 4] the answer 1 2 3 9 1 2 3 4: [2 3 x], then 9's own pass, then [2 3 x] and the
+    rest.
+    """
     turn = Turn([1, 2, 3, 4, 7], [1, 2, 3, 9, 1, 2, 3, 4], exact=True)
     assert lookup_passes(turn, 3) == 3  # 1 | 2 3 9 | 1 | 2 3 4: the last copies 2 3 9
     assert lookup_passes(replace(turn, answer=[8, 9, 10]), 3) == 2
@@ -59,7 +71,11 @@ def talk(name: str, fold: int, answer: list[int]) -> Conversation:
 
 
 def test_a_table_never_learns_from_its_own_fold() -> None:
-    conversations = [talk("a", 0, [3, 4, 5, 6]), talk("b", 1, [3, 4, 5, 6]), talk("c", 1, [7, 8, 9])]
+    conversations = [
+        talk("a", 0, [3, 4, 5, 6]),
+        talk("b", 1, [3, 4, 5, 6]),
+        talk("c", 1, [7, 8, 9]),
+    ]
     table = Answers(conversations, 3)
     assert mixture_passes([table], conversations[0], 0, 5) == 1  # b taught all of it
     assert mixture_passes([table], conversations[2], 0, 5) == 2  # nothing taught 8 and 9
@@ -69,7 +85,10 @@ def test_answers_to_similar_prompts_count_more_and_never_those_of_the_own_fold()
     """Most answers say 3 after 2; the one to the same question, with the rare token 9, says 7."""
     asked = [("a", 0, [9, 2], [4, 4]), ("own", 0, [9, 2], [5, 5]), ("near", 1, [9, 2], [7, 7])]
     asked += [(f"far{i}", 1, [8, 2], [3, 3]) for i in range(3)]
-    talks = [Conversation(name, "x", (Turn(prompt, answer, True),), fold) for name, fold, prompt, answer in asked]
+    talks = [
+        Conversation(name, "x", (Turn(prompt, answer, True),), fold)
+        for name, fold, prompt, answer in asked
+    ]
     similar = Similar(talks, 1, nearest=1)
     similar.start(talks[0], 0)
     table, near = {3: 3 / 6, 7: 1 / 6}, {7: 1 / 2}  # after 2 the table saw 3 three times and 7 once
@@ -80,8 +99,14 @@ def test_answers_to_similar_prompts_count_more_and_never_those_of_the_own_fold()
 
 
 def test_a_tree_holds_the_second_likeliest_token_too() -> None:
-    """The table saw 3 twice after the prompt and 7 once: a chain drafts 3, a tree of three nodes both."""
-    conversations = [talk("a", 0, [2, 7, 8]), *(talk(f"b{i}", 1, [2, 3, 4]) for i in range(2)), talk("c", 1, [2, 7, 8])]
+    """The table saw 3 twice after the prompt and 7 once: a chain drafts 3, a tree of three nodes
+    both.
+    """
+    conversations = [
+        talk("a", 0, [2, 7, 8]),
+        *(talk(f"b{i}", 1, [2, 3, 4]) for i in range(2)),
+        talk("c", 1, [2, 7, 8]),
+    ]
     table = Answers(conversations, 2)
     assert mixture_passes([table], conversations[0], 0, 1) == 2
     assert tree_passes([table], conversations[0], 0, nodes=1, depth=1) == 2  # the chain
@@ -103,7 +128,11 @@ def folder(tmp_path: Path) -> Path:
     for name, colour in (("a", "red"), ("b", "blue")):
         Image.new("RGB", (5, 5), colour).save(tmp_path / f"images/{name}.png")
     prompts = [
-        {"id": name, "image": f"{'b' if name == 'm_3' else 'a'}.png", "turns": ["What?", "Why?"][: len(turns)]}
+        {
+            "id": name,
+            "image": f"{'b' if name == 'm_3' else 'a'}.png",
+            "turns": ["What?", "Why?"][: len(turns)],
+        }
         | {"topic": "one" if name == "m_3" else "two", "category": "x"}
         for name, turns in said.items()
     ]
@@ -113,7 +142,11 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / ANSWERS).write_text("".join(json.dumps(row) + "\n" for row in answers))
     published = [
         {"question_id": name, "method": "msd"}
-        | {"new_tokens": [9] * len(turns), "idxs": [2] * len(turns), "identical": [True] * len(turns)}
+        | {
+            "new_tokens": [9] * len(turns),
+            "idxs": [2] * len(turns),
+            "identical": [True] * len(turns),
+        }
         for name, turns in said.items()
     ]
     (tmp_path / PUBLISHED).write_text("".join(json.dumps(row) + "\n" for row in published))
@@ -123,7 +156,12 @@ def folder(tmp_path: Path) -> Path:
 def test_prompts_with_one_image_share_a_fold(folder: Path) -> None:
     first, second, third = read_conversations(folder, str(ASSETS / "mini/target"), 2, 10)
     assert (first.fold, second.fold, third.fold) == (0, 0, 0)
-    assert [turn.exact for one in (first, second, third) for turn in one.turns] == [True, True, True, False]
+    assert [turn.exact for one in (first, second, third) for turn in one.turns] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     begin, later = second.turns
     assert begin.prompt.count(IMAGE) == 1
     assert later.prompt[: len(begin.prompt) + len(begin.answer)] == [*begin.prompt, *begin.answer]
@@ -137,7 +175,14 @@ def test_an_answer_that_is_missing_is_named(folder: Path) -> None:
 
 
 def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Path) -> None:
-    given = ["--data", f"mmspec={folder}", "--tokenizer", str(ASSETS / "mini/target"), "--out", str(tmp_path / "out")]
+    given = [
+        "--data",
+        f"mmspec={folder}",
+        "--tokenizer",
+        str(ASSETS / "mini/target"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     mmspec.main(["recorded", *given, "--resamples", "50", "--order", "3"])
     found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     published = next(row for row in found if (row["method"], row["topic"]) == ("MSD", "all"))
@@ -146,8 +191,15 @@ def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Pat
     assert all(row["tokens_per_pass"] >= 1 for row in found if row["tokens"])
     assert "1 turns are left out" in (tmp_path / "out/table.md").read_text()
     with (tmp_path / "out/summary.csv").open() as lines:
-        assert {row["method"] for row in csv.DictReader(lines)} >= {"baseline", "MSD", "history, gamma 7"}
-    texts = [text.text for text in ET.parse(tmp_path / "out/bars.svg").iter("{http://www.w3.org/2000/svg}text")]
+        assert {row["method"] for row in csv.DictReader(lines)} >= {
+            "baseline",
+            "MSD",
+            "history, gamma 7",
+        }
+    texts = [
+        text.text
+        for text in ET.parse(tmp_path / "out/bars.svg").iter("{http://www.w3.org/2000/svg}text")
+    ]
     assert texts[texts.index("MSD") + 1] == "4.00"
     assert "history, gamma 5" not in texts  # the longer chain is drawn
     (record, *_) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())

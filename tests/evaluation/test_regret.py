@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from configs.eval.mini import config as mini
 from eval.lib.drafts.comparison import prompts_of
 from eval.lib.drafts.config import Variant
@@ -14,11 +15,21 @@ from eval.lib.drafts.regret import best_fixed, record, replay
 from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.engine.engine import Engine, LoadedModel, Request
 
-CONFIG = replace(mini, limit=3, max_new_tokens=24, gamma=3, batch_size=4, prompt_buckets=(128,), image_buckets=(1,))
+CONFIG = replace(
+    mini,
+    limit=3,
+    max_new_tokens=24,
+    gamma=3,
+    batch_size=4,
+    prompt_buckets=(128,),
+    image_buckets=(1,),
+)
 
 
 @pytest.mark.parametrize("text", ["mt-release"])
-def test_a_replay_makes_the_blocks_of_decoding(text: str, models: tuple[LoadedModel, LoadedModel]) -> None:
+def test_a_replay_makes_the_blocks_of_decoding(
+    text: str, models: tuple[LoadedModel, LoadedModel]
+) -> None:
     target, draft = models
     plain = Engine(target, None, CONFIG.plain())
     engine = Engine(target, draft, CONFIG.engine(Variant("MT", ("M", "T"), weighting=text)))
@@ -27,10 +38,17 @@ def test_a_replay_makes_the_blocks_of_decoding(text: str, models: tuple[LoadedMo
     results = engine.generate(requests)
     recording = record(engine, requests, [result.tokens for result in results])
     sums = replay(parse_weighting(text), CONFIG.gamma, recording)
-    assert np.asarray(sums["blocks"])[: len(requests)].tolist() == [result.stats.steps for result in results]
-    assert np.asarray(sums["tokens"])[: len(requests)].tolist() == [result.stats.emitted for result in results]
+    assert np.asarray(sums["blocks"])[: len(requests)].tolist() == [
+        result.stats.steps for result in results
+    ]
+    assert np.asarray(sums["tokens"])[: len(requests)].tolist() == [
+        result.stats.emitted for result in results
+    ]
 
-    uniform, best = replay(parse_weighting("static"), CONFIG.gamma, recording), best_fixed(recording)
+    uniform, best = (
+        replay(parse_weighting("static"), CONFIG.gamma, recording),
+        best_fixed(recording),
+    )
     for loss, least in best.items():
         assert (np.asarray(least) <= np.asarray(uniform[loss]) + 1e-3).all()
     assert float(jnp.sum(best["kl"])) < float(jnp.sum(uniform["kl"]))

@@ -1,4 +1,6 @@
-"""Tables in the terminal, all of them however narrow it is; and results, of which a run replaces all or none."""
+"""Tables in the terminal, all of them however narrow it is; and results, of which a run replaces
+all or none.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from eval.lib.drafts.config import Variant
 from eval.lib.output.report import Run, begin, describe_run, finish, write_results
 from eval.lib.output.tables import Table, markdown, show
@@ -45,7 +48,9 @@ def test_names_do_not_break_a_table() -> None:
     ]
 
 
-def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[str, ...], stop: bool = False) -> None:
+def run_into(
+    out: Path, options: dict[str, object], text: str, figures: tuple[str, ...], stop: bool = False
+) -> None:
     fresh = begin(out, options)
     write_results(fresh, describe_run("tiny", options), [{"row": text}], [], text)
     for name in figures:
@@ -55,12 +60,17 @@ def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[st
 
 
 def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
-    out, options = tmp_path / "a" / "out", {"rows": (Variant("MT", ("M", "T")),), "gamma": 3, "out": tmp_path}
+    out, options = (
+        tmp_path / "a" / "out",
+        {"rows": (Variant("MT", ("M", "T")),), "gamma": 3, "out": tmp_path},
+    )
     run_into(out, options, "first", ("sweep.png", "overlap.png"))
     (out / "README.md").write_text("mine")
     before = {file.name: file.read_text() for file in out.iterdir()}
     run_into(out, options, "stopped", ("sweep.png",), stop=True)
-    (out.with_name("out.unfinished") / ".table.md.7.tmp").write_text("half, of a run that was killed")
+    (out.with_name("out.unfinished") / ".table.md.7.tmp").write_text(
+        "half, of a run that was killed"
+    )
     assert {file.name: file.read_text() for file in out.iterdir()} == before
     assert (tmp_path / "a" / "out.unfinished" / "table.md").read_text() == "stopped"
     run_into(out, options, "second", ("sweep.png",))
@@ -70,25 +80,35 @@ def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_a_stopped_run_goes_on_behind_its_whole_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_run_goes_on_behind_its_whole_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{"dataset": name, "turn": 1, "row": row} for name in "ab" for row in "MT"]
     failed = {"dataset": "b", "turn": 1, "row": "C", "error": "no room"}
     run = Run("tiny", {"gamma": 3}, tmp_path / "out")
     run.add(rows, [row | {"text": ""} for row in rows], [failed])
     run.write(Table("A title", ["set"], []))
-    with (run.folder / "records.jsonl").open("a") as records:  # the records of a group are written before its rows
+    # the records of a group are written before its rows
+    with (run.folder / "records.jsonl").open("a") as records:
         records.write('{"dataset": "c", "turn": 1, "row": "M"}\n')
     run = Run("tiny", {"gamma": 3}, tmp_path / "out")
     run.restore()
     assert run.rows == rows[:2]
     assert run.records == [row | {"text": ""} for row in rows[:2]]
     assert not run.failed
-    assert "out.unfinished: 2 rows are measured already; measuring the rest" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"unfinished: holds results of gamma 3, and now it is 2; give another --out"):
+    assert (
+        "out.unfinished: 2 rows are measured already; measuring the rest" in capsys.readouterr().err
+    )
+    with pytest.raises(
+        InputError,
+        match=r"unfinished: holds results of gamma 3, and now it is 2; give another --out",
+    ):
         Run("tiny", {"gamma": 2}, tmp_path / "out")
     elsewhere = run.about | {"device": "TPU v5e (tpu)"}
     write_results(run.folder, elsewhere, run.rows, run.records, "")
-    with pytest.raises(InputError, match=r"was measured on TPU v5e \(tpu\), and this is .* \(cpu\); continue there"):
+    with pytest.raises(
+        InputError, match=r"was measured on TPU v5e \(tpu\), and this is .* \(cpu\); continue there"
+    ):
         run.restore()
 
 
@@ -129,7 +149,9 @@ def test_a_stopped_run_does_not_go_on_with_other_models_or_data(
     assert len(run().rows) == 1
     for file in files:
         file.write_bytes(bytes(999) + b"1" * (2 if option == "images" else 1))
-    with pytest.raises(InputError, match=r"unfinished: .*, whose content is another now .*; give") as error:
+    with pytest.raises(
+        InputError, match=r"unfinished: .*, whose content is another now .*; give"
+    ) as error:
         run()
     assert "\n" not in str(error.value)
 
@@ -166,18 +188,28 @@ def test_a_run_in_which_something_failed_is_written_and_ends_with_1(tmp_path: Pa
 def test_a_run_that_measured_nothing_replaces_nothing(tmp_path: Path) -> None:
     def measure(*rows: dict[str, str]) -> None:
         with Run("tiny", {}, tmp_path / "out") as run:
-            run.add(rows, [], [] if rows else [{"row": "C", "dataset": "a", "turn": 1, "error": "no room"}])
+            run.add(
+                rows,
+                [],
+                [] if rows else [{"row": "C", "dataset": "a", "turn": 1, "error": "no room"}],
+            )
             run.write(Table("A title", ["row"], []))
 
     measure({"row": "M"})
-    with pytest.raises(InputError, match=r"nothing could be measured; C failed on a \(turn 1\): no room"):
+    with pytest.raises(
+        InputError, match=r"nothing could be measured; C failed on a \(turn 1\): no room"
+    ):
         measure()
     assert '"row": "M"' in (tmp_path / "out" / "results.json").read_text()
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Run("tiny", {}, out), pytest.raises(InputError, match=r"out\.lock: held by process"), Run("tiny", {}, out):
+    with (
+        Run("tiny", {}, out),
+        pytest.raises(InputError, match=r"out\.lock: held by process"),
+        Run("tiny", {}, out),
+    ):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
@@ -197,7 +229,10 @@ def test_a_trial_replaces_an_earlier_one(tmp_path: Path, monkeypatch: pytest.Mon
 def test_results_of_other_options_are_not_replaced(tmp_path: Path) -> None:
     for stop in (True, False):  # what a run has left that was stopped, and a whole one
         run_into(tmp_path / "out", {"gamma": 3, "data": ("a=b",)}, "mine", (), stop)
-        with pytest.raises(InputError, match=r"holds results of data \['a=b'\], and now it is .*; give another --out"):
+        with pytest.raises(
+            InputError,
+            match=r"holds results of data \['a=b'\], and now it is .*; give another --out",
+        ):
             begin(tmp_path / "out", {"gamma": 3, "data": ()})
     (tmp_path / "out" / "results.json").write_text("[]")
     with pytest.raises(InputError, match=r"results\.json: cannot be read \(.*\); remove it"):

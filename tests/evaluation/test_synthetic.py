@@ -6,24 +6,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
+
 from configs.latency import mini
 from eval.lib.standins import synthetic
 from eval.lib.standins.synthetic import RESERVED, follow_cycle, synthetic_model
 from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.models.families import build
-from PIL import Image
-
 from tests.tiny import lvlm
 
 NEW = 13
 
 
 def test_a_pair_follows_its_cycle() -> None:
-    """Target and draft say the same after the tokens that the draft knows, and the cycle never ends."""
+    """Target and draft say the same after the tokens that the draft knows, and the cycle never
+    ends.
+    """
     said = []
     for width, right in ((128, 1.0), (64, 0.7)):
         model, params = lvlm(width, 1, seed=0, scale=0.02, vocabulary=RESERVED + 200)
-        decoder = {"params": follow_cycle(model.config, params, right)["language_model"]}  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        decoder = {"params": follow_cycle(model.config, params, right)["language_model"]}
         tokens = jnp.arange(RESERVED + 199)[:, None]  # each alone
         said.append(np.asarray(jax.jit(build(model.text).apply)(decoder, tokens)).argmax(-1)[:, 0])
     assert sorted(said[0][RESERVED:].tolist()) == list(range(RESERVED, RESERVED + 199))

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+
 from configs.eval.llava15 import config as LLAVA15
 from configs.published import ibed, tabed_next
 from eval.block_efficiency import averaged, block_efficiency_table
@@ -21,7 +22,6 @@ from eval.lib.output.tables import Record, Table
 from jaxspec.command import load_preset, preset_names
 from jaxspec.decoding.drafting.weighting import PRESETS, Grid, InverseErrorPower, parse_weighting
 from jaxspec.errors import InputError
-
 from tests.evaluation.test_collaborative_table import row_of
 
 
@@ -43,15 +43,18 @@ def test_the_rules_are_of_the_paper_s_kinds_in_the_released_code_s_form() -> Non
     """Its scripts run MT* and MTCP* alike with a grid, with inverse KL and with inverse L1."""
     assert PRESETS["mt-release"] == Grid(measure="matches_kl")
     assert PRESETS["mtcp-release"] == InverseErrorPower(measure="kl")
-    learned = {row.name: parse_weighting(row.weighting) for row in LLAVA15.rows if row.name.endswith("*")}
+    learned = {
+        row.name: parse_weighting(row.weighting) for row in LLAVA15.rows if row.name.endswith("*")
+    }
     assert learned == {"MT*": Grid(measure="matches_kl"), "MTCP*": InverseErrorPower(measure="kl")}
     *_, notes = table(LLAVA15)
     assert "Weights: MT random by random, MT* by mt-release, MTCP* by mtcp-release." in notes
 
 
 def presets() -> Iterator[tuple[str, EvalConfig]]:
-    """Every preset that shows a paper's numbers, as it is and with the options that show others; not AASD's, whose
-    numbers stand in the table of `eval.kv_head`."""
+    """Every preset that shows a paper's numbers, as it is and with the options that show others;
+    not AASD's, whose numbers stand in the table of `eval.kv_head`.
+    """
     options: dict[str, tuple[dict[str, Any], ...]] = {
         "llava15": ({"gamma": 3}, {"gamma": 7}),
         "llava_next_base": (
@@ -60,10 +63,16 @@ def presets() -> Iterator[tuple[str, EvalConfig]]:
             {"target": tabed_next.LARGE},
         ),
         "ibed": (
-            *({"captioner": f"blip:Salesforce/{name}"} for name in ("blip-image-captioning-base", "blip2-opt-2.7b")),
+            *(
+                {"captioner": f"blip:Salesforce/{name}"}
+                for name in ("blip-image-captioning-base", "blip2-opt-2.7b")
+            ),
             {"captioner": ibed.LONG},
             {"draft": ("JackFram/llama-68m",)},
-            *({"draft": (f"runs/train/{name}/hf",)} for name in ("text_68m", *(f"pooled_{n}" for n in ibed.POOLED))),
+            *(
+                {"draft": (f"runs/train/{name}/hf",)}
+                for name in ("text_68m", *(f"pooled_{n}" for n in ibed.POOLED))
+            ),
         ),
         "ibed_weights": ({"captioner": ibed.LONG},),
     }
@@ -83,12 +92,17 @@ PRESETS_OF_PAPERS = dict(presets())
 
 @pytest.mark.parametrize("config", PRESETS_OF_PAPERS.values(), ids=PRESETS_OF_PAPERS)
 def test_the_paper_s_own_numbers_give_the_paper_s_lines(config: EvalConfig) -> None:
-    """Measure what the paper measured of every set: the line above the paper's is the same, averages too.
+    """Measure what the paper measured of every set: the line above the paper's is the same,
+    averages too.
 
-    Averages are the paper's to half of its last digit. Where theirs is a half of that digit, it may be rounded either
-    way: TABED makes 1.175 to 1.18, and IbED to 1.17.
+    Averages are the paper's to half of its last digit. Where theirs is a half of that digit, it may
+    be rounded either way: TABED makes 1.175 to 1.18, and IbED to 1.17.
     """
-    papers = [one for one in config.published if one.is_of(config) and set(one.numbers) & set(config.turns)]
+    papers = [
+        one
+        for one in config.published
+        if one.is_of(config) and set(one.numbers) & set(config.turns)
+    ]
     assert papers
     for suffix in {paper.suffix for paper in papers}:
         check_lines(config, [paper for paper in papers if paper.suffix == suffix])
@@ -117,8 +131,14 @@ def check_lines(config: EvalConfig, papers: list[Published]) -> None:
             assert paper_s == (f"{printed[column]:.2f}" if column in printed else "-")
             if paper_s != "-" and mine != "-":
                 group = config.averages.get(column, (column,))
-                exact = sum((Decimal(str(printed[name])) for name in group), Decimal(0)) / len(group)
-                assert abs(exact - Decimal(paper_s)) <= Decimal("0.005"), (paper.source, ours[0], column)
+                exact = sum((Decimal(str(printed[name])) for name in group), Decimal(0)) / len(
+                    group
+                )
+                assert abs(exact - Decimal(paper_s)) <= Decimal("0.005"), (
+                    paper.source,
+                    ours[0],
+                    column,
+                )
                 assert abs(Decimal(mine) - exact) <= Decimal("0.005")
                 compared.add((paper.source, ours[0], column))
     full = {
@@ -132,7 +152,9 @@ def check_lines(config: EvalConfig, papers: list[Published]) -> None:
 
 
 def test_every_number_of_a_paper_is_of_a_row() -> None:
-    """A preset has a line for each of a paper's rows, and a set or a mean for each of its columns."""
+    """A preset has a line for each of a paper's rows, and a set or a mean for each of its
+    columns.
+    """
     shown = {
         (id(paper), turn, row.name): {*config.sets, *config.averages}
         for config in PRESETS_OF_PAPERS.values()
@@ -150,7 +172,9 @@ def test_every_number_of_a_paper_is_of_a_row() -> None:
 
 def of_papers(table: Table) -> set[tuple[str, ...]]:
     """Return the labels of the papers' lines, and their notes."""
-    lines = {tuple(cells[:3]) for cells in table.cells if any("paper" in cell for cell in cells[:3])}
+    lines = {
+        tuple(cells[:3]) for cells in table.cells if any("paper" in cell for cell in cells[:3])
+    }
     return lines | {(note,) for note in table.notes if note.startswith("paper: ")}
 
 
@@ -204,11 +228,21 @@ OTHERS = {
         {"gamma": 4},
         {"sets": LLAVA15.sets[:3]},
         {"captioner": "blip:Salesforce/blip-image-captioning-base"},
-        {"rows": tuple(replace(row, weights=tuple(range(1, 1 + len(row.views)))) for row in LLAVA15.rows)},
+        {
+            "rows": tuple(
+                replace(row, weights=tuple(range(1, 1 + len(row.views)))) for row in LLAVA15.rows
+            )
+        },
         {"rows": tuple(replace(row, weighting="hedge") for row in LLAVA15.rows)},
         {"rows": tuple(replace(row, tree="2") for row in LLAVA15.rows)},
     ),
-    "ibed_weights": ({"rows": tuple(replace(row, weights=None) for row in load_preset("eval", "ibed_weights").rows)},),
+    "ibed_weights": (
+        {
+            "rows": tuple(
+                replace(row, weights=None) for row in load_preset("eval", "ibed_weights").rows
+            )
+        },
+    ),
     "pooled": ({"draft": ("runs/train/pooled_37/hf",)},),
     "aasd": (*EVERYWHERE, {"sets": ("coco", "scienceqa")}),
     "scores": tuple(other for other in EVERYWHERE if len(other.get("draft", ("",))) == 1),
@@ -226,7 +260,11 @@ OTHERS = {
                 {"gammas": (2, 1)},
             )
         ),
-        {"pairings": tuple(replace(one, chat_template=not one.chat_template) for one in COS.pairings)},
+        {
+            "pairings": tuple(
+                replace(one, chat_template=not one.chat_template) for one in COS.pairings
+            )
+        },
     ),
 }
 
@@ -243,14 +281,19 @@ def test_a_paper_s_numbers_need_all_its_settings(name: str, other: dict[str, Any
 
 
 def test_the_order_of_sets_is_free_and_copies_are_named() -> None:
-    turned, own = (of_papers(table(replace(LLAVA15, sets=LLAVA15.sets[::step]))) for step in (-1, 1))
+    turned, own = (
+        of_papers(table(replace(LLAVA15, sets=LLAVA15.sets[::step]))) for step in (-1, 1)
+    )
     assert {line[:2] for line in turned} == {line[:2] for line in own}
     notes = table(replace(LLAVA15, data=("pope=x.jsonl",))).notes
     assert "Taken for the paper's sets: read from pope=x.jsonl." in notes
 
 
 def test_models_that_rows_bring_along_are_the_recipes_own() -> None:
-    own = {"- projector": "runs/train/kv_llava15_7b_paper_noprojector/hf", "FT-LLaMA": "runs/train/ft_llama/hf"}
+    own = {
+        "- projector": "runs/train/kv_llava15_7b_paper_noprojector/hf",
+        "FT-LLaMA": "runs/train/ft_llama/hf",
+    }
     lines = {("avg", f"{name}, paper") for name in ("KV head", "FT-LLaVA", *own)}
     assert {line[:2] for line in of_papers(aasd_table(AASD, **own)) if len(line) > 1} == lines
     strange = dict.fromkeys(own, "other/hf")
@@ -278,7 +321,9 @@ def test_second_turns_are_the_mean_over_what_follows() -> None:
     asked = [(place["dataset"], place["turn"], place.get("follow_up")) for place in config.parts()]
     kinds = ("question", "caption", "summary", "story")
     seconds = [(name, 2, kind) for name in ("pope", "docvqa") for kind in kinds]
-    assert sorted(asked, key=str) == sorted([*seconds, *((name, 1, None) for name in config.sets)], key=str)
+    assert sorted(asked, key=str) == sorted(
+        [*seconds, *((name, 1, None) for name in config.sets)], key=str
+    )
     rows = [
         row
         | {
@@ -290,12 +335,23 @@ def test_second_turns_are_the_mean_over_what_follows() -> None:
         for name, turn, kind in asked
         for row in made_up(replace(config, sets=("pope",), turns=(1,)))
     ]
-    lines = {(name, turn): cells for name, turn, *cells in block_efficiency_table(config, rows).cells}
+    lines = {
+        (name, turn): cells for name, turn, *cells in block_efficiency_table(config, rows).cells
+    }
     assert lines["M", "1"][:5] == ["1.00"] * 5
     assert lines["M", "2"][:5] == ["2.50", "2.50", "-", "2.50", "-"]
-    lost = {"dataset": "pope", "turn": 2, "row": "M", "follow_up": "story", "error": "no room", "device": "cpu"}
+    lost = {
+        "dataset": "pope",
+        "turn": 2,
+        "row": "M",
+        "follow_up": "story",
+        "error": "no room",
+        "device": "cpu",
+    }
     kept = [row for row in rows if not lost.items() - {"error": "no room"}.items() <= row.items()]
-    (line,) = (one for one in block_efficiency_table(config, kept, [lost]).cells if one[:2] == ["M", "2"])
+    (line,) = (
+        one for one in block_efficiency_table(config, kept, [lost]).cells if one[:2] == ["M", "2"]
+    )
     assert line[2:7] == ["-", "2.50", "-", "-", "-"]
 
 

@@ -1,4 +1,5 @@
-"""Runs commands of README and docs against the twins, one after the other, each as its page has it, with --debug.
+"""Runs commands of README and docs against the twins, one after the other, each as its page has it,
+with --debug.
 
 python -m tests.hub                       # all that are about models of the hub: an hour or more
 python -m tests.hub "collaborative cos" ibed   # those that hold one of these texts
@@ -29,8 +30,10 @@ def main(*texts: str) -> int:
     os.chdir(folder)
     known = dict.fromkeys(command._replace(page="") for command in commands())
     asked = [command for command in known if any(text in command.text for text in texts or [""])]
-    sets = [command for command in known if made_by(command)]  # what the pages' recipes read, whatever is asked for
-    sets.sort(key=lambda command: command.script == "train.distill_data")  # answers after what was asked
+    # what the pages' recipes read, whatever is asked for
+    sets = [command for command in known if made_by(command)]
+    # answers after what was asked
+    sets.sort(key=lambda command: command.script == "train.distill_data")
     with cached_at(home / "hub"):
         for command in [*sets, *(command for command in asked if command not in sets)]:
             if why_not(command):

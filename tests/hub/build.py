@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
+
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config, read_config
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads.eagle3 import eagle_tensors
 from jaxspec.config import Eagle3Config, text_config
-from safetensors.numpy import load_file, save_file
-
 from tests.hub import configs, words
 from tests.hub.data import DATA
 from tests.hub.data import write as write_data
@@ -30,8 +30,9 @@ from tests.tiny.disk import save_bin
 from tests.tiny.models import eagle_params, random_params
 
 TORCH, SENTENCEPIECE = (find_spec(name) is not None for name in ("torch", "sentencepiece"))
-"""Where torch is not installed, safetensors stand in the place of .bin files; where sentencepiece is not, a
-tokenizer.json is written next to tokenizer.model."""
+"""Where torch is not installed, safetensors stand in the place of .bin files; where sentencepiece
+is not, a tokenizer.json is written next to tokenizer.model.
+"""
 
 
 def build_hub(folder: Path) -> None:
@@ -48,8 +49,15 @@ def build_hub(folder: Path) -> None:
         add(folder, name, partial(write_data, twin=twin), "datasets")
 
 
-def add(cache: Path, name: str, write: Callable[[Path], None], kind: str = "models", revision: str = "main") -> Path:
-    """Write a repository into a hub cache (`HF_HOME/hub`) as huggingface_hub does; return its snapshot.
+def add(
+    cache: Path,
+    name: str,
+    write: Callable[[Path], None],
+    kind: str = "models",
+    revision: str = "main",
+) -> Path:
+    """Write a repository into a hub cache (`HF_HOME/hub`) as huggingface_hub does; return its
+    snapshot.
 
     Args:
       write: lays the repository's files in a folder.
@@ -87,7 +95,9 @@ LAST = {
         "language_model.model.decoder.final_layer_norm",
     ),
 }
-"""Weights of captioners: embeddings, which are the rows of the output's matrix too, and the norm before it."""
+"""Weights of captioners: embeddings, which are the rows of the output's matrix too, and the norm
+before it.
+"""
 
 
 def write_captioner(path: Path, kind: str) -> None:
@@ -106,7 +116,10 @@ def write_captioner(path: Path, kind: str) -> None:
     tensors[f"{norm}.weight"][0], tensors[f"{norm}.bias"][0] = 0, 30
     if kind == "blip":
         weights.unlink()
-        save_bin({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, path / "pytorch_model.bin")
+        save_bin(
+            {name: torch.from_numpy(tensor) for name, tensor in tensors.items()},
+            path / "pytorch_model.bin",
+        )
     else:
         save_file(tensors, weights, metadata={"format": "pt"})
     if kind == "florence2":
@@ -115,7 +128,9 @@ def write_captioner(path: Path, kind: str) -> None:
         return
     file = path / "processor_config.json"
     processor = json.loads(file.read_text())
-    (path / "preprocessor_config.json").write_text(json.dumps(processor.pop("image_processor"), indent=2) + "\n")
+    (path / "preprocessor_config.json").write_text(
+        json.dumps(processor.pop("image_processor"), indent=2) + "\n"
+    )
     if kind == "blip":
         file.unlink()
     else:
@@ -123,15 +138,26 @@ def write_captioner(path: Path, kind: str) -> None:
 
 
 def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
-    """Write an EAGLE-3 head of random weights; it reads layers that exist in the target's twin of two layers."""
+    """Write an EAGLE-3 head of random weights; it reads layers that exist in the target's twin of
+    two layers.
+    """
     found = read_config(target)
     config = Eagle3Config.of_target(found, target_layers=(0, 1, 2))
     words = tuple(range(3, text_config(found).vocab_size, 2))
     config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
     own = eagle_tensors(config, named_tensors(eagle_params(config, random_params(found))))
     dtype = np.dtype(_numpy(twin.dtype))
-    tensors = {name: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf for name, leaf in own.items()}
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    tensors = {
+        name: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf for name, leaf in own.items()
+    }
+    sizes = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
     sizes += ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
     made = config.to_dict()
     raw = twin.config | {name: made[name] for name in sizes} | {"torch_dtype": twin.dtype}
@@ -139,7 +165,10 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
     if twin.bin and TORCH:
         import torch
 
-        save_bin({name: torch.from_numpy(leaf) for name, leaf in tensors.items()}, path / "pytorch_model.bin")
+        save_bin(
+            {name: torch.from_numpy(leaf) for name, leaf in tensors.items()},
+            path / "pytorch_model.bin",
+        )
     else:
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
@@ -152,7 +181,11 @@ def write_model(path: Path, twin: Twin) -> None:
     files = configs.FAMILIES[twin.family](ids, _in_ids(twin.config, ids))
     raw = files["config.json"] | {"torch_dtype": twin.dtype, "transformers_version": "4.36.0.dev0"}
     generation = _in_ids(twin.generation, ids) | {"transformers_version": "4.36.0.dev0"}
-    for name, content in {**files, "config.json": raw, "generation_config.json": generation}.items():
+    for name, content in {
+        **files,
+        "config.json": raw,
+        "generation_config.json": generation,
+    }.items():
         (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _write_weights(path, raw, twin)
 
@@ -172,7 +205,9 @@ def _in_ids(entries: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
 
 
 def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
-    """Write random weights under the names of the hub's files, in as many shards as the original has."""
+    """Write random weights under the names of the hub's files, in as many shards as the original
+    has.
+    """
     config = parse_config(path, raw)
     with TemporaryDirectory(dir=path) as scratch:
         whole = Path(scratch) / "whole"
@@ -185,7 +220,9 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
     names = sorted(tensors)
     bin = twin.bin and TORCH
     stem, ending = ("pytorch_model", "bin") if bin else ("model", "safetensors")
-    shards = [f"{stem}-{number:05d}-of-{twin.shards:05d}.{ending}" for number in range(1, twin.shards + 1)]
+    shards = [
+        f"{stem}-{number:05d}-of-{twin.shards:05d}.{ending}" for number in range(1, twin.shards + 1)
+    ]
     if twin.shards == 1:
         shards = [f"{stem}.{ending}"]
     where = {name: shards[place * twin.shards // len(names)] for place, name in enumerate(names)}
@@ -195,23 +232,38 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
             import torch
 
             whole = {key: torch.from_numpy(value.astype(np.float32)) for key, value in part.items()}
-            save_bin({key: value.to(getattr(torch, twin.dtype)) for key, value in whole.items()}, path / file)
+            save_bin(
+                {key: value.to(getattr(torch, twin.dtype)) for key, value in whole.items()},
+                path / file,
+            )
         else:
             save_file(part, path / file, metadata={"format": "pt"})
     if twin.shards > 1:
-        index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": where}
+        index = {
+            "metadata": {"total_size": sum(t.nbytes for t in tensors.values())},
+            "weight_map": where,
+        }
         (path / f"{stem}.{ending}.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    if twin.family == "mistral":  # Mistral's own library reads this one: all weights again, by other names
-        save_file({f"layers.{name}": value for name, value in tensors.items()}, path / "consolidated.safetensors")
+    # Mistral's own library reads this one: all weights again, by other names
+    if twin.family == "mistral":
+        save_file(
+            {f"layers.{name}": value for name, value in tensors.items()},
+            path / "consolidated.safetensors",
+        )
 
 
 def _end_soon(tensors: dict[str, np.ndarray], stop: Any) -> None:
-    """Make answers short: what follows a token is the one of half its number, counted from the end-of-sequence token.
+    """Make answers short: what follows a token is the one of half its number, counted from the
+    end-of-sequence token.
 
-    Left random, a greedy answer is a loop. A token's embedding holds its number in binary, as -10 and 10, which the
-    layers hardly change; the head looks for the number whose bits are these, one place lower.
+    Left random, a greedy answer is a loop. A token's embedding holds its number in binary, as -10
+    and 10, which the layers hardly change; the head looks for the number whose bits are these, one
+    place lower.
     """
-    names = [[name for name in tensors if name.endswith(end)] for end in ("embed_tokens.weight", "lm_head.weight")]
+    names = [
+        [name for name in tensors if name.endswith(end)]
+        for end in ("embed_tokens.weight", "lm_head.weight")
+    ]
     if not all(names):  # a tied head
         return
     embed, head = (tensors[name] for (name,) in names)

@@ -1,7 +1,9 @@
-"""config.json, the image processor's file and the chat templates of each family, with the entries of their age.
+"""config.json, the image processor's file and the chat templates of each family, with the entries
+of their age.
 
-A function a family: (words, decoder's entries) -> the files, by name. Widths, depths and CLIP's images are small. The
-patches, the layers that features are taken from and the names of entries are the originals'.
+A function a family: (words, decoder's entries) -> the files, by name. Widths, depths and CLIP's
+images are small. The patches, the layers that features are taken from and the names of entries are
+the originals'.
 """
 
 from __future__ import annotations
@@ -10,15 +12,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 SIDE, SIGLIP_SIDE = 168, 384
-"""Pixels along a tile of CLIP's and of SigLIP's: 12 patches, half of the original's, and 27 as in the original."""
-_SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+"""Pixels along a tile of CLIP's and of SigLIP's: 12 patches, half of the original's, and 27 as in
+the original.
+"""
+_SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 _CLIP_COLOURS = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 _STEPS = dict.fromkeys(("do_convert_rgb", "do_normalize", "do_rescale", "do_resize"), True)
-_PINPOINTS = [[SIDE * rows, SIDE * columns] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
-_SIGLIP_PINPOINTS = [[SIGLIP_SIDE * rows, SIGLIP_SIDE * columns] for rows in range(1, 7) for columns in range(1, 7)]
+_PINPOINTS = [
+    [SIDE * rows, SIDE * columns] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+]
+_SIGLIP_PINPOINTS = [
+    [SIGLIP_SIDE * rows, SIGLIP_SIDE * columns] for rows in range(1, 7) for columns in range(1, 7)
+]
 
 VICUNA = (
     "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
@@ -51,16 +64,34 @@ Files = dict[str, dict[str, Any]]
 
 
 def llama(words: Mapping[str, int], text: dict[str, Any]) -> Files:
-    heads = {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_scaling": None}
-    own = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
+    heads = {
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "rope_scaling": None,
+    }
+    own = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "tie_word_embeddings": False,
+    }
     return {"config.json": own | _SIZES | heads | {"vocab_size": len(words)} | text}
 
 
 def mistral(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     own = {
-        **{"architectures": ["MistralForCausalLM"], "model_type": "mistral", "attention_dropout": 0.0},
+        **{
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "attention_dropout": 0.0,
+        },
         **{"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "num_key_value_heads": 1},
-        **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None},
+        **{
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "sliding_window": None,
+        },
         **{"tie_word_embeddings": False, "vocab_size": len(words)},
     }
     return {"config.json": own | _SIZES | text}
@@ -71,15 +102,30 @@ def qwen2(words: Mapping[str, int], text: dict[str, Any]) -> Files:
 
 
 def qwen3(words: Mapping[str, int], text: dict[str, Any]) -> Files:
-    own = {"model_type": "qwen3", "attention_bias": False, "head_dim": 24, "max_position_embeddings": 40960}
+    own = {
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "head_dim": 24,
+        "max_position_embeddings": 40960,
+    }
     return {"config.json": {"architectures": ["Qwen3ForCausalLM"]} | _qwen_text(words) | own | text}
 
 
 def _qwen_text(words: Mapping[str, int]) -> dict[str, Any]:
     return {
         **_SIZES,
-        **{"model_type": "qwen2", "hidden_act": "silu", "max_position_embeddings": 32768, "max_window_layers": 2},
-        **{"num_key_value_heads": 1, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False},
+        **{
+            "model_type": "qwen2",
+            "hidden_act": "silu",
+            "max_position_embeddings": 32768,
+            "max_window_layers": 2,
+        },
+        **{
+            "num_key_value_heads": 1,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": False,
+        },
         **{"bos_token_id": words["<|endoftext|>"], "eos_token_id": words["<|im_end|>"]},
         # More rows than words, as all Qwens have.
         "vocab_size": len(words) + 5,
@@ -100,9 +146,16 @@ def opt(words: Mapping[str, int], text: dict[str, Any]) -> Files:
 def _clip(words: Mapping[str, int], text: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return LLaVA-1.5's and 1.6's config.json."""
     rows = len(words) + 62
-    decoder = llama(words, {"_name_or_path": "lmsys/vicuna-7b-v1.5", "max_position_embeddings": 4096})["config.json"]
+    decoder = llama(
+        words, {"_name_or_path": "lmsys/vicuna-7b-v1.5", "max_position_embeddings": 4096}
+    )["config.json"]
     tower = {
-        **{"model_type": "clip_vision_model", "image_size": SIDE, "patch_size": 14, "projection_dim": 8},
+        **{
+            "model_type": "clip_vision_model",
+            "image_size": SIDE,
+            "patch_size": 14,
+            "projection_dim": 8,
+        },
         **_SIZES,
         "vocab_size": 32000,
     }
@@ -111,7 +164,11 @@ def _clip(words: Mapping[str, int], text: dict[str, Any], kind: str) -> dict[str
         **{"image_token_index": words["<image>"], "projector_hidden_act": "gelu"},
         "text_config": decoder | {"vocab_size": rows} | text,
         "vision_config": tower,
-        **{"tie_word_embeddings": False, "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
+        **{
+            "tie_word_embeddings": False,
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+        },
         "vocab_size": rows,
     }
 
@@ -119,36 +176,63 @@ def _clip(words: Mapping[str, int], text: dict[str, Any], kind: str) -> dict[str
 def llava(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     config = _clip(words, text, "Llava") | {"model_type": "llava", "pad_token_id": words["<pad>"]}
     processor = _llava_processor("Llava")
-    crop = {"crop_size": {"height": SIDE, "width": SIDE}, "size": {"shortest_edge": SIDE}, "do_center_crop": True}
-    images = {"image_processor_type": "CLIPImageProcessor", "resample": 3, "rescale_factor": 1 / 255}
+    crop = {
+        "crop_size": {"height": SIDE, "width": SIDE},
+        "size": {"shortest_edge": SIDE},
+        "do_center_crop": True,
+    }
+    images = {
+        "image_processor_type": "CLIPImageProcessor",
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+    }
     images |= _CLIP_COLOURS | _STEPS | crop | {"processor_class": "LlavaProcessor"}
     return {"config.json": config, "preprocessor_config.json": images, **processor}
 
 
 def llava_next(words: Mapping[str, int], text: dict[str, Any]) -> Files:
-    config = _clip(words, text, "LlavaNext") | {"model_type": "llava_next", "image_grid_pinpoints": _PINPOINTS}
+    config = _clip(words, text, "LlavaNext") | {
+        "model_type": "llava_next",
+        "image_grid_pinpoints": _PINPOINTS,
+    }
     images = llava(words, {})["preprocessor_config.json"] | {
         **{"image_processor_type": "LlavaNextImageProcessor", "aspect_ratio_setting": "anyres"},
         **{"image_grid_pinpoints": _PINPOINTS, "processor_class": "LlavaNextProcessor"},
     }
     config["use_image_newline_parameter"] = True
-    return {"config.json": config, "preprocessor_config.json": images, **_llava_processor("LlavaNext")}
+    return {
+        "config.json": config,
+        "preprocessor_config.json": images,
+        **_llava_processor("LlavaNext"),
+    }
 
 
 def _llava_processor(kind: str) -> Files:
-    counts = {"num_additional_image_tokens": 1, "patch_size": 14, "vision_feature_select_strategy": "default"}
+    counts = {
+        "num_additional_image_tokens": 1,
+        "patch_size": 14,
+        "vision_feature_select_strategy": "default",
+    }
     whole = {"image_token": "<image>", "processor_class": f"{kind}Processor"} | counts
     return {"processor_config.json": whole, "chat_template.json": {"chat_template": VICUNA}}
 
 
 def llava_onevision(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     tower = {
-        **{"model_type": "siglip_vision_model", "image_size": SIGLIP_SIDE, "patch_size": 14, "vision_use_head": False},
+        **{
+            "model_type": "siglip_vision_model",
+            "image_size": SIGLIP_SIDE,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
         **_SIZES,
         "num_hidden_layers": 1,
     }
     config = {
-        **{"architectures": ["LlavaOnevisionForConditionalGeneration"], "model_type": "llava_onevision"},
+        **{
+            "architectures": ["LlavaOnevisionForConditionalGeneration"],
+            "model_type": "llava_onevision",
+        },
         **{"image_grid_pinpoints": _SIGLIP_PINPOINTS, "image_token_index": words["<image>"]},
         **{"video_token_index": words["<video>"], "projector_hidden_act": "gelu"},
         "text_config": _qwen_text(words) | text,
@@ -158,14 +242,33 @@ def llava_onevision(words: Mapping[str, int], text: dict[str, Any]) -> Files:
         **{"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     }
     images = {
-        **{"image_processor_type": "LlavaOnevisionImageProcessor", "processor_class": "LlavaOnevisionProcessor"},
-        **{"do_pad": True, "image_grid_pinpoints": _SIGLIP_PINPOINTS, "resample": 3, "rescale_factor": 1 / 255},
-        **{"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": SIGLIP_SIDE, "width": SIGLIP_SIDE}},
+        **{
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "processor_class": "LlavaOnevisionProcessor",
+        },
+        **{
+            "do_pad": True,
+            "image_grid_pinpoints": _SIGLIP_PINPOINTS,
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+        },
+        **{
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+            "size": {"height": SIGLIP_SIDE, "width": SIGLIP_SIDE},
+        },
         **_STEPS,
     }
     processor = {
-        **{"processor_class": "LlavaOnevisionProcessor", "num_image_tokens": (SIGLIP_SIDE // 14) ** 2},
-        **{"image_token": "<image>", "video_token": "<video>", "vision_feature_select_strategy": "full"},
+        **{
+            "processor_class": "LlavaOnevisionProcessor",
+            "num_image_tokens": (SIGLIP_SIDE // 14) ** 2,
+        },
+        **{
+            "image_token": "<image>",
+            "video_token": "<video>",
+            "vision_feature_select_strategy": "full",
+        },
     }
     template = {"chat_template": CHATML.replace("IMAGE", "<image>\n")}
     return {
@@ -176,12 +279,35 @@ def llava_onevision(words: Mapping[str, int], text: dict[str, Any]) -> Files:
 
 def qwen2_5_vl(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     vision = {
-        **{"depth": 2, "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_heads": 2},
-        **{"in_chans": 3, "out_hidden_size": 16, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14},
-        **{"window_size": 112, "fullatt_block_indexes": [1], "tokens_per_second": 2, "temporal_patch_size": 2},
+        **{
+            "depth": 2,
+            "hidden_act": "silu",
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+        },
+        **{
+            "in_chans": 3,
+            "out_hidden_size": 16,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "spatial_patch_size": 14,
+        },
+        **{
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+            "tokens_per_second": 2,
+            "temporal_patch_size": 2,
+        },
     }
     names = ("vision_start", "vision_end", "vision", "image", "video")
-    tokens = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+    tokens = (
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|vision_pad|>",
+        "<|image_pad|>",
+        "<|video_pad|>",
+    )
     config = _qwen_text(words) | {
         **{"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"},
         **{f"{name}_token_id": words[token] for name, token in zip(names, tokens)},
@@ -189,23 +315,43 @@ def qwen2_5_vl(words: Mapping[str, int], text: dict[str, Any]) -> Files:
         "use_sliding_window": False,
     }
     images = {
-        **{"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"},
+        **{
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen2_5_VLProcessor",
+        },
         **{"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2},
         **{"merge_size": 2, **_CLIP_COLOURS},
     }
-    template = {"chat_template": CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")}
-    return {"config.json": config | text, "preprocessor_config.json": images, "chat_template.json": template}
+    template = {
+        "chat_template": CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    }
+    return {
+        "config.json": config | text,
+        "preprocessor_config.json": images,
+        "chat_template.json": template,
+    }
 
 
 def qwen3_vl(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     vision = {
-        **{"model_type": "qwen3_vl", "depth": 2, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 16, "num_heads": 2},
+        **{
+            "model_type": "qwen3_vl",
+            "depth": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 16,
+            "num_heads": 2,
+        },
         **{"in_channels": 3, "intermediate_size": 24, "out_hidden_size": 16, "patch_size": 16},
         **{"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16},
         **{"spatial_merge_size": 2, "temporal_patch_size": 2},
     }
     rope = {"mrope_interleaved": True, "mrope_section": [4, 4, 4], "rope_type": "default"}
-    own = {"model_type": "qwen3_vl_text", "attention_bias": False, "head_dim": 24, "rope_scaling": rope}
+    own = {
+        "model_type": "qwen3_vl_text",
+        "attention_bias": False,
+        "head_dim": 24,
+        "rope_scaling": rope,
+    }
     names = ("vision_start", "vision_end", "image", "video")
     tokens = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     config = {
@@ -215,12 +361,25 @@ def qwen3_vl(words: Mapping[str, int], text: dict[str, Any]) -> Files:
         "tie_word_embeddings": text.get("tie_word_embeddings", False),
     }
     images = {
-        **{"image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor"},
-        **{"size": {"longest_edge": 16777216, "shortest_edge": 65536}, "patch_size": 16, "temporal_patch_size": 2},
+        **{
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "processor_class": "Qwen3VLProcessor",
+        },
+        **{
+            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+        },
         **{"merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     }
-    template = {"chat_template": CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")}
-    return {"config.json": config, "preprocessor_config.json": images, "chat_template.json": template}
+    template = {
+        "chat_template": CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    }
+    return {
+        "config.json": config,
+        "preprocessor_config.json": images,
+        "chat_template.json": template,
+    }
 
 
 FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {

@@ -1,4 +1,6 @@
-"""The hub of twins: tests of this folder find every named model in a cache of their own, offline."""
+"""The hub of twins: tests of this folder find every named model in a cache of their own,
+offline.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from jaxspec import LoadedModel
 
+from jaxspec import LoadedModel
 from tests.hub.build import build_hub
 
 
@@ -23,7 +25,9 @@ def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def cached_at(cache: Path) -> Iterator[None]:
-    """A hub's cache at this folder `hub` and HF_HUB_OFFLINE=1, in this process and those that it starts."""
+    """A hub's cache at this folder `hub` and HF_HUB_OFFLINE=1, in this process and those that it
+    starts.
+    """
     from huggingface_hub import constants
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,9 @@
-"""Every data set that is read from the hub, as its repository holds it, with three rows or so in each file.
+"""Every data set that is read from the hub, as its repository holds it, with three rows or so in
+each file.
 
-A twin has the configurations, splits, files and columns of its original, and images as `datasets` stores them. What no
-public material showed is marked `UNSEEN`, and is as the other sets of its maker have it.
+A twin has the configurations, splits, files and columns of its original, and images as `datasets`
+stores them. What no public material showed is marked `UNSEEN`, and is as the other sets of its
+maker have it.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class DataTwin:
     parts: dict[tuple[str, str], Part] = field(default_factory=dict)
     """By configuration and split."""
     lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Rows by the names of their files: `.json` is one list, `.jsonl` has a row a line, `.gz` is packed."""
+    """Rows by the names of their files: `.json` is one list, `.jsonl` has a row a line, `.gz` is
+    packed.
+    """
 
 
 _TEXTVQA = (
@@ -62,23 +66,23 @@ _DOCVQA = (
     "questionId question question_types:texts image:image docId:int ucsf_document_id ucsf_document_page_no "
     "answers:texts data_split"
 )
-_VQAV2 = (
-    "question_type multiple_choice_answer answers:votes image_id:int answer_type question_id:int question image:image"
-)
+_VQAV2 = "question_type multiple_choice_answer answers:votes image_id:int answer_type question_id:int question image:image"
 _HALLUSION = (
     "category subcategory visual_input set_id figure_id sample_note question_id question gt_answer_details gt_answer "
     "filename"
 )
-_SCIENCE = (
-    "image:image question choices:texts answer:int8 hint task grade subject topic category skill lecture solution"
-)
+_SCIENCE = "image:image question choices:texts answer:int8 hint task grade subject topic category skill lecture solution"
 _INTERLEAVED = {
     "sub_task": [name for name in STORIES for _ in range(3)],
     "question": "Image 1: <image>. Image 2: <image>. What was changed?",
     "question_type": "open-ended",
     **dict.fromkeys(LETTERS[2:], None),
 }
-_MMLU = {"subject": [*["law"] * 5, *["art"] * 5], "choices": ["no", "yes", "both", "none"], "answer": 1}
+_MMLU = {
+    "subject": [*["law"] * 5, *["art"] * 5],
+    "choices": ["no", "yes", "both", "none"],
+    "answer": 1,
+}
 _SUMS = {"question": "How many are 1 and 2?", "answer": "They are <<1+2=3>>3.\n#### 3"}
 _PAJAMAS = (
     "arxiv",
@@ -91,8 +95,21 @@ _SAID = "\n<human>: How many are 1 and 2?\n<bot>: They are 3."
 
 
 def _message(role: str, text: str, rank: int | None, *replies: dict[str, Any]) -> dict[str, Any]:
-    known = {"review_count": 3, "review_result": True, "deleted": False, "synthetic": False, "lang": "en"}
-    return {"message_id": text[:4], "text": text, "role": role, **known, "rank": rank, "replies": list(replies)}
+    known = {
+        "review_count": 3,
+        "review_result": True,
+        "deleted": False,
+        "synthetic": False,
+        "lang": "en",
+    }
+    return {
+        "message_id": text[:4],
+        "text": text,
+        "role": role,
+        **known,
+        "rank": rank,
+        "replies": list(replies),
+    }
 
 
 _TREE = _message(
@@ -103,18 +120,31 @@ _TREE = _message(
 
 
 def _talks(image: Any, question: str = "<image>\nWhat is this?") -> list[dict[str, Any]]:
-    """Return rows in LLaVA's form; an image is a path, or several, with the row's number in the place of {}."""
+    """Return rows in LLaVA's form; an image is a path, or several, with the row's number in the
+    place of {}.
+    """
     said = [{"from": "human", "value": question}, {"from": "gpt", "value": "A tree."}]
-    numbered = [image.format(i) if isinstance(image, str) else [path.format(i) for path in image] for i in range(4)]
-    return [{"id": str(i), "conversations": said} | ({"image": numbered[i]} if image else {}) for i in range(4)]
+    numbered = [
+        image.format(i) if isinstance(image, str) else [path.format(i) for path in image]
+        for i in range(4)
+    ]
+    return [
+        {"id": str(i), "conversations": said} | ({"image": numbered[i]} if image else {})
+        for i in range(4)
+    ]
 
 
 def _parts(columns: str, *places: str, **fields: Any) -> dict[tuple[str, str], Part]:
     """Return parts of the same columns, by their places `configuration/split`."""
-    return {(place.rpartition("/")[0], place.rpartition("/")[2]): Part(columns, **fields) for place in places}
+    return {
+        (place.rpartition("/")[0], place.rpartition("/")[2]): Part(columns, **fields)
+        for place in places
+    }
 
 
-_RECAP = _parts("id image:image conversations:talk data_source", "default/train", format="JPEG", shards=2)
+_RECAP = _parts(
+    "id image:image conversations:talk data_source", "default/train", format="JPEG", shards=2
+)
 
 DATA: dict[str, DataTwin] = {
     "liuhaotian/LLaVA-Pretrain": DataTwin(
@@ -277,20 +307,32 @@ def write(folder: Path, twin: DataTwin) -> None:
         schema = pyarrow.schema([_typed(pyarrow, *column) for column in _columns(part)])
         for shard in range(part.shards):
             numbers = range(shard * part.rows, (shard + 1) * part.rows)
-            rows = [{name: _value(part, name, kind, i) for name, kind in _columns(part)} for i in numbers]
+            rows = [
+                {name: _value(part, name, kind, i) for name, kind in _columns(part)}
+                for i in numbers
+            ]
             file = folder / f"{stem}-{shard:05d}-of-{part.shards:05d}.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
             parquet.write_table(pyarrow.Table.from_pylist(rows, schema), file, row_group_size=2)
     for name, rows in twin.lines.items():
-        lines = json.dumps(rows) if name.endswith(".json") else "".join(json.dumps(row) + "\n" for row in rows)
+        lines = (
+            json.dumps(rows)
+            if name.endswith(".json")
+            else "".join(json.dumps(row) + "\n" for row in rows)
+        )
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(gzip.compress(lines.encode()) if name.endswith(".gz") else lines.encode())
+        (folder / name).write_bytes(
+            gzip.compress(lines.encode()) if name.endswith(".gz") else lines.encode()
+        )
     configs = [{"config_name": config, "data_files": files} for config, files in cards.items()]
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n\n# A twin\n")
 
 
 def _columns(part: Part) -> list[tuple[str, str]]:
-    return [(name, kind or "text") for name, _, kind in (word.partition(":") for word in part.columns.split())]
+    return [
+        (name, kind or "text")
+        for name, _, kind in (word.partition(":") for word in part.columns.split())
+    ]
 
 
 def _typed(pyarrow: Any, name: str, kind: str) -> tuple[str, Any]:
@@ -301,7 +343,9 @@ def _typed(pyarrow: Any, name: str, kind: str) -> tuple[str, Any]:
         "image": pyarrow.struct([("bytes", pyarrow.binary()), ("path", text)]),
         "talk": pyarrow.list_(pyarrow.struct([("from", text), ("value", text)])),
         "votes": pyarrow.list_(
-            pyarrow.struct([("answer", text), ("answer_confidence", text), ("answer_id", pyarrow.int64())])
+            pyarrow.struct(
+                [("answer", text), ("answer_confidence", text), ("answer_id", pyarrow.int64())]
+            )
         ),
     }
     return name, types[kind]
@@ -317,7 +361,10 @@ def _value(part: Part, name: str, kind: str, number: int) -> Any:
         Image.fromarray(pixels).convert(part.mode).save(out, part.format)
         return {"bytes": out.getvalue(), "path": f"{number}.{part.format.lower()}"}
     if kind == "talk":
-        return [{"from": "human", "value": "<image>\nWhat is this?"}, {"from": "gpt", "value": "A tree."}]
+        return [
+            {"from": "human", "value": "<image>\nWhat is this?"},
+            {"from": "gpt", "value": "A tree."},
+        ]
     if kind == "votes":
         return [{"answer": "red", "answer_confidence": "yes", "answer_id": i + 1} for i in range(2)]
     if kind == "texts":

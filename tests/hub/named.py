@@ -12,7 +12,6 @@ from typing import Any
 
 import configs
 from jaxspec.data.benchmarks import BENCHMARKS
-
 from tests.conftest import ROOT
 
 _ID = r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*\w"
@@ -20,7 +19,18 @@ _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _WITHIN = re.compile(rf"(?<![\w./$:~-])(?:\w+:)?({_ID})(?![\w/{{*-])")
 _DATA = re.compile(rf"hub:(?!OWNER)({_ID})")
 _PLACES = {
-    *("path", "runs", "photos", "mini", "mini_llava", "deadsnakes", "llava15_68m", "tower", "venv", "shared"),
+    *(
+        "path",
+        "runs",
+        "photos",
+        "mini",
+        "mini_llava",
+        "deadsnakes",
+        "llava15_68m",
+        "tower",
+        "venv",
+        "shared",
+    ),
     *("BUCKET", "HOME", "OWNER"),
 }
 """What folders of a reader's own are called in the docs."""
@@ -49,13 +59,19 @@ def data_ids() -> set[str]:
 
 def _code() -> str:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return "\n".join(part for page in pages for part in _CODE.findall(page.read_text(encoding="utf-8")))
+    return "\n".join(
+        part for page in pages for part in _CODE.findall(page.read_text(encoding="utf-8"))
+    )
 
 
 def _is_path(name: str) -> bool:
-    """Whether a text of an id's form is a file or folder: of this repository, of its package, or of a reader's own."""
+    """Whether a text of an id's form is a file or folder: of this repository, of its package, or of
+    a reader's own.
+    """
     first = name.split("/")[0]
-    return first in _PLACES or any((ROOT / part / first).exists() for part in ("", "jaxspec", "configs/train"))
+    return first in _PLACES or any(
+        (ROOT / part / first).exists() for part in ("", "jaxspec", "configs/train")
+    )
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Every command of README and docs: what its script's own parser says of it, and how it is run against the twins."""
+"""Every command of README and docs: what its script's own parser says of it, and how it is run
+against the twins.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
+from PIL import Image
+
 from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.config import EvalConfig
@@ -23,10 +27,8 @@ from eval.lib.recorded.config import RecordedConfig
 from jaxspec.cli import collaborate, export, generate, inspect, main, plan
 from jaxspec.command import load_preset
 from jaxspec_demo.command import Demo
-from PIL import Image
-from train import distill_data, prepare, prompts, recipe
-
 from tests.conftest import ROOT
+from train import distill_data, prepare, prompts, recipe
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _OURS = re.compile(
@@ -66,7 +68,9 @@ def commands() -> list[Command]:
     found: dict[Command, None] = {}
     for page in PAGES:
         whole = page.read_text(encoding="utf-8")
-        spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", whole, flags=re.DOTALL | re.MULTILINE))
+        spans = re.findall(
+            r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", whole, flags=re.DOTALL | re.MULTILINE)
+        )
         lines = [line for block in shell_blocks(whole) for line in _lines(block)]
         for line in [*lines, *(span for span in spans if _OURS.match(span))]:
             found |= {Command(page.name, text): None for text in _within(line.strip())}
@@ -80,11 +84,15 @@ def _lines(block: str) -> Iterator[str]:
         for name, value in told.items():
             line = line.replace(f"${name}", value)
         loop = re.fullmatch(r"for (\w+) in (.*?); do (.*); done", line)
-        yield from [loop[3].replace(f"${loop[1]}", value) for value in loop[2].split()] if loop else [line]
+        yield from (
+            [loop[3].replace(f"${loop[1]}", value) for value in loop[2].split()] if loop else [line]
+        )
 
 
 def _within(line: str) -> Iterator[str]:
-    """Yield the commands of a shell's line: the line itself, or the part in loops, in quotes or behind `srun`."""
+    """Yield the commands of a shell's line: the line itself, or the part in loops, in quotes or
+    behind `srun`.
+    """
     if _OURS.match(line):
         yield line
         return
@@ -103,7 +111,9 @@ def _evaluation(name: str) -> Callable[[list[str]], object]:
 
 
 def _function(name: str) -> Callable[[list[str]], object]:
-    return lambda words: tyro.extras.get_parser(importlib.import_module(name).main).parse_args(words)
+    return lambda words: tyro.extras.get_parser(importlib.import_module(name).main).parse_args(
+        words
+    )
 
 
 def _subcommand(kind: type[Any], words: list[str]) -> object:
@@ -143,7 +153,8 @@ PARSERS: dict[str, Callable[[list[str]], Any]] = {
 
 
 def parse(command: Command) -> None:
-    """Let the script's own parser read a command; it raises, or exits with 2, where there is no such option.
+    """Let the script's own parser read a command; it raises, or exits with 2, where there is no
+    such option.
 
     Of a name alone, as `jaxspec export`, there is nothing to read.
     """
@@ -156,14 +167,20 @@ def parse(command: Command) -> None:
         assert re.search(rf"^{command.words[1]}:", makefile, re.MULTILINE), command.text
     elif command.script == "pip install":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        assert set(re.findall(r"[\w-]+", command.words[3])) <= set(project["optional-dependencies"]), command.text
+        assert set(re.findall(r"[\w-]+", command.words[3])) <= set(
+            project["optional-dependencies"]
+        ), command.text
     elif not command.script.endswith(".NAME"):
-        assert not command.script.startswith(("train.", "eval.")), f"{command.script}: what is its parser?"
+        assert not command.script.startswith(("train.", "eval.")), (
+            f"{command.script}: what is its parser?"
+        )
         assert find_spec(command.script), command.text
 
 
 def run(command: Command) -> None:
-    """Run a command in this process and folder, with --debug behind it where it trains or measures."""
+    """Run a command in this process and folder, with --debug behind it where it trains or
+    measures.
+    """
     name, words = command.script, [*command.options, "--debug"]
     if name.startswith("jaxspec "):
         main(command.words[1:])
@@ -197,12 +214,15 @@ NOT_RUN = {
 
 def why_not(command: Command) -> str:
     """Return why a command is parsed alone; empty if it can be run."""
-    return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, command.text)), "")
+    return next(
+        (reason for pattern, reason in NOT_RUN.items() if re.search(pattern, command.text)), ""
+    )
 
 
 def lay_out(folder: Path) -> None:
-    """Write what the pages begin with: a checkout, a photograph, a folder of some, questions about them, and some held
-    out."""
+    """Write what the pages begin with: a checkout, a photograph, a folder of some, questions about
+    them, and some held out.
+    """
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8)).save(folder / "photo.jpg")
     (folder / "jaxspec").symlink_to(ROOT / "jaxspec")
@@ -211,15 +231,25 @@ def lay_out(folder: Path) -> None:
         (folder / photos).mkdir()
         for number, page in enumerate(pages):
             Image.fromarray(page).save(folder / photos / f"{number}.jpg")
-    talk = ({"from": "human", "value": "<image>\nWhat is this?"}, {"from": "gpt", "value": "A tree."})
-    rows = [{"id": str(number), "image": f"{number}.jpg", "conversations": talk} for number in range(4)]
+    talk = (
+        {"from": "human", "value": "<image>\nWhat is this?"},
+        {"from": "gpt", "value": "A tree."},
+    )
+    rows = [
+        {"id": str(number), "image": f"{number}.jpg", "conversations": talk} for number in range(4)
+    ]
     (folder / "mix.json").write_text(json.dumps(rows))
-    held_out = [{"id": str(number), "image": f"{number}.jpg", "turns": ["What is this?"]} for number in (4, 5)]
+    held_out = [
+        {"id": str(number), "image": f"{number}.jpg", "turns": ["What is this?"]}
+        for number in (4, 5)
+    ]
     (folder / "held_out.jsonl").write_text("\n".join(map(json.dumps, held_out)) + "\n")
 
 
 def keep_trial(runs: Path) -> None:
-    """Move what a trial has left to where its run would have left it, for the commands that follow."""
+    """Move what a trial has left to where its run would have left it, for the commands that
+    follow.
+    """
     if (runs / "debug").exists():
         shutil.copytree(runs / "debug", runs, dirs_exist_ok=True)
         shutil.rmtree(runs / "debug")

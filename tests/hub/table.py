@@ -1,8 +1,9 @@
-"""Every model id that presets, README and docs name, what its repository on the hub holds, and where that was seen.
+"""Every model id that presets, README and docs name, what its repository on the hub holds, and
+where that was seen.
 
-A twin has the file names, key names, shards, tokeniser form, configuration entries and dtype of its original. Sizes are
-small and weights random. What no public material showed is marked `UNSEEN`: there the layout is the one that the
-library's other checkpoints of that age have.
+A twin has the file names, key names, shards, tokeniser form, configuration entries and dtype of its
+original. Sizes are small and weights random. What no public material showed is marked `UNSEEN`:
+there the layout is the one that the library's other checkpoints of that age have.
 """
 
 from __future__ import annotations
@@ -30,8 +31,18 @@ LLAMA3 = {
     },
     "num_key_value_heads": 2,
 }
-JACKFRAM = {"max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
-QWEN = {"num_key_value_heads": 2, "rope_theta": 1e6, "sliding_window": 131072, "use_sliding_window": False}
+JACKFRAM = {
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+QWEN = {
+    "num_key_value_heads": 2,
+    "rope_theta": 1e6,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+}
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,9 @@ class Twin:
     dtype: str = "bfloat16"
     shards: int = 1
     bin: bool = False
-    """Weights are distributed as PyTorch's .bin alone, and there is no tokenizer.json; what reads them may be missing
-    here, see `tests.hub.build`."""
+    """Weights are distributed as PyTorch's .bin alone, and there is no tokenizer.json; what reads
+    them may be missing here, see `tests.hub.build`.
+    """
     chat: bool = False
     """There is a chat template."""
     seed: int = 0
@@ -60,8 +72,19 @@ class Twin:
 
 
 def _llava(source: str, seed: int = 0, family: str = "llava", **changes: Any) -> Twin:
-    generation = {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 32001}
-    made = {"dtype": "float16", "shards": 3, "chat": True, "generation": generation, "seed": seed} | changes
+    generation = {
+        "_from_model_config": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 32001,
+    }
+    made = {
+        "dtype": "float16",
+        "shards": 3,
+        "chat": True,
+        "generation": generation,
+        "seed": seed,
+    } | changes
     return Twin(family, "llava", source, **made)
 
 
@@ -73,7 +96,9 @@ def _llama3(source: str, stop: str | list[str], **changes: Any) -> Twin:
 
 def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
     generation = {"bos_token_id": "<|endoftext|>", "eos_token_id": ["<|im_end|>", "<|endoftext|>"]}
-    return Twin(family, "qwen", source, **{"chat": True, "config": QWEN, "generation": generation} | changes)
+    return Twin(
+        family, "qwen", source, **{"chat": True, "config": QWEN, "generation": generation} | changes
+    )
 
 
 @dataclass(frozen=True)
@@ -89,8 +114,17 @@ class HeadTwin:
     """Entries of config.json, of which sizes are the twin's own."""
 
 
-_EAGLE = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
-_EAGLE |= {"hidden_act": "silu", "initializer_range": 0.02, "use_cache": True, "tie_word_embeddings": False}
+_EAGLE = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+}
+_EAGLE |= {
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "tie_word_embeddings": False,
+}
 HEADS: dict[str, HeadTwin] = {
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": HeadTwin(
         "meta-llama/Llama-3.1-8B-Instruct",
@@ -106,8 +140,18 @@ HEADS: dict[str, HeadTwin] = {
         "config.json: github sgl-project/SpecForge, configs/qwen2-5-vl-7B-eagle3.json; no file list seen",
         dtype="bfloat16",
         config=_EAGLE
-        | {"attention_bias": False, "attention_dropout": 0.0, "max_position_embeddings": 128000, "pretraining_tp": 1}
-        | {"max_window_layers": 28, "rms_norm_eps": 1e-06, "rope_theta": 1000000, "target_model_type": "qwen2_5_vl"}
+        | {
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "max_position_embeddings": 128000,
+            "pretraining_tp": 1,
+        }
+        | {
+            "max_window_layers": 28,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000,
+            "target_model_type": "qwen2_5_vl",
+        }
         | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "sliding_window": 32768}
         | {"use_sliding_window": False},
     ),
@@ -117,8 +161,12 @@ HEADS: dict[str, HeadTwin] = {
 TWINS: dict[str, Twin] = {
     "llava-hf/llava-1.5-7b-hf": _llava(COPY),
     "llava-hf/llava-1.5-13b-hf": _llava(f"{UNSEEN}; as the 7B's", seed=1, shards=6),
-    "mjbooo/lvlm68m": _llava(f"{UNSEEN}; {TABED}", shards=1, config={"max_position_embeddings": 2048}),
-    "mjbooo/lvlm68m-ov": _llava(f"{UNSEEN}; {TABED}", shards=1, config={"max_position_embeddings": 2048}, seed=1),
+    "mjbooo/lvlm68m": _llava(
+        f"{UNSEEN}; {TABED}", shards=1, config={"max_position_embeddings": 2048}
+    ),
+    "mjbooo/lvlm68m-ov": _llava(
+        f"{UNSEEN}; {TABED}", shards=1, config={"max_position_embeddings": 2048}, seed=1
+    ),
     "mjbooo/lvlm160m-bf16": _llava(
         f"{UNSEEN}; {TABED.replace('float16', 'bfloat16')}",
         shards=1,
@@ -128,10 +176,18 @@ TWINS: dict[str, Twin] = {
     ),
     "llava-hf/llava-v1.6-vicuna-7b-hf": _llava(f"{UNSEEN}; files as 1.5's", 2, "llava_next"),
     "llava-hf/llava-v1.6-vicuna-13b-hf": _llava(
-        "config.json: github haotian-liu/LLaVA issue 1378; other files as 1.5's", 3, "llava_next", shards=6
+        "config.json: github haotian-liu/LLaVA issue 1378; other files as 1.5's",
+        3,
+        "llava_next",
+        shards=6,
     ),
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": Twin(
-        "llava_onevision", "onevision", UNSEEN, dtype="float16", chat=True, config={"tie_word_embeddings": True}
+        "llava_onevision",
+        "onevision",
+        UNSEEN,
+        dtype="float16",
+        chat=True,
+        config={"tie_word_embeddings": True},
     ),
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": Twin(
         "llava_onevision", "onevision", UNSEEN, dtype="float16", shards=4, chat=True
@@ -143,14 +199,25 @@ TWINS: dict[str, Twin] = {
         config=LLAMA2 | {"pad_token_id": 0},
         generation={"bos_token_id": 1, "eos_token_id": 2, "max_length": 4096, "pad_token_id": 0},
     ),
-    "meta-llama/Llama-2-7b-hf": Twin("llama", "llama2", UNSEEN, "float16", 2, config=LLAMA2, generation=LLAMA2),
-    "JackFram/llama-68m": Twin("llama", "llama2", UNSEEN, "float32", config=JACKFRAM, generation=JACKFRAM),
-    "JackFram/llama-160m": Twin("llama", "llama2", UNSEEN, "float32", config=JACKFRAM, generation=JACKFRAM),
+    "meta-llama/Llama-2-7b-hf": Twin(
+        "llama", "llama2", UNSEEN, "float16", 2, config=LLAMA2, generation=LLAMA2
+    ),
+    "JackFram/llama-68m": Twin(
+        "llama", "llama2", UNSEEN, "float32", config=JACKFRAM, generation=JACKFRAM
+    ),
+    "JackFram/llama-160m": Twin(
+        "llama", "llama2", UNSEEN, "float32", config=JACKFRAM, generation=JACKFRAM
+    ),
     "meta-llama/Llama-3.1-8B-Instruct": _llama3(
-        SISTER.format("meta-llama/Llama-3.2-1B-Instruct"), ["<|end_of_text|>", "<|eot_id|>"], shards=4, chat=True
+        SISTER.format("meta-llama/Llama-3.2-1B-Instruct"),
+        ["<|end_of_text|>", "<|eot_id|>"],
+        shards=4,
+        chat=True,
     ),
     "meta-llama/Llama-3.2-1B": _llama3(
-        SISTER.format("meta-llama/Llama-3.2-1B-Instruct"), "<|end_of_text|>", config={"tie_word_embeddings": True}
+        SISTER.format("meta-llama/Llama-3.2-1B-Instruct"),
+        "<|end_of_text|>",
+        config={"tie_word_embeddings": True},
     ),
     "meta-llama/Llama-3.2-1B-Instruct": _llama3(
         PADDLE.format("meta-llama/Llama-3.2-1B-Instruct"),
@@ -168,16 +235,22 @@ TWINS: dict[str, Twin] = {
     "Qwen/Qwen2.5-7B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-7B-Instruct"), shards=4),
     "Qwen/Qwen2.5-3B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct"), shards=2),
     "Qwen/Qwen2.5-1.5B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct")),
-    "Qwen/Qwen2.5-Coder-3B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct"), shards=2, seed=1),
+    "Qwen/Qwen2.5-Coder-3B-Instruct": _qwen(
+        SISTER.format("Qwen/Qwen2.5-7B-Instruct"), shards=2, seed=1
+    ),
     "Qwen/Qwen2.5-Coder-1.5B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct"), seed=1),
     "Qwen/Qwen2.5-Math-1.5B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct"), seed=2),
     "Qwen/Qwen2.5-Coder-0.5B": _qwen(
         SISTER.format("Qwen/Qwen2.5-7B-Instruct"), config=QWEN | {"tie_word_embeddings": True}
     ),
     "Qwen/Qwen2.5-Coder-0.5B-Instruct": _qwen(
-        SISTER.format("Qwen/Qwen2.5-7B-Instruct"), seed=1, config=QWEN | {"tie_word_embeddings": True}
+        SISTER.format("Qwen/Qwen2.5-7B-Instruct"),
+        seed=1,
+        config=QWEN | {"tie_word_embeddings": True},
     ),
-    "Qwen/Qwen3-0.6B": _qwen(UNSEEN, "qwen3", config={"tie_word_embeddings": True, "sliding_window": None}),
+    "Qwen/Qwen3-0.6B": _qwen(
+        UNSEEN, "qwen3", config={"tie_word_embeddings": True, "sliding_window": None}
+    ),
     "Qwen/Qwen3-8B": _qwen(UNSEEN, "qwen3", shards=5, seed=1, config={"sliding_window": None}),
     "Qwen/Qwen2.5-VL-3B-Instruct": _qwen(
         f"{PADDLE.format('Qwen/Qwen2.5-VL-3B-Instruct')}, without chat_template.json",
@@ -192,17 +265,30 @@ TWINS: dict[str, Twin] = {
     "Qwen/Qwen3-VL-8B-Instruct": _qwen(UNSEEN, "qwen3_vl", shards=4, seed=1, config={}),
     "facebook/opt-125m": Twin("opt", "opt", OPT_KEYS, "float16", bin=True),
     "facebook/opt-350m": Twin(
-        "opt", "opt", OPT_KEYS, "float16", bin=True, config={"do_layer_norm_before": False, "word_embed_proj_dim": 16}
+        "opt",
+        "opt",
+        OPT_KEYS,
+        "float16",
+        bin=True,
+        config={"do_layer_norm_before": False, "word_embed_proj_dim": 16},
     ),
     "facebook/opt-13b": Twin("opt", "opt", OPT_KEYS, "float16", 3, bin=True, seed=1),
 }
 
 CAPTIONERS = {
-    "florence-community/Florence-2-large-ft": ("florence2", f"{UNSEEN}; as transformers 5 saves it"),
-    "Salesforce/blip-image-captioning-base": ("blip", "files on huggingface.co; weights are .bin alone"),
+    "florence-community/Florence-2-large-ft": (
+        "florence2",
+        f"{UNSEEN}; as transformers 5 saves it",
+    ),
+    "Salesforce/blip-image-captioning-base": (
+        "blip",
+        "files on huggingface.co; weights are .bin alone",
+    ),
     "Salesforce/blip2-opt-2.7b": (
         "blip2",
         "files on huggingface.co; processor_config.json and image_token_index, which transformers 5 asks for, not seen",
     ),
 }
-"""Captioners that transformers runs in torch: a function of `tests.tiny.captioners`, and where files were seen."""
+"""Captioners that transformers runs in torch: a function of `tests.tiny.captioners`, and where
+files were seen.
+"""

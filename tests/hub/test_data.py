@@ -1,4 +1,6 @@
-"""Evaluation sets come from the hub's local cache where there is no network, and missing or broken files are named."""
+"""Evaluation sets come from the hub's local cache where there is no network, and missing or broken
+files are named.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+
 from eval.lib.questions.sets import evaluation_set
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
 from jaxspec.data.hub import on_disk
 from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
-
 from tests.hub import build
 from tests.hub.conftest import cached_at
 from tests.hub.data import DATA, write
@@ -28,7 +30,10 @@ def test_a_set_is_read_offline(name: str) -> None:
     assert len(samples) == (3 if known.only else part.rows * part.shards)
     assert all(bool(sample.images) == bool(known.images) for sample in samples)
     assert all(image.load().mode == "RGB" for sample in samples for image in sample.images)
-    assert len({image.content for sample in samples for image in sample.images}) in (0, *range(2, 99))
+    assert len({image.content for sample in samples for image in sample.images}) in (
+        0,
+        *range(2, 99),
+    )
     if known.shots:
         assert "Answer:" in next(few_shot_samples(name)).turns[0][0]
 
@@ -39,7 +44,9 @@ def test_second_turns_come_from_the_cache_too() -> None:
 
 
 def test_files_of_a_set_are_found_by_their_names() -> None:
-    assert len(list(local_rows(on_disk(Path("hub:togethercomputer/RedPajama-Data-1T-Sample"))))) == 11
+    assert (
+        len(list(local_rows(on_disk(Path("hub:togethercomputer/RedPajama-Data-1T-Sample"))))) == 11
+    )
     assert len(list(local_rows(on_disk(Path("hub:laion/OIG/unified_chip2.jsonl"))))) == 3
 
 
@@ -60,7 +67,9 @@ def test_what_a_set_has_not_is_told(place: str, reason: str) -> None:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     """A cache that holds POPE alone, in three files."""
-    build.add(tmp_path, "lmms-lab/POPE", lambda folder: write(folder, DATA["lmms-lab/POPE"]), "datasets")
+    build.add(
+        tmp_path, "lmms-lab/POPE", lambda folder: write(folder, DATA["lmms-lab/POPE"]), "datasets"
+    )
     with cached_at(tmp_path):
         yield tmp_path
 
@@ -78,7 +87,9 @@ def test_the_parquet_copy_gives_the_same_rows_and_comes_first(cache: Path) -> No
     (snapshot / "README.md").unlink()
     again = list(benchmark_samples("pope"))
     assert [sample.turns for sample in again] == [sample.turns for sample in known]
-    assert [sample.images[0].content for sample in again] == [sample.images[0].content for sample in known]
+    assert [sample.images[0].content for sample in again] == [
+        sample.images[0].content for sample in known
+    ]
 
 
 def refused(name: str = "pope", count: int = 9) -> str:

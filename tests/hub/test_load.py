@@ -7,8 +7,9 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import configs
 import pytest
+
+import configs
 from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.config import EvalConfig
 from jaxspec import Engine, EngineConfig, Request
@@ -17,7 +18,6 @@ from jaxspec.config import text_config
 from jaxspec.loading import check_pair, check_vocabulary, load_draft
 from jaxspec.prompts.views import parse_views
 from jaxspec.training.recipes import Recipe
-
 from tests.hub.conftest import load_twin
 from tests.hub.table import HEADS, TWINS
 
@@ -38,7 +38,9 @@ def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_public_heads_draft_for_their_targets(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_public_heads_draft_for_their_targets(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["inspect", name])
     assert "EAGLE-3 head" in capsys.readouterr().out
     main(["plan", HEADS[name].target, "--draft", name, "--chips", "h100"])
@@ -46,7 +48,8 @@ def test_public_heads_draft_for_their_targets(name: str, capsys: pytest.CaptureF
     sizes = {"prompt_buckets": (64, 128), "new_buckets": (8,), "image_buckets": (0,)}
     target = load_twin(HEADS[name].target)
     plain, drafted = (
-        Engine(target, drafts, EngineConfig(gamma=2, **sizes)) for drafts in ([], [load_draft(name, target)])
+        Engine(target, drafts, EngineConfig(gamma=2, **sizes))
+        for drafts in ([], [load_draft(name, target)])
     )
     assert drafted.generate(Request("Hi", 8)).tokens == plain.generate(Request("Hi", 8)).tokens
 
@@ -57,14 +60,20 @@ def test_an_id_that_is_not_there_is_one_line(refusal: Callable[..., str]) -> Non
 
 
 def pairs() -> Iterator[Any]:
-    """Every target and draft, models that write together, and target and start of training, of the presets."""
+    """Every target and draft, models that write together, and target and start of training, of the
+    presets.
+    """
     for module in pkgutil.walk_packages(configs.__path__, "configs."):
         config = getattr(importlib.import_module(module.name), "config", None)
         if isinstance(config, EvalConfig):
             views = tuple(dict.fromkeys(view for row in config.rows for view in row.shown))
             found = [(config.target, name, views) for name in config.draft]
         elif isinstance(config, CollaborativeEvalConfig):
-            found = [(pair.models[0], other, ("T",)) for pair in config.pairings for other in pair.models[1:]]
+            found = [
+                (pair.models[0], other, ("T",))
+                for pair in config.pairings
+                for other in pair.models[1:]
+            ]
         elif isinstance(config, Recipe):
             found = [(config.target, config.start, ("T",))]
         else:
@@ -73,5 +82,7 @@ def pairs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("target", "draft", "views"), dict.fromkeys(pairs()))
-def test_models_that_presets_put_together_fit(target: str, draft: str, views: tuple[str, ...]) -> None:
+def test_models_that_presets_put_together_fit(
+    target: str, draft: str, views: tuple[str, ...]
+) -> None:
     check_pair(load_twin(target), load_twin(draft), parse_views(views))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxspec.data.benchmarks import BENCHMARKS
-
 from tests.hub.data import DATA
 from tests.hub.named import data_ids, page_ids, preset_ids
 from tests.hub.table import CAPTIONERS, HEADS, TWINS
@@ -12,7 +11,11 @@ from tests.hub.table import CAPTIONERS, HEADS, TWINS
 def test_every_model_that_a_preset_or_a_page_names_has_a_twin() -> None:
     named = preset_ids() | page_ids()
     assert named - data_ids() - set(HEADS) == set(TWINS) | set(CAPTIONERS)
-    assert {"llava-hf/llava-1.5-7b-hf", "mjbooo/lvlm68m", "Qwen/Qwen2.5-Math-1.5B-Instruct"} <= named
+    assert {
+        "llava-hf/llava-1.5-7b-hf",
+        "mjbooo/lvlm68m",
+        "Qwen/Qwen2.5-Math-1.5B-Instruct",
+    } <= named
 
 
 def test_every_data_set_that_is_read_has_a_twin() -> None:

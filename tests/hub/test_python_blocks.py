@@ -1,4 +1,6 @@
-"""The Python of the pages runs from top to bottom: README's with the shipped models, others with tiny twins of theirs."""
+"""The Python of the pages runs from top to bottom: README's with the shipped models, others with
+tiny twins of theirs.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxspec.data.prepared import Prepared
 from PIL import Image
-from train import prepare
 
+from jaxspec.data.prepared import Prepared
 from tests.conftest import ROOT
 from tests.hub import pages
+from train import prepare
 
 PROGRAMS = {
     page.name: program
     for page in pages.PAGES
-    if (program := "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)))
+    if (
+        program := "\n".join(
+            re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        )
+    )
 }
 README, ASK = PROGRAMS.pop("README.md"), PROGRAMS.pop("training.md")
 
@@ -40,12 +46,22 @@ def test_no_loop_of_a_page_takes_a_name_that_is_used_after_it(page: str) -> None
     for node in statements:
         ends = node.end_lineno or node.lineno
         for name in _names(node.target, ast.Store) if isinstance(node, ast.For) else ():
-            later = [after.lineno for after in statements if after.lineno > ends and name in _names(after, ast.Load)]
-            assert not later or ends < bound[name] <= later[0], f"{name} of line {node.lineno} in line {later[0]}"
+            later = [
+                after.lineno
+                for after in statements
+                if after.lineno > ends and name in _names(after, ast.Load)
+            ]
+            assert not later or ends < bound[name] <= later[0], (
+                f"{name} of line {node.lineno} in line {later[0]}"
+            )
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, context)}
+    return {
+        name.id
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, context)
+    }
 
 
 @pytest.mark.parametrize("page", PROGRAMS)
@@ -72,12 +88,18 @@ def test_the_tutorials_photographs_are_learned_or_held_out(
     (tmp_path / "photos").mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (20, 9, 9, 3), np.uint8)
     for i, photo in enumerate(pixels):
-        Image.fromarray(photo).save(tmp_path / "photos" / f"it's {i:02d}.{('png', 'jpg', 'JPEG')[i % 3]}")
+        Image.fromarray(photo).save(
+            tmp_path / "photos" / f"it's {i:02d}.{('png', 'jpg', 'JPEG')[i % 3]}"
+        )
     (tmp_path / "photos" / "notes.txt").touch()
     monkeypatch.chdir(tmp_path)
     exec(ASK, {})
     prepared, measured = (
-        next(command for command in pages.commands() if (command.page, command.script) == ("training.md", script))
+        next(
+            command
+            for command in pages.commands()
+            if (command.page, command.script) == ("training.md", script)
+        )
         for script in ("train.prepare", "eval.block_efficiency")
     )
     words = [str(ROOT / word) if word.startswith("jaxspec/") else word for word in prepared.options]

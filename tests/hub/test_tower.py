@@ -1,4 +1,6 @@
-"""Training a draft fetches and reads of its target what the draft takes: the tower, tokeniser, image processor."""
+"""Training a draft fetches and reads of its target what the draft takes: the tower, tokeniser,
+image processor.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,26 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.checkpoints.tower import tower_files
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.training.recipes import start_draft
-from train.recipe import KIND
-
 from tests import tiny
 from tests.hub import build
 from tests.hub.conftest import cached_at, load_twin
 from tests.hub.table import TWINS
+from train.recipe import KIND
 
 TARGET = "llava-hf/llava-1.5-7b-hf"
 
 
 @pytest.fixture
 def towers_alone(tmp_path: Path) -> Path:
-    """A cache with a target of three shards, of which those without a tensor of the tower are not there."""
+    """A cache with a target of three shards, of which those without a tensor of the tower are not
+    there.
+    """
     whole = load_twin(TARGET)
     snapshot = build.add(tmp_path, TARGET, lambda folder: build.write_model(folder, TWINS[TARGET]))
     with cached_at(tmp_path):
@@ -44,4 +48,8 @@ def test_a_draft_takes_the_tower_of_shards_that_hold_it(towers_alone: LoadedMode
     small = replace(tiny.CONFIG.text_config, vocab_size=101, hidden_size=16, num_attention_heads=2)
     recipe = replace(recipe, start=replace(small, num_key_value_heads=2))
     start = start_draft(recipe, LoadedModel.without_weights(TARGET))
-    jax.tree.map(np.testing.assert_array_equal, start.params["vision_tower"], towers_alone.params["vision_tower"])
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        start.params["vision_tower"],
+        towers_alone.params["vision_tower"],
+    )

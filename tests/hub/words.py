@@ -1,7 +1,7 @@
 """Tokenisers in the forms that the hub's repositories hold them: real files, a few hundred words.
 
-`files(kind, path)` writes them and returns the words' ids. Llama-2's family is a sentencepiece BPE with
-bytes for letters that it lacks; Llama-3, Qwen2 and OPT are byte-level BPE, as GPT-2's.
+`files(kind, path)` writes them and returns the words' ids. Llama-2's family is a sentencepiece BPE
+with bytes for letters that it lacks; Llama-3, Qwen2 and OPT are byte-level BPE, as GPT-2's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ import string
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 CONTROL = {
     "llama2": ("<unk>", "<s>", "</s>"),
@@ -22,7 +30,12 @@ CONTROL = {
 ADDED = {
     "llava": ("<image>", "<pad>"),
     "llama3": (
-        *("<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|start_header_id|>"),
+        *(
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|finetune_right_pad_id|>",
+            "<|start_header_id|>",
+        ),
         *("<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"),
     ),
     "qwen": (
@@ -37,8 +50,18 @@ _NAMED = {
     "llava": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},
     "mistral": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
     "llama3": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
-    "qwen": {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None},
-    "onevision": {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None},
+    "qwen": {
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+    },
+    "onevision": {
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+    },
     "opt": {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"},
 }
 _CLASS = {
@@ -57,7 +80,9 @@ def files(kind: str, path: Path, whole: bool = True, chat: str = "") -> dict[str
     merges = [(a.replace(" ", space), b) for a, b in _GPT2_SPLIT]
     pieces = space == "▁"
     control = CONTROL.get("llama2" if kind == "llava" else kind, ())
-    letters = [space, *string.printable[:94]] if pieces else sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = (
+        [space, *string.printable[:94]] if pieces else sorted(pre_tokenizers.ByteLevel.alphabet())
+    )
     named = [f"<0x{byte:02X}>" for byte in range(256)] if pieces else []
     words = [*control, *named, *(a + b for a, b in merges), *dict.fromkeys(letters)]
     added = ADDED.get(kind, ())
@@ -73,7 +98,12 @@ def files(kind: str, path: Path, whole: bool = True, chat: str = "") -> dict[str
         **_NAMED[kind],
     }
     if pieces:
-        config |= {"add_bos_token": True, "add_eos_token": False, "legacy": kind != "llava", "sp_model_kwargs": {}}
+        config |= {
+            "add_bos_token": True,
+            "add_eos_token": False,
+            "legacy": kind != "llava",
+            "sp_model_kwargs": {},
+        }
         (path / "tokenizer.model").write_bytes(_sentencepiece(words, len(control), space))
     if kind == "llava":
         config |= {"processor_class": "LlavaProcessor", "padding_side": "left"}
@@ -93,7 +123,9 @@ def files(kind: str, path: Path, whole: bool = True, chat: str = "") -> dict[str
     if chat:
         config["chat_template"] = chat
     _write(path / "tokenizer_config.json", config)
-    _write(path / "special_tokens_map.json", {key: word for key, word in _NAMED[kind].items() if word})
+    _write(
+        path / "special_tokens_map.json", {key: word for key, word in _NAMED[kind].items() if word}
+    )
     return ids
 
 
@@ -118,23 +150,35 @@ def _core(
     else:
         model = models.BPE(vocabulary, merges)
     core = Tokenizer(model)
-    core.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in (*control, *added)])
+    core.add_special_tokens(
+        [AddedToken(word, special=True, normalized=False) for word in (*control, *added)]
+    )
     if pieces:
-        core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        core.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
         core.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
         )
     else:
         core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         core.decoder = decoders.ByteLevel()
     if bos:
-        core.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", [(bos, ids[bos])])
+        core.post_processor = processors.TemplateProcessing(
+            f"{bos} $A", f"{bos} $A {bos} $B", [(bos, ids[bos])]
+        )
     return core
 
 
 def _sentencepiece(words: list[str], control: int, space: str) -> bytes:
     """Return a sentencepiece model's file: a BPE whose pieces are these words."""
-    from transformers.convert_slow_tokenizer import import_protobuf  # a process can hold but one of its two copies
+    # a process can hold but one of its two copies
+    from transformers.convert_slow_tokenizer import import_protobuf
 
     proto = import_protobuf()
     model = proto.ModelProto()
@@ -145,7 +189,9 @@ def _sentencepiece(words: list[str], control: int, space: str) -> bytes:
             kind = kinds.UNKNOWN if word == "<unk>" else kinds.CONTROL
         elif place < control + 256:
             kind = kinds.BYTE
-        model.pieces.add(piece=word, score=float(-place) if kind == kinds.NORMAL else 0.0, type=kind)
+        model.pieces.add(
+            piece=word, score=float(-place) if kind == kinds.NORMAL else 0.0, type=kind
+        )
     model.trainer_spec.model_type = proto.TrainerSpec.BPE
     model.trainer_spec.byte_fallback = True
     model.trainer_spec.vocab_size = len(words)

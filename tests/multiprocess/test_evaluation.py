@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+
 from eval import block_efficiency
 from jaxspec.data.prepared import Prepared, prepare
 from jaxspec.errors import InputError
-from PIL import Image
-from train import distill_data
-
 from tests import tiny
 from tests.multiprocess.pairs import run_pair
 from tests.tiny import Talk
+from train import distill_data
 
 CHILD = """
 import json, sys
@@ -54,12 +54,31 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     many = target / "generation_config.json"  # so that answers end
     many.write_text(json.dumps({"eos_token_id": [*range(5, 60, 4)]}))
     Image.new("RGB", (28, 28), "red").save(folder / "a.png")
-    lines = [json.dumps({"id": f"q{i}", "image": "a.png", "turns": [f"What {i}?", "Why?"]}) for i in range(3)]
+    lines = [
+        json.dumps({"id": f"q{i}", "image": "a.png", "turns": [f"What {i}?", "Why?"]})
+        for i in range(3)
+    ]
     (folder / "mine.jsonl").write_text("\n".join(lines))
     data = prepare("talk", folder, [Talk()[i] for i in range(5)])
-    table = [*TABLE, f"mine={folder / 'mine.jsonl'}", "--target", str(target), "--draft", str(draft)]
-    answers = {"target": str(target), "data": str(data), "name": "talk_t0", "max_new_tokens": 6, "chunk": 3}
-    return {"table": table, "answers": answers | {"batch_size": 2, "prompt_buckets": [128], "image_buckets": [2]}}
+    table = [
+        *TABLE,
+        f"mine={folder / 'mine.jsonl'}",
+        "--target",
+        str(target),
+        "--draft",
+        str(draft),
+    ]
+    answers = {
+        "target": str(target),
+        "data": str(data),
+        "name": "talk_t0",
+        "max_new_tokens": 6,
+        "chunk": 3,
+    }
+    return {
+        "table": table,
+        "answers": answers | {"batch_size": 2, "prompt_buckets": [128], "image_buckets": [2]},
+    }
 
 
 def check(found: Path, expected: Path) -> None:
@@ -78,7 +97,8 @@ def read(file: Path) -> list[Any]:
     if file.suffix == ".json":
         return [[row.get(field) for field in SAME] for row in json.loads(text)["rows"]]
     return [
-        [record.get(field) for field in (*PLACE, "sample", "text")] for record in map(json.loads, text.splitlines())
+        [record.get(field) for field in (*PLACE, "sample", "text")]
+        for record in map(json.loads, text.splitlines())
     ]
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-from jaxspec.checkpoints.huggingface import load
 
+from jaxspec.checkpoints.huggingface import load
 from tests import tiny
 from tests.multiprocess.pairs import run_pair
 
@@ -48,5 +48,6 @@ def test_each_process_reads_its_half(tmp_path: Path) -> None:
         for answer, half in zip(answers, halves):
             np.testing.assert_array_equal(np.asarray(answer[name], np.float32), half)
     for answer in answers:
-        # Norms, biases and positions are whole on both; at these widths they are a quarter of the model.
+        # Norms, biases and positions are whole on both; at these widths they are a quarter of the
+        # model.
         assert answer["read"] == answer["held"] < 0.7 * whole.report.nbytes

@@ -1,4 +1,6 @@
-"""Two processes train one model on one mesh: the losses of a single device, through a SIGTERM to one of them."""
+"""Two processes train one model on one mesh: the losses of a single device, through a SIGTERM to
+one of them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.cluster import join_cluster
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig
-
 from tests.multiprocess.pairs import free_address
 from tests.tiny import training
 from tests.training import child
@@ -41,7 +43,9 @@ def test_two_processes(tmp_path: Path) -> None:
     assert "ended by a signal" not in second  # the first process speaks for all
     first, second = end(pair("lvlm", tmp_path / "two"), 0)
     assert f"resuming {tmp_path / 'two'} at step {step} of" in first
-    np.testing.assert_allclose(training.losses(tmp_path / "two"), training.losses(tmp_path / "one"), rtol=1e-5)
+    np.testing.assert_allclose(
+        training.losses(tmp_path / "two"), training.losses(tmp_path / "one"), rtol=1e-5
+    )
     # One process takes over what two have saved.
     finished = training.train(single, tmp_path / "two", lambda step: pytest.fail("asked for data"))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), finished, expected)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import TextConfig
 from jaxspec.decoding.inputs import PromptBatch
@@ -16,7 +17,6 @@ from jaxspec.decoding.sources.draft_model import ViewRows
 from jaxspec.models.families import abstract_params, build
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
-
 from tests import tiny
 from tests.tiny import hf
 from tests.tiny.hf import torch
@@ -33,7 +33,8 @@ ROWS = [hf.text(40, seed=1), hf.text(7, seed=2), hf.text(23, seed=3)]
 
 
 def check_modules(path: Path, model: Any, names: dict[str, str]) -> None:
-    """Check each module's output, first to last, the logits of a ragged batch, and the directory that this library writes.
+    """Check each module's output, first to last, the logits of a ragged batch, and the directory
+    that this library writes.
 
     Args:
       path: an empty folder.
@@ -54,7 +55,9 @@ def check_modules(path: Path, model: Any, names: dict[str, str]) -> None:
         hook.remove()
 
     module = build(checkpoint.config)
-    apply = jax.jit(lambda *inputs: module.apply(*inputs, capture_intermediates=True, mutable=["intermediates"]))
+    apply = jax.jit(
+        lambda *inputs: module.apply(*inputs, capture_intermediates=True, mutable=["intermediates"])
+    )
     ours, inside = apply({"params": checkpoint.params}, jnp.asarray(hf.padded(ROWS)[0]))
     for here, there in names.items():
         found = inside["intermediates"]
@@ -82,13 +85,17 @@ def check_decode(checkpoint: huggingface.Checkpoint, model: Any) -> None:
 
     tokens, length = hf.padded([row[:count] for row, count in zip(rows, prompts)], width=16)
     prompt = PromptRows(jnp.asarray(tokens), jnp.asarray(length))
-    last, cache = jax.jit(lm.prefill, static_argnums=3)(params, lm.embed(params, prompt, None), prompt, 32)
+    last, cache = jax.jit(lm.prefill, static_argnums=3)(
+        params, lm.embed(params, prompt, None), prompt, 32
+    )
     for row, count in enumerate(prompts):
         hf.assert_close(last[row], theirs[row][count - 1])
 
     extend, done = jax.jit(lm.extend), 0
     for step in (1, 1, 1, 1, 1, 1, 4):
-        new = jnp.asarray([row[count + done : count + done + step] for row, count in zip(rows, prompts)])
+        new = jnp.asarray(
+            [row[count + done : count + done + step] for row, count in zip(rows, prompts)]
+        )
         ours, cache = extend(params, new, cache)
         for row, count in enumerate(prompts):
             hf.assert_close(ours[row], theirs[row][count + done : count + done + step])
@@ -97,13 +104,17 @@ def check_decode(checkpoint: huggingface.Checkpoint, model: Any) -> None:
 
 
 def check_greedy(checkpoint: huggingface.Checkpoint, model: Any, new: int = 64) -> None:
-    """`new` tokens as transformers' `generate` writes them: plain, and with a draft of the same family."""
+    """`new` tokens as transformers' `generate` writes them: plain, and with a draft of the same
+    family.
+    """
     rows = [row[:12] for row in ROWS]
     model.generation_config.eos_token_id = None
     expected = []
     for row in rows:
         with torch.no_grad():
-            out = model.generate(torch.tensor([row]), max_new_tokens=new, do_sample=False, pad_token_id=0)
+            out = model.generate(
+                torch.tensor([row]), max_new_tokens=new, do_sample=False, pad_token_id=0
+            )
         expected.append(out[0, len(row) :].tolist())
     assert min(len(set(tokens)) for tokens in expected) > 4, "a constant answer proves little"
 
@@ -114,7 +125,10 @@ def check_greedy(checkpoint: huggingface.Checkpoint, model: Any, new: int = 64) 
     assert tiny.outputs(tiny.run_plain(lm, params, batch, options, new)) == expected
 
     draft = LanguageModel(replace(checkpoint.config, num_hidden_layers=1))
-    both = {"target": params, "draft": _part(tiny.noisy(params, 0.02), abstract_params(draft.config))}
+    both = {
+        "target": params,
+        "draft": _part(tiny.noisy(params, 0.02), abstract_params(draft.config)),
+    }
     state = tiny.run_speculative(tiny.speculator(lm, draft, ("T",), 3), both, batch, options, new)
     assert tiny.outputs(state) == expected
     accepted = np.asarray(state.stats.histogram).sum(0)
@@ -124,7 +138,11 @@ def check_greedy(checkpoint: huggingface.Checkpoint, model: Any, new: int = 64) 
 
 def _part(params: Any, shapes: Any) -> Any:
     """Return the parameters that a model of fewer layers has."""
-    return {name: _part(params[name], shapes[name]) for name in shapes} if isinstance(shapes, dict) else params
+    return (
+        {name: _part(params[name], shapes[name]) for name in shapes}
+        if isinstance(shapes, dict)
+        else params
+    )
 
 
 def our_logits(config: TextConfig, params: Any, tokens: Any) -> jax.Array:

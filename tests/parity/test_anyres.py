@@ -1,4 +1,6 @@
-"""LLaVA-NeXT and LLaVA-OneVision equal transformers': tiles, unpadding, packed features, logits, files."""
+"""LLaVA-NeXT and LLaVA-OneVision equal transformers': tiles, unpadding, packed features, logits,
+files.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+
 from jaxspec.config import LlavaNextConfig, VisionConfig
 from jaxspec.decoding.speculative import Autoregressive
 from jaxspec.engine.memory import Sizes, plan_memory
@@ -21,46 +24,62 @@ from jaxspec.models.inputs import ImageInputs, Pool
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import PromptEncoder
 
-torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+torch = pytest.importorskip(
+    "torch", reason="torch is the oracle of parity: install the `parity` extra"
+)
 
 from eval.exactness import forward_logits  # noqa: E402
 from jaxspec.checkpoints import huggingface  # noqa: E402
 from jaxspec.checkpoints.processors import load_image_processor  # noqa: E402
-
 from tests.tiny import hf, tiles  # noqa: E402
 
 SIZES = st.tuples(st.integers(9, 400), st.integers(9, 400))
 SIDES = st.integers(1, 4)
 
 
-def reader(family: str, side: int, pinpoints: list[list[int]], most: int = 9) -> tuple[ImageInputs, Any]:
-    """How a family reads pages of `side` times 4 pixels and some, and the tower-less self of transformers' model."""
+def reader(
+    family: str, side: int, pinpoints: list[list[int]], most: int = 9
+) -> tuple[ImageInputs, Any]:
+    """How a family reads pages of `side` times 4 pixels and some, and the tower-less self of
+    transformers' model.
+    """
     import transformers
 
     pixels = 4 * side + 1
     tower = {"image_size": pixels, "patch_size": 4}
     grids = [[height * pixels, width * pixels] for height, width in pinpoints]
     kind = "clip_vision_model" if family == "llava_next" else "siglip_vision_model"
-    given: dict[str, Any] = {"vision_config": VisionConfig(kind, **tower), "image_grid_pinpoints": grids}
+    given: dict[str, Any] = {
+        "vision_config": VisionConfig(kind, **tower),
+        "image_grid_pinpoints": grids,
+    }
     if family == "llava_onevision":
         given["vision_aspect_ratio"] = f"anyres_max_{most}"
     config = family_of(family).config(**given)
-    theirs = getattr(transformers, type(config).__name__)(vision_config={"model_type": kind, **tower})
+    theirs = getattr(transformers, type(config).__name__)(
+        vision_config={"model_type": kind, **tower}
+    )
     theirs.image_grid_pinpoints = grids
     images = family_of(family).images
     assert images is not None
     return images(config, None), types.SimpleNamespace(config=theirs)
 
 
-def packed(family: str, model: Any, features: Any, size: tuple[int, int], newline: Any, most: int) -> np.ndarray:
+def packed(
+    family: str, model: Any, features: Any, size: tuple[int, int], newline: Any, most: int
+) -> np.ndarray:
     """transformers' features of one image."""
     from transformers.models.llava_next.modeling_llava_next import LlavaNextModel
     from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
 
     if family == "llava_next":
-        return LlavaNextModel.pack_image_features(model, [features], [size], "default", newline)[0][0].numpy()
+        return LlavaNextModel.pack_image_features(model, [features], [size], "default", newline)[0][
+            0
+        ].numpy()
     ratio = f"anyres_max_{most}"
-    return LlavaOnevisionModel.pack_image_features(model, [features], [size], newline, ratio)[0][0].numpy()
+    return LlavaOnevisionModel.pack_image_features(model, [features], [size], newline, ratio)[0][
+        0
+    ].numpy()
 
 
 @pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
@@ -72,7 +91,9 @@ def packed(family: str, model: Any, features: Any, size: tuple[int, int], newlin
     images=st.sampled_from([1, 1, 2]),
 )
 @example(size=(333, 127), side=3, pinpoints=[[4, 2]], most=1, images=1)
-@example(size=(200, 300), side=5, pinpoints=[[1, 2], [2, 1], [2, 2], [3, 1], [1, 3]], most=9, images=1)
+@example(
+    size=(200, 300), side=5, pinpoints=[[1, 2], [2, 1], [2, 2], [3, 1], [1, 3]], most=9, images=1
+)
 def test_slots_show_what_transformers_packs(family, size, side, pinpoints, most, images):
     from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
@@ -106,8 +127,14 @@ def test_published_sizes(family, count):
     side = config.vision_config.image_size
     model = tiles.onevision() if family == "llava_onevision" else tiles.llava_next()
     counter = tiles.processor(model)
-    counter.image_processor.image_grid_pinpoints = [list(pinpoint) for pinpoint in config.image_grid_pinpoints]
-    counter.num_image_tokens, counter.patch_size, counter.vision_aspect_ratio = count, 14, "anyres_max_9"
+    counter.image_processor.image_grid_pinpoints = [
+        list(pinpoint) for pinpoint in config.image_grid_pinpoints
+    ]
+    counter.num_image_tokens, counter.patch_size, counter.vision_aspect_ratio = (
+        count,
+        14,
+        "anyres_max_9",
+    )
     for size in [(336, 336), (480, 640), (1080, 1920), (3000, 500), (77, 1234), (2304, 2304)]:
         expected = counter._get_number_of_features(*size, side, side) - (family == "llava_next")
         assert len(images(config, None).slots(size, None).sources) == expected
@@ -135,10 +162,18 @@ def test_logits(pair):
 
 
 def test_files(pair, tmp_path):
-    """Weights bit for bit, in transformers and here, and what transformers' processor counts placeholders by."""
+    """Weights bit for bit, in transformers and here, and what transformers' processor counts
+    placeholders by.
+    """
     model, ours = pair
     out, processor = tmp_path / "out", tiles.processor(model)
-    huggingface.save(out, ours.config, ours.params, tokenizer=ours.tokenizer, image_processor=ours.image_processor)
+    huggingface.save(
+        out,
+        ours.config,
+        ours.params,
+        tokenizer=ours.tokenizer,
+        image_processor=ours.image_processor,
+    )
     again = hf.reload(out, type(model))
     for name, tensor in again.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
@@ -160,12 +195,16 @@ def test_processor_of_another_model(pair):
     other = tiles.processor(pair[0]).image_processor
     other.image_grid_pinpoints = [[12, 12]]
     reader = type(ours.images)(ours.config, other)
-    with pytest.raises(InputError, match=r"makes 2 tiles of 50x50 pixels, and config\.json asks for 10"):
+    with pytest.raises(
+        InputError, match=r"makes 2 tiles of 50x50 pixels, and config\.json asks for 10"
+    ):
         reader.read([tiles.page(50, 50)])
 
 
 def test_full_size():
-    """NeXT's weights as published, and a plan of memory for an image in the largest grid, from shapes alone."""
+    """NeXT's weights as published, and a plan of memory for an image in the largest grid, from
+    shapes alone.
+    """
     config, parameters = LlavaNextConfig.from_hf({"text_config": {"vocab_size": 32064}}), 7.063e9
     params = abstract_params(config, jnp.bfloat16)
     leaves = jax.tree.leaves(params)

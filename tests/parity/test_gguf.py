@@ -1,4 +1,6 @@
-"""GGUF files give the tensors, tokens and logits that transformers reads, then an answer; hostile ones are refused."""
+"""GGUF files give the tensors, tokens and logits that transformers reads, then an answer; hostile
+ones are refused.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.formats.gguf_files import convert
 from jaxspec.checkpoints.huggingface import load
@@ -19,15 +22,17 @@ from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.engine.requests import Request
 from jaxspec.errors import InputError
 from jaxspec_demo import models
-
 from tests.parity import decoders
 from tests.tiny import hf
 
-gguf = pytest.importorskip("gguf", reason="GGUF is read with the gguf package: install the `gguf` extra")
+gguf = pytest.importorskip(
+    "gguf", reason="GGUF is read with the gguf package: install the `gguf` extra"
+)
 KINDS = gguf.GGMLQuantizationType
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
 TEXT = "Hello there, 12  apples for 3 €!</s>"
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": False}  # whole blocks of 32
+# whole blocks of 32
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": False}
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -49,7 +54,12 @@ def words() -> tuple[list[str], list[str], list[int]]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     merges = ["h e", "l l", "he ll", "Ġ a", "Ġ 3", "Ġ Ġ"]
-    tokens = ["<s>", "</s>", *bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in merges)]
+    tokens = [
+        "<s>",
+        "</s>",
+        *bytes_to_unicode().values(),
+        *(merge.replace(" ", "") for merge in merges),
+    ]
     return tokens, merges, [3, 3] + [1] * (len(tokens) - 2)
 
 
@@ -57,13 +67,22 @@ def pieces() -> tuple[list[str], list[float], list[int]]:
     """Tokens, scores and kinds of token of a sentencepiece tokeniser that falls back to bytes."""
     words = [*"▁abcehlo", "he", "ll", "lo", "llo", "▁a", "hello", "▁hello"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    return tokens, [0.0] * 259 + [-float(i) for i in range(len(words))], [2, 3, 3] + [6] * 256 + [1] * len(words)
+    return (
+        tokens,
+        [0.0] * 259 + [-float(i) for i in range(len(words))],
+        [2, 3, 3] + [6] * 256 + [1] * len(words),
+    )
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     """q or k as llama.cpp wants it: rows r and r + half of each head one behind the other."""
     half = len(rows) // heads // 2
-    order = [head * 2 * half + part * half + i for head in range(heads) for i in range(half) for part in (0, 1)]
+    order = [
+        head * 2 * half + part * half + i
+        for head in range(heads)
+        for i in range(half)
+        for part in (0, 1)
+    ]
     return rows[order]
 
 
@@ -76,7 +95,9 @@ def write(
     template: Any = TEMPLATE,
     **entries: Any,
 ) -> Path:
-    """Write a transformers model, each matrix quantised as `kinds` says for its name; `entries` are added."""
+    """Write a transformers model, each matrix quantised as `kinds` says for its name; `entries` are
+    added.
+    """
     kind, config = model.config.model_type, model.config
     writer = gguf.GGUFWriter(file, kind)
     writer.add_block_count(config.num_hidden_layers)
@@ -102,14 +123,21 @@ def write(
     writer.add_token_types(types)
     writer.add_bos_token_id(types.index(3))
     writer.add_eos_token_id(tokens.index("</s>"))
-    add = {str: writer.add_string, float: writer.add_float64, bytes: writer.add_array, list: writer.add_array}
+    add = {
+        str: writer.add_string,
+        float: writer.add_float64,
+        bytes: writer.add_array,
+        list: writer.add_array,
+    }
     for name, value in (entries | {"tokenizer.chat_template": template}).items():
         add[type(value)](name, value)
     for name, tensor in hf.hub_tensors(model).items():
         stem, _, end = name.rpartition(".")
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
         theirs = f"{NAMES[stem]}.{end}" if stem in NAMES else f"blk.{layer}.{NAMES[part]}.{end}"
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part[-6:])
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+            part[-6:]
+        )
         if kind == "llama" and heads:
             tensor = interleaved(tensor, heads)
         how = kinds(theirs) if tensor.ndim == 2 else KINDS.F32
@@ -154,7 +182,8 @@ def good(tmp_path_factory) -> Path:
 def test_what_was_written_comes_back(tmp_path, name):
     model = MODELS[name]()
     converted(write(tmp_path / "tiny.gguf", model), tmp_path / "model")
-    assert read_config(tmp_path / "model").rms_norm_eps == model.config.rms_norm_eps == 1e-6  # no float32 of it
+    # no float32 of it
+    assert read_config(tmp_path / "model").rms_norm_eps == model.config.rms_norm_eps == 1e-6
     theirs = hf.reload(tmp_path / "model", type(model)).state_dict()
     for key, tensor in model.state_dict().items():
         np.testing.assert_array_equal(theirs[key].numpy(), tensor.numpy(), err_msg=key)
@@ -177,12 +206,18 @@ def test_quantised_files_are_read_as_by_transformers(tmp_path, name):
     assert not torch.equal(before, model.lm_head.weight)
     rows = [tokenizer(TEXT)["input_ids"]]
     tokens, _ = hf.padded(rows)
-    hf.assert_close(decoders.our_logits(checkpoint.config, checkpoint.params, tokens)[0], hf.logits(model, rows)[0])
+    hf.assert_close(
+        decoders.our_logits(checkpoint.config, checkpoint.params, tokens)[0],
+        hf.logits(model, rows)[0],
+    )
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file=file.name)
     assert rows[0] == theirs(TEXT)["input_ids"]
     assert rows[0][-1] == 1
     assert tokenizer.decode(rows[0]) == TEXT
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "<s>user: hi</s>"
+    assert (
+        tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+        == "<s>user: hi</s>"
+    )
 
 
 def test_sentencepiece_begins_with_bos(tmp_path):
@@ -194,8 +229,13 @@ def test_sentencepiece_begins_with_bos(tmp_path):
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file=file.name)
     for text in ("hello a hello", "a  b\n", "hé</s>"):
         assert tokenizer(text)["input_ids"] == theirs(text)["input_ids"], text
-        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text.removesuffix("</s>")
-    assert tokenizer("hello a")["input_ids"] == [tokenizer.bos_token_id, *map(pieces()[0].index, ("▁hello", "▁a"))]
+        assert tokenizer.decode(
+            tokenizer(text)["input_ids"], skip_special_tokens=True
+        ) == text.removesuffix("</s>")
+    assert tokenizer("hello a")["input_ids"] == [
+        tokenizer.bos_token_id,
+        *map(pieces()[0].index, ("▁hello", "▁a")),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +248,9 @@ def test_sentencepiece_begins_with_bos(tmp_path):
     }.items(),
 )
 def test_byte_level_vocabularies_gain_no_token(tmp_path, pre, tokens):
-    """transformers adds <|endoftext|> where the file has none, and splits no digits off for SmolLM."""
+    """transformers adds <|endoftext|> where the file has none, and splits no digits off for
+    SmolLM.
+    """
     path = converted(write(tmp_path / "tiny.gguf", llama(), pre=pre), tmp_path / "model")
     tokenizer = load_tokenizer(path)
     assert len(tokenizer) == len(words()[0])
@@ -220,11 +262,18 @@ def test_llama3_stretching_is_known_by_its_factors(tmp_path, monkeypatch):
     from jaxspec.models.layers import rotary_frequencies
 
     convert(write(tmp_path / "plain.gguf", llama(), theta=5e5), tmp_path / "plain")
-    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     scaling |= {"original_max_position_embeddings": 8192, "rope_theta": 5e5}
     model = llama(rope_scaling=scaling, max_position_embeddings=16384)
     stretched = hf.write(tmp_path / "stretched", model)
-    factors = rotary_frequencies(load(tmp_path / "plain").config) / rotary_frequencies(load(stretched).config)
+    factors = rotary_frequencies(load(tmp_path / "plain").config) / rotary_frequencies(
+        load(stretched).config
+    )
 
     tensors = {**hf.hub_tensors(model), "rope_freqs.weight": factors.astype(np.float32)}
     monkeypatch.setattr(hf, "hub_tensors", lambda _: tensors)
@@ -243,7 +292,9 @@ def test_a_file_is_written_to_the_cache_once_and_answers(good, tmp_path, monkeyp
     assert locate(str(good)) == path
     assert not capsys.readouterr().err
     assert path.name == "tiny"
-    (answer,) = Engine(LoadedModel.load(good), None, EngineConfig(batch_size=1)).generate([Request("hello", 4)])
+    (answer,) = Engine(LoadedModel.load(good), None, EngineConfig(batch_size=1)).generate(
+        [Request("hello", 4)]
+    )
     assert len(answer.tokens) > 0
     main(["import", str(good), str(tmp_path / "out"), "--dtype", "bfloat16"])
     assert "llama" in capsys.readouterr().out
@@ -272,12 +323,18 @@ def damaged(data: bytes) -> dict[str, tuple[bytes, str]]:
     name = data.index(b"blk.1.attn_q.weight")
     return {
         "cut in its tensors": (data[:-64], "not readable as GGUF"),
-        "an endless list": (data[:tokens] + b"\xff" * 7 + b"\x0f" + data[tokens + 8 :], "not readable as GGUF"),
+        "an endless list": (
+            data[:tokens] + b"\xff" * 7 + b"\x0f" + data[tokens + 8 :],
+            "not readable as GGUF",
+        ),
         "more layers": (
             data[:blocks] + b"\x05" + data[blocks + 1 :],
             "model.layers.2.input_layernorm.weight is missing",
         ),
-        "a strange tensor": (data[:name] + b"blk.1.attn_Q.weight" + data[name + 19 :], "is missing"),
+        "a strange tensor": (
+            data[:name] + b"blk.1.attn_Q.weight" + data[name + 19 :],
+            "is missing",
+        ),
     }
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from jaxspec.config import LlamaConfig
 from jaxspec.models import layers
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface
-
 from tests.parity import decoders
 from tests.tiny import hf
 
@@ -65,7 +65,8 @@ def test_published_frequencies(name):
         "hidden_size": ours["hidden_size"],
         "max_position_embeddings": 131072,
         "rope_theta": 500000.0,
-        "rope_scaling": llama3 | {"factor": ours["factor"], "original_max_position_embeddings": 8192},
+        "rope_scaling": llama3
+        | {"factor": ours["factor"], "original_max_position_embeddings": 8192},
     }
     theirs, scale = ROPE_INIT_FUNCTIONS["llama3"](Theirs(**deepcopy(raw)))
     config = LlamaConfig.from_hf(raw)

@@ -1,4 +1,6 @@
-"""LLaVA-1.5 equals transformers' to 1e-4 in float32: projector, merged prompts, and token by token."""
+"""LLaVA-1.5 equals transformers' to 1e-4 in float32: projector, merged prompts, and token by
+token.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.config import LlavaConfig
 from jaxspec.models.families import build
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lvlms.llava import Projector
 
-torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+torch = pytest.importorskip(
+    "torch", reason="torch is the oracle of parity: install the `parity` extra"
+)
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
-
 from tests.tiny import hf  # noqa: E402
 
 
@@ -36,8 +40,12 @@ def pixel_batch(counts: list[int], pixels: np.ndarray) -> np.ndarray:
     return batch.transpose(0, 1, 3, 4, 2)
 
 
-def our_logits(config: LlavaConfig, params: Any, tokens: np.ndarray, pixels: np.ndarray) -> jax.Array:
-    return jax.jit(build(config).apply)({"params": params}, jnp.asarray(tokens), jnp.asarray(pixels))
+def our_logits(
+    config: LlavaConfig, params: Any, tokens: np.ndarray, pixels: np.ndarray
+) -> jax.Array:
+    return jax.jit(build(config).apply)(
+        {"params": params}, jnp.asarray(tokens), jnp.asarray(pixels)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +72,9 @@ def test_prompt_logits(pair):
     counts = [1, 0, 3]
     rows = [prompt(count, words, seed=words) for count, words in zip(counts, (12, 9, 6))]
     pixels = hf.images(sum(counts))
-    ours = our_logits(checkpoint.config, checkpoint.params, hf.padded(rows)[0], pixel_batch(counts, pixels))
+    ours = our_logits(
+        checkpoint.config, checkpoint.params, hf.padded(rows)[0], pixel_batch(counts, pixels)
+    )
     for row, theirs in zip(ours, hf.logits(model, rows, pixels)):
         hf.assert_close(row[: len(theirs)], theirs)
     assert LlavaConfig.from_hf(checkpoint.config.to_hf()) == checkpoint.config
@@ -73,7 +83,11 @@ def test_prompt_logits(pair):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"vision_feature_layer": -1, "multimodal_projector_bias": False, "tie_word_embeddings": True},
+        {
+            "vision_feature_layer": -1,
+            "multimodal_projector_bias": False,
+            "tie_word_embeddings": True,
+        },
         {"vision_feature_layer": 1, "vision_feature_select_strategy": "full"},
         {"text": {"rope_scaling": hf.LLAMA3, "tie_word_embeddings": True, "attention_bias": True}},
     ],
@@ -84,11 +98,15 @@ def test_variants_and_round_trip(tmp_path, changes):
     checkpoint = huggingface.load(hf.write(tmp_path / "theirs", model))
     patches = checkpoint.config.image_tokens
     rows, pixels = [[1, *[hf.IMAGE] * patches, *hf.text(5)]], hf.images(1)
-    ours = our_logits(checkpoint.config, checkpoint.params, hf.padded(rows)[0], pixel_batch([1], pixels))
+    ours = our_logits(
+        checkpoint.config, checkpoint.params, hf.padded(rows)[0], pixel_batch([1], pixels)
+    )
     theirs = hf.logits(model, rows, pixels)[0]
     hf.assert_close(ours[0], theirs)
     huggingface.save(tmp_path / "ours", checkpoint.config, checkpoint.params)
-    np.testing.assert_array_equal(hf.logits(hf.reload(tmp_path / "ours", type(model)), rows, pixels)[0], theirs)
+    np.testing.assert_array_equal(
+        hf.logits(hf.reload(tmp_path / "ours", type(model)), rows, pixels)[0], theirs
+    )
     again = huggingface.load(tmp_path / "ours")
     assert again.config == checkpoint.config
     jax.tree.map(np.testing.assert_array_equal, again.params, checkpoint.params)

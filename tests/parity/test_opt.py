@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.cache import init_cache
 from jaxspec.config import OptConfig
 from jaxspec.models.families import abstract_params
@@ -17,7 +18,6 @@ from jaxspec.models.language_model import LanguageModel
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface
-
 from tests.parity import decoders
 from tests.tiny import hf
 
@@ -40,10 +40,17 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "post-norm, projections": (LIKE_350M, PROJECTIONS),
     "no final norm": ({"_remove_final_layer_norm": True}, {}),
     "as Galactica": (
-        {"activation_function": "gelu", "enable_bias": False, "layer_norm_elementwise_affine": False},
+        {
+            "activation_function": "gelu",
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+        },
         FINAL,
     ),
-    "untied, projections": ({"tie_word_embeddings": False, "word_embed_proj_dim": 20}, FINAL | PROJECTIONS),
+    "untied, projections": (
+        {"tie_word_embeddings": False, "word_embed_proj_dim": 20},
+        FINAL | PROJECTIONS,
+    ),
 }
 
 
@@ -81,11 +88,15 @@ def test_layouts(tmp_path, name):
 
 
 def test_drafts_past_the_last_position_do_not_spoil_the_row():
-    """A block may pass the context's end; its entries there are rolled back, and are finite until then."""
+    """A block may pass the context's end; its entries there are rolled back, and are finite until
+    then.
+    """
     config = OptConfig.from_hf(hf.OPT | {"num_hidden_layers": 1, "max_position_embeddings": 4})
     lm, params = LanguageModel(config), hf.random_params(abstract_params(config))
     extend = jax.jit(lm.extend)
-    _, cache = extend(params, jnp.asarray([[5, 6, 7]]), init_cache(config, 1, 12, jnp.dtype(jnp.float32)))
+    _, cache = extend(
+        params, jnp.asarray([[5, 6, 7]]), init_cache(config, 1, 12, jnp.dtype(jnp.float32))
+    )
     past, dirty = extend(params, jnp.asarray([[8, 9, 10]]), cache)
     assert np.isfinite(past).all()
     again, _ = extend(params, jnp.asarray([[8, 11, 12]]), dirty.replace(length=cache.length))

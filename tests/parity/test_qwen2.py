@@ -1,4 +1,6 @@
-"""Qwen2, Qwen2.5 and Qwen3 equal transformers' to 1e-4 in float32: module by module, cached, generated, and written."""
+"""Qwen2, Qwen2.5 and Qwen3 equal transformers' to 1e-4 in float32: module by module, cached,
+generated, and written.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ import pytest
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface
-
 from tests.parity import decoders
 from tests.tiny import hf
 
@@ -20,13 +21,24 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped, head_dim": {"head_dim": 12},
     "tied, theta, eps": {"tie_word_embeddings": True, "rope_theta": 5000.0, "rms_norm_eps": 0.01},
-    "yarn as on Qwen2.5's cards": {"rope_scaling": {"type": "yarn", "factor": 4.0, "rope_theta": 100.0}},
-    "yarn in full": {"rope_parameters": YARN | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False, "rope_theta": 90}},
-    "yarn, magnitudes": {"rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 0.5, "rope_theta": 100.0}},
+    "yarn as on Qwen2.5's cards": {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "rope_theta": 100.0}
+    },
+    "yarn in full": {
+        "rope_parameters": YARN
+        | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False, "rope_theta": 90}
+    },
+    "yarn, magnitudes": {
+        "rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 0.5, "rope_theta": 100.0}
+    },
 }
 QWEN3: dict[str, dict[str, Any]] = {
     "Qwen3": {},
-    "Qwen3, biases, tied, wide heads": {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 20},
+    "Qwen3, biases, tied, wide heads": {
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+        "head_dim": 20,
+    },
 }
 
 
@@ -50,7 +62,9 @@ def test_decoding(tmp_path, name):
 def test_a_file_without_the_models_prefix(tmp_path):
     """As the bare `Qwen2Model` is saved; the tied head needs no tensor."""
     model = hf.qwen2(tie_word_embeddings=True)
-    tensors = {re.sub("^model.", "", name): tensor for name, tensor in hf.hub_tensors(model).items()}
+    tensors = {
+        re.sub("^model.", "", name): tensor for name, tensor in hf.hub_tensors(model).items()
+    }
     assert "embed_tokens.weight" in tensors
     bare = huggingface.load(hf.write(tmp_path / "bare", model, tensors))
     whole = huggingface.load(hf.write(tmp_path / "whole", model))

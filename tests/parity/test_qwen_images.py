@@ -1,4 +1,6 @@
-"""Which patches, tokens and positions an image of Qwen2.5-VL has: as transformers counts them, at any size."""
+"""Which patches, tokens and positions an image of Qwen2.5-VL has: as transformers counts them, at
+any size.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +16,40 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 import torch
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.vision_utils import get_vision_window_index
+
 from jaxspec.config import QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import Pool
 from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.prompts.rows import rewrite, stack_rows
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-from transformers.vision_utils import get_vision_window_index
 
-CONFIG = QwenVLConfig.from_hf({"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4})
+CONFIG = QwenVLConfig.from_hf(
+    {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4}
+)
 """Qwen2.5-VL-7B's geometry: patches of 14, merge groups of 28, windows of 112 pixels."""
 IMAGE = CONFIG.image_token_index
-SIZE = st.tuples(st.integers(1, 900), st.integers(1, 900)).filter(lambda size: max(size) <= 200 * min(size))
+SIZE = st.tuples(st.integers(1, 900), st.integers(1, 900)).filter(
+    lambda size: max(size) <= 200 * min(size)
+)
 
 
 def reader(least: int = 4, most: int = 200) -> QwenImages:
     """Return a reader of images of `least` to `most` tokens."""
-    return QwenImages(CONFIG, SimpleNamespace(size={"shortest_edge": least * 784, "longest_edge": most * 784}))
+    return QwenImages(
+        CONFIG, SimpleNamespace(size={"shortest_edge": least * 784, "longest_edge": most * 784})
+    )
 
 
 @pytest.fixture(scope="module")
 def positions() -> Any:
     """transformers' rotary positions of a prompt, and the position after it less its slot."""
     with torch.device("meta"):
-        model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(num_hidden_layers=1, vision_config={"depth": 1}))
+        model = Qwen2_5_VLForConditionalGeneration(
+            Qwen2_5_VLConfig(num_hidden_layers=1, vision_config={"depth": 1})
+        )
 
     def of(tokens: list[int], grids: list[tuple[int, int]]) -> tuple[np.ndarray, int]:
         ids = torch.tensor([tokens])
@@ -54,14 +65,20 @@ def positions() -> Any:
 def test_grid(size, least, more):
     """The processor's resizing."""
     least, most = least * 784, (least + more) * 784
-    images = QwenImages(CONFIG, SimpleNamespace(size={"shortest_edge": least, "longest_edge": most}))
-    assert tuple(28 * side for side in images.grid(size)) == smart_resize(size[0], size[1], 28, least, most)
+    images = QwenImages(
+        CONFIG, SimpleNamespace(size={"shortest_edge": least, "longest_edge": most})
+    )
+    assert tuple(28 * side for side in images.grid(size)) == smart_resize(
+        size[0], size[1], 28, least, most
+    )
 
 
 @settings(max_examples=40, deadline=None)
 @given(SIZE)
 def test_slots_show_the_tokens_of_their_windows(size):
-    """The real groups of all windows, one after the other, are transformers' merged tokens in its window order."""
+    """The real groups of all windows, one after the other, are transformers' merged tokens in its
+    window order.
+    """
     images = reader()
     rows, columns = images.grid(size)
     order, _ = get_vision_window_index(torch.tensor([[1, 2 * rows, 2 * columns]]), 2, 112, 14)
@@ -103,13 +120,18 @@ def test_positions(positions, sizes, words):
 @settings(max_examples=25, deadline=None)
 @given(SIZE)
 def test_pooled(size):
-    """View P: means of 2x2 tokens, of what there is at odd edges, at the positions of the smaller grid."""
+    """View P: means of 2x2 tokens, of what there is at odd edges, at the positions of the smaller
+    grid.
+    """
     images = reader()
     rows, columns = images.grid(size)
     slots, pooled = images.slots(size, None), images.slots(size, Pool())
     table = np.random.default_rng(0).normal(size=(slots.rows, 3))
     grid = table[slots.sources[:, 0]].reshape(rows, columns, 3)
-    expected = [[grid[y : y + 2, x : x + 2].mean((0, 1)) for x in range(0, columns, 2)] for y in range(0, rows, 2)]
+    expected = [
+        [grid[y : y + 2, x : x + 2].mean((0, 1)) for x in range(0, columns, 2)]
+        for y in range(0, rows, 2)
+    ]
     assert pooled.blend is not None
     shown = (table[pooled.sources] * pooled.blend[..., None]).sum(1)
     np.testing.assert_allclose(shown, np.concatenate(expected), atol=1e-6)
@@ -149,8 +171,13 @@ def test_wrong_images_and_processors():
     images = reader()
 
     def processor(images: Any, return_tensors: str) -> dict[str, np.ndarray]:
-        return {"pixel_values": np.zeros((16, 1176), np.float32), "image_grid_thw": np.asarray([[1, 4, 4]])}
+        return {
+            "pixel_values": np.zeros((16, 1176), np.float32),
+            "image_grid_thw": np.asarray([[1, 4, 4]]),
+        }
 
     processor.size = images.processor.size
-    with pytest.raises(InputError, match=r"in grids \[\[1, 4, 4\]\].*reads 1176 values in \[\[1, 8, 8\]\]"):
+    with pytest.raises(
+        InputError, match=r"in grids \[\[1, 4, 4\]\].*reads 1176 values in \[\[1, 8, 8\]\]"
+    ):
         replace(images, processor=processor).read([SimpleNamespace(height=112, width=112)])

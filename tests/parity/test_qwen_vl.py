@@ -1,4 +1,6 @@
-"""Qwen2.5-VL equals transformers' to 1e-4 in float32: module by module, with images of any size, and written."""
+"""Qwen2.5-VL equals transformers' to 1e-4 in float32: module by module, with images of any size,
+and written.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.config import QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, image_inputs
@@ -17,10 +20,11 @@ from jaxspec.models.lvlms.qwen_vl import VisionTower, window_contents
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import rewrite, stack_rows
 
-torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+torch = pytest.importorskip(
+    "torch", reason="torch is the oracle of parity: install the `parity` extra"
+)
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
-
 from tests.tiny import QUICK, hf, qwen_vl  # noqa: E402
 
 SIZES = [(20, 50), (9, 8), (43, 19)]
@@ -34,13 +38,22 @@ def pair(tmp_path_factory) -> tuple[Any, LoadedModel]:
 
 
 def test_tower(pair):
-    """Patch embedding, a windowed, a full and another windowed block, and the merger; two rows, one of two images."""
+    """Patch embedding, a windowed, a full and another windowed block, and the merger; two rows, one
+    of two images.
+    """
     made, loaded = pair
     images = qwen_vl.pictures(*SIZES)
     theirs: dict[str, np.ndarray] = {}
     visual = made.model.visual
-    hooks = [visual.blocks[0].register_forward_pre_hook(lambda _, given: theirs.update(patch_embed=given[0].numpy()))]
-    for name, module in [*((f"blocks_{i}", block) for i, block in enumerate(visual.blocks)), ("merger", visual.merger)]:
+    hooks = [
+        visual.blocks[0].register_forward_pre_hook(
+            lambda _, given: theirs.update(patch_embed=given[0].numpy())
+        )
+    ]
+    for name, module in [
+        *((f"blocks_{i}", block) for i, block in enumerate(visual.blocks)),
+        ("merger", visual.merger),
+    ]:
         keep = functools.partial(lambda name, _, __, out: theirs.update({name: out.numpy()}), name)
         hooks.append(module.register_forward_hook(keep))
     given = qwen_vl.inputs([qwen_vl.IMAGE] * 3, images)
@@ -56,7 +69,11 @@ def test_tower(pair):
     @functools.partial(jax.jit, compiler_options=QUICK)
     def run(params: Any, patches: jax.Array, place: jax.Array) -> Any:
         out, inside = tower.apply({"params": params}, patches, place, capture_intermediates=True)
-        inside = {name: there["__call__"][0] for name, there in inside["intermediates"].items() if name != "__call__"}
+        inside = {
+            name: there["__call__"][0]
+            for name, there in inside["intermediates"].items()
+            if name != "__call__"
+        }
         merged = tower.apply({"params": params}, out, method=lambda tower, x: tower.merger(x))
         return inside | {"merger": merged}
 
@@ -79,19 +96,25 @@ def prompts() -> tuple[list[list[int]], list[list[Any]]]:
     return rows, [images[:2], [], images[2:]]
 
 
-def our_logits(loaded: LoadedModel, rows: list[list[int]], images: list[list[Any]], width: int) -> list[np.ndarray]:
+def our_logits(
+    loaded: LoadedModel, rows: list[list[int]], images: list[list[Any]], width: int
+) -> list[np.ndarray]:
     """Logits [L, V] of each row, in one batch."""
     assert loaded.images is not None
     reader = loaded.images
     made = [
-        rewrite(np.asarray(row), qwen_vl.IMAGE, [reader.slots((x.height, x.width), None) for x in seen])
+        rewrite(
+            np.asarray(row), qwen_vl.IMAGE, [reader.slots((x.height, x.width), None) for x in seen]
+        )
         for row, seen in zip(rows, images)
     ]
     (batch,) = stack_rows([made], width)
     given = image_inputs(loaded, images, 32)
     assert given is not None
     apply = jax.jit(build(loaded.config).apply, compiler_options=QUICK)
-    out = apply({"params": loaded.params}, batch.tokens, **given, sources=batch.sources, rotary=batch.rotary)
+    out = apply(
+        {"params": loaded.params}, batch.tokens, **given, sources=batch.sources, rotary=batch.rotary
+    )
     return [np.asarray(logits[: len(row)]) for logits, row in zip(out, made)]
 
 
@@ -100,9 +123,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied, sections, theta, eps, wide windows": {
         "tie_word_embeddings": True,
         "vision": {"window_size": 24, "fullatt_block_indexes": [0, 2]},
-        "text": {"rope_scaling": qwen_vl.ROPE | {"mrope_section": [4, 1, 3]}, "rope_theta": 30.0, "rms_norm_eps": 0.01},
+        "text": {
+            "rope_scaling": qwen_vl.ROPE | {"mrope_section": [4, 1, 3]},
+            "rope_theta": 30.0,
+            "rms_norm_eps": 0.01,
+        },
     },
-    "a window a merge group, none full": {"vision": {"window_size": 8, "fullatt_block_indexes": [], "depth": 2}},
+    "a window a merge group, none full": {
+        "vision": {"window_size": 8, "fullatt_block_indexes": [], "depth": 2}
+    },
 }
 QWEN3: dict[str, dict[str, Any]] = {
     "Qwen3-VL": {},
@@ -111,7 +140,11 @@ QWEN3: dict[str, dict[str, Any]] = {
         "vision": {"deepstack_visual_indexes": [1], "num_position_embeddings": 49},
         "text": {
             "attention_bias": True,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 30.0},
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": [4, 2, 2],
+                "rope_theta": 30.0,
+            },
         },
     },
     "Qwen3-VL, more stacked than layers": {"text": {"num_hidden_layers": 1}},
@@ -120,7 +153,9 @@ QWEN3: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", [*VARIANTS, *QWEN3])
 def test_logits_and_round_trip(tmp_path, name):
-    """transformers' weights -> our logits, to 1e-4 -> a directory of ours -> transformers' logits, bit for bit."""
+    """transformers' weights -> our logits, to 1e-4 -> a directory of ours -> transformers' logits,
+    bit for bit.
+    """
     made = qwen_vl.qwen3(**QWEN3[name]) if name in QWEN3 else qwen_vl.model(**VARIANTS[name])
     loaded = LoadedModel.load(qwen_vl.write(tmp_path / "theirs", made))
     rows, images = prompts()
@@ -154,12 +189,17 @@ def test_key_layouts(tmp_path, pair):
         assert found.config == loaded.config
         jax.tree.map(np.testing.assert_array_equal, found.params, loaded.params)
     nested = loaded.config.to_hf()
-    flat = {**nested["text_config"], **{name: part for name, part in nested.items() if name != "text_config"}}
+    flat = {
+        **nested["text_config"],
+        **{name: part for name, part in nested.items() if name != "text_config"},
+    }
     assert QwenVLConfig.from_hf(flat) == loaded.config
 
 
 def test_prompts(pair):
-    """`<image>` means the placeholder and its marks; without one, images come first and no line follows them."""
+    """`<image>` means the placeholder and its marks; without one, images come first and no line
+    follows them.
+    """
     _, loaded = pair
     config, words = loaded.config, loaded.tokenizer
     encoder = PromptEncoder(words, config.image_token_index, config.image_marks)
@@ -168,11 +208,17 @@ def test_prompts(pair):
     for question, expected in asked.items():
         said = words.decode(encoder.prompt(question, [None, None]).tokens)
         assert said.endswith(f"<|im_start|>user\n{expected}<|im_end|>\n<|im_start|>assistant\n")
-        ((tokens, _),) = encoder.dialogues([[(question.replace("Alike", "<image><image>Alike"), "Yes.")]])
-        assert words.decode(tokens).endswith(f"{expected}<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>")
+        ((tokens, _),) = encoder.dialogues(
+            [[(question.replace("Alike", "<image><image>Alike"), "Yes.")]]
+        )
+        assert words.decode(tokens).endswith(
+            f"{expected}<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>"
+        )
     for name in ("image_token_index", "vision_start_token_id", "vision_end_token_id"):
         other, unknown = (replace(config, **{name: new}) for new in (1, 999))
-        changed = PromptEncoder(words, other.image_token_index, other.image_marks).prompt("A?", [None])
+        changed = PromptEncoder(words, other.image_token_index, other.image_marks).prompt(
+            "A?", [None]
+        )
         assert changed.tokens.tolist() != encoder.prompt("A?", [None]).tokens.tolist()
         with pytest.raises(InputError, match="the tokeniser that belongs to the model"):
             PromptEncoder(words, unknown.image_token_index, unknown.image_marks)

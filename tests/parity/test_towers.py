@@ -5,13 +5,15 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.config import LlavaConfig
 from jaxspec.models.lvlms.vision import TILE_BLOCK, VisionTower
 
-torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+torch = pytest.importorskip(
+    "torch", reason="torch is the oracle of parity: install the `parity` extra"
+)
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
-
 from tests.tiny import hf, tiles  # noqa: E402
 
 TOWERS = {
@@ -29,10 +31,16 @@ def test_hidden_states(tmp_path, name):
     checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     assert isinstance(checkpoint.config, LlavaConfig)
     config, params = checkpoint.config.vision_config, checkpoint.params["vision_tower"]
-    images = np.random.default_rng(0).normal(size=(count, 3, config.image_size, config.image_size)).astype(np.float32)
+    images = (
+        np.random.default_rng(0)
+        .normal(size=(count, 3, config.image_size, config.image_size))
+        .astype(np.float32)
+    )
     with torch.no_grad():
         theirs = model.model.vision_tower(torch.tensor(images), output_hidden_states=True)
-    ours, pooled = jax.jit(VisionTower(config).apply)({"params": params}, images.transpose(0, 2, 3, 1))
+    ours, pooled = jax.jit(VisionTower(config).apply)(
+        {"params": params}, images.transpose(0, 2, 3, 1)
+    )
     assert len(ours) == len(theirs.hidden_states) == 4
     for layer in (-1, -2, 0):
         hf.assert_close(ours[layer], theirs.hidden_states[layer])

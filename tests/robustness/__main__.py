@@ -4,9 +4,10 @@
     python -m tests.robustness kills --out results/robustness/kills
     python -m tests.robustness settings --out results/robustness/settings
 
-`damage` reads damaged checkpoints, rows, images and command lines; `kills` ends programs that write at random
-moments; `settings` compares greedy answers under random settings with plain decoding. Each writes
-results.json, records.jsonl and table.md into --out, and exits with 1 if something broke.
+`damage` reads damaged checkpoints, rows, images and command lines; `kills` ends programs that write
+at random moments; `settings` compares greedy answers under random settings with plain decoding.
+Each writes results.json, records.jsonl and table.md into --out, and exits with 1 if something
+broke.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 
 import jax
 import tyro
+from tqdm import tqdm
+
 from eval.lib.output.report import Run
 from eval.lib.output.tables import Table
 from jaxspec.command import input_errors
@@ -28,8 +31,6 @@ from jaxspec.errors import check_counts
 from jaxspec.loading import load_draft
 from jaxspec.runtime import human_bytes
 from jaxspec_demo import ASSETS
-from tqdm import tqdm
-
 from tests.robustness.damage import Outcome
 from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
 from tests.robustness.settings import DEVICES, try_settings
@@ -44,7 +45,8 @@ KILLS = {
 
 
 def damage(out: Path = Path("runs/robustness/damage"), count: int = 5000, seed: int = 0) -> None:
-    """Read damaged checkpoints, rows, images and command lines: each is used, or refused in one line, soon.
+    """Read damaged checkpoints, rows, images and command lines: each is used, or refused in one
+    line, soon.
 
     Args:
       out: directory for results.json, records.jsonl and table.md.
@@ -64,18 +66,25 @@ def damage(out: Path = Path("runs/robustness/damage"), count: int = 5000, seed: 
     rows.append(summary("all", found))
     header = ["damage to", "tried", "used", "refused", "else", "longest", "most memory"]
     cells = [
-        [*(str(row[column]) for column in header[:5]), f"{row['seconds']:.1f} s", human_bytes(row["growth"])]
+        [
+            *(str(row[column]) for column in header[:5]),
+            f"{row['seconds']:.1f} s",
+            human_bytes(row["growth"]),
+        ]
         for row in rows
     ]
     bad = [one for one in found if is_bad(one)]
     notes = [f"Each damage is made from its seed, from {seed} on."]
     notes += [f"- {one.seed}, {one.kind}, {one.what}: {one.ended}" for one in bad]
     records = [asdict(one) for one in found]
-    _write(measurement, rows, records, Table("Damaged input", header, cells, notes), broken=len(bad))
+    _write(
+        measurement, rows, records, Table("Damaged input", header, cells, notes), broken=len(bad)
+    )
 
 
 def kills(out: Path = Path("runs/robustness/kills"), count: int = 200, seed: int = 0) -> None:
-    """Kill programs that write at random moments, restart them, and compare results with undisturbed runs, to the bit.
+    """Kill programs that write at random moments, restart them, and compare results with
+    undisturbed runs, to the bit.
 
     Args:
       out: directory for results.json, records.jsonl and table.md.
@@ -89,16 +98,22 @@ def kills(out: Path = Path("runs/robustness/kills"), count: int = 200, seed: int
     with tempfile.TemporaryDirectory() as folder:
         for name, (kill, share) in KILLS.items():
             killed = kill(max(round(share * count), 1), seed, Path(folder) / name.replace(" ", "_"))
-            rows.append({"killed": name, **asdict(killed), "lost": 0})  # a loss raises AssertionError
+            # a loss raises AssertionError
+            rows.append({"killed": name, **asdict(killed), "lost": 0})
             print(f"{name}: {killed}", file=sys.stderr)
     header = ["killed", "kills", "runs", "lost"]
     cells = [[str(row[column]) for column in header] for row in rows]
     notes = ["runs: those that ended by themselves, each with the bits of an undisturbed one."]
-    _write(measurement, rows, rows, Table("SIGKILL at random moments", header, cells, notes), broken=0)
+    _write(
+        measurement, rows, rows, Table("SIGKILL at random moments", header, cells, notes), broken=0
+    )
 
 
-def settings(out: Path = Path("runs/robustness/settings"), count: int = 42, prompts: int = 240, seed: int = 0) -> None:
-    """Decode prompts under random settings: greedy answers of the mini pair are those of plain decoding.
+def settings(
+    out: Path = Path("runs/robustness/settings"), count: int = 42, prompts: int = 240, seed: int = 0
+) -> None:
+    """Decode prompts under random settings: greedy answers of the mini pair are those of plain
+    decoding.
 
     Args:
       out: directory for results.json, records.jsonl and table.md.
@@ -122,7 +137,9 @@ def settings(out: Path = Path("runs/robustness/settings"), count: int = 42, prom
         "chains": lambda row: row["kind"] == "draft" and row["tree"] is None,
         "trees": lambda row: bool(row.get("tree")),
         "continuous batching": lambda row: row.get("continuous_batching"),
-        "weights that learn": lambda row: row.get("weighting", "static") not in ("static", "random"),
+        "weights that learn": lambda row: (
+            row.get("weighting", "static") not in ("static", "random")
+        ),
         "on 2 devices": lambda row: row["devices"] == 2,
         "on 4 devices": lambda row: row["devices"] == 4,
         "models that write together": lambda row: row["kind"] == "collaborative",
@@ -132,9 +149,13 @@ def settings(out: Path = Path("runs/robustness/settings"), count: int = 42, prom
         some = [row for row in rows if holds(row)]
         pairs, identical = (sum(row[column] for row in some) for column in ("pairs", "identical"))
         cells.append([name, str(len(some)), str(pairs), str(identical)])
-    notes = [f"{prompts} prompts, float32, up to 32 new tokens each; `records.jsonl` has every setting."]
+    notes = [
+        f"{prompts} prompts, float32, up to 32 new tokens each; `records.jsonl` has every setting."
+    ]
     table = Table("Greedy answers under random settings", header, cells, notes)
-    _write(measurement, rows, rows, table, broken=sum(row["pairs"] - row["identical"] for row in rows))
+    _write(
+        measurement, rows, rows, table, broken=sum(row["pairs"] - row["identical"] for row in rows)
+    )
 
 
 def _write(measurement: Run, rows: Any, records: Any, table: Table, broken: int) -> None:

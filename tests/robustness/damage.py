@@ -17,24 +17,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead, LoadedModel, image_inputs
 from jaxspec.prompts.encoder import PromptEncoder
-from PIL import Image
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 7, 1.5, -0.0, 1e-300, 1e300, math.nan, math.inf, -math.inf),
     *(255, 65_536, 2**31 - 1, 2**31, 2**32, 2**63, 10**30),
-    *("", "x", "1", "llama", "../x", "\ud83d", "\x1b[2J", "a\nb", "a\0b", "9" * 5000, "{{ 1 / 0 }}", "é" * 300),
+    *(
+        "",
+        "x",
+        "1",
+        "llama",
+        "../x",
+        "\ud83d",
+        "\x1b[2J",
+        "a\nb",
+        "a\0b",
+        "9" * 5000,
+        "{{ 1 / 0 }}",
+        "é" * 300,
+    ),
     *([], [[]], [1, 2], [0.5, "x"], [None], [2**40] * 3, list(range(300)), {}, {"a": 1}, {"": {}}),
 )
 PARTS = (
     "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}",
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}",
-    *("{% for a in range(9) %}", "{% endfor %}", "{% set x = 'ab' * 999 %}", "{{ raise_exception('no') }}"),
-    *("{{ bos_token }}", "{{ messages }}", "{{ messages[0]['content'] }}", "{{ messages | tojson }}", "{{ lipsum() }}"),
-    *("{{ 1 / 0 }}", "{{ x.y.z }}", "{{ 2 ** 9 }}", "{{ 3 | abs", "{{ x | join('x') }}", "{{ ''.__class__ }}"),
+    *(
+        "{% for a in range(9) %}",
+        "{% endfor %}",
+        "{% set x = 'ab' * 999 %}",
+        "{{ raise_exception('no') }}",
+    ),
+    *(
+        "{{ bos_token }}",
+        "{{ messages }}",
+        "{{ messages[0]['content'] }}",
+        "{{ messages | tojson }}",
+        "{{ lipsum() }}",
+    ),
+    *(
+        "{{ 1 / 0 }}",
+        "{{ x.y.z }}",
+        "{{ 2 ** 9 }}",
+        "{{ 3 | abs",
+        "{{ x | join('x') }}",
+        "{{ ''.__class__ }}",
+    ),
 )
 """What chat templates are put together from."""
 
@@ -59,7 +91,9 @@ class Outcome:
 
 
 def outcome(whole: Path, scratch: Path, seed: int) -> Outcome:
-    """Copies `whole`, which holds the directory `target` and may hold `head`, damages it by the seed and uses it."""
+    """Copies `whole`, which holds the directory `target` and may hold `head`, damages it by the
+    seed and uses it.
+    """
     path = scratch / str(seed)
     shutil.copytree(whole, path)
     draw = random.Random(seed)
@@ -87,7 +121,9 @@ def judge(seed: int, kind: str, what: str, used: Callable[[], object]) -> Outcom
 
 
 def use(path: Path) -> None:
-    """Looks at a target, loads it and its head, if there is one, and makes a prompt, with an image if it sees."""
+    """Looks at a target, loads it and its head, if there is one, and makes a prompt, with an image
+    if it sees.
+    """
     inspect(path / "target")
     model = LoadedModel.load(path / "target")
     if (path / "head").is_dir():
@@ -116,7 +152,9 @@ def _json(*names: str) -> Callable[[Path, random.Random], str]:
 
 
 def spoil(raw: dict[str, Any], draw: random.Random) -> str:
-    """Puts a hostile value at a random place of nested objects and lists, or removes or moves what is there."""
+    """Puts a hostile value at a random place of nested objects and lists, or removes or moves what
+    is there.
+    """
     part: Any = raw
     names = []
     while True:
@@ -143,7 +181,9 @@ def spoil(raw: dict[str, Any], draw: random.Random) -> str:
     old = part[key]
     number = isinstance(old, int | float) and not isinstance(old, bool)
     near = (old * 2, old + 1, old - 1, -old, old * 1000, old / 3, str(old)) if number else ()
-    part[key] = copy.deepcopy(draw.choice((*near, *VALUES) if draw.random() < 0.5 else near or VALUES))
+    part[key] = copy.deepcopy(
+        draw.choice((*near, *VALUES) if draw.random() < 0.5 else near or VALUES)
+    )
     return f"{where} = {str(part[key])[:40]!r}"
 
 

@@ -1,4 +1,6 @@
-"""Damaged rows of data by the seed: JSONL, JSON lists and parquet, before every reader of strangers' files."""
+"""Damaged rows of data by the seed: JSONL, JSON lists and parquet, before every reader of
+strangers' files.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from eval.lib.questions.sets import read_prompts
 from eval.lib.standins.replay import RecordedTarget
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
@@ -16,8 +20,6 @@ from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import own_samples
 from jaxspec.engine.captioners import CaptionFile
 from jaxspec.loading import LoadedModel
-from PIL import Image
-
 from tests.robustness.damage import Outcome, judge, spoil
 
 SAID = [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "A page."}]
@@ -30,15 +32,36 @@ ROWS: dict[str, tuple[dict[str, Any], ...]] = {
         {"text": "Once."},
     ),
     "evaluation rows": (
-        {"question": "What?", "answer": "1", "image": "page.png", "subject": "law", "choices": ["no", "yes"]},
-        {"image_1": "page.png", "image_2": "page.png", "question": "<image><image>?", "answer": ["a", "b"]},
+        {
+            "question": "What?",
+            "answer": "1",
+            "image": "page.png",
+            "subject": "law",
+            "choices": ["no", "yes"],
+        },
+        {
+            "image_1": "page.png",
+            "image_2": "page.png",
+            "question": "<image><image>?",
+            "answer": ["a", "b"],
+        },
         {"question": "1+1?", "answer": "#### 2"},
     ),
-    "MMSpec prompts": ({"id": "m", "image": "page.png", "turns": ["What?", "Why?"], "topic": "a", "category": "b"},),
-    "own rows": ({"id": "a", "images": ["page.png"], "turns": ["What?", "Why?"], "reference": ["So.", ""]},),
-    "captions": ({"image": "page.png", "caption": "A page."}, {"sha256": "0", "caption": "Another."}),
+    "MMSpec prompts": (
+        {"id": "m", "image": "page.png", "turns": ["What?", "Why?"], "topic": "a", "category": "b"},
+    ),
+    "own rows": (
+        {"id": "a", "images": ["page.png"], "turns": ["What?", "Why?"], "reference": ["So.", ""]},
+    ),
+    "captions": (
+        {"image": "page.png", "caption": "A page."},
+        {"sha256": "0", "caption": "Another."},
+    ),
     "recorded answers": (
-        {"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [4], "token_ids": [[5, 6]]}]},
+        {
+            "question_id": "m",
+            "choices": [{"turns": ["So."], "new_tokens": [4], "token_ids": [[5, 6]]}],
+        },
         {"sample": "a", "turn": 2, "text": "So.", "temperature": 0.0},
         {"sample": "a", "token_ids": [5, 6]},
     ),
@@ -68,7 +91,12 @@ def row_outcome(scratch: Path, seed: int, draft: LoadedModel) -> Outcome:
             raw[draw.randrange(len(raw))] = draw.randrange(256)
         told.append("other bytes")
         file.write_bytes(raw if draw.random() < 0.7 else raw[: draw.randrange(len(raw))])
-    return judge(seed, kind, f"{file.suffix}: {', '.join(told)}", lambda: list(_reader(kind, file, draft, draw)()))
+    return judge(
+        seed,
+        kind,
+        f"{file.suffix}: {', '.join(told)}",
+        lambda: list(_reader(kind, file, draft, draw)()),
+    )
 
 
 def _write(folder: Path, rows: list[dict[str, Any]], draw: random.Random, lists: bool) -> Path:
@@ -85,7 +113,9 @@ def _write(folder: Path, rows: list[dict[str, Any]], draw: random.Random, lists:
             form = "jsonl"
     lines = [json.dumps(row) for row in rows]
     file = folder / f"rows.{form}"
-    file.write_text("[" + ",\n".join(lines) + "]" if form == "json" else "\n".join(lines), encoding="utf-8")
+    file.write_text(
+        "[" + ",\n".join(lines) + "]" if form == "json" else "\n".join(lines), encoding="utf-8"
+    )
     return file
 
 
@@ -94,7 +124,9 @@ def _reader(kind: str, file: Path, draft: LoadedModel, draw: random.Random) -> C
     shots = draw.random() < 0.2
     readers: dict[str, Callable[[], Any]] = {
         "training rows": lambda: readable(file, Skipped(2, file.with_name("skipped.log"))),
-        "evaluation rows": lambda: few_shot_samples("mmlu", file, file) if shots else benchmark_samples(name, file),
+        "evaluation rows": lambda: (
+            few_shot_samples("mmlu", file, file) if shots else benchmark_samples(name, file)
+        ),
         "MMSpec prompts": lambda: read_prompts(file),
         "own rows": lambda: own_samples("mine", file),
         "captions": lambda: CaptionFile(file).captions,

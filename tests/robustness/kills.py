@@ -1,9 +1,11 @@
-"""SIGKILL at random moments, again and again: trainings, writers of tables and of prepared data lose nothing.
+"""SIGKILL at random moments, again and again: trainings, writers of tables and of prepared data
+lose nothing.
 
-`kill_trainings`, `kill_tables` and `kill_preparations` do so many kills of each, and raise AssertionError where what
-comes of it in the end is not, to the bit, what comes of it undisturbed. A life is a process forked from one that has
-imported all, so that most of it is work; it is killed within the time that the work took undisturbed, and now and then
-before it begins. When one ends by itself the result is compared, and the next run begins in an empty folder.
+`kill_trainings`, `kill_tables` and `kill_preparations` do so many kills of each, and raise
+AssertionError where what comes of it in the end is not, to the bit, what comes of it undisturbed. A
+life is a process forked from one that has imported all, so that most of it is work; it is killed
+within the time that the work took undisturbed, and now and then before it begins. When one ends by
+itself the result is compared, and the next run begins in an empty folder.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from eval.lib.output.report import begin, finish, write_results
 from eval.lib.output.tables import Table, markdown
 from jaxspec.data.prepared import Prepared, prepare
 from picturebook.training import Picturebook
-
 from tests.tiny import training
 from tests.training import child
 
@@ -49,12 +51,18 @@ class Killed:
 
 
 def kill_trainings(count: int, seed: int, folder: Path) -> Killed:
-    """Kills trainings of two megabytes of parameters, a checkpoint every eight of 80 steps, so many times in all."""
+    """Kills trainings of two megabytes of parameters, a checkpoint every eight of 80 steps, so many
+    times in all.
+    """
 
     def check(run: Path) -> Any:
         lines, steps = training.metrics(run), child.LINE.steps
-        assert [line["step"] for line in lines] == [*range(1, steps + 1)], f"{run}: a line of metrics is lost"
-        assert [line["batch"] for line in lines] == [*range(steps)], f"{run}: a batch is lost or seen twice"
+        assert [line["step"] for line in lines] == [*range(1, steps + 1)], (
+            f"{run}: a line of metrics is lost"
+        )
+        assert [line["batch"] for line in lines] == [*range(steps)], (
+            f"{run}: a batch is lost or seen twice"
+        )
         ended = child.train_line(run, _no_batch)  # a finished run returns its saved parameters
         return np.asarray(ended["line"]["kernel"]).tobytes()
 
@@ -62,13 +70,17 @@ def kill_trainings(count: int, seed: int, folder: Path) -> Killed:
 
 
 def kill_tables(count: int, seed: int, folder: Path) -> Killed:
-    """Kills a script that measures three sets and swaps its tables for those before, four times over."""
+    """Kills a script that measures three sets and swaps its tables for those before, four times
+    over.
+    """
 
     return _kill(count, seed, folder, _write_tables, lambda run: _files(run / "out"), _check_tables)
 
 
 def kill_preparations(count: int, seed: int, folder: Path) -> Killed:
-    """Kills the preparation of sixty samples; no half of them is ever there, and no folder of a killed one stays."""
+    """Kills the preparation of sixty samples; no half of them is ever there, and no folder of a
+    killed one stays.
+    """
 
     def look(run: Path) -> None:
         if (run / "pages/2.0.0").exists():
@@ -79,7 +91,11 @@ def kill_preparations(count: int, seed: int, folder: Path) -> Killed:
 
 def _files(folder: Path) -> dict[str, bytes]:
     """All that lies in a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def _kill(
@@ -134,7 +150,9 @@ def _live(work: Callable[[str, Connection], None], run: Path, moment: float | No
     if life.is_alive():
         life.kill()
     life.join()
-    assert life.exitcode in (0, -signal.SIGKILL), f"{run}: exit {life.exitcode}\n{log.read_text()[-2000:]}"
+    assert life.exitcode in (0, -signal.SIGKILL), (
+        f"{run}: exit {life.exitcode}\n{log.read_text()[-2000:]}"
+    )
     return None if life.exitcode else time.perf_counter() - start
 
 
@@ -155,7 +173,9 @@ def _no_batch(step: int) -> None:
 
 
 def _write_tables(run: str, told: Connection) -> None:
-    """Each version's files say which they are of; a run begins with the version behind the one that is there."""
+    """Each version's files say which they are of; a run begins with the version behind the one that
+    is there.
+    """
     out = Path(run) / "out"
     told.send(None)
     for version in range(_version(out) + 1, VERSIONS):
@@ -164,7 +184,9 @@ def _write_tables(run: str, told: Connection) -> None:
         rows, records = [], []
         for part in range(SETS):
             rows.append({"set": part, "version": version})
-            records += [{"set": part, "version": version, "tokens": [*range(50)]} for _ in range(300)]
+            records += [
+                {"set": part, "version": version, "tokens": [*range(50)]} for _ in range(300)
+            ]
             cells = [[str(row["set"]), "300"] for row in rows]
             table = markdown(Table(f"Version {version}", ["set", "n"], cells))
             write_results(fresh, {"options": options}, rows, records, table)
@@ -180,7 +202,9 @@ def _prepare(run: str, told: Connection) -> None:
 
 
 def _version(out: Path) -> int:
-    return json.loads((out / "results.json").read_text())["rows"][0]["version"] if out.exists() else -1
+    return (
+        json.loads((out / "results.json").read_text())["rows"][0]["version"] if out.exists() else -1
+    )
 
 
 def _check_tables(run: Path) -> None:
@@ -193,5 +217,9 @@ def _check_tables(run: Path) -> None:
         records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
         assert len(rows) == SETS, f"{out}: some sets are missing"
         assert len(records) == SETS * 300, f"{out}: some records are missing"
-        assert {row["version"] for row in rows + records} == {version}, f"{out}: files of several versions"
-        assert (out / "table.md").read_text().startswith(f"# Version {version}\n"), f"{out}: files of several versions"
+        assert {row["version"] for row in rows + records} == {version}, (
+            f"{out}: files of several versions"
+        )
+        assert (out / "table.md").read_text().startswith(f"# Version {version}\n"), (
+            f"{out}: files of several versions"
+        )

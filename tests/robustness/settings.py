@@ -1,8 +1,9 @@
 """Settings drawn at random, each against plain decoding: no greedy answer may differ in a token.
 
-A table measures the settings that somebody thought of. Here views, rule of the weights, block length, tree, batch,
-continuous batching, placement on 1, 2 or 4 devices and how two models write together are drawn, so that combinations
-are tried which nobody thought of. Prompts are the picture book's, with 0 to 5 images, and texts of odd characters.
+A table measures the settings that somebody thought of. Here views, rule of the weights, block
+length, tree, batch, continuous batching, placement on 1, 2 or 4 devices and how two models write
+together are drawn, so that combinations are tried which nobody thought of. Prompts are the picture
+book's, with 0 to 5 images, and texts of odd characters.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from tqdm import tqdm
+
 from jaxspec.decoding.drafting.weighting import PRESETS, RULES
 from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading import LoadedDraft
@@ -20,16 +23,32 @@ from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.sharding import make_mesh, shardings
 from picturebook import SYNTHETIC_SETS, test_set
-from tqdm import tqdm
 
 VIEWS = ("M", "T", "C", "P", "P4", "T-literal", "head")
 TREES = ("2", "2:9", "3:12", "dynamic:2:8", "dynamic:3:12")
 DEVICES = (1, 1, 2, 4)
 """Devices that the target is split over; half the settings run on one."""
-COMBINATIONS = ("weighted", "weighted:0.7,0.3", "contrastive:mu=0.1", "contrastive:beta=0.5", "logits:1.5,-0.5")
+COMBINATIONS = (
+    "weighted",
+    "weighted:0.7,0.3",
+    "contrastive:mu=0.1",
+    "contrastive:beta=0.5",
+    "logits:1.5,-0.5",
+)
 SHOWN = (("M", "T"), ("T", "M"), ("M", "P"))
 """How two models that write together are shown images."""
-ODD = (" ", "?", "\n\n\n", "ÄÖÜ ß", "数 字", "a" * 60, "<s> </s>", "USER: ASSISTANT:", "1 + 1 = 2 = ", "\u200b\u202e.")
+ODD = (
+    " ",
+    "?",
+    "\n\n\n",
+    "ÄÖÜ ß",
+    "数 字",
+    "a" * 60,
+    "<s> </s>",
+    "USER: ASSISTANT:",
+    "1 + 1 = 2 = ",
+    "\u200b\u202e.",
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +70,9 @@ class Setting:
 
 
 def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
-    """Draw a setting; `sizes` are the buckets, the same for all, so that few programs are compiled."""
+    """Draw a setting; `sizes` are the buckets, the same for all, so that few programs are
+    compiled.
+    """
 
     def chance(share: float) -> bool:
         return bool(rng.random() < share)
@@ -90,7 +111,9 @@ def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
 
 
 def draw_prompts(rng: np.random.Generator, encoder: PromptEncoder, count: int) -> list[Request]:
-    """Draw requests of 1 to 32 new tokens: questions of all test sets, and one in eight of odd characters."""
+    """Draw requests of 1 to 32 new tokens: questions of all test sets, and one in eight of odd
+    characters.
+    """
     samples = [sample for name in SYNTHETIC_SETS for sample in test_set(name, 100)]
     requests = []
     for i in range(count):
@@ -105,11 +128,18 @@ def draw_prompts(rng: np.random.Generator, encoder: PromptEncoder, count: int) -
 
 
 def try_settings(
-    target: LoadedModel, drafts: Sequence[LoadedDraft], captioner: Captioner, settings: int, prompts: int, seed: int
+    target: LoadedModel,
+    drafts: Sequence[LoadedDraft],
+    captioner: Captioner,
+    settings: int,
+    prompts: int,
+    seed: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a record a setting: how many of the prompts' greedy answers are those of plain decoding.
+    """Yield a record a setting: how many of the prompts' greedy answers are those of plain
+    decoding.
 
-    Models that write together are held to `standard` decoding of the same combination: all models read every token.
+    Models that write together are held to `standard` decoding of the same combination: all models
+    read every token.
     """
     rng = np.random.default_rng(seed)
     sizes: Any = {"prompt_buckets": (256,), "image_buckets": (5,), "new_buckets": (32,)}
@@ -124,14 +154,23 @@ def try_settings(
             mixed = [draft] * bool(setting.engine.views) + [head] * setting.head
             engine: Any = Engine(placed[setting.devices], mixed, setting.engine, captioner)
         else:
-            models = [target, target]  # shown the prompt in two ways; the draft's context is too short for these
+            # shown the prompt in two ways; the draft's context is too short for these
+            models = [target, target]
             engine = Engine(models, config=setting.together)
             standard = replace(setting.together, method="standard", gammas=None, batch_size=8)
             reference = _answers(Engine(models, config=standard), requests)
         apart = [
-            i for i, (want, got) in enumerate(zip(reference, _answers(engine, requests), strict=True)) if want != got
+            i
+            for i, (want, got) in enumerate(zip(reference, _answers(engine, requests), strict=True))
+            if want != got
         ]
-        yield {"setting": number, **setting.told(), "pairs": prompts, "identical": prompts - len(apart), "apart": apart}
+        yield {
+            "setting": number,
+            **setting.told(),
+            "pairs": prompts,
+            "identical": prompts - len(apart),
+            "apart": apart,
+        }
 
 
 def _answers(engine: Any, requests: Sequence[Request]) -> list[tuple[int, ...]]:
@@ -143,4 +182,6 @@ def _on_devices(model: LoadedModel, devices: int) -> LoadedModel:
     if devices == 1:
         return model
     mesh = make_mesh(devices)
-    return replace(model, params=jax.device_put(model.params, shardings(model.config, model.params, mesh)))
+    return replace(
+        model, params=jax.device_put(model.params, shardings(model.config, model.params, mesh))
+    )

@@ -9,7 +9,9 @@ import pytest
 from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
 
 
-@pytest.mark.parametrize(("kill", "count"), [(kill_trainings, 3), (kill_tables, 4), (kill_preparations, 3)])
+@pytest.mark.parametrize(
+    ("kill", "count"), [(kill_trainings, 3), (kill_tables, 4), (kill_preparations, 3)]
+)
 def test_killed_runs_end_as_undisturbed_ones(kill, count, tmp_path: Path) -> None:
     killed = kill(count, 0, tmp_path)
     assert killed.kills == count

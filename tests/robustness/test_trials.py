@@ -1,4 +1,6 @@
-"""A few of the trials that `python -m tests.robustness damage` makes by the thousand, and how they are counted."""
+"""A few of the trials that `python -m tests.robustness damage` makes by the thousand, and how they
+are counted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Damaged input by the thousand: which is used, refused in one line, or else. Each trial is made anew from its seed."""
+"""Damaged input by the thousand: which is used, refused in one line, or else. Each trial is made
+anew from its seed.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from jaxspec.cli import main
 from jaxspec.data.images import Picture, load_image
 from jaxspec.errors import InputError
-from PIL import Image
-
 from tests import tiny
 from tests.robustness.damage import Outcome, judge, outcome
 from tests.robustness.damaged_rows import row_outcome
@@ -30,10 +32,39 @@ PATIENCE = 60.0
 """Seconds after which a process is replaced that says nothing."""
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 WORDS = (
-    *("generate", "inspect", "export", "collaborate", "demo", "--help", "--version", "--prompt", "--target", "--draft"),
-    *("--image", "--views", "--weights", "--weighting", "--gamma", "--tree", "--temperature", "--top-p", "--top-k"),
+    *(
+        "generate",
+        "inspect",
+        "export",
+        "collaborate",
+        "demo",
+        "--help",
+        "--version",
+        "--prompt",
+        "--target",
+        "--draft",
+    ),
+    *(
+        "--image",
+        "--views",
+        "--weights",
+        "--weighting",
+        "--gamma",
+        "--tree",
+        "--temperature",
+        "--top-p",
+        "--top-k",
+    ),
     *("--max-new-tokens", "--seed", "--dtype", "--captioner", "--model-parallel"),
-    *("--combination", "--method", "--gammas", "--default-proposer", "--json", "--no-chat-template", "--no-tiles"),
+    *(
+        "--combination",
+        "--method",
+        "--gammas",
+        "--default-proposer",
+        "--json",
+        "--no-chat-template",
+        "--no-tiles",
+    ),
     *("--overwrite", "--vocab-of", "--text-only"),
 )
 VALUES = (
@@ -68,12 +99,24 @@ VALUES = (
         "/dev/null",
         "nothing",
     ),
-    *("a\nb", "\x1b[2J", "\udce9", "é", "a" * 300, "<image>", "<image><image>", "weighted:1,1", "contrastive:mu=nan"),
+    *(
+        "a\nb",
+        "\x1b[2J",
+        "\udce9",
+        "é",
+        "a" * 300,
+        "<image>",
+        "<image><image>",
+        "weighted:1,1",
+        "contrastive:mu=nan",
+    ),
 )
 
 
 def checkpoint(folder: Path, seed: int) -> Outcome:
-    """Damage a tiny checkpoint of one of the families, with its tokeniser, image processor and KV head."""
+    """Damage a tiny checkpoint of one of the families, with its tokeniser, image processor and KV
+    head.
+    """
     family = list(FAMILIES)[seed % len(FAMILIES)]
     whole = folder / family
     if not whole.exists():
@@ -93,11 +136,14 @@ def image(folder: Path, seed: int) -> Outcome:
     draw = random.Random(seed)
     kind = draw.choice(FORMATS)
     buffer = io.BytesIO()
-    mode = draw.choice(("RGB", "L", "1") if kind in ("JPEG", "WEBP", "PPM") else ("RGB", "L", "P", "1"))
+    mode = draw.choice(
+        ("RGB", "L", "1") if kind in ("JPEG", "WEBP", "PPM") else ("RGB", "L", "P", "1")
+    )
     Image.new(mode, (draw.randint(1, 40), draw.randint(1, 40))).save(buffer, kind)
     raw = bytearray(buffer.getvalue())
     for _ in range(draw.choice((1, 2, 8))):
-        raw[min(int(draw.expovariate(1 / 24)), len(raw) - 1)] = draw.randrange(256)  # most of them in the header
+        # most of them in the header
+        raw[min(int(draw.expovariate(1 / 24)), len(raw) - 1)] = draw.randrange(256)
     raw = raw if draw.random() < 0.8 else raw[: draw.randrange(len(raw))]
     path = folder / "image"
     path.write_bytes(raw)
@@ -105,10 +151,14 @@ def image(folder: Path, seed: int) -> Outcome:
 
 
 def command_line(folder: Path, seed: int) -> Outcome:
-    """Call the command with words at random: it ends with 0 or 2 and no traceback, and writes no file."""
+    """Call the command with words at random: it ends with 0 or 2 and no traceback, and writes no
+    file.
+    """
     draw = random.Random(seed)
     words = [draw.choice(("generate", "generate", "inspect", "export"))]
-    words += [draw.choice(WORDS if draw.random() < 0.5 else VALUES) for _ in range(draw.randint(0, 7))]
+    words += [
+        draw.choice(WORDS if draw.random() < 0.5 else VALUES) for _ in range(draw.randint(0, 7))
+    ]
     words = [word for word in words if word != "demo"]
 
     def call() -> None:

@@ -1,7 +1,7 @@
 """Tiny models with full mechanics, what is fed to them, and what they must equal.
 
-`tiny.lvlm` and the rest of this namespace need JAX alone; `tests.tiny.hf`, `qwen_vl` and `tiles` are transformers' own
-models and need torch.
+`tiny.lvlm` and the rest of this namespace need JAX alone; `tests.tiny.hf`, `qwen_vl` and `tiles`
+are transformers' own models and need torch.
 """
 
 from tests.tiny.checkpoints import (

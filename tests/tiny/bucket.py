@@ -1,4 +1,6 @@
-"""A bucket in memory under gs://: fsspec's memory files, which TensorStore reaches as Google Cloud Storage over HTTP."""
+"""A bucket in memory under gs://: fsspec's memory files, which TensorStore reaches as Google Cloud
+Storage over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ class _Storage(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         bucket, name = self._named(parts.path)
         if not name:
-            names = sorted(key.removeprefix(f"/{bucket}/") for key in Bucket.store if key.startswith(f"/{bucket}/"))
+            names = sorted(
+                key.removeprefix(f"/{bucket}/")
+                for key in Bucket.store
+                if key.startswith(f"/{bucket}/")
+            )
             start, end = query.get("startOffset", ""), query.get("endOffset", "\U0010ffff")
             items = [_described(found) for found in names if start <= found < end]
             return self._answer(200, json.dumps({"items": items}).encode())
@@ -66,9 +72,15 @@ class _Storage(BaseHTTPRequestHandler):
         bucket, _, name = path.partition("/b/")[2].partition("/o")
         return bucket, unquote(name.removeprefix("/"))
 
-    def _answer(self, code: int, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
+    def _answer(
+        self, code: int, content: bytes = b"", headers: dict[str, str] | None = None
+    ) -> None:
         self.send_response(code)
-        for name, value in {"x-goog-generation": "1", "Content-Length": str(len(content)), **(headers or {})}.items():
+        for name, value in {
+            "x-goog-generation": "1",
+            "Content-Length": str(len(content)),
+            **(headers or {}),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -93,7 +105,9 @@ def bucket() -> Iterator[str]:
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
     }
     # Orbax asks google-cloud-storage, which comes with gcsfs, for the kind of the bucket.
-    kind = mock.patch("orbax.checkpoint._src.path.gcs_utils.is_hierarchical_namespace_enabled", return_value=False)
+    kind = mock.patch(
+        "orbax.checkpoint._src.path.gcs_utils.is_hierarchical_namespace_enabled", return_value=False
+    )
     with mock.patch.dict(os.environ, place), kind:
         yield "gs://bucket"
     server.shutdown()

@@ -1,4 +1,6 @@
-"""Tiny LLaVA checkpoints on disk, with tokeniser and image processor: random weights, real files."""
+"""Tiny LLaVA checkpoints on disk, with tokeniser and image processor: random weights, real
+files.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
+
 from jaxspec.checkpoints import heads, huggingface
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
 from jaxspec.models.heads.kinds import init_head
 from jaxspec.typing import Params
-
 from tests.tiny.models import noisy, random_params
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
@@ -49,18 +51,26 @@ def tokenizer(characters: str = CHARACTERS) -> Any:
 
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    core.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    )
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+        tokenizer_object=core,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
     )
 
 
 def chat_tokenizer() -> Any:
     """One with a chat template, for models that are not asked in Vicuna's form."""
     words = tokenizer()
-    words.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ' ' }}{% endfor %}assistant:"
+    words.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ' ' }}{% endfor %}assistant:"
+    )
     return words
 
 
@@ -74,7 +84,9 @@ def save_pair(directory: Path) -> tuple[Path, Path]:
     """A target and a draft that looks through the same tower, as Hugging Face directories."""
     params = random_params(CONFIG)
     draft = noisy(params, 0.1) | {"vision_tower": params["vision_tower"]}
-    short = replace(CONFIG, text_config=replace(CONFIG.text_config, max_position_embeddings=PAIR_CONTEXT // 4))
+    short = replace(
+        CONFIG, text_config=replace(CONFIG.text_config, max_position_embeddings=PAIR_CONTEXT // 4)
+    )
     save(directory / "target", CONFIG, params)
     save(directory / "draft", short, draft)
     save_head(directory / "head", CONFIG, params)
@@ -84,11 +96,15 @@ def save_pair(directory: Path) -> tuple[Path, Path]:
 def save_head(path: Path, target: LlavaConfig, params: Params) -> None:
     """A KV head that begins as the target's last layer."""
     config = KVHeadConfig.of_target(target, image_slots=1, slot_bias=True, target_name="target")
-    heads.save_head(path, config, init_head(config, params["language_model"], jax.random.key(0)), np.float32)
+    heads.save_head(
+        path, config, init_head(config, params["language_model"], jax.random.key(0)), np.float32
+    )
 
 
 def save(path: Path, config: ModelConfig, params: Params, words: Any | None = None) -> Path:
     sees = image_processor() if isinstance(config, LlavaConfig) else None
     options = huggingface.SaveOptions(overwrite=True)
-    huggingface.save(path, config, params, options, tokenizer=words or tokenizer(), image_processor=sees)
+    huggingface.save(
+        path, config, params, options, tokenizer=words or tokenizer(), image_processor=sees
+    )
     return path

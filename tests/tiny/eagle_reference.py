@@ -1,6 +1,7 @@
 """An EAGLE-3 head in numpy, from its files alone: one row, one token at a time, no cache.
 
-It takes what `config.json` and `model.safetensors` hold in SafeAILab's layout, and the target's embedding.
+It takes what `config.json` and `model.safetensors` hold in SafeAILab's layout, and the target's
+embedding.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def draft(
     places: np.ndarray,
     drafted: np.ndarray,
 ) -> np.ndarray:
-    """Scores [J, V] of the token after each of the newest token and the drafted ones, -inf where none is scored.
+    """Scores [J, V] of the token after each of the newest token and the drafted ones, -inf where
+    none is scored.
 
     Args:
       embedding: [V, D], which a head without one of its own reads.
@@ -37,7 +39,9 @@ def draft(
     read, places = [*tokens[1:]], [*places]
     out = []
     for token in (*drafted, None):
-        prenorm = layer(config, tensors, embedding[np.asarray(read)], np.stack(hidden), np.stack(places))[-1]
+        prenorm = layer(
+            config, tensors, embedding[np.asarray(read)], np.stack(hidden), np.stack(places)
+        )[-1]
         normed = norm(prenorm, tensors["norm.weight"], config)
         out.append(scores(config, tensors, normed))
         if token is not None:
@@ -47,7 +51,9 @@ def draft(
     return np.stack(out)
 
 
-def scores(config: dict[str, Any], tensors: dict[str, np.ndarray], normed: np.ndarray) -> np.ndarray:
+def scores(
+    config: dict[str, Any], tensors: dict[str, np.ndarray], normed: np.ndarray
+) -> np.ndarray:
     """Scores [V] of all tokens; `d2t` says how far a draft token's id is below the target's."""
     words = np.arange(config["draft_vocab_size"])
     if "d2t" in tensors:
@@ -58,7 +64,11 @@ def scores(config: dict[str, Any], tensors: dict[str, np.ndarray], normed: np.nd
 
 
 def layer(
-    config: dict[str, Any], tensors: dict[str, np.ndarray], embeds: np.ndarray, hidden: np.ndarray, places: np.ndarray
+    config: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    embeds: np.ndarray,
+    hidden: np.ndarray,
+    places: np.ndarray,
 ) -> np.ndarray:
     """The layer's output [L, D], each token reading those up to it."""
 
@@ -70,9 +80,15 @@ def layer(
     normed = norm(hidden, weight("hidden_norm"), config)
     both = np.concatenate([norm(embeds, weight("input_layernorm"), config), normed], axis=-1)
     stream = normed if config.get("norm_before_residual") else hidden
-    q, k, v = ((both @ weight(f"self_attn.{name}_proj").T).reshape(len(both), -1, width) for name in ("q", "k", "v"))
+    q, k, v = (
+        (both @ weight(f"self_attn.{name}_proj").T).reshape(len(both), -1, width)
+        for name in ("q", "k", "v")
+    )
     if "midlayer.self_attn.q_norm.weight" in tensors:
-        q, k = norm(q, weight("self_attn.q_norm"), config), norm(k, weight("self_attn.k_norm"), config)
+        q, k = (
+            norm(q, weight("self_attn.q_norm"), config),
+            norm(k, weight("self_attn.k_norm"), config),
+        )
     q, k = rotate(q, places, config), rotate(k, places, config)
     k, v = (np.repeat(leaf, heads // kv_heads, axis=1) for leaf in (k, v))
     attention = np.einsum("tnh,snh->nts", q, k) / np.sqrt(width)
@@ -83,7 +99,11 @@ def layer(
     stream = stream + read @ weight("self_attn.o_proj").T
     inner = norm(stream, weight("post_attention_layernorm"), config)
     gate = inner @ weight("mlp.gate_proj").T
-    return stream + (gate / (1 + np.exp(-gate)) * (inner @ weight("mlp.up_proj").T)) @ weight("mlp.down_proj").T
+    return (
+        stream
+        + (gate / (1 + np.exp(-gate)) * (inner @ weight("mlp.up_proj").T))
+        @ weight("mlp.down_proj").T
+    )
 
 
 def norm(x: np.ndarray, weight: np.ndarray, config: dict[str, Any]) -> np.ndarray:
@@ -91,7 +111,9 @@ def norm(x: np.ndarray, weight: np.ndarray, config: dict[str, Any]) -> np.ndarra
 
 
 def rotate(x: np.ndarray, places: np.ndarray, config: dict[str, Any]) -> np.ndarray:
-    """Half-split rotary embedding of [T, N, H]; the frequencies of each section turn with one axis of `places`."""
+    """Half-split rotary embedding of [T, N, H]; the frequencies of each section turn with one axis
+    of `places`.
+    """
     turns = 1 / config["rope_theta"] ** (np.arange(0, x.shape[-1], 2) / x.shape[-1])
     rope = config.get("rope_scaling") or {}
     sections = rope.get("mrope_section") or [len(turns), 0, 0]
@@ -100,4 +122,6 @@ def rotate(x: np.ndarray, places: np.ndarray, config: dict[str, Any]) -> np.ndar
         axes = np.asarray([i % 3 if i // 3 < sections[i % 3] else 0 for i in range(len(turns))])
     angles = (places[:, axes] * turns)[:, None]
     a, b = np.split(x, 2, axis=-1)
-    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], axis=-1)
+    return np.concatenate(
+        [a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], axis=-1
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+
 from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.config import (
     LlavaNextConfig,
@@ -24,52 +25,90 @@ from jaxspec.config import (
     VisionConfig,
     text_config,
 )
-
 from tests import tiny
 
 _TEXT, _VISION = tiny.CONFIG.text_config, tiny.CONFIG.vision_config
 _SIDE, _WORDS, _IMAGE = _VISION.image_size, _TEXT.vocab_size, tiny.CONFIG.image_token_index
 _PINPOINTS = ((_SIDE, 2 * _SIDE), (2 * _SIDE, _SIDE))
-_SHAPE: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+}
 
 
 def _next() -> tuple[ModelConfig, Any]:
-    config = LlavaNextConfig(_TEXT, _VISION, image_token_index=_IMAGE, image_grid_pinpoints=_PINPOINTS)
+    config = LlavaNextConfig(
+        _TEXT, _VISION, image_token_index=_IMAGE, image_grid_pinpoints=_PINPOINTS
+    )
     edges = {"size": {"shortest_edge": _SIDE}, "crop_size": {"height": _SIDE, "width": _SIDE}}
-    maker = getattr(transformers, "LlavaNextImageProcessorPil", None) or transformers.LlavaNextImageProcessor
+    maker = (
+        getattr(transformers, "LlavaNextImageProcessorPil", None)
+        or transformers.LlavaNextImageProcessor
+    )
     return config, maker(image_grid_pinpoints=[list(pinpoint) for pinpoint in _PINPOINTS], **edges)
 
 
 def _onevision() -> tuple[ModelConfig, Any]:
-    tower = VisionConfig("siglip_vision_model", image_size=_SIDE, patch_size=14, hidden_act="gelu", **_SHAPE)
+    tower = VisionConfig(
+        "siglip_vision_model", image_size=_SIDE, patch_size=14, hidden_act="gelu", **_SHAPE
+    )
     text = Qwen2Config(vocab_size=_WORDS, num_key_value_heads=1, eos_token_id=2, **_SHAPE)
     config = LlavaOnevisionConfig(
         text, tower, image_token_index=_IMAGE, video_token_index=3, image_grid_pinpoints=_PINPOINTS
     )
-    maker = getattr(transformers, "LlavaOnevisionImageProcessorPil", None) or transformers.LlavaOnevisionImageProcessor
+    maker = (
+        getattr(transformers, "LlavaOnevisionImageProcessorPil", None)
+        or transformers.LlavaOnevisionImageProcessor
+    )
     pinpoints = [list(pinpoint) for pinpoint in _PINPOINTS]
     return config, maker(image_grid_pinpoints=pinpoints, size={"height": _SIDE, "width": _SIDE})
 
 
 def _qwen_vl() -> tuple[ModelConfig, Any]:
     rope = RopeScaling(mrope_section=(1, 1, 2))
-    text = Qwen2Config(vocab_size=_WORDS, num_key_value_heads=1, rope_scaling=rope, eos_token_id=2, **_SHAPE)
-    vision = QwenVisionConfig(1, 16, 24, 2, patch_size=4, window_size=16, fullatt_block_indexes=(0,))
+    text = Qwen2Config(
+        vocab_size=_WORDS, num_key_value_heads=1, rope_scaling=rope, eos_token_id=2, **_SHAPE
+    )
+    vision = QwenVisionConfig(
+        1, 16, 24, 2, patch_size=4, window_size=16, fullatt_block_indexes=(0,)
+    )
     vision = replace(vision, out_hidden_size=16)
     config = QwenVLConfig(
-        text, vision, image_token_index=3, video_token_id=0, vision_start_token_id=1, vision_end_token_id=2
+        text,
+        vision,
+        image_token_index=3,
+        video_token_id=0,
+        vision_start_token_id=1,
+        vision_end_token_id=2,
     )
-    maker = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
+    maker = (
+        getattr(transformers, "Qwen2VLImageProcessorPil", None)
+        or transformers.Qwen2VLImageProcessor
+    )
     return config, maker(patch_size=4, size={"shortest_edge": 64, "longest_edge": 4096})
 
 
 def _qwen3_vl() -> tuple[ModelConfig, Any]:
     rope = RopeScaling(mrope_section=(2, 1, 1), mrope_interleaved=True)
     text = Qwen3Config(
-        vocab_size=_WORDS, num_key_value_heads=1, head_dim=8, rope_scaling=rope, eos_token_id=2, **_SHAPE
+        vocab_size=_WORDS,
+        num_key_value_heads=1,
+        head_dim=8,
+        rope_scaling=rope,
+        eos_token_id=2,
+        **_SHAPE,
     )
     vision = Qwen3VisionConfig(
-        2, 16, 24, 2, patch_size=4, out_hidden_size=16, num_position_embeddings=9, deepstack_visual_indexes=(1,)
+        2,
+        16,
+        24,
+        2,
+        patch_size=4,
+        out_hidden_size=16,
+        num_position_embeddings=9,
+        deepstack_visual_indexes=(1,),
     )
     config = Qwen3VLConfig(
         text, vision, image_token_index=3, video_token_id=0,

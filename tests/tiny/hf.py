@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+torch = pytest.importorskip(
+    "torch", reason="torch is the oracle of parity: install the `parity` extra"
+)
 
 from transformers import (  # noqa: E402  (its model classes need torch)
     CLIPVisionConfig,
@@ -75,7 +77,9 @@ def llama(**changes: Any) -> LlamaForCausalLM:
 
 
 def mistral(**changes: Any) -> MistralForCausalLM:
-    return random_model(MistralForCausalLM, MistralConfig(**TEXT | {"sliding_window": None} | deepcopy(changes)))
+    return random_model(
+        MistralForCausalLM, MistralConfig(**TEXT | {"sliding_window": None} | deepcopy(changes))
+    )
 
 
 def qwen2(**changes: Any) -> Qwen2ForCausalLM:
@@ -105,7 +109,8 @@ def llava(
 
 
 def text_config(changes: dict[str, Any]) -> LlamaConfig:
-    return LlamaConfig(**TEXT | deepcopy(changes))  # transformers writes into the dictionaries it is given
+    # transformers writes into the dictionaries it is given
+    return LlamaConfig(**TEXT | deepcopy(changes))
 
 
 def random_model(kind: Any, config: Any) -> Any:
@@ -120,7 +125,9 @@ def random_model(kind: Any, config: Any) -> Any:
 
 
 def talkative(model: Any) -> Any:
-    """The model with its layers' weights doubled: left as drawn, it may write one token over and over."""
+    """The model with its layers' weights doubled: left as drawn, it may write one token over and
+    over.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "layers" in name and parameter.ndim > 1:
@@ -143,7 +150,9 @@ def hub_tensors(model: Any) -> dict[str, np.ndarray]:
                 name = re.sub(pattern, replacement, name)
         tensors[name] = tensor.numpy().copy()
     if model.get_input_embeddings().weight is model.get_output_embeddings().weight:
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
+        tensors = {
+            name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")
+        }
     return tensors
 
 
@@ -158,7 +167,9 @@ def write(path: Path, model: Any, tensors: dict[str, np.ndarray] | None = None) 
 
 
 def reload(path: Path, kind: Any) -> Any:
-    """The model as transformers loads it, in float32: nothing missing, unexpected or of another shape."""
+    """The model as transformers loads it, in float32: nothing missing, unexpected or of another
+    shape.
+    """
     model, report = kind.from_pretrained(path, output_loading_info=True, torch_dtype=torch.float32)
     problems = {key: value for key, value in report.items() if value}
     assert not problems
@@ -166,7 +177,9 @@ def reload(path: Path, kind: Any) -> Any:
 
 
 def random_params(shapes: Any) -> Any:
-    """Parameters for a tree of shapes: normal(0, 0.2), drawn by numpy because that compiles nothing."""
+    """Parameters for a tree of shapes: normal(0, 0.2), drawn by numpy because that compiles
+    nothing.
+    """
     draw = np.random.default_rng(0)
     return jax.tree.map(lambda leaf: draw.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
 
@@ -186,7 +199,10 @@ def logits(model: Any, rows: list[list[int]], pixels: np.ndarray | None = None) 
     """transformers' logits [L, V] of each row of a right-padded batch."""
     tokens, length = padded(rows)
     mask = np.arange(tokens.shape[1]) < length[:, None]
-    inputs = {"input_ids": torch.tensor(tokens), "attention_mask": torch.tensor(mask.astype(np.int64))}
+    inputs = {
+        "input_ids": torch.tensor(tokens),
+        "attention_mask": torch.tensor(mask.astype(np.int64)),
+    }
     if pixels is not None and len(pixels):
         inputs["pixel_values"] = torch.tensor(pixels)
     with torch.no_grad():
@@ -204,4 +220,6 @@ def padded(rows: list[list[int]], width: int = 0) -> tuple[np.ndarray, np.ndarra
 
 
 def assert_close(ours: Any, theirs: Any, what: str = "") -> None:
-    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=TOLERANCE, atol=TOLERANCE, err_msg=what)
+    np.testing.assert_allclose(
+        np.asarray(ours), np.asarray(theirs), rtol=TOLERANCE, atol=TOLERANCE, err_msg=what
+    )

@@ -1,7 +1,8 @@
-"""A KV head in PyTorch, from its exported files alone: one block of drafted tokens at a time, as it is defined.
+"""A KV head in PyTorch, from its exported files alone: one block of drafted tokens at a time, as it
+is defined.
 
-It takes what `config.json` and `model.safetensors` hold (`jaxspec/checkpoints/heads/kv_head.py`) and the target's
-last-layer keys and values as they lie in its cache, rotated.
+It takes what `config.json` and `model.safetensors` hold (`jaxspec/checkpoints/heads/kv_head.py`)
+and the target's last-layer keys and values as they lie in its cache, rotated.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ def run_block(
     """Final-normed hidden states [J, D] of a block that begins at token `anchor` of the row.
 
     Args:
-      embeds: [J, D], the target's embeddings of the block's tokens. A parallel head reads the first alone.
-      k, v: [S, K, H], the target's last layer, or several layers, one behind the other on the axis of heads.
-      shown: [S], which image a slot shows, -1 for text.
-      before: [D], the target's final-normed hidden state of the token before the anchor.
+      embeds: [J, D], the target's embeddings of the block's tokens. A parallel head reads the first
+      alone. k, v: [S, K, H], the target's last layer, or several layers, one behind the other on
+      the axis of heads. shown: [S], which image a slot shows, -1 for text. before: [D], the
+      target's final-normed hidden state of the token before the anchor.
     """
     context = read_target(config, tensors, k, v, np.asarray(shown), int(anchor))
     if config.get("parallel"):
         stream = torch.cat([embeds[:1], tensors["masks"][: len(embeds) - 1]])
         if config["feature"] != "none":
-            stream = torch.cat([stream, before.expand(len(stream), -1)], dim=-1) @ tensors["fc.weight"].T
+            stream = (
+                torch.cat([stream, before.expand(len(stream), -1)], dim=-1) @ tensors["fc.weight"].T
+            )
         return run_layers(config["text_config"], tensors, stream, int(anchor), context)
     if config["feature"] == "none":
         return run_layers(config["text_config"], tensors, embeds, int(anchor), context)
@@ -48,25 +51,40 @@ def run_block(
 
 
 def run_layers(
-    text: dict[str, Any], tensors: dict[str, Tensor], stream: Tensor, anchor: int, context: tuple[Tensor, ...]
+    text: dict[str, Any],
+    tensors: dict[str, Tensor],
+    stream: Tensor,
+    anchor: int,
+    context: tuple[Tensor, ...],
 ) -> Tensor:
     """All layers and the final norm, of the tokens from the anchor on."""
     keys, values, bias = context
     places = anchor + torch.arange(len(stream))
     for i in range(text["num_hidden_layers"]):
         part = {
-            name.removeprefix(f"layers.{i}."): leaf for name, leaf in tensors.items() if name.startswith(f"layers.{i}.")
+            name.removeprefix(f"layers.{i}."): leaf
+            for name, leaf in tensors.items()
+            if name.startswith(f"layers.{i}.")
         }
-        own = text["num_key_value_heads"] * (i if keys.shape[1] > text["num_key_value_heads"] else 0)
+        own = text["num_key_value_heads"] * (
+            i if keys.shape[1] > text["num_key_value_heads"] else 0
+        )
         read = (leaf[:, own : own + text["num_key_value_heads"]] for leaf in (keys, values))
         stream = run_layer(text, part, stream, places, *read, bias)
     return norm(stream, tensors["norm.weight"], text)
 
 
 def read_target(
-    config: dict[str, Any], tensors: dict[str, Tensor], k: Tensor, v: Tensor, shown: np.ndarray, anchor: int
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    k: Tensor,
+    v: Tensor,
+    shown: np.ndarray,
+    anchor: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values [C, K, H] that a block may read of the target, and the bias [C] of their scores."""
+    """Keys and values [C, K, H] that a block may read of the target, and the bias [C] of their
+    scores.
+    """
     keys, values, bias = [k[:0]], [v[:0]], [k.new_zeros(0)]
     pooling, slots = config["pooling"], config["image_slots"]
     for image in range(int(shown.max()) + 1 if pooling in ("linear", "attention") else 0):
@@ -81,7 +99,9 @@ def read_target(
         for matrix, leaf, out in zip(matrices, (k, v), (keys, values), strict=True):
             every = matrix if matrix.ndim == 3 else matrix.expand(k.shape[1], *matrix.shape)
             out.append(torch.einsum("kcn,nkh->ckh", every, leaf[at]))
-        bias.append(tensors["slot_bias"].expand(slots) if config["slot_bias"] else k.new_zeros(slots))
+        bias.append(
+            tensors["slot_bias"].expand(slots) if config["slot_bias"] else k.new_zeros(slots)
+        )
     if config["reads_text"]:
         at = np.flatnonzero((np.arange(len(shown)) < anchor) & ((shown < 0) | (pooling == "none")))
         keys.append(k[at])
@@ -91,10 +111,22 @@ def read_target(
 
 
 def run_layer(
-    text: dict[str, Any], part: dict[str, Tensor], x: Tensor, places: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+    text: dict[str, Any],
+    part: dict[str, Tensor],
+    x: Tensor,
+    places: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
 ) -> Tensor:
-    """A decoder layer over a block [J, D] that reads what is given and the block's own earlier tokens."""
-    heads, kv_heads, width = text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"]
+    """A decoder layer over a block [J, D] that reads what is given and the block's own earlier
+    tokens.
+    """
+    heads, kv_heads, width = (
+        text["num_attention_heads"],
+        text["num_key_value_heads"],
+        text["head_dim"],
+    )
     u = norm(x, part["input_layernorm.weight"], text)
 
     def project(name: str, n: int) -> Tensor:
@@ -126,8 +158,12 @@ def norm(x: Tensor, weight: Tensor, text: dict[str, Any]) -> Tensor:
 
 def rotate(x: Tensor, places: Tensor, text: dict[str, Any]) -> Tensor:
     """Half-split rotary embedding of [T, N, H], without scaling of frequencies."""
-    inverse = 1 / text["rope_theta"] ** (torch.arange(0, x.shape[-1], 2, dtype=torch.float64) / x.shape[-1])
+    inverse = 1 / text["rope_theta"] ** (
+        torch.arange(0, x.shape[-1], 2, dtype=torch.float64) / x.shape[-1]
+    )
     # The frequencies are stored in float32 wherever they are used.
     angles = (places[:, None].double() * inverse.float().double())[:, None].to(x.dtype)
     a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+    return torch.cat(
+        [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1
+    )

@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from jaxspec.config import HeadConfig
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.draft_model import ViewRows
@@ -20,7 +21,6 @@ from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
-
 from tests.tiny.models import EOS, VOCABULARY
 
 NEWLINE, PATCHES = 4, 4
@@ -39,7 +39,9 @@ def prompts(
     image: int = VOCABULARY - 1,
     head: HeadConfig | None = None,
 ) -> PromptBatch:
-    """Random prompts; row b starts with `images[b]` images, and the views differ in the tokens that replace them."""
+    """Random prompts; row b starts with `images[b]` images, and the views differ in the tokens that
+    replace them.
+    """
     count, names = len(views), views
     views = tuple(view for view in views if view not in ("head", "lookup"))
     rng = np.random.default_rng(seed)
@@ -51,7 +53,9 @@ def prompts(
             view.append(np.concatenate([[1], *[stands[name]] * pages, text]).astype(np.int32))
     width = max(len(row) for view in rows.values() for row in view) + 3
     pixels = rng.normal(size=(len(lengths), max(*images, 1), 8, 8, 3)).astype(np.float32)
-    shown = [np.where(row == image, (np.cumsum(row == image) - 1) // PATCHES, -1) for row in rows["M"]]
+    shown = [
+        np.where(row == image, (np.cumsum(row == image) - 1) // PATCHES, -1) for row in rows["M"]
+    ]
     forms = {k: stack(v, width, image if k in ("M", "P") else None) for k, v in rows.items()}
     tiles, inputs = {"pixels": jnp.asarray(pixels)}, []
     if views:
@@ -72,7 +76,11 @@ def view_rows(batch: PromptBatch) -> tuple[PromptRows, ...]:
 def blind(batch: PromptBatch) -> PromptBatch:
     """The batch for a draft that has no tower of its own."""
     first, *rest = batch.sources or (None,)
-    return batch.replace(sources=(first.replace(images=None), *rest)) if isinstance(first, ViewRows) else batch
+    return (
+        batch.replace(sources=(first.replace(images=None), *rest))
+        if isinstance(first, ViewRows)
+        else batch
+    )
 
 
 def stack(rows: list[np.ndarray], width: int, image: int | None) -> PromptRows:
@@ -83,7 +91,9 @@ def stack(rows: list[np.ndarray], width: int, image: int | None) -> PromptRows:
 
 
 def weighted(batch: PromptBatch, *weights: float) -> PromptBatch:
-    return batch.replace(weights=jnp.broadcast_to(jnp.asarray(weights, jnp.float32), batch.weights.shape))
+    return batch.replace(
+        weights=jnp.broadcast_to(jnp.asarray(weights, jnp.float32), batch.weights.shape)
+    )
 
 
 def take(batch: PromptBatch, options: Sampling, rows: list[int]) -> tuple[PromptBatch, Sampling]:
@@ -128,30 +138,45 @@ def speculator(
     views = tuple(view for view in views if view != "head")
     config = EngineConfig(views=views, gamma=gamma, weighting=weighting, tree=tree)
     drafts = [draft.config] * bool({*views} - {"lookup"}) + ([] if head is None else [head])
-    return build_program(target, sources_of(mixture(views, drafts), target, gamma, shares_tower), config)
+    return build_program(
+        target, sources_of(mixture(views, drafts), target, gamma, shares_tower), config
+    )
 
 
-def params_of(spec: Speculator, target: Params, draft: Params = None, head: Params = None) -> Params:
+def params_of(
+    spec: Speculator, target: Params, draft: Params = None, head: Params = None
+) -> Params:
     """The parameters of a program, by its sources' names."""
     own = {source.name: draft if source.forms else head for source in spec.sources}
     return {"target": target} | {name: params for name, params in own.items() if params is not None}
 
 
-def run_plain(model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
+def run_plain(
+    model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int
+) -> DecodeState:
     batch = batch.replace(sources=(), weights=None)
     return _run_plain(model, params, batch, options, new)
 
 
 @partial(jax.jit, static_argnums=(0, 4), compiler_options=QUICK)
-def _run_plain(model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
+def _run_plain(
+    model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int
+) -> DecodeState:
     plain = Autoregressive(model)
-    return plain.decode({"target": params}, plain.prefill({"target": params}, batch, options, new), options)
+    return plain.decode(
+        {"target": params}, plain.prefill({"target": params}, batch, options, new), options
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 4), compiler_options=QUICK)
-def run_speculative(spec: Speculator, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
+def run_speculative(
+    spec: Speculator, params: Params, batch: PromptBatch, options: Sampling, new: int
+) -> DecodeState:
     return spec.decode(params, spec.prefill(params, batch, options, new), options)
 
 
 def outputs(state: DecodeState) -> list[list[int]]:
-    return [row[:n].tolist() for row, n in zip(np.asarray(state.tokens), np.asarray(state.count), strict=True)]
+    return [
+        row[:n].tolist()
+        for row, n in zip(np.asarray(state.tokens), np.asarray(state.count), strict=True)
+    ]

@@ -1,4 +1,6 @@
-"""Random LVLMs of a few thousand parameters, drafts that agree with them now and then, and KV heads."""
+"""Random LVLMs of a few thousand parameters, drafts that agree with them now and then, and KV
+heads.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from jaxspec.config import Eagle3Config, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.models.families import abstract_params
@@ -36,9 +39,16 @@ def random_params(config: ModelConfig, seed: int = 0, scale: float = 0.2) -> Par
 
 
 def lvlm(
-    width: int, layers: int, seed: int, scale: float = 0.24, vocabulary: int = VOCABULARY, image: int | None = None
+    width: int,
+    layers: int,
+    seed: int,
+    scale: float = 0.24,
+    vocabulary: int = VOCABULARY,
+    image: int | None = None,
 ) -> tuple[LanguageModel, Params]:
-    """A random LLaVA; its image placeholder is the vocabulary's last id, unless `image` says otherwise."""
+    """A random LLaVA; its image placeholder is the vocabulary's last id, unless `image` says
+    otherwise.
+    """
     config = LlavaConfig(
         LlamaConfig(
             vocab_size=vocabulary,
@@ -50,7 +60,12 @@ def lvlm(
             max_position_embeddings=CONTEXT,
         ),
         VisionConfig(
-            hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4
+            hidden_size=8,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=8,
+            patch_size=4,
         ),
         image_token_index=vocabulary - 1 if image is None else image,
     )
@@ -58,12 +73,18 @@ def lvlm(
 
 
 def noisy(params: Params, amount: float, seed: int = 1) -> Params:
-    """The parameters, each times 1 + amount * normal: a draft that agrees with its target now and then."""
+    """The parameters, each times 1 + amount * normal: a draft that agrees with its target now and
+    then.
+    """
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: x * np.asarray(1 + amount * rng.normal(size=x.shape), x.dtype), params)
+    return jax.tree.map(
+        lambda x: x * np.asarray(1 + amount * rng.normal(size=x.shape), x.dtype), params
+    )
 
 
-def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **options: Any) -> tuple[Any, Params]:
+def kv_head(
+    target: LanguageModel, params: Params, noise: float = 0.05, **options: Any
+) -> tuple[Any, Params]:
     """A head that begins as the target's last layer, its weights a bit off."""
     config = new_head(target.config, **{"image_slots": 2, "slot_bias": True} | options)
     theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
@@ -71,7 +92,9 @@ def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **option
         return config, eagle_params(config, params)
     layers = f"layers_{target.text.num_hidden_layers - 1}"
     shapes = abstract_head(config)
-    own = {name: theirs[layers] for name in shapes if name.startswith("layers_")} | {"norm": theirs["norm"]}
+    own = {name: theirs[layers] for name in shapes if name.startswith("layers_")} | {
+        "norm": theirs["norm"]
+    }
     drawn = jax.tree.map(lambda x: jnp.asarray(rng.uniform(0, 1, x.shape), x.dtype), shapes)
     return config, noisy({**drawn, **own}, noise)
 
@@ -79,12 +102,16 @@ def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **option
 def eagle_params(config: Eagle3Config, target: Params, seed: int = 0) -> Params:
     """An EAGLE-3 head of random weights, with the target's output head."""
     rng, words = np.random.default_rng(seed), np.asarray(config.text_config.draft_vocabulary, int)
-    drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(x.ndim == 1, 0.3, x.shape), x.dtype), abstract_head(config))
+    drawn = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(x.ndim == 1, 0.3, x.shape), x.dtype), abstract_head(config)
+    )
     kernel = target.get("language_model", target)["lm_head"]["kernel"]
     return drawn | {"lm_head": {"kernel": kernel[:, words] if len(words) else kernel}}
 
 
-def narrow(model: LanguageModel, params: Params, words: tuple[int, ...]) -> tuple[LanguageModel, Params]:
+def narrow(
+    model: LanguageModel, params: Params, words: tuple[int, ...]
+) -> tuple[LanguageModel, Params]:
     """The model with a draft vocabulary."""
     config, params = narrowed(model.config, params, words)
     return LanguageModel(config), params
@@ -96,7 +123,9 @@ def text_only(model: LanguageModel, params: Params) -> tuple[LanguageModel, Para
 
 
 def resized(model: LanguageModel, params: Params, vocabulary: int) -> tuple[LanguageModel, Params]:
-    """A text-only model whose vocabulary is cut, or grown by likely tokens that a smaller target does not have."""
+    """A text-only model whose vocabulary is cut, or grown by likely tokens that a smaller target
+    does not have.
+    """
     model, params = text_only(model, params)
     params = jax.tree.map(lambda x: x, params)
     embedding, head = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["kernel"]

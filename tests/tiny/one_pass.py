@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from eval.exactness import whole_row
 from jaxspec.config import HeadConfig
 from jaxspec.data.images import to_rgb
@@ -39,16 +40,24 @@ def blocks_of_head(
     return steps, end
 
 
-def _agreement(target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Sequence[int], gamma: int) -> np.ndarray:
+def _agreement(
+    target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Sequence[int], gamma: int
+) -> np.ndarray:
     """Return whether step s of a draft from token t equals the answer's token t + s + 1, [T, J]."""
     rows, images = whole_row(target, prompt, answer)
     begin = int(rows.length[0]) - len(answer)
-    prompts = module_of(head.config).slots([_shown(target, prompt)], rows.tokens.shape[1], len(prompt.images))
+    prompts = module_of(head.config).slots(
+        [_shown(target, prompt)], rows.tokens.shape[1], len(prompt.images)
+    )
     # The head reads the answer too, as far as a draft's beginning: its slots are text.
     if prompts is not None:
-        prompts.text[0, (prompts.text[0] >= 0).sum() :][: len(answer)] = np.arange(begin, begin + len(answer))
+        prompts.text[0, (prompts.text[0] >= 0).sum() :][: len(answer)] = np.arange(
+            begin, begin + len(answer)
+        )
     params = {"target": target.params, "head": head.params}
-    agrees = _drafted(target.model, head.config, gamma, params, rows, images, prompts)[0, begin:][: len(answer)]
+    agrees = _drafted(target.model, head.config, gamma, params, rows, images, prompts)[0, begin:][
+        : len(answer)
+    ]
     last = np.arange(len(answer))[:, None] + np.arange(1, gamma + 1)
     return np.asarray(agrees) & (last < len(answer))
 
@@ -81,7 +90,9 @@ def _drafted(
     length = rows.tokens.shape[1]
     at = np.minimum(np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1)
     block = jnp.asarray(at[..., :-1])
-    hidden, embeds = read_blocks(config, params["head"], params["target"], reading, rows, block, prompts)
+    hidden, embeds = read_blocks(
+        config, params["head"], params["target"], reading, rows, block, prompts
+    )
     drafts = LanguageModel(config.text_config)
     own = joined(params["head"], params["target"], drafts.text.draft_vocabulary)
 

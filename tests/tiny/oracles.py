@@ -1,4 +1,6 @@
-"""Independent references of the library: filters as plain loops, and the goodness of fit of counts."""
+"""Independent references of the library: filters as plain loops, and the goodness of fit of
+counts.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import numpy as np
 from scipy import stats
 
 
-def numpy_distribution(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+def numpy_distribution(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float
+) -> np.ndarray:
     """What one row of logits [V] draws its next token from, in float64."""
     if temperature == 0:
         return np.eye(logits.size)[np.argmax(logits)]
@@ -20,7 +24,9 @@ def numpy_softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def numpy_filtered(probs: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """The `top_k` likeliest tokens, then the fewest of those whose mass reaches `top_p`, renormalised."""
+    """The `top_k` likeliest tokens, then the fewest of those whose mass reaches `top_p`,
+    renormalised.
+    """
     ranked = sorted(range(probs.size), key=lambda token: -probs[token])[: top_k or probs.size]
     whole = probs[ranked].sum()
     kept, mass = [], 0.0
@@ -45,7 +51,8 @@ def clear_of_the_cut(probs: np.ndarray, top_k: int, top_p: float, margin: float 
 
 
 def goodness_of_fit(counts: np.ndarray, probs: np.ndarray) -> float:
-    """p-value of the chi-square test that `counts` are draws from `probs`; 0 if something impossible was drawn.
+    """p-value of the chi-square test that `counts` are draws from `probs`; 0 if something
+    impossible was drawn.
 
     Outcomes expected less than five times are counted as one.
     """

@@ -1,4 +1,6 @@
-"""Tiny random Qwen2.5-VL models made by transformers, their processors, and prompts as transformers wants them."""
+"""Tiny random Qwen2.5-VL models made by transformers, their processors, and prompts as transformers
+wants them.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,17 @@ from tests.hub.configs import CHATML
 from tests.tiny import hf
 from tests.tiny.hf import torch
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
-START, STOP, IMAGE = (SPECIAL.index(f"<|{name}|>") for name in ("vision_start", "vision_end", "image_pad"))
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+)
+START, STOP, IMAGE = (
+    SPECIAL.index(f"<|{name}|>") for name in ("vision_start", "vision_end", "image_pad")
+)
 CHARACTERS = "\n" + string.printable[:95]
 PADDED = len(SPECIAL) + len(CHARACTERS) + 2
 """Rows of the target's vocabulary: two more than the tokeniser has words."""
@@ -65,7 +76,9 @@ SIDE = 8
 """Pixels along one side of a merge group; windows are twice as wide."""
 
 
-def model(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any) -> Any:
+def model(
+    text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any
+) -> Any:
     """Flat, as on the hub."""
     flat = TEXT | {"rope_scaling": deepcopy(ROPE)} | (text or {})
     config = Qwen2_5_VLConfig(
@@ -76,17 +89,33 @@ def model(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = No
     return hf.random_model(Qwen2_5_VLForConditionalGeneration, config)
 
 
-def qwen3(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any) -> Any:
+def qwen3(
+    text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any
+) -> Any:
     """A Qwen3-VL with a square of 5x5 learned positions."""
-    rope = {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True, "rope_theta": 100.0}
-    decoder = {
-        name: value for name, value in TEXT.items() if name not in ("rope_theta", "eos_token_id", "bos_token_id")
+    rope = {
+        "rope_type": "default",
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+        "rope_theta": 100.0,
     }
-    tower = {name: value for name, value in VISION.items() if name not in ("window_size", "fullatt_block_indexes")}
+    decoder = {
+        name: value
+        for name, value in TEXT.items()
+        if name not in ("rope_theta", "eos_token_id", "bos_token_id")
+    }
+    tower = {
+        name: value
+        for name, value in VISION.items()
+        if name not in ("window_size", "fullatt_block_indexes")
+    }
     config = Qwen3VLConfig(
         text_config=decoder | {"head_dim": 16, "rope_parameters": rope} | (text or {}),
-        vision_config=tower | {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]} | (vision or {}),
-        **{"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": STOP} | changes,
+        vision_config=tower
+        | {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
+        | (vision or {}),
+        **{"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": STOP}
+        | changes,
     )
     return hf.random_model(Qwen3VLForConditionalGeneration, config)
 
@@ -105,16 +134,21 @@ def text_model(kind: str = "qwen2", **changes: Any) -> Any:
 def tokenizer() -> Any:
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
-    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    core.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    )
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", chat_template=TEMPLATE)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", chat_template=TEMPLATE
+    )
 
 
 def image_processor(most: int = 40) -> Any:
     """Gives an image 4 to `most` tokens."""
     return Qwen2VLImageProcessorPil(
-        patch_size=VISION["patch_size"], size={"shortest_edge": 4 * SIDE**2, "longest_edge": most * SIDE**2}
+        patch_size=VISION["patch_size"],
+        size={"shortest_edge": 4 * SIDE**2, "longest_edge": most * SIDE**2},
     )
 
 
@@ -135,11 +169,16 @@ def pictures(*sizes: tuple[int, int], seed: int = 0) -> list[Image.Image]:
 def inputs(row: list[int], images: list[Image.Image]) -> dict[str, Any]:
     """Arguments of transformers' model for a prompt with one placeholder an image."""
     if not images:
-        return {"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
+        return {
+            "input_ids": torch.tensor([row]),
+            "attention_mask": torch.ones(1, len(row), dtype=torch.long),
+        }
     seen = image_processor()(images=images, return_tensors="np")
     patches, grids = np.asarray(seen["pixel_values"]), np.asarray(seen["image_grid_thw"])
     counts = iter(grids.prod(axis=1) // VISION["spatial_merge_size"] ** 2)
-    ids = torch.tensor([[t for token in row for t in [token] * (next(counts) if token == IMAGE else 1)]])
+    ids = torch.tensor(
+        [[t for token in row for t in [token] * (next(counts) if token == IMAGE else 1)]]
+    )
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),

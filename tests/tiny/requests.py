@@ -1,4 +1,6 @@
-"""Models as an engine reads them, and what they are asked: requests, and conversations to learn from."""
+"""Models as an engine reads them, and what they are asked: requests, and conversations to learn
+from.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
+
 from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.engine.engine import Engine, Request
 from jaxspec.loading import LoadedModel
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.typing import Params
 from picturebook.samples import Sample
-
 from tests.tiny.checkpoints import CONFIG, image_processor, tokenizer
 
 
@@ -29,7 +31,12 @@ def page(seed: int = 0, height: int = 28, width: int = 28) -> np.ndarray:
 
 
 def request_of(
-    engine: Engine, words: str, images: int = 0, seed: int = 0, max_new_tokens: int = 12, **options: Any
+    engine: Engine,
+    words: str,
+    images: int = 0,
+    seed: int = 0,
+    max_new_tokens: int = 12,
+    **options: Any,
 ) -> Request:
     prompt = engine.encoder.prompt(words, [page(seed + i) for i in range(images)])
     return Request(prompt, max_new_tokens, seed=seed, **options)
@@ -44,4 +51,6 @@ class Talk(Sequence[Sample]):
     def __getitem__(self, i: Any) -> Sample:
         images = tuple(np.full((20, 30, 3), i % 256, np.uint8) for _ in range(i % 3))
         answer = f"It is {i}" + " so" * (i % 5)
-        return Sample(str(i), "talk", images, ((PLACEHOLDER * len(images) + "What?", answer), ("And?", "No.")))
+        return Sample(
+            str(i), "talk", images, ((PLACEHOLDER * len(images) + "What?", answer), ("And?", "No."))
+        )

@@ -1,4 +1,6 @@
-"""Tiny random LLaVA-NeXT and LLaVA-OneVision models of transformers, with its processors: pages of 12 pixels."""
+"""Tiny random LLaVA-NeXT and LLaVA-OneVision models of transformers, with its processors: pages of
+12 pixels.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
+
 from jaxspec.checkpoints import huggingface
 from jaxspec.engine.engine import LoadedModel
 from jaxspec.prompts.encoder import Prompt
-from PIL import Image
-
 from tests.tiny import SPECIAL, hf, tokenizer
 from tests.tiny.hf import torch
 
@@ -35,7 +37,11 @@ def llava_next(**changes: Any) -> Any:
 
 def onevision(text: Any = None, vision: dict[str, Any] | None = None, **changes: Any) -> Any:
     """At most two tiles' worth of features: a grid of three times three is scaled down."""
-    from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration, SiglipVisionConfig
+    from transformers import (
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        SiglipVisionConfig,
+    )
 
     config = LlavaOnevisionConfig(
         text_config=text or hf.text_config(TEXT),
@@ -65,7 +71,9 @@ def processor(model: Any) -> Any:
     name = type(model).__name__.removesuffix("ForConditionalGeneration")
     size = {"shortest_edge": 12} if name == "LlavaNext" else {"height": 12, "width": 12}
     crop = {"crop_size": {"height": 12, "width": 12}} if name == "LlavaNext" else {}
-    maker = getattr(transformers, f"{name}ImageProcessorPil", None) or getattr(transformers, f"{name}ImageProcessor")
+    maker = getattr(transformers, f"{name}ImageProcessorPil", None) or getattr(
+        transformers, f"{name}ImageProcessor"
+    )
     counts: dict[str, Any] = {"patch_size": 4, "num_additional_image_tokens": 1}
     if name == "LlavaOnevision":
         counts = {"num_image_tokens": 9, "vision_aspect_ratio": model.config.vision_aspect_ratio}
@@ -88,19 +96,32 @@ def load(path: Any, model: Any) -> LoadedModel:
 
 
 def page(height: int, width: int, seed: int = 0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    )
 
 
 def inputs(model: Any, prompt: Prompt) -> dict[str, Any]:
-    """What transformers reads of a prompt; its processor says how many placeholders stand for each image."""
+    """What transformers reads of a prompt; its processor says how many placeholders stand for each
+    image.
+    """
     if not prompt.images:
         return {"input_ids": torch.tensor(prompt.tokens[None].astype(np.int64))}
-    # The images of one prompt in a list of their own, as transformers' chat templates hand them over.
-    made = processor(model)(images=[list(prompt.images)], text=["<image>x" * len(prompt.images)], return_tensors="np")
+    # The images of one prompt in a list of their own, as transformers' chat templates hand them
+    # over.
+    made = processor(model)(
+        images=[list(prompt.images)], text=["<image>x" * len(prompt.images)], return_tensors="np"
+    )
     runs = "".join("i" if token == IMAGE else " " for token in made["input_ids"][0]).split()
     counts = iter(map(len, runs))
-    ids = [token for one in prompt.tokens for token in [one] * (next(counts) if one == IMAGE else 1)]
-    rest = {key: torch.tensor(np.asarray(made[key])) for key in made if key not in ("input_ids", "attention_mask")}
+    ids = [
+        token for one in prompt.tokens for token in [one] * (next(counts) if one == IMAGE else 1)
+    ]
+    rest = {
+        key: torch.tensor(np.asarray(made[key]))
+        for key in made
+        if key not in ("input_ids", "attention_mask")
+    }
     return {"input_ids": torch.tensor([ids]), **rest}
 
 
@@ -109,7 +130,9 @@ def generate(model: Any, prompt: Prompt, new: int) -> list[int]:
     given = inputs(model, prompt)
     mask = torch.ones_like(given["input_ids"])
     with torch.no_grad():
-        out = model.generate(**given, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
+        out = model.generate(
+            **given, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0
+        )
     return out[0, given["input_ids"].shape[1] :].tolist()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.models.language_model import LanguageModel
@@ -17,7 +18,6 @@ from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.objectives import tuning_loss
 from jaxspec.typing import Params
-
 from tests.tiny.models import random_params
 
 BATCH, WIDTH, IMAGE = 16, 12, 5
@@ -43,7 +43,13 @@ CONFIG = LlavaConfig(
 )
 
 STAGE = TrainConfig(
-    steps=20, batch=BATCH, learning_rate=3e-3, warmup=4, log_every=1, save_every=10, frozen=("vision_tower",)
+    steps=20,
+    batch=BATCH,
+    learning_rate=3e-3,
+    warmup=4,
+    log_every=1,
+    save_every=10,
+    frozen=("vision_tower",),
 )
 
 
@@ -67,7 +73,9 @@ def params() -> Params:
 
 def train(stage: TrainConfig, directory: Path, batches: Any = batch) -> Params:
     loss_fn = tuning_loss(LanguageModel(CONFIG))
-    return fit(stage, params(), loss_fn, batches, directory, places=partial(shardings, CONFIG, params()))
+    return fit(
+        stage, params(), loss_fn, batches, directory, places=partial(shardings, CONFIG, params())
+    )
 
 
 def metrics(directory: Path) -> list[dict[str, float]]:

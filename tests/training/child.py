@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from jaxspec.cluster import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import ConversationBatch
@@ -25,7 +26,6 @@ from jaxspec.training.heads.anchors import Anchoring
 from jaxspec.training.heads.recipe import HeadRecipe
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.recipes import Stage
-
 from tests.conftest import ROOT
 from tests.tiny import training
 
@@ -45,18 +45,25 @@ GATE = 12
 
 
 class Child:
-    """A running child of these arguments (see `main`); threads read all that it says, so that it never waits."""
+    """A running child of these arguments (see `main`); threads read all that it says, so that it
+    never waits.
+    """
 
     def __init__(self, *arguments: object) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "0"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.training.child", *map(str, arguments)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
         self.said: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._readers = [
-            threading.Thread(target=self._read, args=(stream,)) for stream in (self.process.stdout, self.process.stderr)
+            threading.Thread(target=self._read, args=(stream,))
+            for stream in (self.process.stdout, self.process.stderr)
         ]
         for reader in self._readers:
             reader.start()
@@ -90,7 +97,9 @@ class Child:
 
 
 def train_line(directory: Path, announce: Callable[[int], None]) -> Any:
-    """Two megabytes of parameters, so that writing them takes a while; its metrics say which batch a step saw."""
+    """Two megabytes of parameters, so that writing them takes a while; its metrics say which batch
+    a step saw.
+    """
 
     def batch(step: int) -> dict[str, np.ndarray]:
         announce(step)
@@ -101,7 +110,9 @@ def train_line(directory: Path, announce: Callable[[int], None]) -> Any:
         value = jnp.mean((batch["x"] @ params["line"]["kernel"] - 1) ** 2)
         return value, {"loss": value, "batch": batch["step"].mean()}
 
-    return fit(LINE, {"line": {"kernel": np.zeros((512, 1024), np.float32)}}, loss, batch, directory)
+    return fit(
+        LINE, {"line": {"kernel": np.zeros((512, 1024), np.float32)}}, loss, batch, directory
+    )
 
 
 def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:

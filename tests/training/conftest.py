@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jaxspec.data.prepared import prepare
 
+from jaxspec.data.prepared import prepare
 from tests import tiny
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+
 from jaxspec.errors import InputError
 from jaxspec.training.loop.preemption import Preempted
 from jaxspec.training.regenerate import regenerate, regenerated
-
 from tests.tiny import Talk
 from tests.tiny.bucket import Bucket, bucket
 from tests.training.test_preemption import STAGE, batch, train
@@ -30,12 +30,16 @@ def names() -> set[str]:
     return {name.removeprefix("/bucket/") for name in Bucket.store}
 
 
-def test_a_slice_goes_on_from_the_bucket(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_goes_on_from_the_bucket(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = replace(STAGE, checkpoints=f"{place}/run/", save_every=2)
 
     def preempted(step: int) -> dict[str, np.ndarray]:
         if step == 1:
-            monkeypatch.setattr("jaxspec.training.loop.preemption.Preemption.reached", lambda self, step: step == 3)
+            monkeypatch.setattr(
+                "jaxspec.training.loop.preemption.Preemption.reached", lambda self, step: step == 3
+            )
         return batch(step)
 
     with pytest.raises(Preempted):
@@ -48,13 +52,21 @@ def test_a_slice_goes_on_from_the_bucket(place: str, tmp_path: Path, monkeypatch
     np.testing.assert_array_equal(again, train(tmp_path / "straight"))
 
 
-def test_chunks_in_a_bucket_are_those_of_a_folder(place: str, engine, straight: Path) -> None:  # noqa: F811
+def test_chunks_in_a_bucket_are_those_of_a_folder(
+    place: str,
+    engine,  # noqa: F811
+    straight: Path,  # noqa: F811
+) -> None:
     address = f"{place}/talk_t1"
     assert regenerate(engine, Talk(), WORK, address, (1, 2)) == 1
     assert regenerate(engine, Talk(), WORK, address) == 3
-    assert names() == {f"talk_t1/{name}" for name in ("000000.jsonl", "000001.jsonl", "000002.jsonl", "work.json")}
+    assert names() == {
+        f"talk_t1/{name}" for name in ("000000.jsonl", "000001.jsonl", "000002.jsonl", "work.json")
+    }
     files = fsspec.filesystem("gcs")
-    assert [files.cat_file(f"{address}/{i:06d}.jsonl").decode() for i in range(3)] == chunks(straight)
+    assert [files.cat_file(f"{address}/{i:06d}.jsonl").decode() for i in range(3)] == chunks(
+        straight
+    )
     mine, theirs = (list(regenerated(Talk(), WORK, folder)) for folder in (address, straight))
     assert [sample.turns for sample in mine] == [sample.turns for sample in theirs]
     with pytest.raises(InputError, match=r"temperature 1.0, and now it is 0.0"):

@@ -1,4 +1,6 @@
-"""Training batches: what the mask marks, views, processes, and an iterator that goes on where it stopped."""
+"""Training batches: what the mask marks, views, processes, and an iterator that goes on where it
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from transformers import LlavaNextImageProcessorPil
+
 from jaxspec.config import LlavaNextConfig
 from jaxspec.data.prepared import mixture
 from jaxspec.errors import InputError
@@ -17,8 +21,6 @@ from jaxspec.prompts.views import parse_views
 from jaxspec.training import reading
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
 from jaxspec.training.reading import iterate
-from transformers import LlavaNextImageProcessorPil
-
 from tests import tiny
 from tests.tiny import Talk
 
@@ -46,7 +48,9 @@ def joined(*parts: Any) -> Any:
     return jax.tree.map(lambda *values: np.concatenate(values), *parts)
 
 
-@pytest.mark.parametrize("template", [None, "{% for m in messages %}USER: {{ m['content'] }} ASSISTANT:{% endfor %}"])
+@pytest.mark.parametrize(
+    "template", [None, "{% for m in messages %}USER: {{ m['content'] }} ASSISTANT:{% endfor %}"]
+)
 def test_a_system_prompt_is_written_once_before_a_conversation_and_never_before_plain_text(
     template: str | None,
 ) -> None:
@@ -54,9 +58,13 @@ def test_a_system_prompt_is_written_once_before_a_conversation_and_never_before_
     tokenizer.chat_template = template
     encoder = replace(ENCODER, tokenizer=tokenizer)
     said = (("Is it?", "It is."), ("And?", "No."))
-    (with_system, _), (plain, _) = replace(encoder, system="Be kind.").dialogues([said, (("", "It is."),)])
+    (with_system, _), (plain, _) = replace(encoder, system="Be kind.").dialogues(
+        [said, (("", "It is."),)]
+    )
     (bare, _) = encoder.dialogues([said])[0]
-    assert tokenizer.decode(with_system) == tokenizer.decode(bare).replace("USER:", "Be kind. USER:", 1)
+    assert tokenizer.decode(with_system) == tokenizer.decode(bare).replace(
+        "USER:", "Be kind. USER:", 1
+    )
     np.testing.assert_array_equal(plain, encoder.dialogues([(("", "It is."),)])[0][0])
 
 
@@ -71,10 +79,14 @@ def test_the_mask_marks_what_the_assistant_wrote() -> None:
             assert words == f"It is {number}" + " so" * (number % 5) + "</s>No.</s>"
             images = number % 3
             assert (batch.tokens[row] == IMAGE).sum() == images * PAGE
-            np.testing.assert_array_equal((batch.rows.sources[row, :, 0] >= 0), batch.tokens[row] == IMAGE)
+            np.testing.assert_array_equal(
+                (batch.rows.sources[row, :, 0] >= 0), batch.tokens[row] == IMAGE
+            )
             assert (batch.images["pixels"][row, images:] == 0).all()
             np.testing.assert_allclose(  # of the row's own shade, as the processor normalises it
-                batch.images["pixels"][row, :images, 0, 0, 0], (number / 255 - 0.48145466) / 0.26862954, rtol=1e-5
+                batch.images["pixels"][row, :images, 0, 0, 0],
+                (number / 255 - 0.48145466) / 0.26862954,
+                rtol=1e-5,
             )
             seen.append(number)
     assert sorted(seen) == list(range(4 * GROUP))  # a group has each of its samples once,
@@ -82,25 +94,37 @@ def test_the_mask_marks_what_the_assistant_wrote() -> None:
 
 
 def test_tiles_belong_to_their_image() -> None:
-    """Each image's slots begin with its base tile, whose features follow those of the images before."""
+    """Each image's slots begin with its base tile, whose features follow those of the images
+    before.
+    """
     sides = ((28, 56), (56, 28), (56, 56))
     config = LlavaNextConfig(
-        tiny.CONFIG.text_config, tiny.CONFIG.vision_config, image_token_index=IMAGE, image_grid_pinpoints=sides
+        tiny.CONFIG.text_config,
+        tiny.CONFIG.vision_config,
+        image_token_index=IMAGE,
+        image_grid_pinpoints=sides,
     )
     square = {"height": 28, "width": 28}
     processor = LlavaNextImageProcessorPil(
-        size={"shortest_edge": 28}, crop_size=square, image_grid_pinpoints=[list(side) for side in sides]
+        size={"shortest_edge": 28},
+        crop_size=square,
+        image_grid_pinpoints=[list(side) for side in sides],
     )
     model = LoadedModel(config, {}, tiny.tokenizer(), processor)
-    made = ConversationBatches(Talk(), ENCODER, model, batch=4, buckets=(96, 128), tile_buckets=(6,))
+    made = ConversationBatches(
+        Talk(), ENCODER, model, batch=4, buckets=(96, 128), tile_buckets=(6,)
+    )
     most = set()
     for step in range(GROUP):
         batch = made(step)
-        for sources, length, row in zip(batch.rows.sources[..., 0], batch.rows.length, made.shown(step), strict=True):
+        for sources, length, row in zip(
+            batch.rows.sources[..., 0], batch.rows.length, made.shown(step), strict=True
+        ):
             sources = sources[:length]
             np.testing.assert_array_equal(row >= 0, sources != TEXT)
             for image in range(row.max() + 1):
-                first, own = 3 * PAGE * image, sources[row == image]  # a base tile and two of the grid
+                # a base tile and two of the grid
+                first, own = 3 * PAGE * image, sources[row == image]
                 np.testing.assert_array_equal(own[:PAGE], first + np.arange(PAGE))
                 assert own.max() < first + 3 * PAGE
             most.add(row.max())
@@ -111,12 +135,16 @@ def test_tiles_belong_to_their_image() -> None:
 def test_views_show_images_as_drafting_does(view: str, slots: int) -> None:
     made, whole = (
         [
-            batches(view=parse_views((name,))[0], tile_buckets=(0, 2), target_images=MODEL.images)(step)
+            batches(view=parse_views((name,))[0], tile_buckets=(0, 2), target_images=MODEL.images)(
+                step
+            )
             for step in range(GROUP)
         ]
         for name in (view, "M")
     )
-    answers, expected = ([told(batch, row) for batch in part for row in range(4)] for part in (made, whole))
+    answers, expected = (
+        [told(batch, row) for batch in part for row in range(4)] for part in (made, whole)
+    )
     assert sorted(answers) == sorted(expected)
     lengths = [sum(batch.rows.length.sum() for batch in part) for part in (made, whole)]
     images = sum((batch.tokens == IMAGE).sum() for batch in whole) // PAGE
@@ -173,7 +201,10 @@ def test_too_many_rows_that_teach_nothing_end_the_run(
     made = iterate(cut, 2 * GROUP, limit=0.02)
     for _ in range(40 // 4 - 1):
         next(made)
-    with pytest.raises(InputError, match=r"taught nothing.*give longer --buckets.*or let more than 2% be with --unl"):
+    with pytest.raises(
+        InputError,
+        match=r"taught nothing.*give longer --buckets.*or let more than 2% be with --unl",
+    ):
         next(made)
     made.close()
     assert capsys.readouterr().err == ""  # the error is reported once

@@ -1,4 +1,6 @@
-"""What is damaged in a training directory is named, and the run goes on from the step before, to the same bits."""
+"""What is damaged in a training directory is named, and the run goes on from the step before, to
+the same bits.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.errors import InputError
 from jaxspec.training.loop.trainer import fit
-
 from tests.tiny import training
 from tests.training.test_trainer import STAGE, batches, dies_at, loss_fn, params
 
@@ -31,7 +33,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved")
     with Checkpoints(path, run={"batch": 8}) as checkpoints:
         for step in (2, 4):
-            workers = {number: number for number in range(11)}  # their names are text when read again, in another order
+            # their names are text when read again, in another order
+            workers = {number: number for number in range(11)}
             checkpoints.save(step, state(step), {"step": step, "workers": workers}, wait=True)
     return path
 
@@ -55,7 +58,10 @@ def test_damage_of_one_file_costs_one_step_at_most(
     saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The largest file has the arrays, and Orbax reads them whatever their bits are."""
-    files = sorted((path for path in (saved / "4").rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
+    files = sorted(
+        (path for path in (saved / "4").rglob("*") if path.is_file()),
+        key=lambda path: -path.stat().st_size,
+    )
     found = []
     for number, file in enumerate(files):
         copy = tmp_path / str(number)
@@ -70,7 +76,11 @@ def test_damage_of_one_file_costs_one_step_at_most(
         found.append(place["step"])
         said = capfd.readouterr().err
         assert "Traceback" not in said
-        assert (f"{copy}: step 4 is damaged" in said) == (copy / "4.damaged").is_dir() == (place["step"] == 2)
+        assert (
+            (f"{copy}: step 4 is damaged" in said)
+            == (copy / "4.damaged").is_dir()
+            == (place["step"] == 2)
+        )
     assert found[0] == 2
     assert {*found} == {2, 4}  # not every file is needed
 
@@ -82,12 +92,16 @@ def test_where_no_step_can_be_read_nothing_is_moved(saved: Path, tmp_path: Path)
     before = sorted((tmp_path / "saved").rglob("*"))
     with Checkpoints(tmp_path / "saved") as checkpoints:
         assert checkpoints.newest() is None
-        with pytest.raises(InputError, match=r"step 4 cannot be read \(JSONDecodeError.*nor any before it"):
+        with pytest.raises(
+            InputError, match=r"step 4 cannot be read \(JSONDecodeError.*nor any before it"
+        ):
             checkpoints.restore(STATE)
     assert sorted((tmp_path / "saved").rglob("*")) == before
 
 
-def test_a_run_goes_on_from_the_step_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_from_the_step_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     straight = fit(STAGE, params(), loss_fn, batches, tmp_path / "straight")
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -104,12 +118,21 @@ def test_a_run_goes_on_from_the_step_before(tmp_path: Path, capsys: pytest.Captu
     for step in (7, 4):
         assert f"{run}/checkpoints: step {step} is damaged" in said
         assert f"now {step}.damaged; step 2 is whole" in said
-    assert (run / "train_config.json").read_text() == (tmp_path / "straight/train_config.json").read_text()
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"4", "6", "4.damaged", "7.damaged"}
+    assert (run / "train_config.json").read_text() == (
+        tmp_path / "straight/train_config.json"
+    ).read_text()
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {
+        "4",
+        "6",
+        "4.damaged",
+        "7.damaged",
+    }
 
 
 def test_a_checkpoint_tells_its_run_itself(tmp_path: Path) -> None:
     fit(STAGE, params(), loss_fn, batches, tmp_path)
     (tmp_path / "train_config.json").unlink()
-    with pytest.raises(InputError, match=r"holds a run with learning_rate 0\.1, and now it is 0\.2"):
+    with pytest.raises(
+        InputError, match=r"holds a run with learning_rate 0\.1, and now it is 0\.2"
+    ):
         fit(replace(STAGE, learning_rate=0.2), params(), loss_fn, batches, tmp_path)

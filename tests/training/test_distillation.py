@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.training.losses import coarsen, distillation_loss, divergence, top_k
 
 KINDS = ("forward_kl", "reverse_kl", "tvd")
@@ -32,10 +33,14 @@ def logs(*logits: np.ndarray) -> list[jax.Array]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_is_the_mean_over_masked_tokens_and_shared_words(kind) -> None:
-    loss, metrics = distillation_loss(jnp.asarray(STUDENT), jnp.asarray(TEACHER), jnp.asarray(MASK), kind)
+    loss, metrics = distillation_loss(
+        jnp.asarray(STUDENT), jnp.asarray(TEACHER), jnp.asarray(MASK), kind
+    )
     places = [(b, t) for b in range(2) for t in range(5) if MASK[b, t + 1]]
     pairs = [(softmax(TEACHER[b, t, :9]), softmax(STUDENT[b, t])) for b, t in places]
-    assert float(loss) == pytest.approx(np.mean([reference(kind, p, q) for p, q in pairs]), rel=1e-5)
+    assert float(loss) == pytest.approx(
+        np.mean([reference(kind, p, q) for p, q in pairs]), rel=1e-5
+    )
     kept = np.mean([np.minimum(p, q).sum() for p, q in pairs])
     assert float(metrics["acceptance"]) == pytest.approx(kept, rel=1e-5)
 
@@ -65,12 +70,16 @@ def test_gradients_are_those_of_the_divergence_where_a_teacher_excludes_words(ki
     p, q = softmax(teacher), softmax(STUDENT)
     log_p = teacher - teacher.max(-1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
-    by_q = {"forward_kl": -p / q, "reverse_kl": np.log(q) - log_p + 1, "tvd": np.sign(q - p) / 2}[kind]
+    by_q = {"forward_kl": -p / q, "reverse_kl": np.log(q) - log_p + 1, "tvd": np.sign(q - p) / 2}[
+        kind
+    ]
     expected = q * (by_q - (by_q * q).sum(-1, keepdims=True)) / MASK[:, 1:].sum()
     expected *= np.pad(MASK[:, 1:], ((0, 0), (0, 1)))[..., None]
     np.testing.assert_allclose(jax.grad(loss)(jnp.asarray(STUDENT)), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_no_gradient_goes_to_the_teacher() -> None:
-    gradient = jax.grad(lambda teacher: distillation_loss(jnp.asarray(STUDENT), teacher, jnp.asarray(MASK))[0])
+    gradient = jax.grad(
+        lambda teacher: distillation_loss(jnp.asarray(STUDENT), teacher, jnp.asarray(MASK))[0]
+    )
     np.testing.assert_array_equal(gradient(jnp.asarray(TEACHER)), 0)

@@ -1,4 +1,6 @@
-"""Batches and losses of a recipe and seed are what they have always been: a run may be repeated years later."""
+"""Batches and losses of a recipe and seed are what they have always been: a run may be repeated
+years later.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.config import KVHeadConfig
 from jaxspec.loading import LoadedModel
 from jaxspec.models.families import text_params
@@ -17,7 +20,6 @@ from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.heads.anchors import Anchoring, HeadBatches
 from jaxspec.training.heads.loss import make_loss
 from jaxspec.training.objectives import Distillation, tuning_loss
-
 from tests import tiny
 from tests.tiny import Talk
 from tests.training.test_conversations import ENCODER, MODEL
@@ -28,11 +30,15 @@ TEACHER, STUDENT = tiny.random_params(tiny.CONFIG), tiny.random_params(tiny.CONF
 
 def batches(view: str, **fields: Any) -> ConversationBatches:
     model = TEXT if view == "T" else MODEL
-    return ConversationBatches(Talk(), ENCODER, model, 4, (64, 96), (0, 2), parse_view(view), **fields)
+    return ConversationBatches(
+        Talk(), ENCODER, model, 4, (64, 96), (0, 2), parse_view(view), **fields
+    )
 
 
 def checksum(batch: Any) -> int:
-    """A sum of all that is whole numbers: pixels differ in the last bit from one transformers to the next."""
+    """A sum of all that is whole numbers: pixels differ in the last bit from one transformers to
+    the next.
+    """
     found = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
     return zlib.crc32(b"".join(leaf.tobytes() for leaf in found if leaf.dtype.kind != "f"))
 
@@ -62,7 +68,9 @@ def test_batches(view: str, fields: dict[str, Any], sums: tuple[int, ...]) -> No
 )
 def test_losses(view: str, distillation: Distillation | None, loss: float) -> None:
     teacher = MODEL if distillation else None
-    loss_fn = tuning_loss(MODEL.model, parse_view(view), teacher=teacher and teacher.model, distillation=distillation)
+    loss_fn = tuning_loss(
+        MODEL.model, parse_view(view), teacher=teacher and teacher.model, distillation=distillation
+    )
     found, _ = jax.jit(loss_fn)(STUDENT | {"teacher": TEACHER}, batches(view, teacher=teacher)(1))
     assert float(found) == pytest.approx(loss, rel=1e-4)
 
@@ -74,5 +82,7 @@ def test_kv_heads(loss: Any, value: float) -> None:
     bare = batch.replace(conversations=batch.conversations.replace(answers=None))
     assert checksum(bare) == 2675070664
     head = init_head(config, text_params(tiny.CONFIG, TEACHER), jax.random.key(0))
-    found, _ = jax.jit(make_loss(MODEL.model, config, anchoring))({"head": head, "target": TEACHER}, batch)
+    found, _ = jax.jit(make_loss(MODEL.model, config, anchoring))(
+        {"head": head, "target": TEACHER}, batch
+    )
     assert float(found) == pytest.approx(value, rel=1e-4)

@@ -10,9 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads import save_head
-from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, Qwen2Config, Qwen3Config, RopeScaling
+from jaxspec.config import (
+    Eagle3Config,
+    HeadConfig,
+    KVHeadConfig,
+    Qwen2Config,
+    Qwen3Config,
+    RopeScaling,
+)
 from jaxspec.data.prepared import prepare
 from jaxspec.errors import InputError
 from jaxspec.models.heads.kinds import init_head
@@ -26,7 +34,6 @@ from jaxspec.training.heads.loss import make_loss, read_target
 from jaxspec.training.heads.readings import KeptReadings
 from jaxspec.training.heads.recipe import train_head
 from jaxspec.training.losses import draft_loss
-
 from tests import tiny
 from tests.tiny import families, training
 from tests.tiny.eagle_reference import draft as reference
@@ -83,7 +90,9 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool, outside: bool) -
     drafted, teacher = rng.normal(size=(2, 2, 3, 4, 5)).astype(np.float32)
     output = rng.normal(size=(5, 7)).astype(np.float32)
     labels = rng.integers(0, 7, (2, 3, 4))
-    mask = np.asarray([[[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]], [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0]]])
+    mask = np.asarray(
+        [[[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]], [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0]]]
+    )
     whole = mask.all(-1)
     if outside:
         labels[0, 0, 2] = -1
@@ -96,11 +105,17 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool, outside: bool) -
         return scores / scores.sum(-1, keepdims=True)
 
     p, q = probs(teacher), probs(drafted)
-    each = (p * np.log(p / q)).sum(-1) if soft else -np.log(np.take_along_axis(q, labels[..., None], -1)[..., 0])
+    each = (
+        (p * np.log(p / q)).sum(-1)
+        if soft
+        else -np.log(np.take_along_axis(q, labels[..., None], -1)[..., 0])
+    )
     means = [(each[..., s] * mask[..., s]).sum() / mask[..., s].sum() for s in range(4)]
     weights = 0.5 ** np.arange(4)
     assert float(loss) == pytest.approx(np.dot(weights, means) / weights.sum(), rel=1e-5)
-    assert float(metrics["acceptance"]) == pytest.approx((np.minimum(p, q).sum(-1) * mask).sum() / mask.sum(), rel=1e-5)
+    assert float(metrics["acceptance"]) == pytest.approx(
+        (np.minimum(p, q).sum(-1) * mask).sum() / mask.sum(), rel=1e-5
+    )
     agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
     assert float(metrics["accuracy"]) == pytest.approx(agrees.sum() / mask.sum())
     runs = [np.cumprod(agrees[b, a]).sum() for b, a in np.argwhere(whole)]
@@ -125,9 +140,15 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope() -> None:
     """Text behind an image has other rotary positions than slots."""
     rope = RopeScaling(mrope_section=(2, 1, 1), mrope_interleaved=True)
     text = Qwen3Config(
-        vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, rope_scaling=rope,
-    )  # fmt: skip
+        vocab_size=24,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        rope_scaling=rope,
+    )
     target, params = LanguageModel(text), tiny.random_params(text, scale=0.4)
     config = KVHeadConfig.of_target(text, gamma=3)
     rng = np.random.default_rng(0)
@@ -140,7 +161,8 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope() -> None:
     whole = ConversationBatch(
         PromptRows(tokens, np.full(2, 16), rotary=rotary), mask, None, np.arange(2, dtype=np.uint32)
     )
-    batch = HeadBatches(Given(whole, np.full((2, 16), -1)), config, Anchoring(anchors=2))(0)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    batch = HeadBatches(Given(whole, np.full((2, 16), -1)), config, Anchoring(anchors=2))(0)
     both = {"target": params, "head": init_head(config, params, jax.random.key(0))}
     loss, metrics = jax.jit(make_loss(target, config, Anchoring(anchors=2)))(both, batch)
     assert float(loss) == pytest.approx(0, abs=1e-5)
@@ -156,17 +178,20 @@ def check_loss(
     scored: Any,
     rotary: np.ndarray | None = None,
 ) -> None:
-    """Assert that the loss of two rows of text is that of its definition, and that all parameters learn of it.
+    """Assert that the loss of two rows of text is that of its definition, and that all parameters
+    learn of it.
 
     Args:
-      scored: (what the head reads of the target, tokens, row, anchor) -> the losses [J] of a block's steps.
+      scored: (what the head reads of the target, tokens, row, anchor) -> the losses [J] of a
+      block's steps.
     """
     tokens = np.random.default_rng(0).integers(3, 20, (2, 12)).astype(np.int32)
     mask = np.zeros((2, 12), bool)
     mask[0, 5:9] = mask[1, 6:] = True
     rows = PromptRows(tokens, np.full(2, 12), rotary=rotary)
     whole = ConversationBatch(rows, mask, None, np.arange(2, dtype=np.uint32))
-    batch = HeadBatches(Given(whole, np.full((2, 12), -1)), config, anchoring, seed=1)(0)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    batch = HeadBatches(Given(whole, np.full((2, 12), -1)), config, anchoring, seed=1)(0)
     loss_fn = jax.jit(jax.value_and_grad(make_loss(target, config, anchoring), has_aux=True))
     (loss, _), gradient = loss_fn({"target": params, "head": head}, batch)
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient["head"]))
@@ -188,34 +213,52 @@ def check_loss(
 def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
     """Rotary positions of three axes, by the reference in numpy; labels alone are learned."""
     text = Qwen2Config(
-        vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
-    )  # fmt: skip
+        vocab_size=24,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
+    )
     target, params = LanguageModel(text), tiny.random_params(text, scale=0.4)
     config = Eagle3Config.of_target(text, target_layers=(0, 1, 2), gamma=3)
     head = tiny.eagle_params(config, params)
     rotary = (np.arange(12) + np.random.default_rng(1).integers(0, 3, (2, 3, 12))).astype(np.int32)
     rotary[:, :, 4:] = np.arange(4, 12)  # text
-    tensors = {name.replace("layers.0.", "midlayer."): leaf for name, leaf in named_tensors(head).items()}
+    tensors = {
+        name.replace("layers.0.", "midlayer."): leaf for name, leaf in named_tensors(head).items()
+    }
     embedding = np.asarray(params["model"]["embed_tokens"]["embedding"], np.float64)
 
     def scored(read: Any, tokens: np.ndarray, b: int, anchor: int) -> np.ndarray:
-        states, drafted = read.states[b, :anchor].astype(np.float64), tokens[b, anchor + 1 : anchor + 3]
+        states, drafted = (
+            read.states[b, :anchor].astype(np.float64),
+            tokens[b, anchor + 1 : anchor + 3],
+        )
         given = states, tokens[b, : anchor + 1], rotary[b].T[:anchor], drafted
         scores = reference(config.to_dict(), tensors, embedding, *given)
         logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-        return np.asarray([-row[token] for row, token in zip(logs, tokens[b, anchor + 1 : anchor + 4])])
+        return np.asarray(
+            [-row[token] for row, token in zip(logs, tokens[b, anchor + 1 : anchor + 4])]
+        )
 
-    check_loss(target, params, config, head, Anchoring(anchors=2, loss="ce", decay=0.5), scored, rotary)
+    check_loss(
+        target, params, config, head, Anchoring(anchors=2, loss="ce", decay=0.5), scored, rotary
+    )
 
 
 def test_a_one_pass_heads_loss_is_that_of_its_definition() -> None:
-    """Blocks that read one token, by the reference in PyTorch, with the correction for the true token before."""
+    """Blocks that read one token, by the reference in PyTorch, with the correction for the true
+    token before.
+    """
     torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
     from tests.tiny.kv_head_reference import run_block
 
     target, params = tiny.text_only(*tiny.lvlm(16, 2, seed=0))
-    config, head = tiny.kv_head(target, params, feature="last_hidden", parallel=True, markov=2, gamma=3)
+    config, head = tiny.kv_head(
+        target, params, feature="last_hidden", parallel=True, markov=2, gamma=3
+    )
     tensors = {name: torch.tensor(leaf) for name, leaf in named_tensors(head).items()}
     embedding, output = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["kernel"]
 
@@ -223,17 +266,26 @@ def test_a_one_pass_heads_loss_is_that_of_its_definition() -> None:
         block = np.asarray(embedding)[tokens[b, np.minimum(anchor + np.arange(3), 11)]]
         k, v = (torch.tensor(leaf[b].swapaxes(0, 1)) for leaf in (read.k, read.v))
         before, nowhere = torch.tensor(read.hidden[b, anchor - 1]), np.full(12, -1)
-        hidden = run_block(config.to_dict(), tensors, torch.tensor(block), k, v, nowhere, anchor, before).numpy()
-        normed = block / np.sqrt((block**2).mean(-1, keepdims=True) + config.text_config.rms_norm_eps)
+        hidden = run_block(
+            config.to_dict(), tensors, torch.tensor(block), k, v, nowhere, anchor, before
+        ).numpy()
+        normed = block / np.sqrt(
+            (block**2).mean(-1, keepdims=True) + config.text_config.rms_norm_eps
+        )
         scores = hidden @ output + normed @ head["markov_in"] @ head["markov_out"]
-        p, q = (np.asarray(jax.nn.log_softmax(x)) for x in (read.hidden[b, anchor : anchor + 3] @ output, scores))
+        p, q = (
+            np.asarray(jax.nn.log_softmax(x))
+            for x in (read.hidden[b, anchor : anchor + 3] @ output, scores)
+        )
         return (np.exp(p) * (p - q[: len(p)])).sum(-1)
 
     check_loss(target, params, config, head, Anchoring(anchors=2, decay=0.5), scored)
 
 
 def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) -> None:
-    """The target is split over both axes, the rows over one; one device keeps what it has read of the target."""
+    """The target is split over both axes, the rows over one; one device keeps what it has read of
+    the target.
+    """
     data = {"talk": taught / "talk"}
     alone = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
     for name, stages in (("mesh", child.HEAD.stages), ("one", (alone,))):
@@ -244,7 +296,9 @@ def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) 
     np.testing.assert_allclose(mesh, one, rtol=1e-4)
 
 
-def test_a_head_goes_on_from_one_of_its_kind(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_goes_on_from_one_of_its_kind(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[Any] = []
 
     def begin(config: Any, params: Any, *_: Any, **__: Any) -> Any:
@@ -257,13 +311,19 @@ def test_a_head_goes_on_from_one_of_its_kind(taught: Path, tmp_path: Path, monke
     config, head = train_head(recipe, tmp_path, data)
     changed = jax.tree.map(lambda leaf: leaf + 1, head)
     save_head(tmp_path / "head", config, changed, None)
-    again, _ = train_head(replace(recipe, start=str(tmp_path / "head"), draft_vocabulary=0), tmp_path, data)
+    again, _ = train_head(
+        replace(recipe, start=str(tmp_path / "head"), draft_vocabulary=0), tmp_path, data
+    )
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, begun[-1], changed)
     other = replace(recipe, start=str(tmp_path / "head"), head={**recipe.head, "pooling": "drop"})
-    with pytest.raises(InputError, match="head: its kind is 'KV head', the recipe's 'one-pass KV head'"):
+    with pytest.raises(
+        InputError, match="head: its kind is 'KV head', the recipe's 'one-pass KV head'"
+    ):
         train_head(replace(other, head={**recipe.head, "parallel": True}), tmp_path, data)
-    with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', the recipe's 'drop'"):
+    with pytest.raises(
+        InputError, match=r"start .*head: its pooling is '\w+', the recipe's 'drop'"
+    ):
         train_head(other, tmp_path, data)
 
 
@@ -284,7 +344,10 @@ def test_each_row_is_read_once(tmp_path: Path) -> None:
         wanted, again = jax.tree.leaves(reading(batch)), jax.tree.leaves(keep(batch))
         same(again, jax.tree.leaves(before))
         for row, length in enumerate(batch.rows.length):  # what lies behind a row is read by nobody
-            same([leaf[row, ..., :length, :] for leaf in again], [leaf[row, ..., :length, :] for leaf in wanted])
+            same(
+                [leaf[row, ..., :length, :] for leaf in again],
+                [leaf[row, ..., :length, :] for leaf in wanted],
+            )
     assert len(read) == 6
 
 

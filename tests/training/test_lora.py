@@ -1,4 +1,6 @@
-"""Low-rank updates: what trains, what is written, and that a run goes on; and the scores of answers alone."""
+"""Low-rank updates: what trains, what is written, and that a run goes on; and the scores of answers
+alone.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.loading import LoadedModel
 from jaxspec.models.lora import LORA, Lora, merged
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.recipes import Recipe, Stage, train_draft
-from train import recipe as script
-
 from tests.training.test_conversations import MODEL
 from tests.training.test_goldens import STUDENT, batches
+from train import recipe as script
 
 UPDATES = Lora(rank=2, alpha=4, modules=("q_proj", "down_proj"))
 TRAIN = TrainConfig(
@@ -62,9 +64,18 @@ def test_a_recipe_trains_the_updates_and_writes_an_adapter(
         jax.tree.map(np.testing.assert_array_equal, trained[part], start[part])
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(trained[LORA]))
     monkeypatch.setattr(script, "load_preset", lambda *_: made)
-    words = ["--runs", str(tmp_path / "runs"), "--data", f"talk={taught / 'talk'}", "--dtype", "float32"]
+    words = [
+        "--runs",
+        str(tmp_path / "runs"),
+        "--data",
+        f"talk={taught / 'talk'}",
+        "--dtype",
+        "float32",
+    ]
     out = script.main(["mine", *words])
     adapted = LoadedModel.load(target, adapter=tmp_path / "runs" / "adapter").params
     whole = LoadedModel.load(out).params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), adapted, whole)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, merged(trained, UPDATES))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, merged(trained, UPDATES)
+    )

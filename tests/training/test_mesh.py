@@ -1,4 +1,6 @@
-"""Training on a mesh: the same losses as on one device, each device with its share, and a restart on another mesh."""
+"""Training on a mesh: the same losses as on one device, each device with its share, and a restart
+on another mesh.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,21 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh, shardings
 from jaxspec.training.batches import process_share
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.loop.step import make_optimizer, partition, place_state, placed_on
-
 from tests.tiny import training
 
 STAGES = {
     "one": replace(training.STAGE, mesh=MeshConfig(data=1)),
     "fsdp": replace(training.STAGE, mesh=MeshConfig(fsdp=8)),
     "model": replace(training.STAGE, mesh=MeshConfig(data=1, model=8)),
-    "mixed": replace(training.STAGE, mesh=MeshConfig(data=2, fsdp=2, model=2), accumulate=2, remat=True),
+    "mixed": replace(
+        training.STAGE, mesh=MeshConfig(data=2, fsdp=2, model=2), accumulate=2, remat=True
+    ),
 }
 
 
@@ -54,7 +58,9 @@ def test_goes_on_with_other_devices(alone, tmp_path):
 
 
 def test_each_device_holds_its_share():
-    """The optimiser's state is split as the parameters are; without a place, all is whole everywhere."""
+    """The optimiser's state is split as the parameters are; without a place, all is whole
+    everywhere.
+    """
     mesh = make_mesh(model=2, fsdp=4)
     params = training.params()
     trainable, held = partition(params, ("vision_tower",))
@@ -62,12 +68,17 @@ def test_each_device_holds_its_share():
     places = partial(shardings, training.CONFIG, params)
     name = "language_model/model/layers_0/mlp/gate_proj/kernel"
     for found, rows, columns in ((places, 4, 2), (None, 1, 1)):
-        state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, params, found), mesh, "bfloat16")
-        adam = next(part for part in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(part))
+        state, fixed = place_state(
+            trainable, held, optimizer, placed_on(mesh, params, found), mesh, "bfloat16"
+        )
+        adam = next(
+            part for part in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(part)
+        )
         for leaf in (state.params[name], adam.mu[name], adam.nu[name]):
             assert leaf.addressable_shards[0].data.shape == (32 // rows, 64 // columns)
             assert leaf.dtype == np.float32
-        assert adam.mu.keys() == state.params.keys() == trainable.keys()  # nothing for what is frozen
+        # nothing for what is frozen
+        assert adam.mu.keys() == state.params.keys() == trainable.keys()
         assert {leaf.dtype.name for leaf in fixed.values()} == {"bfloat16"}
 
 
@@ -76,7 +87,8 @@ def is_adam(part) -> bool:
 
 
 def test_mesh_of_a_batch():
-    assert dict(MeshConfig().make(12).shape) == {"data": 4, "fsdp": 1, "model": 1}  # of eight devices, what divides
+    # of eight devices, what divides
+    assert dict(MeshConfig().make(12).shape) == {"data": 4, "fsdp": 1, "model": 1}
     assert dict(MeshConfig(fsdp=2).make(12).shape) == {"data": 2, "fsdp": 2, "model": 1}
     assert dict(MeshConfig(model=2).make(1).shape) == {"data": 1, "fsdp": 1, "model": 2}
     given = MeshConfig().make(12, jax.devices()[5:])
@@ -85,7 +97,10 @@ def test_mesh_of_a_batch():
         MeshConfig(data=2, fsdp=2).make(6)
     with pytest.raises(InputError, match="4 data x 4 fsdp x 1 model devices, of"):
         MeshConfig(data=4, fsdp=4).make(16)
-    for wrong, line in ((MeshConfig(model=16), "1 data x 1 fsdp x 16"), (MeshConfig(fsdp=0), "1 data x 0 fsdp x 1")):
+    for wrong, line in (
+        (MeshConfig(model=16), "1 data x 1 fsdp x 16"),
+        (MeshConfig(fsdp=0), "1 data x 0 fsdp x 1"),
+    ):
         with pytest.raises(InputError, match=f"mesh: {line}"):
             wrong.make(16)
 

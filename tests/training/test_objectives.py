@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.loading import LoadedModel
 from jaxspec.models.families import build
 from jaxspec.prompts.views import parse_views
@@ -18,7 +19,6 @@ from jaxspec.training.objectives import (
     teacher_params,
     tuning_loss,
 )
-
 from tests import tiny
 from tests.tiny import Talk
 from tests.training.test_conversations import ENCODER, MODEL
@@ -29,7 +29,14 @@ TEACHER = tiny.random_params(tiny.CONFIG)
 
 def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedModel = MODEL) -> Any:
     made = ConversationBatches(
-        Talk(), ENCODER, model, 4, (96,), tile_buckets=(2,), view=parse_views((view,))[0], teacher=teacher
+        Talk(),
+        ENCODER,
+        model,
+        4,
+        (96,),
+        tile_buckets=(2,),
+        view=parse_views((view,))[0],
+        teacher=teacher,
     )
     return made(0)
 
@@ -38,14 +45,18 @@ def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedMod
 def test_a_teacher_is_read_where_the_draft_predicts(name: str, view: str) -> None:
     made = batch(view, model=MODEL if name == "lvlm" else TEXT)
     images = made.images if made.teacher.images is None else made.teacher.images
-    whole = jax.jit(build(tiny.CONFIG).apply)({"params": TEACHER}, made.teacher.rows.tokens, images["pixels"])
+    whole = jax.jit(build(tiny.CONFIG).apply)(
+        {"params": TEACHER}, made.teacher.rows.tokens, images["pixels"]
+    )
     taught = jax.jit(lambda made: teacher_logits(MODEL.model, TEACHER, made, None))(made)
     longer = made.teacher.rows.length - made.rows.length
     assert longer.max() > 0
     for row, place in np.argwhere(made.mask):
         there = place + longer[row]  # all images stand before the first answer
         assert made.teacher.rows.tokens[row, there] == made.tokens[row, place]
-        np.testing.assert_allclose(taught[row, place - 1], whole[row, there - 1], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            taught[row, place - 1], whole[row, there - 1], rtol=1e-4, atol=1e-4
+        )
     assert (made.teacher.images is not None) == (name == "text")
 
 
@@ -55,17 +66,24 @@ def test_the_teacher_itself_has_nothing_to_learn_and_shares_its_images() -> None
     loss, metrics = jax.jit(loss_fn)(TEACHER | {"teacher": TEACHER}, made)
     assert float(loss) == pytest.approx(0, abs=1e-5)
     assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-5)
-    assert float(metrics["tokens_per_pass"]) > 4  # all agree: full blocks but for the last of an answer
+    # all agree: full blocks but for the last of an answer
+    assert float(metrics["tokens_per_pass"]) > 4
     assert made.teacher.images is None
 
 
 def test_a_tower_that_both_see_through_runs_once() -> None:
-    """The same loss and gradient; a tower that trains, that differs, or that the draft is not shown, is not shared."""
+    """The same loss and gradient; a tower that trains, that differs, or that the draft is not
+    shown, is not shared.
+    """
     student = tiny.random_params(tiny.CONFIG, seed=1)
     view, frozen = parse_views(("P1",))[0], ("vision_tower",)
     teacher, other = replace(MODEL, params=TEACHER), replace(MODEL, params=student)
     draft = replace(MODEL, params=student | {"vision_tower": TEACHER["vision_tower"]})
-    for pair in ((draft, view, ("language_model",)), (other, view, frozen), (draft, parse_views(("T",))[0], frozen)):
+    for pair in (
+        (draft, view, ("language_model",)),
+        (other, view, frozen),
+        (draft, parse_views(("T",))[0], frozen),
+    ):
         assert teacher_params(teacher, *pair) is TEACHER
     less = teacher_params(teacher, draft, view, frozen)
     assert less.keys() == TEACHER.keys() - {"vision_tower"}
@@ -75,7 +93,9 @@ def test_a_tower_that_both_see_through_runs_once() -> None:
     towers, found = [], []
     for held in (TEACHER, less):
         still = {"teacher": held, "vision_tower": TEACHER["vision_tower"]}
-        step = jax.jit(jax.value_and_grad(lambda own, still: loss_fn(own | still, made)[0])).lower(rest, still)
+        step = jax.jit(jax.value_and_grad(lambda own, still: loss_fn(own | still, made)[0])).lower(
+            rest, still
+        )
         towers.append(step.as_text().count("stablehlo.convolution"))
         found.append(step.compile()(rest, still))
     assert towers[0] == 2 * towers[1] > 0

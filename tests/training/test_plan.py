@@ -1,4 +1,6 @@
-"""Plans of training: what a step would hold on devices that are not there, and the peaks of chips."""
+"""Plans of training: what a step would hold on devices that are not there, and the peaks of
+chips.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from pathlib import Path
 
 import jax
 import pytest
+
 from configs.latency.llava7b_68m import config as sizes
 from jaxspec.cli import main
 from jaxspec.sharding import on_mesh
@@ -13,8 +16,9 @@ from jaxspec.training.plan import abstract_step, mesh_for
 
 
 def test_a_7b_target_teaches_a_68m_draft() -> None:
-    """The step lowers for 64 TPUs, and each holds its share: two bytes a frozen parameter, four a trained one, eight of
-    its moments, four of its gradient."""
+    """The step lowers for 64 TPUs, and each holds its share: two bytes a frozen parameter, four a
+    trained one, eight of its moments, four of its gradient.
+    """
     devices, batch = 64, 16
     assert dict(mesh_for(16, 256).shape) == {"data": 1, "fsdp": 16, "model": 1}
     mesh = mesh_for(devices, batch)
@@ -22,13 +26,17 @@ def test_a_7b_target_teaches_a_68m_draft() -> None:
     found = abstract_step(sizes.target, sizes.draft, mesh, batch, 1024, "bfloat16")
     with on_mesh(mesh):
         traced = jax.jit(found.step, donate_argnums=0).trace(found.state, found.frozen, found.batch)
-    assert f"mhlo.num_partitions = {devices}" in traced.lower(lowering_platforms=("tpu",)).as_text()[:2000]
+    assert (
+        f"mhlo.num_partitions = {devices}"
+        in traced.lower(lowering_platforms=("tpu",)).as_text()[:2000]
+    )
     held = found.held
     assert held["frozen"] == pytest.approx(2 * 7_063_427_072 / devices, rel=0.03)  # with one tower
     trained = 4 * 68e6 / devices
     assert (held["trained"], held["gradient"]) == pytest.approx((trained, trained), rel=0.1)
     assert held["optimizer"] == pytest.approx(2 * held["trained"], rel=1e-4)
-    # Of a row's slot, for each model: its token and its source; the mask, and where the teacher reads it.
+    # Of a row's slot, for each model: its token and its source; the mask, and where the teacher
+    # reads it.
     assert held["batch"] == batch // 16 * (1024 * (2 * 8 + 1 + 4) + 2 * 4 + 4 + 336 * 336 * 3 * 4)
     # Two operations a weight and token of the teacher, six of the draft.
     assert found.flops == pytest.approx((2 * 6.93e9 + 6 * 0.045e9) * batch * 1024, rel=0.02)
@@ -42,4 +50,8 @@ def test_the_command_tells_the_mesh_of_a_training(
     main(["plan", target, "--draft", draft, "--train", "6", "--prompt", "64", "--chips", "v5e"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     cells = {line[0]: line[1:4] for line in lines if line and line[0].startswith("mesh.")}
-    assert cells == {"mesh.data": ["1", "1", "1"], "mesh.fsdp": ["1", "2", "2"], "mesh.model": ["1", "1", "2"]}
+    assert cells == {
+        "mesh.data": ["1", "1", "1"],
+        "mesh.fsdp": ["1", "2", "2"],
+        "mesh.model": ["1", "1", "2"],
+    }

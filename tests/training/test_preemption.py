@@ -1,4 +1,6 @@
-"""Signals that end a run: all is saved first, whatever the signal, and a second Ctrl-C does not wait for it."""
+"""Signals that end a run: all is saved first, whatever the signal, and a second Ctrl-C does not
+wait for it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.loop.preemption import Preempted, Preemption
 from jaxspec.training.loop.trainer import fit
@@ -30,13 +33,21 @@ def loss_fn(params: Any, rows: Any) -> Any:
     return loss, {"loss": loss}
 
 
-def train(directory: Path, stage: TrainConfig = STAGE, asked: Any = batch, **options: Any) -> np.ndarray:
-    return fit(stage, {"kernel": np.zeros((3, 1), np.float32)}, loss_fn, asked, directory, **options)["kernel"]
+def train(
+    directory: Path, stage: TrainConfig = STAGE, asked: Any = batch, **options: Any
+) -> np.ndarray:
+    return fit(
+        stage, {"kernel": np.zeros((3, 1), np.float32)}, loss_fn, asked, directory, **options
+    )["kernel"]
 
 
-@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.fixture(
+    params=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name
+)
 def number(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A signal with a handler of its own, wherever the tests run: in the background, or under nohup."""
+    """A signal with a handler of its own, wherever the tests run: in the background, or under
+    nohup.
+    """
     before = signal.signal(request.param, signal.default_int_handler)
     yield request.param
     signal.signal(request.param, before)
@@ -60,7 +71,9 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path: Path, number: int
     np.testing.assert_array_equal(rest, train(tmp_path / "straight"))
 
 
-def test_a_signal_during_an_evaluation_saves_the_step_that_was_evaluated(tmp_path: Path, number: int) -> None:
+def test_a_signal_during_an_evaluation_saves_the_step_that_was_evaluated(
+    tmp_path: Path, number: int
+) -> None:
     """The evaluation is in the log, and no other step is run, which might compile for minutes."""
 
     def evaluate(params: Any) -> dict[str, float]:

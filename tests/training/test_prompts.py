@@ -1,4 +1,6 @@
-"""Prompts for drafts of a small model: what is trained on and what is held apart have no question in common."""
+"""Prompts for drafts of a small model: what is trained on and what is held apart have no question
+in common.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from jaxspec.data.samples import own_samples
 from train.prompts import Options, main
 
@@ -17,14 +20,19 @@ def test_test_prompts_are_held_apart(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for file, row in {
         "gsm8k/train.jsonl": {"question": "How many?", "answer": "2"},
         "gsm8k/test.jsonl": {"question": "How few?", "answer": "1"},
-        "humaneval/HumanEval.jsonl.gz": {"prompt": "def f():\n    '''One.'''", "canonical_solution": "    return 1"},
+        "humaneval/HumanEval.jsonl.gz": {
+            "prompt": "def f():\n    '''One.'''",
+            "canonical_solution": "    return 1",
+        },
         "mmspec/mmspec_24.jsonl": {"turns": ["Which shape?"]},
         "llava/qa90_questions.jsonl": {"text": "What colour?"},
     }.items():
         (data / file).parent.mkdir(parents=True, exist_ok=True)
         with (gzip.open if file.endswith("gz") else open)(data / file, "wt") as lines:
             lines.write(json.dumps(row) + "\n")
-    monkeypatch.setattr(sys, "stdlib_module_names", ("abc", "copy", "csv", "fractions", "json", "shlex", "textwrap"))
+    monkeypatch.setattr(
+        sys, "stdlib_module_names", ("abc", "copy", "csv", "fractions", "json", "shlex", "textwrap")
+    )
     out = main(Options(data, tmp_path / "out"))
     learned = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
     held = {file.stem: list(own_samples("test", file)) for file in (out / "test").glob("*.jsonl")}

@@ -1,4 +1,6 @@
-"""Recipes: what a draft starts as, that its stages run and resume, and that presets fit their models."""
+"""Recipes: what a draft starts as, that its stages run and resume, and that presets fit their
+models.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.export import export
 from jaxspec.command import load_preset, preset_names
@@ -23,24 +26,39 @@ from jaxspec.training.loop.step import make_optimizer, partition
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
 from picturebook.training import Picturebook
-from train import recipe as script
-
 from tests import tiny
 from tests.tiny import Talk, families
+from train import recipe as script
 
-SMALL = replace(tiny.CONFIG.text_config, vocab_size=101, hidden_size=16, num_attention_heads=2, num_key_value_heads=2)
+SMALL = replace(
+    tiny.CONFIG.text_config,
+    vocab_size=101,
+    hidden_size=16,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+)
 TRAIN = TrainConfig(
-    steps=1, batch=4, learning_rate=0.1, warmup=1, log_every=1, evaluate_every=1, mesh=MeshConfig(data=1)
+    steps=1,
+    batch=4,
+    learning_rate=0.1,
+    warmup=1,
+    log_every=1,
+    evaluate_every=1,
+    mesh=MeshConfig(data=1),
 )
 ALIGN = replace(TRAIN, warmup=0, final_rate=1.0, frozen=("vision_tower", "language_model"))
 FIRST = Stage("align", ALIGN, (("talk", 1.0),), plain=True)
 DATA = {"picturebook:facts": Picturebook(kinds=("facts",))}
-SECOND = Stage("tune", replace(TRAIN, frozen=("vision_tower",)), (("talk", 3.0), ("picturebook:facts", 1.0)))
+SECOND = Stage(
+    "tune", replace(TRAIN, frozen=("vision_tower",)), (("talk", 3.0), ("picturebook:facts", 1.0))
+)
 
 
 def recipe(taught: Path, **fields: Any) -> Recipe:
     target = str(taught / "target")
-    made = Recipe(target=target, start=SMALL, stages=(FIRST, SECOND), buckets=(128,), tile_buckets=(2,))
+    made = Recipe(
+        target=target, start=SMALL, stages=(FIRST, SECOND), buckets=(128,), tile_buckets=(2,)
+    )
     return replace(made, **fields)
 
 
@@ -68,27 +86,46 @@ def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
         shutil.copytree(tmp_path / stage, tmp_path / "longer" / stage)
     longer = replace(FIRST, train=replace(ALIGN, steps=2))
     with pytest.raises(InputError, match=r"tune: holds a run with before.align 1, and now it is 2"):
-        train_draft(replace(made, stages=(longer, SECOND)), tmp_path / "longer", {**DATA, "talk": taught / "talk"})
+        train_draft(
+            replace(made, stages=(longer, SECOND)),
+            tmp_path / "longer",
+            {**DATA, "talk": taught / "talk"},
+        )
     assert [line["step"] for line in log(tmp_path / "longer/align") if "loss" in line] == [1, 2]
     with pytest.raises(InputError, match="view 'M', and now it is 'P1'"):
         train_draft(replace(made, view="P1"), tmp_path, {**DATA, "talk": taught / "talk"})
-    with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20.*, and now it is .*'talk', 2.0, 20"):
+    with pytest.raises(
+        InputError, match=r"data .*'talk', 1.0, 20.*, and now it is .*'talk', 2.0, 20"
+    ):
         train_draft(
-            replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)), tmp_path, {**DATA, "talk": taught / "talk"}
+            replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)),
+            tmp_path,
+            {**DATA, "talk": taught / "talk"},
         )
     prepare("talk", tmp_path, [Talk()[i + 1] for i in range(20)])
-    with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20, 'fing.*, and now it is .*'talk', 1.0, 20, 'fing"):
+    with pytest.raises(
+        InputError, match=r"data .*'talk', 1.0, 20, 'fing.*, and now it is .*'talk', 1.0, 20, 'fing"
+    ):
         train_draft(made, tmp_path, {**DATA, "talk": tmp_path / "talk"})
     shutil.rmtree(tmp_path / "target")
-    tiny.save(tmp_path / "target", tiny.CONFIG, jax.tree.map(lambda leaf: -leaf, tiny.random_params(tiny.CONFIG)))
+    tiny.save(
+        tmp_path / "target",
+        tiny.CONFIG,
+        jax.tree.map(lambda leaf: -leaf, tiny.random_params(tiny.CONFIG)),
+    )
     (tmp_path / "align/train_config.json").unlink()
-    with pytest.raises(InputError, match=rf"target '{tmp_path}/target, fing.*, and now it is '{tmp_path}/target, fing"):
+    with pytest.raises(
+        InputError,
+        match=rf"target '{tmp_path}/target, fing.*, and now it is '{tmp_path}/target, fing",
+    ):
         train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
 
 
 def test_a_text_draft_learns_from_a_teacher(taught: Path, tmp_path: Path) -> None:
     stages = (replace(SECOND, train=replace(TRAIN, accumulate=2)),)
-    made = recipe(taught, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5))
+    made = recipe(
+        taught, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5)
+    )
     draft = train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
     assert draft.config == SMALL
     assert set(draft.params) == {"model", "lm_head"}
@@ -100,7 +137,14 @@ def test_a_text_draft_learns_from_a_teacher(taught: Path, tmp_path: Path) -> Non
 def test_a_qwen_vl_draft_learns_a_draft_vocabulary(tmp_path: Path) -> None:
     start = str(families.write(tmp_path, "qwen2_5_vl") / "target")
     stage = Stage("tune", replace(TRAIN, evaluate_every=0), (("talk", 1.0),))
-    made = Recipe(target=start, start=start, stages=(stage,), buckets=(128,), tile_buckets=(8,), draft_vocabulary=9)
+    made = Recipe(
+        target=start,
+        start=start,
+        stages=(stage,),
+        buckets=(128,),
+        tile_buckets=(8,),
+        draft_vocabulary=9,
+    )
     draft = train_draft(made, tmp_path, {"talk": Talk()})
     assert draft.params["lm_head"]["kernel"].shape == (16, 9)
     huggingface.save(tmp_path / "out", draft.config, draft.params)
@@ -108,13 +152,25 @@ def test_a_qwen_vl_draft_learns_a_draft_vocabulary(tmp_path: Path) -> None:
     assert found.config == draft.config
     whole = export(tmp_path / "out", tmp_path / "whole")
     assert whole.text_config.draft_vocabulary == ()  # pyright: ignore
-    assert huggingface.load(tmp_path / "whole").params["lm_head"]["kernel"].shape == (16, whole.text_config.vocab_size)  # pyright: ignore
+    # pyright: ignore
+    assert huggingface.load(tmp_path / "whole").params["lm_head"]["kernel"].shape == (
+        16,
+        whole.text_config.vocab_size,
+    )
 
 
 def test_the_command_writes_a_draft_that_loads(
     taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["mini_text", "--target", str(taught / "target"), "--data", str(taught / "talk"), "--runs", str(tmp_path)]
+    words = [
+        "mini_text",
+        "--target",
+        str(taught / "target"),
+        "--data",
+        str(taught / "talk"),
+        "--runs",
+        str(tmp_path),
+    ]
     out = script.main([*words, "--tune.steps", "1", "--tune.batch", "4", "--tune.mesh.data", "1"])
     assert capsys.readouterr().out == f"wrote {out}\n"
     draft = LoadedModel.load(out)
@@ -128,7 +184,14 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shared" / "run.debug" / "2").mkdir(parents=True)  # a killed trial's
     (tmp_path / "shared" / "run").mkdir()
-    words = ["mini_text", "--target", str(taught / "target"), "--data", str(taught / "talk"), "--debug"]
+    words = [
+        "mini_text",
+        "--target",
+        str(taught / "target"),
+        "--data",
+        str(taught / "talk"),
+        "--debug",
+    ]
     out = script.main([*words, "--tune.checkpoints", "shared/run/"])
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["run"]
     assert [entry["step"] for entry in log(out.parent / "tune")] == [2]
@@ -139,10 +202,15 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
     [
         (["llava15_68m"], "blip_laion_cc_sbu_558k: not in .*docs/recipes.md"),
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
-        (["llava15_68m", "--data", "llava_v1_5_mix=x"], "no stage reads it; did you mean 'llava_v1_5_mix665k'"),
+        (
+            ["llava15_68m", "--data", "llava_v1_5_mix=x"],
+            "no stage reads it; did you mean 'llava_v1_5_mix665k'",
+        ),
     ],
 )
-def test_errors_of_the_command(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_errors_of_the_command(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("jaxspec.training.recipes.PREPARED", tmp_path)
     with pytest.raises(InputError, match=message):
         script.main(words)
@@ -159,7 +227,11 @@ def test_data_that_is_named() -> None:
         parse_data(("tlk=/nowhere",), (FIRST, SECOND))
 
 
-DRAFTS = [name for name in preset_names("train.recipes") if isinstance(load_preset("train.recipes", name), Recipe)]
+DRAFTS = [
+    name
+    for name in preset_names("train.recipes")
+    if isinstance(load_preset("train.recipes", name), Recipe)
+]
 
 
 @pytest.mark.parametrize("name", DRAFTS)

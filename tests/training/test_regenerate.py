@@ -1,4 +1,6 @@
-"""Answers written anew: chunk by chunk, the same after a stop and from any shard, and each the engine's own."""
+"""Answers written anew: chunk by chunk, the same after a stop and from any shard, and each the
+engine's own.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from jaxspec.data.prepared import Prepared, prepare
 from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
-from jaxspec.training.regenerate import Regeneration, losses, losses_summary, regenerate, regenerated
-from train.distill_data import Options, main
-
+from jaxspec.training.regenerate import (
+    Regeneration,
+    losses,
+    losses_summary,
+    regenerate,
+    regenerated,
+)
 from tests import tiny
 from tests.tiny import Talk
+from train.distill_data import Options, main
 
 # A quarter of all tokens end an answer, so that some do before the limit and some do not.
-TEXT = replace(tiny.CONFIG.text_config, eos_token_id=tuple(range(5, 30)), max_position_embeddings=60)
+TEXT = replace(
+    tiny.CONFIG.text_config, eos_token_id=tuple(range(5, 30)), max_position_embeddings=60
+)
 CONFIG = replace(tiny.CONFIG, text_config=TEXT)
 WORK = Regeneration("tiny", "talk", samples=7, temperature=1.0, max_new_tokens=6, chunk=3)
 
@@ -56,21 +66,30 @@ def test_answers_are_the_engines(engine: Engine, straight: Path) -> None:
     assert any(row["cut"] for row in rows)
 
 
-def test_a_stopped_run_and_shards_give_the_same(engine: Engine, straight: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_and_shards_give_the_same(
+    engine: Engine, straight: Path, tmp_path: Path
+) -> None:
     assert regenerate(engine, Talk(), WORK, tmp_path, (1, 2)) == 1
     kept = (tmp_path / "000001.jsonl").stat().st_mtime_ns
     (tmp_path / ".000002.jsonl.123.tmp").write_text("half of a ch")  # of a run that was killed
     assert regenerate(engine, Talk(), WORK, tmp_path) == 3
     assert (tmp_path / "000001.jsonl").stat().st_mtime_ns == kept
     assert chunks(tmp_path) == chunks(straight)
-    for change, told in (({"temperature": 0.0}, "temperature 1.0, and now it is 0.0"), ({"data": "x"}, "data 'talk'")):
+    for change, told in (
+        ({"temperature": 0.0}, "temperature 1.0, and now it is 0.0"),
+        ({"data": "x"}, "data 'talk'"),
+    ):
         with pytest.raises(InputError, match=told):
             regenerate(engine, Talk(), replace(WORK, **change), tmp_path)
 
 
 def test_the_beginnings_of_long_answers_are_kept_if_asked(straight: Path) -> None:
     rows = [json.loads(line) for text in chunks(straight) for line in text.splitlines()]
-    begun = {row["id"]: row["turns"] + [row["cut"]] for row in rows if row["cut"] and row["cut"][1].strip()}
+    begun = {
+        row["id"]: row["turns"] + [row["cut"]]
+        for row in rows
+        if row["cut"] and row["cut"][1].strip()
+    }
     kept = {sample.id: sample for sample in regenerated(Talk(), WORK, straight, keep_cut=True)}
     assert begun
     for identity, turns in begun.items():
@@ -85,9 +104,17 @@ def options(path: Path, **changes: Any) -> Options:
     tiny.save(path / "target", CONFIG, tiny.random_params(CONFIG))
     prepare("talk", path, [Talk()[i] for i in range(7)])
     asked = Options(
-        str(path / "target"), str(path / "talk"), "talk_t1", temperature=1.0, max_new_tokens=6, batch_size=4,
-        prompt_buckets=(64,), image_buckets=(2,), chunk=3, out=path,
-    )  # fmt: skip
+        str(path / "target"),
+        str(path / "talk"),
+        "talk_t1",
+        temperature=1.0,
+        max_new_tokens=6,
+        batch_size=4,
+        prompt_buckets=(64,),
+        image_buckets=(2,),
+        chunk=3,
+        out=path,
+    )
     return replace(asked, **changes)
 
 
@@ -96,23 +123,31 @@ def test_the_command_prepares_when_all_shards_are_there(
 ) -> None:
     first = options(tmp_path, shard="0/2")
     assert main(first) is None
-    assert capsys.readouterr().out == ("2 of 3 chunks are there; when all are, run shard 0 again to prepare talk_t1\n")
+    assert capsys.readouterr().out == (
+        "2 of 3 chunks are there; when all are, run shard 0 again to prepare talk_t1\n"
+    )
     assert main(replace(first, shard="1/2")) is None
     folder = main(first)
     assert folder is not None
     assert chunks(tmp_path / "talk_t1.answers") == chunks(straight)
     source = Prepared(folder)
     assert source.metadata["temperature"] == 1.0
-    assert [source[i].turns for i in range(len(source))] == [s.turns for s in regenerated(Talk(), WORK, straight)]
+    assert [source[i].turns for i in range(len(source))] == [
+        s.turns for s in regenerated(Talk(), WORK, straight)
+    ]
     capsys.readouterr()
     assert main(first) == folder
     assert capsys.readouterr().out == f"{folder} holds these answers already\n"
-    for name, told in (("talk", "holds other data"), ("Talk", "lower-case words")):  # before anything is answered
+    # before anything is answered
+    for name, told in (("talk", "holds other data"), ("Talk", "lower-case words")):
         with pytest.raises(InputError, match=told):
             main(replace(first, name=name))
     shutil.rmtree(tmp_path / "talk")
     prepare("talk", tmp_path, [Talk()[i + 1] for i in range(7)])
-    with pytest.raises(InputError, match=r"holds answers of data '.*/talk, fingerprint \w+', and now it is '.*/talk, "):
+    with pytest.raises(
+        InputError,
+        match=r"holds answers of data '.*/talk, fingerprint \w+', and now it is '.*/talk, ",
+    ):
         main(first)
 
 
@@ -120,7 +155,11 @@ def test_what_the_target_cannot_be_asked_is_told(engine: Engine, tmp_path: Path)
     class Long(Talk):
         def __getitem__(self, i: int):
             sample = super().__getitem__(i)
-            return replace(sample, turns=((sample.turns[0][0] + " please" * 9 * i, ""),)) if i else sample
+            return (
+                replace(sample, turns=((sample.turns[0][0] + " please" * 9 * i, ""),))
+                if i
+                else sample
+            )
 
     regenerate(engine, Long(), replace(WORK, samples=2), tmp_path)
     rows = [json.loads(line) for line in chunks(tmp_path)[0].splitlines()]

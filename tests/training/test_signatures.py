@@ -1,4 +1,6 @@
-"""Signatures: the same of the same, others of what was made anew under the same name and in the same size."""
+"""Signatures: the same of the same, others of what was made anew under the same name and in the
+same size.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+
 from jaxspec.data.prepared import Prepared, prepare
 from jaxspec.training.loop.signatures import data_signature, model_signature
 from picturebook.training import Picturebook
-
 from tests.tiny import Talk
 
 
@@ -37,11 +39,16 @@ def test_models(tmp_path: Path) -> None:
     known = model_signature(tmp_path)
     (tmp_path / "README.md").write_text("What it is.")
     (tmp_path / "generation_config.json").write_text("{}")
-    (tmp_path / "consolidated.safetensors").write_bytes(weights)  # Mistral's second copy, which is never read
+    # Mistral's second copy, which is never read
+    (tmp_path / "consolidated.safetensors").write_bytes(weights)
     assert model_signature(tmp_path) == known
     trained = np.frombuffer(weights, np.uint8).copy()
     trained[1 << 19 :: 2] += 1  # half of it was frozen
-    for name, other in (("model.safetensors", trained.tobytes()), ("config.json", b"[]"), ("tokenizer.json", b"[]")):
+    for name, other in (
+        ("model.safetensors", trained.tobytes()),
+        ("config.json", b"[]"),
+        ("tokenizer.json", b"[]"),
+    ):
         (tmp_path / name).write_bytes(other)
         assert model_signature(tmp_path) != known
         (tmp_path / name).write_bytes(files[name])

@@ -1,4 +1,6 @@
-"""Simulated tokens per block: against blocks walked one by one, and against the engine on the mini models."""
+"""Simulated tokens per block: against blocks walked one by one, and against the engine on the mini
+models.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,16 @@ import jax
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from jaxspec.training.losses import count_blocks
 
 COUNT = jax.jit(count_blocks, static_argnames="gamma")
 
 
 def walk(agree: list[bool], gamma: int) -> tuple[int, int]:
-    """Blocks of one answer, drafted and verified as the engine does; `agree` of all tokens but prefill's."""
+    """Blocks of one answer, drafted and verified as the engine does; `agree` of all tokens but
+    prefill's.
+    """
     at = blocks = 0
     while at < len(agree):
         run = 0

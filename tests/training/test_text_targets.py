@@ -1,4 +1,6 @@
-"""A text model as target: chats in JSONL, its own answers to them, a KV head and a draft of its own."""
+"""A text model as target: chats in JSONL, its own answers to them, a KV head and a draft of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import Qwen2Config
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
@@ -15,22 +18,26 @@ from jaxspec.loading import LoadedHead
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.heads.recipe import train_head
 from jaxspec.training.recipes import Recipe, Stage, train_draft
-from train import distill_data, prepare
-
 from tests import tiny
 from tests.training import child
+from train import distill_data, prepare
 
 # Some tokens end an answer, so that not all run to the limit.
 TARGET = Qwen2Config.from_hf(
-    tiny.CONFIG.text_config.to_hf() | {"model_type": "qwen2", "eos_token_id": [*range(5, 30)], "num_hidden_layers": 1}
+    tiny.CONFIG.text_config.to_hf()
+    | {"model_type": "qwen2", "eos_token_id": [*range(5, 30)], "num_hidden_layers": 1}
 )
-TRAIN = TrainConfig(steps=1, batch=4, warmup=1, log_every=1, dtype="float32", mesh=MeshConfig(data=1))
+TRAIN = TrainConfig(
+    steps=1, batch=4, warmup=1, log_every=1, dtype="float32", mesh=MeshConfig(data=1)
+)
 STAGES = (Stage("tune", TRAIN, (("talk", 1.0),)),)
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save(tmp_path_factory.mktemp("target"), TARGET, tiny.random_params(TARGET), tiny.chat_tokenizer())
+    return tiny.save(
+        tmp_path_factory.mktemp("target"), TARGET, tiny.random_params(TARGET), tiny.chat_tokenizer()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +49,11 @@ def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, chats)))
     data = prepare.main(prepare.Text(folder / "chat.jsonl", "chat", out=folder))
     options = distill_data.Options(
-        *(str(target), str(data), "anew"), temperature=1.0, max_new_tokens=8, prompt_buckets=(64,), out=folder
+        *(str(target), str(data), "anew"),
+        temperature=1.0,
+        max_new_tokens=8,
+        prompt_buckets=(64,),
+        out=folder,
     )
     found = distill_data.main(options)
     assert found is not None
@@ -51,7 +62,9 @@ def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_path: Path) -> None:
     options = {"gamma": 3, "image_slots": 4}  # of which the last means nothing here
-    recipe = replace(child.HEAD, target=str(target), stages=STAGES, head=options, draft_vocabulary=40)
+    recipe = replace(
+        child.HEAD, target=str(target), stages=STAGES, head=options, draft_vocabulary=40
+    )
     config, params = train_head(recipe, tmp_path / "runs", {"talk": answers})
     assert not config.pools
     assert len(config.text_config.draft_vocabulary) == 40
@@ -68,7 +81,9 @@ def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_pa
 
 def test_a_draft_is_trained_on_the_same(target: Path, answers: Path, tmp_path: Path) -> None:
     start = replace(TARGET, hidden_size=16, head_dim=4)
-    recipe = Recipe(target=str(target), start=start, stages=STAGES, buckets=(64,), view="T", draft_vocabulary=40)
+    recipe = Recipe(
+        target=str(target), start=start, stages=STAGES, buckets=(64,), view="T", draft_vocabulary=40
+    )
     draft = train_draft(recipe, tmp_path, {"talk": answers})
     words = draft.config.draft_vocabulary
     assert set(words) > set(TARGET.eos_token_id)  # though no answer has half of them

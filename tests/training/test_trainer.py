@@ -1,4 +1,6 @@
-"""The loop learns, keeps frozen parameters and rates by path, reports, and resumes to the same bits."""
+"""The loop learns, keeps frozen parameters and rates by path, reports, and resumes to the same
+bits.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from jaxspec.errors import Diverged, InputError
 from jaxspec.models.lora import Lora
 from jaxspec.training.config import MeshConfig, TrainConfig
@@ -22,11 +25,17 @@ from jaxspec.training.heads.anchors import Anchoring
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import StagedRecipe
-
 from tests.tiny.disk import full_disk
 
 STAGE = TrainConfig(
-    steps=6, batch=8, learning_rate=0.1, warmup=1, save_every=2, log_every=1, frozen=("frozen",), mesh=MeshConfig(1)
+    steps=6,
+    batch=8,
+    learning_rate=0.1,
+    warmup=1,
+    save_every=2,
+    log_every=1,
+    frozen=("frozen",),
+    mesh=MeshConfig(1),
 )
 
 
@@ -41,7 +50,10 @@ def batches(step):
 
 
 def loss_fn(params, batch):
-    loss = jnp.mean((batch["x"] @ params["line"]["kernel"] - batch["y"]) ** 2) * params["frozen"]["kernel"].mean()
+    loss = (
+        jnp.mean((batch["x"] @ params["line"]["kernel"] - batch["y"]) ** 2)
+        * params["frozen"]["kernel"].mean()
+    )
     return loss, {"loss": loss}
 
 
@@ -111,9 +123,14 @@ def test_rates_by_path(tmp_path):
         value = jnp.mean((batch["x"] @ kernel - batch["y"]) ** 2)
         return value, {"loss": value}
 
-    stage = replace(STAGE, steps=1, rates=(("slow", 0.2), ("s", 7.0)), frozen=("still",), weight_decay=0.0)
+    stage = replace(
+        STAGE, steps=1, rates=(("slow", 0.2), ("s", 7.0)), frozen=("still",), weight_decay=0.0
+    )
     stage = replace(stage, warmup=0)
-    moved = {part: np.abs(leaf["kernel"]) for part, leaf in fit(stage, start, loss, batches, tmp_path).items()}
+    moved = {
+        part: np.abs(leaf["kernel"])
+        for part, leaf in fit(stage, start, loss, batches, tmp_path).items()
+    }
     np.testing.assert_allclose(moved["fast"], 0.1, rtol=1e-4)
     np.testing.assert_allclose(moved["slow"], 0.02, rtol=1e-4)
     assert not moved["still"].any()
@@ -148,7 +165,9 @@ def test_a_batch_in_parts_is_the_same_step(tmp_path):
     parts = fit(replace(stage, accumulate=4), start, loss, batches, tmp_path / "parts")
     np.testing.assert_allclose(parts["line"]["kernel"], whole["line"]["kernel"], rtol=1e-5)
     for a, b in zip(log(tmp_path / "whole"), log(tmp_path / "parts"), strict=True):
-        assert (a["loss"], a["tokens"], a["grad_norm"]) == pytest.approx((b["loss"], b["tokens"], b["grad_norm"]))
+        assert (a["loss"], a["tokens"], a["grad_norm"]) == pytest.approx(
+            (b["loss"], b["tokens"], b["grad_norm"])
+        )
 
 
 def log(path):
@@ -161,7 +180,10 @@ def test_bfloat16_computes_and_float32_remembers(tmp_path):
 
     def loss(params, batch):
         seen.update(leaf.dtype.name for leaf in jax.tree.leaves(params))
-        value = jnp.mean(batch["x"] @ params["line"]["kernel"].astype(jnp.float32)) * params["frozen"]["kernel"][0, 0]
+        value = (
+            jnp.mean(batch["x"] @ params["line"]["kernel"].astype(jnp.float32))
+            * params["frozen"]["kernel"][0, 0]
+        )
         return value, {"loss": value}
 
     start = {"line": {"kernel": np.ones((3, 1), np.float32)}, "frozen": params()["frozen"]}
@@ -184,7 +206,8 @@ def test_reports(tmp_path):
 
     stage = replace(STAGE, evaluate_every=4, tensorboard=True)
     ended = fit(stage, params(), loss_fn, batches, tmp_path, evaluate=evaluate)
-    assert [line["held_out"] for line in log(tmp_path) if "held_out" in line] == [1.0, 2.0]  # after 4 and the last
+    # after 4 and the last
+    assert [line["held_out"] for line in log(tmp_path) if "held_out" in line] == [1.0, 2.0]
     np.testing.assert_array_equal(asked[-1], ended["line"]["kernel"])
     first, *others = [line for line in log(tmp_path) if "loss" in line]
     always = {"loss", "grad_norm", "learning_rate", "step"}
@@ -195,7 +218,9 @@ def test_reports(tmp_path):
         assert 0 <= line["data_wait"] <= 1
         assert line["samples_per_second"] == pytest.approx(8e3 / line["step_ms"])
         # 8 rows, 3 trained weights and 4 frozen ones.
-        assert line["model_flops_per_second"] == pytest.approx(8 * (6 * 3 + 2 * 4) * 1e3 / line["step_ms"])
+        assert line["model_flops_per_second"] == pytest.approx(
+            8 * (6 * 3 + 2 * 4) * 1e3 / line["step_ms"]
+        )
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()]
 
 
@@ -205,13 +230,19 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
 
     with pytest.raises(Diverged, match="step 3: loss is nan; lower the learning rate"):
         fit(STAGE, params(), loss_fn, poisoned, tmp_path)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == ["2"]
+    assert sorted(
+        path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()
+    ) == ["2"]
 
 
 def test_parameters_that_are_not_finite_end_the_run_before_they_are_saved(tmp_path):
     """The loss and the gradient of the step before are."""
-    stage = replace(STAGE, steps=2, warmup=0, learning_rate=1e30, rates=((".*", 1e30),), save_every=1)
-    with pytest.raises(Diverged, match=r"step 1: params/line/kernel is not finite; lower the learning rate"):
+    stage = replace(
+        STAGE, steps=2, warmup=0, learning_rate=1e30, rates=((".*", 1e30),), save_every=1
+    )
+    with pytest.raises(
+        Diverged, match=r"step 1: params/line/kernel is not finite; lower the learning rate"
+    ):
         fit(stage, params(), loss_fn, batches, tmp_path)
     assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()]
 
@@ -219,7 +250,10 @@ def test_parameters_that_are_not_finite_end_the_run_before_they_are_saved(tmp_pa
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *((partial(replace, STAGE), name) for name in ("learning_rate", "final_rate", "beta2", "weight_decay", "clip")),
+        *(
+            (partial(replace, STAGE), name)
+            for name in ("learning_rate", "final_rate", "beta2", "weight_decay", "clip")
+        ),
         *((partial(replace, STAGE), name) for name in ("warmup", "evaluate_every")),
         (lambda rates: replace(STAGE, rates=(("line", rates),)), "rates"),
         (Distillation, "share"),
@@ -239,7 +273,13 @@ def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
     straight = fit(stage, params(), loss_fn, batches, tmp_path / "straight")
     fit(replace(stage, steps=4), params(), loss_fn, batches, tmp_path / "short")
     seen = []
-    longer = fit(stage, params(), loss_fn, lambda step: seen.append(step) or batches(step), tmp_path / "short")
+    longer = fit(
+        stage,
+        params(),
+        loss_fn,
+        lambda step: seen.append(step) or batches(step),
+        tmp_path / "short",
+    )
     assert seen == [4, 5]
     np.testing.assert_array_equal(longer["line"]["kernel"], straight["line"]["kernel"])
     with pytest.raises(InputError, match="a run with steps 6, and now it is 5; go on"):
@@ -260,7 +300,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, caplog):
     assert "step 2 is whole" in line
     assert not caplog.records  # Orbax's threads print what they raise, with tracebacks
     given = []
-    ended = fit(STAGE, start, loss_fn, lambda step: given.append(step) or batches(step), tmp_path / "cut")
+    ended = fit(
+        STAGE, start, loss_fn, lambda step: given.append(step) or batches(step), tmp_path / "cut"
+    )
     assert given == [2, 3, 4, 5]
     np.testing.assert_array_equal(ended["line"]["kernel"], straight["line"]["kernel"])
 
@@ -278,6 +320,13 @@ def test_two_trainings_of_one_directory(tmp_path):
 
     fit(STAGE, params(), loss_fn, again, tmp_path)
     assert len(refused) == 1
-    assert f"{tmp_path}/train.lock: held by process {os.getpid()} on {socket.gethostname()};" in refused[0]
+    assert (
+        f"{tmp_path}/train.lock: held by process {os.getpid()} on {socket.gethostname()};"
+        in refused[0]
+    )
     assert [line["step"] for line in log(tmp_path)] == [1, 2, 3, 4, 5, 6]
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "metrics.jsonl", "train_config.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "checkpoints",
+        "metrics.jsonl",
+        "train_config.json",
+    }

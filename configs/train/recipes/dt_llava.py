@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.recipes import Stage
-
 from configs.train.recipes.dt_llama import SETS
 from configs.train.recipes.ft_llava import config as ft_llava
 from configs.train.recipes.llava15_68m import TUNE
+from jaxspec.training.recipes import Stage
 
-config = replace(ft_llava, start="runs/train/ft_llava/hf", stages=(Stage("distill", TUNE, SETS),), system="")
+config = replace(
+    ft_llava, start="runs/train/ft_llava/hf", stages=(Stage("distill", TUNE, SETS),), system=""
+)

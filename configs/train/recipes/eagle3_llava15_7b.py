@@ -9,4 +9,6 @@ from dataclasses import replace
 
 from configs.train.recipes.kv_llava15_7b_answers import config as kv_llava15_7b_answers
 
-config = replace(kv_llava15_7b_answers, head={"feature": "fused", "gamma": 5}, draft_vocabulary=8192)
+config = replace(
+    kv_llava15_7b_answers, head={"feature": "fused", "gamma": 5}, draft_vocabulary=8192
+)

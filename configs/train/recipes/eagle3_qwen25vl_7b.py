@@ -1,12 +1,13 @@
-"""An EAGLE-3 head of Qwen2.5-VL-7B on the target's own answers to the questions of LLaVA's mixture."""
+"""An EAGLE-3 head of Qwen2.5-VL-7B on the target's own answers to the questions of LLaVA's
+mixture.
+"""
 
 from __future__ import annotations
 
+from configs.train.recipes.kv_llava15_7b import IMAGES
 from jaxspec.training.heads.anchors import Anchoring
 from jaxspec.training.heads.recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
-
-from configs.train.recipes.kv_llava15_7b import IMAGES
 
 config = HeadRecipe(
     target="Qwen/Qwen2.5-VL-7B-Instruct",

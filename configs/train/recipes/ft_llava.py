@@ -1,4 +1,6 @@
-"""AASD's FT-LLaVA (Table 1): FT-LLaMA behind the target's tower, trained as LLaVA-1.5 is; the paper names no set."""
+"""AASD's FT-LLaVA (Table 1): FT-LLaMA behind the target's tower, trained as LLaVA-1.5 is; the paper
+names no set.
+"""
 
 from __future__ import annotations
 

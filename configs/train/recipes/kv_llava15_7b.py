@@ -1,7 +1,7 @@
 """A KV head of LLaVA-1.5-7B that reads last hidden states, for draft lengths up to 7.
 
-The first stage is text alone (ShareGPT), which trains all but the KV projector; the second has images (MSD's and
-ViSpec's order).
+The first stage is text alone (ShareGPT), which trains all but the KV projector; the second has
+images (MSD's and ViSpec's order).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from jaxspec.training.heads.anchors import Anchoring
 from jaxspec.training.heads.recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
-TEXT = TrainConfig(steps=4000, batch=64, learning_rate=5e-5, warmup=200, weight_decay=0.0, dtype="bfloat16")
+TEXT = TrainConfig(
+    steps=4000, batch=64, learning_rate=5e-5, warmup=200, weight_decay=0.0, dtype="bfloat16"
+)
 IMAGES = replace(TEXT, steps=8000)
 
 config = HeadRecipe(

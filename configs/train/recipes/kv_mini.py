@@ -5,15 +5,16 @@ The shipped head is this one with `--head.feature last_hidden`.
 
 from __future__ import annotations
 
+from configs.train.recipes.mini_draft import TARGET
+from configs.train.recipes.mini_target import config as mini_target
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.heads.anchors import Anchoring
 from jaxspec.training.heads.recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
-from configs.train.recipes.mini_draft import TARGET
-from configs.train.recipes.mini_target import config as mini_target
-
-TRAIN = TrainConfig(steps=2000, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.02, save_every=50)
+TRAIN = TrainConfig(
+    steps=2000, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.02, save_every=50
+)
 
 config = HeadRecipe(
     target=TARGET,

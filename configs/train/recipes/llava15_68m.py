@@ -1,11 +1,14 @@
-"""IbED's and TABED's 68M draft: LLaVA-1.5's two stages on Llama-68M, with the target's tower (TABED, Table 15).
+"""IbED's and TABED's 68M draft: LLaVA-1.5's two stages on Llama-68M, with the target's tower
+(TABED, Table 15).
 
-The first stage trains the projector, on captions. The second trains projector and decoder, on visual instructions. The
-tower never trains, so target and draft share its features. Each stage is one epoch, of 558,128 and 665,298 samples.
+The first stage trains the projector, on captions. The second trains projector and decoder, on
+visual instructions. The tower never trains, so target and draft share its features. Each stage is
+one epoch, of 558,128 and 665,298 samples.
 
-haotian-liu/LLaVA, whose code the paper names, writes Vicuna's system prompt before each conversation of the second stage.
-Answers by `train.distill_data` and all tables here ask without it, as the chat template of llava-hf does: give
-`--system ''` for a draft that learns from these answers.
+haotian-liu/LLaVA, whose code the paper names, writes Vicuna's system prompt before each
+conversation of the second stage. Answers by `train.distill_data` and all tables here ask without
+it, as the chat template of llava-hf does: give `--system ''` for a draft that learns from these
+answers.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ VICUNA = (
     "polite answers to the user's questions."
 )
 
-# AdamW as transformers' Trainer has it. Warm-up is 0.03 of the steps, rounded up; then a cosine to zero.
+# AdamW as transformers' Trainer has it. Warm-up is 0.03 of the steps, rounded up; then a cosine to
+# zero.
 ALIGN = TrainConfig(
     steps=2181,
     batch=256,

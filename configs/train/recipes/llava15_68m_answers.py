@@ -1,13 +1,14 @@
-"""The published 68M draft of LLaVA-1.5-7B, trained further on the target's own answers to your questions."""
+"""The published 68M draft of LLaVA-1.5-7B, trained further on the target's own answers to your
+questions.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.recipes import Stage
-
 from configs.train.recipes.llava15_68m import TUNE
 from configs.train.recipes.llava15_68m import config as llava15_68m
+from jaxspec.training.recipes import Stage
 
 config = replace(
     llava15_68m,

@@ -1,4 +1,5 @@
-"""LLaVA-68M trained on towards its target's distributions (forward KL), over the answers that the target wrote.
+"""LLaVA-68M trained on towards its target's distributions (forward KL), over the answers that the
+target wrote.
 
 The target wrote them without a system prompt, so there is none here.
 """
@@ -7,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.objectives import Distillation
-
 from configs.train.recipes.dt_llama import SETS
 from configs.train.recipes.llava15_68m import config as llava15_68m
+from jaxspec.training.objectives import Distillation
 
 _TUNE = llava15_68m.stages[1]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.recipes import Recipe, Stage
-from jaxspec_demo import ASSETS
-
 from configs.models.mini import CAPTIONER
 from configs.train.recipes.mini_draft import TUNE
+from jaxspec.training.recipes import Recipe, Stage
+from jaxspec_demo import ASSETS
 
 config = Recipe(
     target=str(ASSETS / "mini" / "draft"),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.recipes import Stage
-
 from configs.models.mini import DRAFT
 from configs.train.recipes.mini_draft import PAGES, TUNE
 from configs.train.recipes.mini_llava import config as mini_llava
+from jaxspec.training.recipes import Stage
 
 config = replace(
     mini_llava,

@@ -1,4 +1,6 @@
-"""A draft of the mini draft's size from the start; on the target's own answers (`--data`) it is AASD's DT-LLaVA."""
+"""A draft of the mini draft's size from the start; on the target's own answers (`--data`) it is
+AASD's DT-LLaVA.
+"""
 
 from __future__ import annotations
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.recipes import Stage
-from jaxspec_demo import ASSETS
-
 from configs.train.recipes.mini_draft import PAGES, TARGET, TUNE
 from configs.train.recipes.mini_draft import config as mini_draft
+from jaxspec.training.recipes import Stage
+from jaxspec_demo import ASSETS
 
 config = replace(
     mini_draft,

@@ -5,14 +5,20 @@ The shipped one saw the same mixture of dialogues in another order.
 
 from __future__ import annotations
 
+from configs.models.mini import TARGET
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
 
-from configs.models.mini import TARGET
-
 TOWER = "runs/train/tower/hf"
 
-TUNE = TrainConfig(steps=1800, batch=32, learning_rate=1.2e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",))
+TUNE = TrainConfig(
+    steps=1800,
+    batch=32,
+    learning_rate=1.2e-3,
+    warmup=100,
+    weight_decay=0.02,
+    frozen=("vision_tower",),
+)
 
 config = Recipe(
     target=TOWER,

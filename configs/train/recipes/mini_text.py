@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.recipes import Recipe, Stage
-
 from configs.models.mini import DRAFT
 from configs.train.recipes.mini_draft import PAGES, TARGET, TUNE
+from jaxspec.training.recipes import Recipe, Stage
 
 config = Recipe(
     target=TARGET,

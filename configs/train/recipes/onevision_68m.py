@@ -1,23 +1,24 @@
-"""TABED's 68M draft by LLaVA-OneVision's four stages (TABED, Table 16): batches of 512, the tower at 1/5 of the rate.
+"""TABED's 68M draft by LLaVA-OneVision's four stages (TABED, Table 16): batches of 512, the tower
+at 1/5 of the rate.
 
-The first stage trains the projector on captions. The others train the whole model: on knowledge, on single images, and
-on a blend of single images, several images and video. Each is one epoch: about 558 thousand, 4, 3.2 and 1.6 million
-samples. The tower trains too, so the finished draft has a tower of its own.
+The first stage trains the projector on captions. The others train the whole model: on knowledge, on
+single images, and on a blend of single images, several images and video. Each is one epoch: about
+558 thousand, 4, 3.2 and 1.6 million samples. The tower trains too, so the finished draft has a
+tower of its own.
 
 The system prompt is that of `llava15_68m`: the paper does not say which one these stages had.
 
-The sets are those that LLaVA-NeXT's scripts/train/README.md names. Three of its files are not public: 92 thousand
-Chinese descriptions, and 66 thousand answers about videos.
+The sets are those that LLaVA-NeXT's scripts/train/README.md names. Three of its files are not
+public: 92 thousand Chinese descriptions, and 66 thousand answers about videos.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.recipes import Stage
-
 from configs.train.recipes.llava15_68m import ALIGN
 from configs.train.recipes.llava15_68m import config as llava15_68m
+from jaxspec.training.recipes import Stage
 
 _ALIGN = replace(ALIGN, steps=1090, batch=512, warmup=33)
 _WHOLE = replace(_ALIGN, learning_rate=1e-5, frozen=(), rates=(("vision_tower", 0.2),))
@@ -39,7 +40,9 @@ config = replace(
     stages=(
         Stage("align", _ALIGN, (("blip_laion_cc_sbu_558k", 1.0),), plain=True),
         Stage("knowledge", replace(_WHOLE, steps=7812, warmup=235), KNOWLEDGE),
-        Stage("single", replace(_WHOLE, steps=6250, warmup=188), (("onevision_single_image", 1.0),)),
+        Stage(
+            "single", replace(_WHOLE, steps=6250, warmup=188), (("onevision_single_image", 1.0),)
+        ),
         Stage("several", replace(_WHOLE, steps=3125, warmup=94), SEVERAL),
     ),
 )

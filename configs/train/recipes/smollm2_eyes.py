@@ -1,4 +1,5 @@
-"""SmolLM2-135M with eyes: a LLaVA whose language model keeps its weights but for low-rank updates of attention.
+"""SmolLM2-135M with eyes: a LLaVA whose language model keeps its weights but for low-rank updates
+of attention.
 
 Run `python -m train.eyes` first: its tower stays, and its projector trains on.
 """

@@ -5,12 +5,11 @@ It learns single pages alone, and its positions hold one image and a text, as pu
 
 from __future__ import annotations
 
+from configs.models.eyes import TOWER
+from configs.train.recipes.smollm2_eyes_kv import config as smollm2_eyes_kv
 from jaxspec.config import LlamaConfig, LlavaConfig
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
-
-from configs.models.eyes import TOWER
-from configs.train.recipes.smollm2_eyes_kv import config as smollm2_eyes_kv
 
 POSITIONS = 256
 DRAFT = LlavaConfig(
@@ -32,7 +31,13 @@ DRAFT = LlavaConfig(
 )
 PAGES = (("picturebook:attributes,describe,read,exist,reason,chart,facts,sums", 1.0),)
 TUNE = TrainConfig(
-    steps=1500, batch=32, learning_rate=3e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",), save_every=50
+    steps=1500,
+    batch=32,
+    learning_rate=3e-3,
+    warmup=100,
+    weight_decay=0.02,
+    frozen=("vision_tower",),
+    save_every=50,
 )
 
 config = Recipe(

@@ -5,17 +5,22 @@ The commands before it are in docs/recipes.md.
 
 from __future__ import annotations
 
+from configs.train.recipes.smollm2_eyes import config as smollm2_eyes
+from configs.train.recipes.smollm2_kv import READINGS
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.heads.anchors import Anchoring
 from jaxspec.training.heads.recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
-from configs.train.recipes.smollm2_eyes import config as smollm2_eyes
-from configs.train.recipes.smollm2_kv import READINGS
-
 ANSWERS = (("eyes_pages_t0", 1.0),)
 TRAIN = TrainConfig(
-    steps=1200, batch=8, learning_rate=1.5e-3, warmup=50, weight_decay=0.02, save_every=25, log_every=10
+    steps=1200,
+    batch=8,
+    learning_rate=1.5e-3,
+    warmup=50,
+    weight_decay=0.02,
+    save_every=25,
+    log_every=10,
 )
 
 config = HeadRecipe(

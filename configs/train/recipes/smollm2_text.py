@@ -1,12 +1,13 @@
-"""A text draft of SmolLM2-135M of 6M parameters, 4.7M of them its embedding, on the same answers as `smollm2_kv`."""
+"""A text draft of SmolLM2-135M of 6M parameters, 4.7M of them its embedding, on the same answers as
+`smollm2_kv`.
+"""
 
 from __future__ import annotations
 
+from configs.train.recipes.smollm2_kv import ANSWERS, BUCKETS, TARGET, WORDS
 from jaxspec.config import LlamaConfig
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
-
-from configs.train.recipes.smollm2_kv import ANSWERS, BUCKETS, TARGET, WORDS
 
 DRAFT = LlamaConfig(
     vocab_size=49152,

@@ -1,4 +1,5 @@
-"""IbED's text-only draft (Table 13): Llama-68M on the texts of visual instructions, each image a newline.
+"""IbED's text-only draft (Table 13): Llama-68M on the texts of visual instructions, each image a
+newline.
 
 The tables do not print this training's hyperparameters: they are those of LLaVA-1.5's second stage.
 """
@@ -7,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.recipes import Stage
-
 from configs.train.recipes.llava15_68m import TUNE
 from configs.train.recipes.llava15_68m import config as llava15_68m
+from jaxspec.training.recipes import Stage
 
 config = replace(
     llava15_68m,
