@@ -40,7 +40,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
   %while.1 = (s32[], f32[4]) while(%p), condition=%forever, body=%block
   ROOT %copy.4 = s8[5]{0} copy(%while.1)
 }
-"""  # noqa: E501
+"""
 
 
 def test_loops_count_as_often_as_they_turn_and_conditions_as_greedy_decoding_takes_them() -> None:
