@@ -35,7 +35,7 @@ def test_a_slice_goes_on_from_the_bucket(place: str, tmp_path: Path, monkeypatch
 
     def preempted(step: int) -> dict[str, np.ndarray]:
         if step == 1:
-            monkeypatch.setattr("jaxspec.training.preemption.Preemption.reached", lambda self, step: step == 3)
+            monkeypatch.setattr("jaxspec.training.preemption.Preemption.reached", lambda self, point: point == 2 * 3)
         return batch(step)
 
     with pytest.raises(Preempted):
