@@ -209,5 +209,5 @@ def test_an_installed_wheel_is_told_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert install_command("gguf") == "pip install -e '.[gguf]'"
-    monkeypatch.setattr("jaxspec.errors._CLONE", tmp_path)
+    monkeypatch.setattr("jaxspec.errors.CLONE", tmp_path)
     assert re.fullmatch(r"pip install 'gguf[<>=.,\d]+'", install_command("gguf"))

@@ -193,6 +193,7 @@ def scores_table(config: EvalConfig, **directories: str) -> Table:
     models = ("target", "draft", "draft, text-only", *directories)
     rows = [
         {"dataset": name, "model": model, "accuracy": 0.1, "rouge_l": 0.1, "meteor": 0.1}
+        | {f"{metric}_interval": (0.0, 0.2) for metric in ("accuracy", "rouge_l", "meteor")}
         for name in config.sets
         for model in models
     ]

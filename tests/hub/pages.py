@@ -225,7 +225,7 @@ def lay_out(folder: Path) -> None:
     """
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8)).save(folder / "photo.jpg")
-    (folder / "jaxspec").symlink_to(ROOT / "jaxspec")
+    (folder / "jaxspec_demo").symlink_to(ROOT / "jaxspec_demo")
     pages = rng.integers(0, 256, (6, 30, 40, 3), np.uint8)
     for photos in ("photos", "llava_pretrain", "llava_tune", "onevision", "m4_instruct"):
         (folder / photos).mkdir()

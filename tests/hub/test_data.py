@@ -40,7 +40,7 @@ def test_a_set_is_read_offline(name: str) -> None:
 
 def test_second_turns_come_from_the_cache_too() -> None:
     (sample,) = evaluation_set("pope", 1, turns=2, kinds=("fact",))
-    assert sample.turns[1][0].startswith("Who wrote it? Explain")
+    assert sample.turns[1][0].startswith("Who wrote it. Provide a comprehensive")
 
 
 def test_files_of_a_set_are_found_by_their_names() -> None:

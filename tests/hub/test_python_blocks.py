@@ -102,7 +102,9 @@ def test_the_tutorials_photographs_are_learned_or_held_out(
         )
         for script in ("train.prepare", "eval.block_efficiency")
     )
-    words = [str(ROOT / word) if word.startswith("jaxspec/") else word for word in prepared.options]
+    words = [
+        str(ROOT / word) if word.startswith("jaxspec_demo/") else word for word in prepared.options
+    ]
     rows = Prepared(prepare.main(pages.PARSERS["train.prepare"](words)))
     assert "bucket  rows that teach" in capsys.readouterr().out
     held_out = pages.PARSERS["eval.block_efficiency"](measured.options)[1].samples("photos")

@@ -147,11 +147,11 @@ def test_a_text_draft_has_no_rotary_positions():
     shown = reader().slots((200, 300), None)
     m = rewrite(np.asarray([1, IMAGE, 5]), IMAGE, [shown])
     t = rewrite(np.asarray([1, IMAGE, 5]), IMAGE, [[4]])
-    target, view = stack_rows([[m, t]], 100)
+    (target,), (view,) = (stack_rows([[row]], 100) for row in (m, t))
     assert target.rotary is not None
     assert view.rotary is None
     assert view.shift is None
-    _, mixed, text = stack_rows([[m, m, t]], 100)
+    mixed, text = stack_rows([[m], [t]], 100)
     np.testing.assert_array_equal(mixed.rotary, target.rotary)
     assert text.rotary is not None
     assert text.shift is not None

@@ -13,7 +13,7 @@ from PIL import Image
 from jaxspec.checkpoints import huggingface
 from jaxspec.engine.engine import LoadedModel
 from jaxspec.prompts.encoder import Prompt
-from tests.tiny import SPECIAL, hf, tokenizer
+from tests.tiny import SPECIAL, chat_tokenizer, hf, tokenizer
 from tests.tiny.hf import torch
 
 IMAGE = SPECIAL.index("<image>")
@@ -92,7 +92,9 @@ def load(path: Any, model: Any) -> LoadedModel:
     """The model, saved by transformers, as this library reads it."""
     model.save_pretrained(path)
     found = huggingface.load(path)
-    return LoadedModel(found.config, found.params, tokenizer(), processor(model).image_processor)
+    return LoadedModel(
+        found.config, found.params, chat_tokenizer(), processor(model).image_processor
+    )
 
 
 def page(height: int, width: int, seed: int = 0) -> Image.Image:

@@ -38,7 +38,8 @@ def test_a_slice_goes_on_from_the_bucket(
     def preempted(step: int) -> dict[str, np.ndarray]:
         if step == 1:
             monkeypatch.setattr(
-                "jaxspec.training.loop.preemption.Preemption.reached", lambda self, step: step == 3
+                "jaxspec.training.loop.preemption.Preemption.reached",
+                lambda self, point: point == 2 * 3,
             )
         return batch(step)
 
