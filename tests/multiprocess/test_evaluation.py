@@ -25,7 +25,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_default_matmul_precision", "highest")
 from eval import block_efficiency
 from jaxspec.cluster import in_all, process
-from eval.lib.recorded.methods import comparison as measured
+from eval.lib.drafts import comparison as measured
 from jaxspec.sharding import Placement
 from train import distill_data
 block_efficiency.draw_all = lambda *_: []
