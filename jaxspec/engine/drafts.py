@@ -49,6 +49,7 @@ class Mixture(NamedTuple):
 
 
 NOTHING = Mixture()
+"""The mixture of a program that drafts nothing."""
 
 
 def mixture(views: Sequence[str] | None, drafts: Sequence[DraftConfig]) -> Mixture:

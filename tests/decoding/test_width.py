@@ -94,9 +94,7 @@ def test_answers_do_not_depend_on_the_draft(models, expected, name, size):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_caches_hold_the_same_bits(family):
-    """Of every family in bfloat16, after prefill and after the loop, whichever programs have
-    written them.
-    """
+    """Caches do not depend on the program that wrote them, in every family, in bfloat16."""
     models = pair_of(family)
     sees = models[0].images is not None
     runs = []

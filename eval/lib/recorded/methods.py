@@ -8,6 +8,7 @@ the token with the highest weighted mean of its sources' probabilities.
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -22,14 +23,14 @@ STEPS = 10
 """Steps of the grid of weights that a learned mixture ranks."""
 
 
-class Source:
+class Source(ABC):
     """A view of the next token, while one answer is replayed."""
 
     counts: Counts
 
+    @abstractmethod
     def start(self, conversation: Conversation, turn: int) -> None:
         """Begin the answer of a turn, numbered from 0."""
-        raise NotImplementedError
 
     def read(self, tokens: Sequence[int], start: int) -> None:
         """Learn from the tokens from `start` on, which the target has verified."""

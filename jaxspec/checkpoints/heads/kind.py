@@ -69,8 +69,8 @@ class Kind(ABC, Generic[Config]):
         """
 
     def command(self, config: Config, path: str, server: Server) -> str:
-        """Return the command that serves the head's target with the head."""
-        raise NotImplementedError  # `exported` refuses heads that no program serves
+        """Return the command that serves the head's target with the head; "" if none does."""
+        return ""
 
     def image_slots(self, config: Config) -> int | None:
         """Return the slots of an image, for a head that pools images."""

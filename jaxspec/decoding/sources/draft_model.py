@@ -50,7 +50,7 @@ class DraftState(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class DraftModel(Source[DraftState, KVCache]):
-    """Draft with a model. Its R views of a prompt are R rows of one batch."""
+    """Draft with a model, mapped over its R views of a prompt."""
 
     name = "draft"
     views: tuple[Member, ...]
