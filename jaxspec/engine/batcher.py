@@ -36,7 +36,7 @@ from jaxspec.engine.requests import (
 from jaxspec.errors import InputError
 from jaxspec.loading import image_inputs, image_tiles, prompt_encoder
 from jaxspec.prompts.captions import Caption, Captioner
-from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows, which_image
+from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows
 from jaxspec.prompts.views import parse_weights
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh, replicated
@@ -126,7 +126,7 @@ class Batcher:
         program, lengths = self.program, iter(map(len, request.rows))
         longest = max(islice(lengths, len(program.members)))
         buckets = Buckets(config.prompt_buckets, config.image_buckets)
-        shown = self._shown(request) if program.sources else np.zeros(0, int)
+        shown = request.rows[0].images
         return Sizes(
             length=bucket(longest, config.prompt_buckets, "prompt tokens"),
             tiles=tuple(
@@ -138,17 +138,6 @@ class Batcher:
                 for source in program.sources
             ),
         )
-
-    def _shown(self, request: EncodedRequest) -> np.ndarray:
-        """Return the index of the image that each slot of the target's row shows, -1 for text.
-
-        It is for sources only: the first of collaborating models may read pooled images.
-        """
-        if not self.program.sources:
-            return np.full(len(request.rows[0]), -1)
-        images, reader = request.prompt.images, self.assembly.lead.images
-        slots = [reader.slots((x.height, x.width), None, len(images)) for x in images if reader]
-        return which_image(request.rows[0], [len(part.sources) for part in slots])
 
     def batches(self, read: Sequence[EncodedRequest]) -> list[list[int]]:
         """Return the indices of the requests that share a batch, batch by batch.
@@ -251,7 +240,7 @@ class Batcher:
             mixed = sum(source.width for source in self.program.sources)
             share = np.asarray(parse_weights(self.config.weights, mixed), np.float32)
             weights = np.tile(share, (count, 1))
-        shown = [self._shown(request) for request in padded if self.program.sources]
+        shown = [request.rows[0].images for request in padded]
         for source, tiles, own in zip(self.program.sources, images[members:], sizes.sources):
             views = [*islice(forms, len(source.forms))]
             stacked = stack_rows(views, own[0]) if views else ()

@@ -26,6 +26,8 @@ class PromptRow:
     """float32 [L, blended]."""
     rotary: np.ndarray | None = None
     """int32 [3, L]."""
+    image: np.ndarray | None = None
+    """Index of the image that each slot shows, -1 for text, int32 [L]; None for text alone."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -35,13 +37,19 @@ class PromptRow:
         rotary = None if self.rotary is None else self.rotary[:, kept]
         sources = None if self.sources is None else self.sources[kept]
         blend = None if self.blend is None else self.blend[kept]
-        return PromptRow(self.tokens[kept], sources, blend, rotary)
+        image = None if self.image is None else self.image[kept]
+        return PromptRow(self.tokens[kept], sources, blend, rotary, image)
 
     @property
     def positions(self) -> np.ndarray:
         """Return the rotary positions, int32 [3, L]; the slots where `rotary` is None."""
         slots = np.arange(len(self), dtype=np.int32)
         return np.tile(slots, (3, 1)) if self.rotary is None else self.rotary
+
+    @property
+    def images(self) -> np.ndarray:
+        """Return the index of the image that each slot shows, -1 for text, int32 [L]."""
+        return np.full(len(self), -1, np.int32) if self.image is None else self.image
 
     def followed_by(self, tokens: Sequence[int]) -> PromptRow:
         """Return the row with more text after it."""
@@ -74,7 +82,8 @@ def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
         rotary = np.concatenate(places, axis=1)
     sources = column("sources", np.full((1, width), TEXT, np.int32))
     blend = column("blend", np.eye(1, width, dtype=np.float32))
-    return PromptRow(np.concatenate([part.tokens for part in parts]), sources, blend, rotary)
+    image = column("image", np.full(1, -1, np.int32))
+    return PromptRow(np.concatenate([part.tokens for part in parts]), sources, blend, rotary, image)
 
 
 def same_slots(one: PromptRow, other: PromptRow) -> int:
@@ -107,12 +116,13 @@ def rewrite(
         raise InputError(f"prompt: {len(places)} image placeholders but {len(shown)} images")
     before, *texts = np.split(np.asarray(tokens, np.int32), places)
     parts, first = [PromptRow(before)], 0
-    for image, text in zip(shown, texts, strict=True):
+    for number, (image, text) in enumerate(zip(shown, texts, strict=True)):
         if isinstance(image, Slots):  # the table holds the images' feature rows in their order
             sources = np.where(image.sources < 0, image.sources, image.sources + first)
             first += image.rows
-            ids = np.full(len(sources), image_token, np.int32)
-            parts.append(PromptRow(ids, sources.astype(np.int32), image.blend, image.positions))
+            ids, numbers = (np.full(len(sources), x, np.int32) for x in (image_token, number))
+            columns = sources.astype(np.int32), image.blend, image.positions, numbers
+            parts.append(PromptRow(ids, *columns))
         else:
             parts.append(PromptRow(np.asarray(image, np.int32)))
         parts.append(PromptRow(text[1:]))
@@ -158,14 +168,6 @@ def prompt_row(showing: Showing, prompt: Prompt, captions: Sequence[str] = ()) -
     if not len(row):
         raise InputError(f"prompt: has no tokens as view {view.name} shows it; say something")
     return row
-
-
-def which_image(row: PromptRow, slots: Sequence[int]) -> np.ndarray:
-    """Return the image that each slot of a row shows, -1 for text; `slots` counts each image's."""
-    shown = np.full(len(row), -1)
-    if row.sources is not None:
-        shown[row.sources[:, 0] != TEXT] = np.repeat(np.arange(len(slots)), slots)
-    return shown
 
 
 def stack_rows(forms: Sequence[Sequence[PromptRow]], width: int) -> tuple[PromptRows, ...]:

@@ -29,7 +29,7 @@ from jaxspec.models.inputs import TEXT, ImageInputs, PromptRows, Slots
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
-from jaxspec.prompts.rows import PromptRow, Showing, bucket, rewrite, stack_rows, which_image
+from jaxspec.prompts.rows import PromptRow, Showing, bucket, rewrite, stack_rows
 from jaxspec.prompts.views import VIEWS, View
 from jaxspec.typing import Bool, Int, UInt
 
@@ -141,7 +141,7 @@ class ConversationBatches:
 
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
-        return [row.forms[0].shown for row in self._rows(step)[self._own]]
+        return [row.forms[0].row.images for row in self._rows(step)[self._own]]
 
     def unlearned(self, step: int) -> int:
         """Count the rows of a step, in all processes, without an answer or image in the buckets."""
@@ -211,8 +211,6 @@ class _Form:
     """Hold a conversation as one model reads it."""
 
     row: PromptRow
-    shown: np.ndarray
-    """Image of each slot, -1 for text."""
     places: np.ndarray
     """First slot of each of the conversation's tokens, int32."""
     tiles: int
@@ -281,9 +279,8 @@ def _form(
         len(x.sources) if isinstance(x, Slots) else len(x) for x in shown
     ]
     row, limit = rewrite(tokens, encoder.image_token, shown), max(batches.buckets)
-    images = which_image(row, [len(x.sources) for x in shown if isinstance(x, Slots)])
     tiles = sum(reader.tiles(size, count) for size in sizes) if reader else 0
-    return _Form(row[:limit], images[:limit], np.cumsum(copies) - copies, tiles)
+    return _Form(row[:limit], np.cumsum(copies) - copies, tiles)
 
 
 def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]]:

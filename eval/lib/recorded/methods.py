@@ -32,7 +32,7 @@ class Source(ABC):
     def start(self, conversation: Conversation, turn: int) -> None:
         """Begin the answer of a turn, numbered from 0."""
 
-    def read(self, tokens: Sequence[int], start: int) -> None:
+    def read(self, tokens: Sequence[int], start: int) -> None:  # noqa: B027, most learn nothing
         """Learn from the tokens from `start` on, which the target has verified."""
 
     def after(self, tokens: Sequence[int]) -> Distribution:
