@@ -27,8 +27,9 @@ from eval.lib.drafts.comparison import first_prompt, requests_of
 from eval.lib.drafts.config import EvalConfig
 from eval.lib.drafts.loading import load_model, load_models, split_name, split_view
 from eval.lib.drafts.published import Published, papers_of, sources
+from eval.lib.output.intervals import interval
 from eval.lib.output.report import Run, progress
-from eval.lib.output.tables import Record, Table, has, interval, mean, number, percent
+from eval.lib.output.tables import Record, Table, has, mean, number, percent
 from eval.lib.questions.quality import (
     MEASURES,
     accuracy,

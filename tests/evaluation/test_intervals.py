@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eval.lib.output.intervals import check_row, interval_table
-from eval.lib.output.tables import Label, Record, interval
+from eval.lib.output.intervals import check_row, interval, interval_table
+from eval.lib.output.tables import Label, Record
 from jaxspec.errors import InputError
 
 LABELS = "views", "turn"

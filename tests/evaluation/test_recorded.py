@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from eval import mmspec
-from eval.lib.output.tables import interval
+from eval.lib.output.intervals import interval
 from eval.lib.recorded.answers import (
     ANSWERS,
     PROMPTS,

@@ -27,8 +27,9 @@ from eval.lib.collaborative.theory import (
 )
 from eval.lib.drafts.comparison import Group, error_line, first_prompt
 from eval.lib.drafts.loading import load_model
+from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
-from eval.lib.output.tables import Record, has, interval, mean
+from eval.lib.output.tables import Record, has, mean
 from eval.lib.times.passes import interleaved, time_members
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration.combination import parse_combination

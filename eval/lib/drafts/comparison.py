@@ -15,8 +15,9 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.lib.drafts.config import EvalConfig
+from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
-from eval.lib.output.tables import Record, has, interval
+from eval.lib.output.tables import Record, has
 from eval.lib.standins.replay import RecordedTarget
 from eval.lib.times.passes import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.data.samples import Sample

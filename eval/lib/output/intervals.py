@@ -1,4 +1,4 @@
-"""Bootstrap intervals of tokens a pass, and differences of two rows on the same samples."""
+"""Bootstrap intervals of ratios, and differences of two rows on the same samples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,24 @@ RESAMPLES = 2000
 PASSES = "tokens_per_pass", "num_spec_steps"
 """Fields of a record: a ratio, and what it is over."""
 CYCLES = "tokens_per_cycle", "num_cycles"
+
+
+def interval(sums: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
+    """Return the bootstrap 95 % interval of a ratio of sums, of the parts [samples, 2]."""
+    return _bounds(_ratios(sums, resamples, np.random.default_rng(seed)))
+
+
+def _ratios(sums: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the ratio of the parts' sums, then that of each resampling of the parts."""
+    counts = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), resamples)
+    totals = np.concatenate([sums.sum(0)[None], counts @ sums])
+    return totals[:, 0] / np.maximum(totals[:, 1], 1)
+
+
+def _bounds(drawn: np.ndarray) -> tuple[float, float]:
+    """Return the 95 % interval of the resamplings behind the first value."""
+    low, high = np.percentile(drawn[1:], [2.5, 97.5])
+    return float(low), float(high)
 
 
 def check_row(against: str, names: Sequence[str]) -> None:
@@ -106,14 +124,12 @@ def _draw(
         each = []
         for sums in map(np.asarray, parts.values()):
             rng = np.random.default_rng([seed, crc32(name.encode())])
-            counts = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), RESAMPLES)
-            totals = np.concatenate([sums.sum(0)[None], counts @ sums])
-            each.append(totals[:, 0] / np.maximum(totals[:, 1], 1))
+            each.append(_ratios(sums, RESAMPLES, rng))
         means.append(np.mean(each, axis=0))
     return np.mean(means, axis=0)
 
 
 def _cells(drawn: np.ndarray) -> list[str]:
     """Return the value of the answers themselves, and the interval of the resamplings."""
-    low, high = np.percentile(drawn[1:], [2.5, 97.5])
-    return [number(float(drawn[0])), f"{number(float(low))} to {number(float(high))}"]
+    low, high = _bounds(drawn)
+    return [number(float(drawn[0])), f"{number(low)} to {number(high)}"]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table as Lines
 
@@ -98,14 +97,6 @@ def mean_over(rows: Sequence[Record], sets: Sequence[str], field: str) -> float 
     means = [mean([row for row in rows if row["dataset"] == name], field) for name in sets]
     found = [one for one in means if one is not None]
     return sum(found) / len(found) if found and len(found) == len(means) else None
-
-
-def interval(sums: np.ndarray, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """Return the bootstrap 95 % interval of a ratio of sums, of the parts [samples, 2]."""
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), resamples) @ sums
-    low, high = np.percentile(drawn[:, 0] / np.maximum(drawn[:, 1], 1), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def failures(failed: Sequence[Record]) -> list[str]:

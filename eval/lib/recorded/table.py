@@ -9,7 +9,8 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.lib.output.bars import Bar, bars_svg
-from eval.lib.output.tables import Record, Table, interval, number, percent
+from eval.lib.output.intervals import interval
+from eval.lib.output.tables import Record, Table, number, percent
 from eval.lib.questions.mmspec_files import BASELINE, Turn
 from eval.lib.questions.sets import MMSPEC
 from eval.lib.recorded.answers import (
