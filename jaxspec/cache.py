@@ -54,13 +54,13 @@ class KVCache(struct.PyTreeNode):
         k, v = (tuple(longer(leaf, 2, slots) for leaf in leaves) for leaves in (self.k, self.v))
         bias = self.bias if self.bias is None else longer(self.bias, 1, slots)
         # An empty row uses its last slot, see `hidden_before`.
-        hidden = self.hidden if self.hidden is None else longer(self.hidden, 2, slots, kept=1)
+        hidden = self.hidden if self.hidden is None else longer(self.hidden, 2, slots, tail=1)
         return self.replace(k=k, v=v, bias=bias, hidden=hidden)
 
 
-def longer(leaf: Array, axis: int, slots: int, kept: int = 0) -> Array:
-    """Return the array with `slots` zeros before the last `kept` entries of the axis."""
-    front, back = jnp.split(leaf, [leaf.shape[axis] - kept], axis)
+def longer(leaf: Array, axis: int, slots: int, tail: int = 0) -> Array:
+    """Return the array with `slots` zeros before the last `tail` entries of the axis."""
+    front, back = jnp.split(leaf, [leaf.shape[axis] - tail], axis)
     space = jnp.zeros((*leaf.shape[:axis], slots, *leaf.shape[axis + 1 :]), leaf.dtype)
     return jnp.concatenate([front, space, back], axis)
 
@@ -86,25 +86,24 @@ def init_cache(
     batch: int,
     slots: int,
     dtype: jnp.dtype,
-    kept: tuple[int, ...] | None = None,
+    layers: tuple[int, ...] | None = None,
 ) -> KVCache:
     """Return an empty cache of `slots` tokens for `batch` rows.
 
-    kept: Hidden states to keep, see `KVCache`; None keeps none.
+    layers: Hidden states to keep, as `KVCache.kept`; None keeps none.
     """
     shape = (batch, config.num_key_value_heads, slots, config.head_dim)
-    layers = range(config.num_hidden_layers)
     hidden = None
-    if kept is not None:
-        width = config.hidden_size * max(len(kept), 1)
+    if layers is not None:
+        width = config.hidden_size * max(len(layers), 1)
         hidden = jnp.zeros((batch, 1, slots, width), dtype)
     return KVCache(
-        k=tuple(jnp.zeros(shape, dtype) for _ in layers),
-        v=tuple(jnp.zeros(shape, dtype) for _ in layers),
+        k=tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers)),
+        v=tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers)),
         length=jnp.zeros(batch, jnp.int32),
         shift=jnp.zeros(batch, jnp.int32),
         hidden=hidden,
-        kept=kept or (),
+        kept=layers or (),
     )
 
 

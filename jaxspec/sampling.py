@@ -82,9 +82,9 @@ def largest(
 def taken_one_by_one(scores: Float[Array, "... V"], count: int) -> tuple[Array, Array]:
     """Return what `largest` returns: take the largest score, then the largest of the others, ..."""
 
-    def take(left: Array, _: None) -> tuple[Array, Array]:
-        best = argmax(left)
-        return jnp.where(jnp.arange(left.shape[-1]) == best[..., None], -jnp.inf, left), best
+    def take(scores: Array, _: None) -> tuple[Array, Array]:
+        best = argmax(scores)
+        return jnp.where(jnp.arange(scores.shape[-1]) == best[..., None], -jnp.inf, scores), best
 
     # Only taken scores are below the least number, so no score is taken twice.
     finite = jnp.maximum(scores, jnp.finfo(scores.dtype).min)
@@ -161,9 +161,9 @@ def _narrowed(
         least = jax.lax.fori_loop(0, 30, halve, jnp.zeros_like(bits[:, :1]))
         likelier, equal = bits > least, bits == least
         before = mass(likelier) + (jnp.cumsum(equal, axis=-1) - 1) * sizes
-        kept = jnp.where(likelier | (equal & (before < aim)), probs, 0.0)
+        likeliest = jnp.where(likelier | (equal & (before < aim)), probs, 0.0)
         # A row that keeps all tokens must not be renormalised because of its neighbours.
-        return jnp.where(rows[:, None], kept / kept.sum(-1, keepdims=True), probs)
+        return jnp.where(rows[:, None], likeliest / likeliest.sum(-1, keepdims=True), probs)
 
     return jax.lax.cond(jnp.any(rows), narrowed, lambda: probs)
 
@@ -174,8 +174,8 @@ def draw(keys: Array, weights: Float[Array, "B V"], greedy: Bool[Array, " B"]) -
     Weights need not sum to 1, and a token of weight 0 is never drawn. Greedy rows have a single
     largest weight, whose token is drawn.
     """
-    drawn = jax.vmap(jax.random.categorical)(keys, jnp.log(weights))
-    return jnp.where(greedy, argmax(weights), drawn).astype(jnp.int32)
+    tokens = jax.vmap(jax.random.categorical)(keys, jnp.log(weights))
+    return jnp.where(greedy, argmax(weights), tokens).astype(jnp.int32)
 
 
 def draw_siblings(

@@ -191,11 +191,11 @@ def partition(
 def shardings(config: ModelConfig, params: Params, mesh: Mesh | AbstractMesh) -> Any:
     """Return the sharding of every parameter; the leaves of `params` need only have shapes."""
 
-    def place(path: Any, leaf: Any) -> NamedSharding:
+    def sharding(path: Any, leaf: Any) -> NamedSharding:
         name = "/".join(key.key for key in path)
         return NamedSharding(mesh, spec(config, name, leaf.shape, mesh))
 
-    return jax.tree_util.tree_map_with_path(place, params)
+    return jax.tree_util.tree_map_with_path(sharding, params)
 
 
 def cache_sharding(mesh: Mesh | AbstractMesh, shape: Sequence[int]) -> NamedSharding:
@@ -225,16 +225,16 @@ def small_sharding(params: Params) -> Sharding | None:
     return SingleDeviceSharding(*first.device_set) if isinstance(first, NamedSharding) else first
 
 
-def put(params: Params, place: Any) -> Params:
-    """Move parameters to one place, or each to its own place; none is copied without need."""
+def put(params: Params, sharding: Any) -> Params:
+    """Move parameters to one sharding, or each to its own; none is copied without need."""
 
-    def moved(x: Any, place: Sharding | None) -> Any:
-        return x if getattr(x, "sharding", None) == place else jax.device_put(x, place)
+    def moved(x: Any, sharding: Sharding | None) -> Any:
+        return x if getattr(x, "sharding", None) == sharding else jax.device_put(x, sharding)
 
     places = (
-        jax.tree.map(lambda _: place, params)
-        if place is None or isinstance(place, Sharding)
-        else place
+        jax.tree.map(lambda _: sharding, params)
+        if sharding is None or isinstance(sharding, Sharding)
+        else sharding
     )
     return jax.tree.map(moved, params, places, is_leaf=lambda x: x is None)
 

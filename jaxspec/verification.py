@@ -109,9 +109,9 @@ def rejection(
     q, length = draft.probs, draft.tokens.shape[1]
     assert q is not None
     accept_keys, next_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
-    chosen = draft.tokens[..., None]
-    p_x = jnp.take_along_axis(p[:, :length], chosen, axis=-1)[..., 0]
-    q_x = jnp.take_along_axis(q, chosen, axis=-1)[..., 0]
+    tokens = draft.tokens[..., None]
+    p_x = jnp.take_along_axis(p[:, :length], tokens, axis=-1)[..., 0]
+    q_x = jnp.take_along_axis(q, tokens, axis=-1)[..., 0]
     u = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(accept_keys)
     # A token to which q gives no mass, or NaN, was not drawn from q.
     accepted = jnp.cumprod((q_x > 0) & (u * q_x < p_x), axis=1, dtype=jnp.int32)
@@ -136,9 +136,9 @@ def residual(p: Array, q: Array, bonus: Array) -> Array:
     For p = [.5, .3, .2] and q = [.2, .6, .2] this is [.3, 0, 0]. Rows keep p if they get a bonus
     token, if rounding leaves nothing, or if q contains NaN.
     """
-    left = jnp.maximum(p - q, 0.0)
-    whole = bonus | ~(left.sum(-1) > 0)
-    return jnp.where(whole[:, None], p, left)
+    excess = jnp.maximum(p - q, 0.0)
+    whole = bonus | ~(excess.sum(-1) > 0)
+    return jnp.where(whole[:, None], p, excess)
 
 
 class _Walk(struct.PyTreeNode):
@@ -192,20 +192,20 @@ def tree_rejection(
         q = jnp.where(mass > 0, walk.q / jnp.where(mass > 0, mass, 1.0), here)
         accepted = exists & (_pick(u, child - 1) * _pick(q, token) < _pick(walk.p, token))
         rejected = exists & ~accepted
-        left = residual(walk.p, q, bonus=~rejected)
-        left = jnp.where(rejected[:, None], left / left.sum(-1, keepdims=True), left)
-        place = jnp.arange(tree.depth) == walk.count[:, None]
+        excess = residual(walk.p, q, bonus=~rejected)
+        excess = jnp.where(rejected[:, None], excess / excess.sum(-1, keepdims=True), excess)
+        next_depth = jnp.arange(tree.depth) == walk.count[:, None]
         return _Walk(
             node=jnp.where(accepted, child, walk.node),
             tried=jnp.where(exists, child, walk.tried),
-            p=jnp.where(accepted[:, None], _pick(p, child), left),
+            p=jnp.where(accepted[:, None], _pick(p, child), excess),
             q=jnp.where(
                 accepted[:, None],
                 draft_at(child),
                 jnp.where(rejected[:, None], walk.q * (1 - here), walk.q),
             ),
             count=walk.count + accepted,
-            path=jnp.where(place & accepted[:, None], child[:, None], walk.path),
+            path=jnp.where(next_depth & accepted[:, None], child[:, None], walk.path),
         )
 
     root = jnp.zeros(p.shape[0], jnp.int32)

@@ -47,7 +47,7 @@ class PromptBatch(struct.PyTreeNode):
     """Target's whole prompts, if `target` holds only the tokens after `past`."""
     past: KVCache | None = None
     """Target's cache of an earlier turn; then `target` holds only the new tokens."""
-    others: tuple[Prompts, ...] = ()
+    peers: tuple[Prompts, ...] = ()
     """Prompts of collaborating models 2 to M; the first model reads `target` and `images`."""
 
     @property

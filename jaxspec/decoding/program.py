@@ -48,7 +48,7 @@ class Program(ABC, Generic[State]):
     @property
     def towers(self) -> tuple[LanguageModel | None, ...]:
         """Return the models that encode image tiles, one for each member and each source."""
-        members = (one.model if one.reads_images else None for one in self.members)
+        members = (member.model if member.reads_images else None for member in self.members)
         return (*members, *(source.tower for source in self.sources))
 
     @property
@@ -81,8 +81,8 @@ class Program(ABC, Generic[State]):
           weights: Initial weights of the mixture.
           sources: Inputs of each source of drafts.
         """
-        first, *others = map(Prompts, rows, images)
-        return PromptBatch(first.rows, first.images, weights, sources, others=tuple(others))
+        first, *peers = map(Prompts, rows, images)
+        return PromptBatch(first.rows, first.images, weights, sources, peers=tuple(peers))
 
     @abstractmethod
     def prefill(

@@ -167,9 +167,11 @@ class Speculator(TargetProgram[States]):
         it belongs to no block.
         """
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
-        states = [source.target_states for source in self.sources]
-        kept = next((layers for layers in states if layers is not None), None)
-        logits, features, cache = prefill_target(self.target, params["target"], batch, slots, kept)
+        states = (source.target_states for source in self.sources)
+        layers = next((numbers for numbers in states if numbers is not None), None)
+        logits, features, cache = prefill_target(
+            self.target, params["target"], batch, slots, layers
+        )
         assert batch.weights is not None
         room = new_slots + max(self.drafter.nodes, self.drafter.reads) + 1
         drafter = self.drafter.prefill(params, batch, features, cache, room)
@@ -207,19 +209,22 @@ class Speculator(TargetProgram[States]):
             committed = Committed(params, state.tokens, state.count, state.target)
             draft, scratch = self.drafter.draft(committed, state.drafter, weights, options)
         with jax.named_scope("extend"):
-            fed = jnp.concatenate([last[:, None], draft.tokens], axis=1)
+            tokens = jnp.concatenate([last[:, None], draft.tokens], axis=1)
             mask = None if draft.tree is None else draft.tree.mask
-            logits, cache = self.extend(params, fed, state.target, mask)
+            logits, cache = self.extend(params, tokens, state.target, mask)
         with jax.named_scope("verify"):
             verdict = self.judge(logits, draft, state, options)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
-            soft, kept = by_place(lambda place: tempered(place, options.temperature))(logits), None
+            soft, path = (
+                by_place(lambda logits: tempered(logits, options.temperature))(logits),
+                None,
+            )
             if verdict.path is not None:  # from here on the accepted path is a chain
                 cache = keep_path(cache, state.target.length, verdict.path)
                 draft, nodes, read = along_path(draft, verdict.path)
                 soft = jnp.take_along_axis(soft, nodes[..., None], axis=1)
-                valid, kept = valid & (read[:, :-1] >= 0), read[:, 1:]
+                valid, path = valid & (read[:, :-1] >= 0), read[:, 1:]
             # `soft`, not the verified distribution: filters and one-hots hide how close a view is.
             weighting = self.weighting.observe(
                 state.weighting, weights, soft[:, :gamma], draft.view_probs, valid
@@ -232,7 +237,7 @@ class Speculator(TargetProgram[States]):
                     state.trace, count, state.tokens, draft, verdict, weights, valid
                 )
                 state = state.replace(trace=trace)
-            drafter = self.drafter.commit(state.drafter, scratch, state.target, emitted, kept)
+            drafter = self.drafter.commit(state.drafter, scratch, state.target, emitted, path)
             return state.replace(drafter=drafter)
 
     def judge(
@@ -245,7 +250,7 @@ class Speculator(TargetProgram[States]):
         """Return the verdict on a draft, given the target's logits after each token it read."""
         if options.greedy:
             return match(argmax(logits), draft)
-        p = by_place(lambda place: distribution(place, options))(logits)
+        p = by_place(lambda logits: distribution(logits, options))(logits)
         return verify(
             p, draft, step_keys(options, state.count, self.drafter.reads), options.temperature == 0
         )
@@ -256,17 +261,17 @@ def prefill_target(
     params: Params,
     batch: PromptBatch,
     slots: int,
-    kept: tuple[int, ...] | None = None,
+    layers: tuple[int, ...] | None = None,
 ) -> tuple[Float[Array, "B V"], Float[Array, "B U P E"] | None, KVCache]:
     """Run the prompts; return the next token's logits, the image features and a cache.
 
-    kept: Hidden states that the cache keeps, see `KVCache`.
+    layers: Hidden states that the cache keeps, see `KVCache.kept`.
     """
     rows = batch.target
     features = None if batch.images is None else model.encode(params, batch.images)
     embeds = model.embed(params, rows, features)
     if batch.past is None:
-        logits, cache = model.prefill(params, embeds, rows, slots, kept)
+        logits, cache = model.prefill(params, embeds, rows, slots, layers)
         return logits, features, cache
     every, cache = model.advance(params, embeds, batch.past)
     logits = jnp.take_along_axis(every, rows.length[:, None, None] - 1, axis=1)[:, 0]

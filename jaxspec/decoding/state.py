@@ -28,11 +28,11 @@ Stats = TypeVar("Stats")
 Tree = TypeVar("Tree")
 
 
-def same_values(one: Any, other: object) -> bool:
+def same_values(first: Any, second: object) -> bool:
     """Return whether two structures are of one type, and their arrays are equal."""
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     return all(np.array_equal(x, y) for x, y in pairs)
 
 
@@ -88,12 +88,12 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
 def map_caches(
     change: Callable[[KVCache], KVCache],
     tree: Tree,
-    rest: Callable[[Array], Array] = lambda leaf: leaf,
+    change_leaf: Callable[[Array], Array] = lambda leaf: leaf,
 ) -> Tree:
-    """Map `change` over the caches of a tree, and `rest` over its other leaves."""
+    """Map `change` over the caches of a tree, and `change_leaf` over its other leaves."""
 
     def changed(part: KVCache | Array) -> KVCache | Array:
-        return change(part) if isinstance(part, KVCache) else rest(part)
+        return change(part) if isinstance(part, KVCache) else change_leaf(part)
 
     return jax.tree.map(changed, tree, is_leaf=lambda part: isinstance(part, KVCache))
 
@@ -192,14 +192,14 @@ def draw_next(
 
 
 def cut(
-    block: Int[Array, "B T"], wanted: Int[Array, " B"], room: Int[Array, " B"], options: Sampling
+    block: Int[Array, "B T"], most: Int[Array, " B"], room: Int[Array, " B"], options: Sampling
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """Return how many of the first `wanted` tokens a row emits, and whether EOS is among them.
+    """Return how many of the first `most` tokens a row emits, and whether EOS is among them.
 
     A row emits no token past its room or after an EOS.
     """
     places = jnp.arange(block.shape[1])
-    emitted = jnp.minimum(wanted, room)
+    emitted = jnp.minimum(most, room)
     ends = jnp.any(block[..., None] == options.eos, axis=-1) & (places < emitted[:, None])
     ended = jnp.any(ends, axis=1)
     return jnp.where(ended, jnp.argmax(ends, axis=1) + 1, emitted), ended
@@ -209,19 +209,19 @@ def append(
     state: DecodeState[Caches, Drafting, Stats],
     drafted: Int[Array, "B J"],
     verdict: Verdict,
-    wanted: Int[Array, " B"],
+    most: Int[Array, " B"],
     options: Sampling,
 ) -> tuple[DecodeState[Caches, Drafting, Stats], Int[Array, " B"]]:
-    """Append the first `wanted` of the accepted drafts and next token, up to EOS or the limit.
+    """Append at most `most` of the accepted drafts and next token, up to EOS or the limit.
 
-    With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `wanted` 3 takes all that is
+    With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `most` 3 takes all that is
     verified. Returns the state with its tokens, count, done and lengths of the target's caches
     advanced, and the number of tokens that each row emitted.
     """
     places = jnp.arange(drafted.shape[1] + 1)
     padded = jnp.pad(drafted, ((0, 0), (0, 1)))
     block = jnp.where(places == verdict.count[:, None], verdict.next_token[:, None], padded)
-    emitted, ended = cut(block, wanted, options.max_new_tokens - state.count, options)
+    emitted, ended = cut(block, most, options.max_new_tokens - state.count, options)
     slots = jnp.where(
         places < emitted[:, None], state.count[:, None] + places, state.tokens.shape[1]
     )

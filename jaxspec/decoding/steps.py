@@ -52,7 +52,7 @@ def run_logprobs(
     """
     weights, combination = program.weights(params), params.get("combination")
     inputs = zip(program.members, weights, prompts, starts, strict=True)
-    logits = jnp.stack([_logits(*one, answer.shape[1]) for one in inputs])
+    logits = jnp.stack([_logits(*arguments, answer.shape[1]) for arguments in inputs])
     if combination is None:
         logs = jax.nn.log_softmax(logits[0])
     else:

@@ -82,7 +82,7 @@ def prompts(count: int, contexts: np.ndarray) -> PromptBatch:
     """The same prompts [B, ORDER] for every member."""
     tokens = jnp.asarray(contexts, jnp.int32)
     rows = PromptRows(tokens, jnp.full(len(tokens), ORDER, jnp.int32))
-    return PromptBatch(rows, None, others=(Prompts(rows),) * (count - 1))
+    return PromptBatch(rows, None, peers=(Prompts(rows),) * (count - 1))
 
 
 def options(temperature: np.ndarray, new: int, seed: int, **fields: Any) -> Sampling:

@@ -116,19 +116,19 @@ class Alternating(Collaboration[Pending]):
     ) -> SharedState[Pending]:
         """Take one model's turn for its rows: score, verify the oldest run if due, propose."""
         owner = (model + 1) % len(self.members)
-        run, others = self.gammas[owner], sum(self.gammas) - self.gammas[model]
+        run, unscored = self.gammas[owner], sum(self.gammas) - self.gammas[model]
         pending = state.drafter
         active = (pending.turn == model) & ~state.done
-        verifying = active & (pending.count == others)
+        verifying = active & (pending.count == unscored)
 
         with jax.named_scope("score"):
             newest = jnp.maximum(state.count, 1)[:, None] - 1  # pending proposals follow it
-            fed = jnp.take_along_axis(state.tokens, newest + jnp.arange(others + 1), axis=1)
-            logits, cache = self._extend(model, params, fed, state.target[model], active, 0)
+            tokens = jnp.take_along_axis(state.tokens, newest + jnp.arange(unscored + 1), axis=1)
+            logits, cache = self._extend(model, params, tokens, state.target[model], active, 0)
             state = count_calls(state, model, active.astype(jnp.int32), 1)
 
         with jax.named_scope("verify"):
-            drafted = fed[:, 1 : run + 1]
+            drafted = tokens[:, 1 : run + 1]
 
             def check() -> tuple[Verdict, Array]:
                 slots = (state.count[:, None] + jnp.arange(run)) % pending.logits[0].shape[1]
@@ -148,18 +148,18 @@ class Alternating(Collaboration[Pending]):
             )
             verdict, overlap = jax.lax.cond(jnp.any(verifying), check, lambda: none)
             falls = verifying & (verdict.count < run)
-            wanted = jnp.where(verifying, verdict.count + falls, 0)
+            most = jnp.where(verifying, verdict.count + falls, 0)
 
         # Index of the model's first proposal, whether or not a run is now committed.
         index = state.count + pending.count
         ring = pending.logits
         if len(self.members) > 2:  # with two models no scored proposal stays pending
-            kept = jnp.where(verifying, run, 0)[:, None] <= jnp.arange(others)
-            kept &= (jnp.arange(others) < pending.count[:, None]) & (active & ~falls)[:, None]
-            places = state.count[:, None] + jnp.arange(others)
-            ring = _write(pending, model, places, kept, logits[:, :others])
+            stays = jnp.where(verifying, run, 0)[:, None] <= jnp.arange(unscored)
+            stays &= (jnp.arange(unscored) < pending.count[:, None]) & (active & ~falls)[:, None]
+            places = state.count[:, None] + jnp.arange(unscored)
+            ring = _write(pending, model, places, stays, logits[:, :unscored])
         state = state.replace(target=_with(state.target, model, cache))
-        state = commit_run(state, drafted, verdict, overlap, owner, wanted, options)
+        state = commit_run(state, drafted, verdict, overlap, owner, most, options)
 
         with jax.named_scope("propose"):
             proposing = active & ~falls & ~state.done
@@ -168,13 +168,13 @@ class Alternating(Collaboration[Pending]):
                 model, params, options, state, ring, after, index, proposing
             )
 
-        left = jnp.where(falls, 0, pending.count - jnp.where(verifying, run, 0))
+        unverified = jnp.where(falls, 0, pending.count - jnp.where(verifying, run, 0))
         onward = jnp.where(falls, self.first, owner)
         return state.replace(
             drafter=Pending(
                 turn=jnp.where(active, onward, pending.turn),
                 count=jnp.where(
-                    active, left + jnp.where(proposing, self.gammas[model], 0), pending.count
+                    active, unverified + jnp.where(proposing, self.gammas[model], 0), pending.count
                 ),
                 logits=ring,
             )
@@ -240,12 +240,12 @@ def _write(
     pending: Pending,
     model: int,
     index: Int[Array, "B T"],
-    kept: Bool[Array, "B T"],
+    stays: Bool[Array, "B T"],
     logits: Float[Array, "B T V"],
 ) -> tuple[Array, ...]:
     """Return the rings with the model's logits written for the tokens at these indices."""
     ring = pending.logits[model]
-    slots = jnp.where(kept, index % ring.shape[1], ring.shape[1])
+    slots = jnp.where(stays, index % ring.shape[1], ring.shape[1])
     ring = ring.at[jnp.arange(len(slots))[:, None], slots].set(logits, mode="drop")
     return _with(pending.logits, model, ring)
 

@@ -132,19 +132,19 @@ def parse_combination(text: str, models: int) -> Combination:
 
     Raises InputError for unknown kinds and options, and for numbers that do not fit.
     """
-    kind, _, rest = text.partition(":")
-    parts = [part.strip() for part in rest.split(",") if part.strip()]
+    kind, _, fields = text.partition(":")
+    parts = [part.strip() for part in fields.split(",") if part.strip()]
     numbers = [_number(text, part) for part in parts if "=" not in part]
     options = dict(part.split("=", 1) for part in parts if "=" in part)
     if kind == "weighted":
-        _known(text, options, ("greedy",))
+        _check_options(text, options, ("greedy",))
         return weighted(numbers or [1 / models] * models, models, options.get("greedy", "mean"))
     if kind == "logits":
-        _known(text, options, ("plausibility",))
+        _check_options(text, options, ("plausibility",))
         return linear(text, numbers, models, _number(text, options.get("plausibility", "0")))
     if kind != "contrastive":
         raise InputError(f"combination {text!r}: {kind!r} is unknown; {nearest(kind, KINDS)}")
-    _known(text, options, ("mu", "beta", "plausibility"))
+    _check_options(text, options, ("mu", "beta", "plausibility"))
     if numbers or ("mu" in options and "beta" in options):
         raise InputError(f"combination {text!r}: give mu or beta by name, as contrastive:mu=0.1")
     if models != 2:
@@ -158,14 +158,14 @@ def parse_combination(text: str, models: int) -> Combination:
 
 def weighted(weights: list[float], models: int, greedy: str = "mean") -> Weighted:
     """Return the weighted combination, or raise InputError for wrong weights."""
-    shown = ",".join(f"{w:g}" for w in weights)
+    listing = ",".join(f"{w:g}" for w in weights)
     if len(weights) != models:
         raise InputError(
-            f"weights: {shown} are {len(weights)} for {models} models; give one for each"
+            f"weights: {listing} are {len(weights)} for {models} models; give one for each"
         )
     if min(weights) < 0 or not abs(sum(weights) - 1) <= 1e-6:
         raise InputError(
-            f"weights: {shown} sum to {sum(weights):g}; give non-negative numbers that sum to 1"
+            f"weights: {listing} sum to {sum(weights):g}; give non-negative numbers that sum to 1"
         )
     if greedy not in get_args(GreedyRule):
         raise InputError(
@@ -194,10 +194,10 @@ def _sum(weights: Float[Array, " M"], of: Float[Array, "M B V"]) -> Float[Array,
     return (of * weights[:, None, None]).sum(0)
 
 
-def _known(text: str, options: dict[str, str], known: tuple[str, ...]) -> None:
+def _check_options(text: str, options: dict[str, str], names: tuple[str, ...]) -> None:
     for name in options:
-        if name not in known:
-            raise InputError(f"combination {text!r}: no option {name!r}; {nearest(name, known)}")
+        if name not in names:
+            raise InputError(f"combination {text!r}: no option {name!r}; {nearest(name, names)}")
 
 
 def _number(text: str, part: str) -> float:

@@ -79,15 +79,17 @@ class OneProposer(Collaboration[None]):
         logits, caches = [], []
         with jax.named_scope("propose"):
             start = (last, state.target[self.proposer])
-            (_, cache), (tokens, own) = jax.lax.scan(propose, start, jnp.arange(places))
+            (_, cache), (tokens, draft_logits) = jax.lax.scan(propose, start, jnp.arange(places))
             drafted = jnp.moveaxis(tokens, 0, 1)[:, : self.gamma]
         with jax.named_scope("score"):
-            fed = jnp.concatenate([last[:, None], drafted], axis=1)[:, :places]
+            block = jnp.concatenate([last[:, None], drafted], axis=1)[:, :places]
             for m, member in enumerate(self.members):
                 if m == self.proposer:
-                    scores, written = jnp.moveaxis(own, 0, 1), cache
+                    scores, written = jnp.moveaxis(draft_logits, 0, 1), cache
                 else:
-                    scores, written = member.model.extend(params["models"][m], fed, state.target[m])
+                    scores, written = member.model.extend(
+                        params["models"][m], block, state.target[m]
+                    )
                 logits.append(scores)
                 caches.append(written.replace(length=state.target[m].length))
                 passes = places if m == self.proposer else 1

@@ -97,7 +97,7 @@ def prefill_members(
       pending: Pending proposals, if the program keeps any.
     """
     logits, caches = [], []
-    prompts = (Prompts(batch.target, batch.images), *batch.others)
+    prompts = (Prompts(batch.target, batch.images), *batch.peers)
     for member, weights, prompt in zip(members, params["models"], prompts, strict=True):
         model, rows = member.model, prompt.rows
         features = None if prompt.images is None else model.encode(weights, prompt.images)
@@ -151,8 +151,8 @@ def verify_combined(
         unread = jnp.zeros((0, *drafted.shape, logits.shape[-1]))
         chance = (drafted == best[:, :length]).astype(jnp.float32)
         return match(best, Draft(drafted, None, unread)), chance
-    r = by_place(lambda place: combined(combination, place, options))(logits)
-    d = by_place(lambda place: distribution(place, options))(logits[proposer, :, :length])
+    r = by_place(lambda logits: combined(combination, logits, options))(logits)
+    d = by_place(lambda logits: distribution(logits, options))(logits[proposer, :, :length])
     keys = step_keys(options, count, VERIFY)
     verdict = rejection(r, Draft(drafted, d, d[None]), keys, options.temperature == 0)
     return verdict, jnp.minimum(r[:, :length], d).sum(-1)
@@ -164,12 +164,12 @@ def commit_run(
     verdict: Verdict,
     overlap: Float[Array, "B J"],
     proposer: int,
-    wanted: Int[Array, " B"],
+    most: Int[Array, " B"],
     options: Sampling,
 ) -> SharedState[Drafting]:
-    """Append and count the first `wanted` of the accepted proposals and the token after them."""
-    state, emitted = append(state, drafted, verdict, wanted, options)
-    own = jnp.arange(len(state.target)) == proposer
+    """Append and count at most `most` of the accepted proposals and the token after them."""
+    state, emitted = append(state, drafted, verdict, most, options)
+    is_proposer = jnp.arange(len(state.target)) == proposer
     accepted = jnp.minimum(verdict.count, emitted)
     # The first rejected proposal was tested too, if its replacement was emitted.
     tested = accepted + ((verdict.count < emitted) & (verdict.count < drafted.shape[1]))
@@ -177,10 +177,10 @@ def commit_run(
     stats = state.stats
     stats = stats.replace(
         emitted=stats.emitted + emitted,
-        verified=stats.verified + (wanted > 0),
-        tested=stats.tested + own * tested[:, None],
-        accepted=stats.accepted + own * accepted[:, None],
-        overlap=stats.overlap + own * chance[:, None],
+        verified=stats.verified + (most > 0),
+        tested=stats.tested + is_proposer * tested[:, None],
+        accepted=stats.accepted + is_proposer * accepted[:, None],
+        overlap=stats.overlap + is_proposer * chance[:, None],
     )
     return state.replace(stats=stats)
 

@@ -87,9 +87,9 @@ class Drafter(ABC):
         options: Sampling,
     ) -> tuple[Draft, States]:
         """Propose a block. Return it with each source's scratch, which `commit` takes."""
-        begun = [source.begin(committed, state) for source, state in zip(self.sources, states)]
+        starts = [source.begin(committed, state) for source, state in zip(self.sources, states)]
         mixing = Mixing(weights, options, committed.count)
-        return self._propose(committed, mixing, *self._joined(begun))
+        return self._propose(committed, mixing, *self._joined(starts))
 
     @abstractmethod
     def _propose(
@@ -126,11 +126,11 @@ class Drafter(ABC):
         scratch: States,
         target: KVCache,
         emitted: Int[Array, " B"],
-        kept: Int[Array, "B J"] | None = None,
+        path: Int[Array, "B J"] | None = None,
     ) -> States:
         """Return the states after a verified block, see `Source.commit`."""
         return tuple(
-            source.commit(state, part, target, emitted, kept)
+            source.commit(state, part, target, emitted, path)
             for source, state, part in zip(self.sources, states, scratch, strict=True)
         )
 
@@ -140,7 +140,7 @@ class Drafter(ABC):
         """Return the mixture at T places, and each source's own distributions."""
         temperature, weights = mixing.options.temperature, mixing.weights
         whole = sum(source.width for source in self.sources if not source.partial)
-        probs = by_place(lambda place: tempered(place, temperature))(scores[:whole])
-        rest = [backed_off(matches, probs)[None] for matches in scores[whole:]]
-        probs = jnp.concatenate([probs, *rest]) if rest else probs
-        return by_place(lambda place: mix(place, weights))(probs), probs
+        probs = by_place(lambda scores: tempered(scores, temperature))(scores[:whole])
+        partial = [backed_off(matches, probs)[None] for matches in scores[whole:]]
+        probs = jnp.concatenate([probs, *partial]) if partial else probs
+        return by_place(lambda probs: mix(probs, weights))(probs), probs

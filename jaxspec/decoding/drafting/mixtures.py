@@ -72,10 +72,10 @@ def mixture_costs(
     weights: Float[Array, "points R"],
 ) -> Float[Array, "B J measures points"]:
     """Return the cost of the mixture at each of the points."""
-    found = jax.lax.map(
+    by_point = jax.lax.map(
         lambda w: costs(measures, p, mixture(view_probs, w)), weights, batch_size=CHUNK
     )
-    return jnp.moveaxis(found, 0, -1)
+    return jnp.moveaxis(by_point, 0, -1)
 
 
 def mixture(

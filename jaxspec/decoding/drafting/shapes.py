@@ -76,10 +76,10 @@ class Tree:
     @cached_property
     def seen(self) -> np.ndarray:
         """Return the ancestors and self of every node, bool [nodes+1, nodes+1]."""
-        seen = np.eye(len(self.parents) + 1, dtype=bool)
+        lineage = np.eye(len(self.parents) + 1, dtype=bool)
         for node, parent in enumerate(self.parents, start=1):
-            seen[node] |= seen[parent]
-        return seen
+            lineage[node] |= lineage[parent]
+        return lineage
 
     @cached_property
     def depth(self) -> np.ndarray:
@@ -128,15 +128,15 @@ def branching(width: int, depth: int, budget: int = BUDGET) -> Tree:
     to the shallower node, then to the lexicographically first. So the chain of all first choices
     comes first, then every path with one second choice, and so on.
     """
-    kept: list[tuple[int, ...]] = []
+    nodes: list[tuple[int, ...]] = []
     heap: list[tuple[int, int, tuple[int, ...]]] = [(rank, 1, (rank,)) for rank in range(width)]
-    while heap and len(kept) < budget:
+    while heap and len(nodes) < budget:
         total, level, ranks = heapq.heappop(heap)
-        kept.append(ranks)
+        nodes.append(ranks)
         if level < depth:
             for rank in range(width):
                 heapq.heappush(heap, (total + rank, level + 1, (*ranks, rank)))
-    return _tree(kept)
+    return _tree(nodes)
 
 
 def _tree(paths: list[tuple[int, ...]]) -> Tree:
@@ -155,11 +155,11 @@ def ancestors(parents: Int[Array, "B nodes"], depth: int) -> Bool[Array, "B node
     parents = jnp.pad(parents, ((0, 0), (1, 0)))
     order = jnp.arange(parents.shape[1])
     here = jnp.broadcast_to(order, parents.shape)
-    seen = here[..., None] == order
+    lineage = here[..., None] == order
     for _ in range(depth):
         here = jnp.take_along_axis(parents, here, axis=1)
-        seen |= here[..., None] == order
-    return seen
+        lineage |= here[..., None] == order
+    return lineage
 
 
 def likeliest_nodes(
@@ -179,16 +179,16 @@ def likeliest_nodes(
     """
     batch, size = tokens.shape
     rows, count = jnp.arange(batch)[:, None], spec.nodes(depth)
-    kept = jnp.sort(jax.lax.top_k(joint, count)[1], axis=1) + 1
-    number = jnp.zeros((batch, size + 1), jnp.int32).at[rows, kept].set(jnp.arange(1, count + 1))
-    place = jnp.full((batch, size + 1), -1).at[rows, read].set(jnp.arange(read.shape[1]))
+    nodes = jnp.sort(jax.lax.top_k(joint, count)[1], axis=1) + 1
+    number = jnp.zeros((batch, size + 1), jnp.int32).at[rows, nodes].set(jnp.arange(1, count + 1))
+    reading = jnp.full((batch, size + 1), -1).at[rows, read].set(jnp.arange(read.shape[1]))
     tokens, parents = (
-        jnp.take_along_axis(values, kept - 1, axis=1) for values in (tokens, parents)
+        jnp.take_along_axis(values, nodes - 1, axis=1) for values in (tokens, parents)
     )
     parents = jnp.take_along_axis(number, parents, axis=1)
-    expanded = jnp.take_along_axis(place, jnp.pad(kept, ((0, 0), (1, 0))), axis=1)
-    seen = ancestors(parents, depth)
-    mask = TreeMask(seen.sum(-1) - 1, seen)
+    expanded = jnp.take_along_axis(reading, jnp.pad(nodes, ((0, 0), (1, 0))), axis=1)
+    lineage = ancestors(parents, depth)
+    mask = TreeMask(lineage.sum(-1) - 1, lineage)
     return tokens, TokenTree(
         parents, expanded, mask, tries=min(depth * spec.width, count), depth=depth
     )

@@ -44,8 +44,7 @@ class ChainDrafter(Drafter):
         options = mixing.options
 
         def propose(scores: Array, place: Array) -> tuple[Array, Array, Array]:
-            both = self._mixed(mixing, scores)
-            mixed, view_probs = (probs[..., 0, :] for probs in both)
+            mixed, view_probs = (probs[..., 0, :] for probs in self._mixed(mixing, scores))
             best = argmax(mixed)
             if options.greedy:  # `match` needs no distribution
                 return best, mixed, view_probs
@@ -61,9 +60,9 @@ class ChainDrafter(Drafter):
             return (proposal[0], scratch), proposal
 
         first = propose(scores, jnp.zeros((), jnp.int32))
-        (_, scratch), rest = jax.lax.scan(step, (first[0], scratch), jnp.arange(1, self.gamma))
+        (_, scratch), tails = jax.lax.scan(step, (first[0], scratch), jnp.arange(1, self.gamma))
         tokens, probs, view_probs = (
-            jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest)
+            jnp.concatenate([head[None], tail]) for head, tail in zip(first, tails)
         )
         tokens, probs = jnp.moveaxis(tokens, 0, 1), jnp.moveaxis(probs, 0, 1)
         return Draft(tokens, probs, jnp.moveaxis(view_probs, 0, 2)), scratch
@@ -85,13 +84,13 @@ class _Grown(Drafter):
         scratch: States,
         tokens: Int[Array, "B T"],
         depth: int,
-        seen: Array,
+        lineage: Array,
     ) -> tuple[Float[Array, "R B T V"], States]:
         """Read T nodes of one level.
 
-        seen: Whether each node attends to each node read so far, [B or 1, T, nodes].
+        lineage: Whether each node attends to each node read so far, [B or 1, T, nodes].
         """
-        mask = TreeMask(jnp.full((1, tokens.shape[1]), depth), seen)
+        mask = TreeMask(jnp.full((1, tokens.shape[1]), depth), lineage)
         return self.score(committed, scratch, tokens, mask)
 
 
@@ -124,14 +123,14 @@ class TreeDrafter(_Grown):
         children = np.zeros(1, int)
         for depth in range(self.gamma):
             # Tree `2`, gamma 2: node 0 has the children 1, 2; node 1 has 3, 4; node 2 has 5, 6;
-            # `inner` is [0, 1, 2]. At depth 1 `read` is [1, 2], `seen` [[1, 1, 0], [1, 0, 1]],
+            # `inner` is [0, 1, 2]. At depth 1 `read` is [1, 2], `lineage` [[1, 1, 0], [1, 0, 1]],
             # `children` [3, 4, 5, 6], and `parent` [0, 0, 1, 1].
             (read,) = np.nonzero(shape.depth[inner] == depth)
             if depth:
-                seen = shape.seen[inner[read]][:, inner[: read[-1] + 1]]
-                fed = tokens[-1][:, np.searchsorted(children, inner[read])]
-                above = jnp.asarray(seen)[None]
-                scores, scratch = self._read_level(committed, scratch, fed, depth, above)
+                lineage = shape.seen[inner[read]][:, inner[: read[-1] + 1]]
+                nodes = tokens[-1][:, np.searchsorted(children, inner[read])]
+                above = jnp.asarray(lineage)[None]
+                scores, scratch = self._read_level(committed, scratch, nodes, depth, above)
             (children,) = np.nonzero(shape.depth == depth + 1)
             mixed, view_probs = self._mixed(mixing, scores)
             most = int(shape.rank[children].max()) + 1
@@ -200,9 +199,9 @@ class DynamicTreeDrafter(_Grown):
                 read = 1 + sum(tokens.shape[1] for tokens, *_ in levels[:-1]) + best
                 expanded.append(read)
                 above.append(max(0, 1 + (depth - 2) * width) + best // width)
-                seen = ancestors(jnp.concatenate(above, axis=1), depth)[:, -width:]
-                fed = jnp.take_along_axis(levels[-1][0], best, axis=1)
-                scores, scratch = self._read_level(committed, scratch, fed, depth, seen)
+                lineage = ancestors(jnp.concatenate(above, axis=1), depth)[:, -width:]
+                nodes = jnp.take_along_axis(levels[-1][0], best, axis=1)
+                scores, scratch = self._read_level(committed, scratch, nodes, depth, lineage)
             mixed, view_probs = self._mixed(mixing, scores)
             views.append(view_probs)
             chance, choice = largest(mixed, width)

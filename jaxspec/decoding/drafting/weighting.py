@@ -74,12 +74,12 @@ class Weighting(ABC, Generic[Kept]):
                 raise InputError(f"weighting {self.name}: {field.name} {value!r}{mend}")
 
     def __str__(self) -> str:
-        given = [
+        settings = [
             f"{f.name}={_write(value)}"
             for f in fields(self)
             if (value := getattr(self, f.name)) != f.default
         ]
-        return ":".join(filter(None, [self.name, ",".join(given)]))
+        return ":".join(filter(None, [self.name, ",".join(settings)]))
 
     @property
     def hard_labels(self) -> bool:
@@ -151,8 +151,8 @@ class Random(Static):
     def weights(self, state: Float[Array, "B R"], keys: Array) -> Float[Array, "B R"]:
         # Exponential variates over their sum are Dirichlet(1, ..., 1).
         draw = jax.random.exponential if self.draw == "dirichlet" else jax.random.uniform
-        drawn = jnp.maximum(jax.vmap(lambda key: draw(key, state.shape[1:]))(keys), TINY)
-        return drawn / drawn.sum(-1, keepdims=True)
+        variates = jnp.maximum(jax.vmap(lambda key: draw(key, state.shape[1:]))(keys), TINY)
+        return variates / variates.sum(-1, keepdims=True)
 
 
 class Scores(struct.PyTreeNode):
@@ -225,9 +225,9 @@ class Adaptive(Weighting[Scores]):
             slot = jnp.where(stays, (state.count[:, None] + rank - 1) % self.window, self.window)
             ring = state.ring.at[jnp.arange(len(added))[:, None], slot].set(scores, mode="drop")
             places = jnp.minimum(count, self.window)
-        chosen = self.choose(ring.sum(1), places, state.initial, p.shape[-1])
-        chosen = jnp.where(count[:, None] > 0, chosen, state.initial)
-        return Scores(state.initial, chosen, count, ring)
+        next_weights = self.choose(ring.sum(1), places, state.initial, p.shape[-1])
+        next_weights = jnp.where(count[:, None] > 0, next_weights, state.initial)
+        return Scores(state.initial, next_weights, count, ring)
 
 
 @dataclass(frozen=True)
@@ -366,15 +366,15 @@ def parse_weighting(text: str) -> Weighting:
     if name not in PRESETS and name not in RULES:
         raise InputError(f"weighting: {name!r} is unknown; {nearest(name, (*RULES, *PRESETS))}")
     rule = PRESETS.get(name) or RULES[name]()
-    known = [field.name for field in fields(rule)]
-    given: dict[str, Any] = {}
+    names = [field.name for field in fields(rule)]
+    settings: dict[str, Any] = {}
     for part in filter(None, options.split(",")):
         field, _, value = part.partition("=")
-        if field not in known:
-            mend = nearest(field, known) if known else "the rule has no fields"
+        if field not in names:
+            mend = nearest(field, names) if names else "the rule has no fields"
             raise InputError(f"weighting {name}: field {field!r} is unknown; {mend}")
-        given[field] = _read(value)
-    return replace(rule, **given)
+        settings[field] = _read(value)
+    return replace(rule, **settings)
 
 
 def _read(text: str) -> Any:

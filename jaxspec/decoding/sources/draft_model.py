@@ -88,18 +88,18 @@ class DraftModel(Source[DraftState, KVCache]):
         target: KVCache,
         room: int,
     ) -> DraftState:
-        own = params[self.name]
+        weights = params[self.name]
         if not self.shares_tower:
-            features = None if inputs.images is None else self.model.encode(own, inputs.images)
+            features = None if inputs.images is None else self.model.encode(weights, inputs.images)
         embeds = [
-            self.model.embed(own, rows, features, view.pool)
+            self.model.embed(weights, rows, features, view.pool)
             for view, rows in zip(self.views, inputs.rows, strict=True)
         ]
         # Images are in the embeddings by now; without them all views' rows are one batch.
         texts = [rows.replace(sources=None, blend=None) for rows in inputs.rows]
         rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *texts)
         slots = rows.tokens.shape[1] + room
-        _, cache = self.model.prefill(own, jnp.concatenate(embeds), rows, slots)
+        _, cache = self.model.prefill(weights, jnp.concatenate(embeds), rows, slots)
         last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
         return DraftState(cache.replace(length=rows.length - 1), last)
 
@@ -113,9 +113,9 @@ class DraftModel(Source[DraftState, KVCache]):
         first, newest = jnp.moveaxis(committed.newest(2, 2), 1, 0)
         last, cache = self._by_view((state.last, state.cache))
         first = jnp.where(committed.count == 1, last, first)
-        fed = jnp.stack([first, jnp.broadcast_to(newest, first.shape)], axis=-1)
+        tokens = jnp.stack([first, jnp.broadcast_to(newest, first.shape)], axis=-1)
         extend = partial(self.model.extend, committed.params[self.name])
-        scores, cache = jax.vmap(extend)(fed, cache)
+        scores, cache = jax.vmap(extend)(tokens, cache)
         return scores[:, :, 1:], cache
 
     def score(
@@ -135,7 +135,7 @@ class DraftModel(Source[DraftState, KVCache]):
         scratch: KVCache,
         target: KVCache,
         emitted: Int[Array, " B"],
-        kept: Int[Array, "B J"] | None,
+        path: Int[Array, "B J"] | None,
     ) -> DraftState:
         """Keep the emitted tokens; a shorter length drops everything behind them.
 
@@ -143,9 +143,9 @@ class DraftModel(Source[DraftState, KVCache]):
         block reads it, as the second newest token.
         """
         cache = scratch.replace(length=self._by_view(state.cache.length))
-        if kept is not None:
-            path = jnp.maximum(kept, 0)
-            cache = jax.vmap(lambda cache: keep_path(cache, cache.length + 1, path))(cache)
+        if path is not None:
+            nodes = jnp.maximum(path, 0)
+            cache = jax.vmap(lambda cache: keep_path(cache, cache.length + 1, nodes))(cache)
         cache = cache.replace(length=cache.length + emitted)
         return state.replace(
             cache=jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), cache)
@@ -156,17 +156,19 @@ class DraftModel(Source[DraftState, KVCache]):
         return jax.tree.map(lambda leaf: leaf.reshape(self.width, -1, *leaf.shape[1:]), tree)
 
     def shapes(self, dtype: Any) -> Params:
-        own = abstract_params(self.model.config, dtype)
-        return split_tower(self.model.config, own)[1] if self.shares_tower else own
+        shapes = abstract_params(self.model.config, dtype)
+        return split_tower(self.model.config, shapes)[1] if self.shares_tower else shapes
 
-    def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
+    def sizes(
+        self, lengths: Sequence[int], slot_images: np.ndarray, buckets: Buckets
+    ) -> tuple[int, ...]:
         return (bucket(max(lengths), buckets.prompt, "prompt tokens of a view"),)
 
     def inputs(
         self,
         rows: Sequence[PromptRows],
         images: Images,
-        shown: Sequence[np.ndarray],
+        slot_images: Sequence[np.ndarray],
         sizes: tuple[int, ...],
     ) -> ViewRows:
         return ViewRows(tuple(rows), images)

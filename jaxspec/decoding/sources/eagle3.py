@@ -61,12 +61,12 @@ class Eagle3(HeadSource[KVCache, KVCache]):
         count = target.length - state.length
         slots = state.length[:, None] + jnp.arange(width)
         states = jnp.take_along_axis(target.hidden, slots[:, None, :, None], axis=2, mode="clip")
-        model, own = self.model, self.weights(committed.params)
+        model, weights = self.model, self.weights(committed.params)
         tokens = PromptRows(committed.newest(count, width), state.length)
         before = self.run(committed.params, "combine", states[:, 0])
-        fused = self.run(committed.params, "fuse", model.embed(own, tokens, None), before)
+        fused = self.run(committed.params, "fuse", model.embed(weights, tokens, None), before)
         last = jnp.maximum(count - 1, 0)[:, None]
-        logits, cache = model.advance(own, fused, state, scored=last)
+        logits, cache = model.advance(weights, fused, state, scored=last)
         return logits[None], cache.replace(length=state.length + count)
 
     def score(
@@ -86,7 +86,7 @@ class Eagle3(HeadSource[KVCache, KVCache]):
         scratch: KVCache,
         target: KVCache,
         emitted: Int[Array, " B"],
-        kept: Int[Array, "B J"] | None,
+        path: Int[Array, "B J"] | None,
     ) -> KVCache:
         """Keep the tokens that the target had read before the block."""
         return scratch.replace(length=target.length - emitted)

@@ -67,8 +67,8 @@ class HeadSource(Source[State, Scratch]):
         tree: TreeMask | None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Read tokens, each next to the hidden state before it."""
-        model, own = self.model, self.weights(committed.params)
-        embeds = model.embed(own, PromptRows(tokens, cache.length), None)
+        model, weights = self.model, self.weights(committed.params)
+        embeds = model.embed(weights, PromptRows(tokens, cache.length), None)
         before = hidden_before(cache, tokens.shape[1], tree)
         fused = self.run(committed.params, "fuse", embeds, before)
-        return model.advance(own, fused, cache, tree)
+        return model.advance(weights, fused, cache, tree)

@@ -52,9 +52,11 @@ class TargetKeys(HeadSource[KVCache, Scratch]):
         cache = block.replace(length=state.length)
         return adopt_target_kv(self.config, cache, target, emitted, self.gamma + 1)
 
-    def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
-        text = len(reads_as_text(self.config, shown))
-        images = int(shown.max(initial=-1)) + 1
+    def sizes(
+        self, lengths: Sequence[int], slot_images: np.ndarray, buckets: Buckets
+    ) -> tuple[int, ...]:
+        text = len(reads_as_text(self.config, slot_images))
+        images = int(slot_images.max(initial=-1)) + 1
         return (
             bucket(text, buckets.prompt, "prompt tokens"),
             bucket(images, buckets.images, "images of one prompt"),
@@ -64,10 +66,10 @@ class TargetKeys(HeadSource[KVCache, Scratch]):
         self,
         rows: Sequence[PromptRows],
         images: Images,
-        shown: Sequence[np.ndarray],
+        slot_images: Sequence[np.ndarray],
         sizes: tuple[int, ...],
     ) -> HeadRows:
-        return head_rows(self.config, shown, *sizes)
+        return head_rows(self.config, slot_images, *sizes)
 
 
 class KVHeadSource(TargetKeys[KVCache]):
@@ -100,7 +102,7 @@ class KVHeadSource(TargetKeys[KVCache]):
         scratch: KVCache,
         target: KVCache,
         emitted: Int[Array, " B"],
-        kept: Int[Array, "B J"] | None,
+        path: Int[Array, "B J"] | None,
     ) -> KVCache:
         return self._kept(state, scratch, target, emitted)
 
@@ -162,18 +164,18 @@ def adopt_target_kv(
     source = (target.length - emitted)[:, None] + new
     places = cache.length[:, None] + new
 
-    def taken(leaf: Array, theirs: Any) -> Array:
+    def adopted(leaf: Array, target_leaf: Any) -> Array:
         verified = jnp.take_along_axis(
-            theirs, source[:, None, :, None], axis=2, mode="clip"
+            target_leaf, source[:, None, :, None], axis=2, mode="clip"
         ).swapaxes(1, 2)
         return write(leaf, verified, places)
 
     layers = config.key_layers or (-1,) * len(cache.k)
     return cache.replace(
-        k=tuple(taken(leaf, target.k[i]) for leaf, i in zip(cache.k, layers, strict=True)),
-        v=tuple(taken(leaf, target.v[i]) for leaf, i in zip(cache.v, layers, strict=True)),
+        k=tuple(adopted(leaf, target.k[i]) for leaf, i in zip(cache.k, layers, strict=True)),
+        v=tuple(adopted(leaf, target.v[i]) for leaf, i in zip(cache.v, layers, strict=True)),
         length=cache.length + emitted,
-        hidden=cache.hidden if cache.hidden is None else taken(cache.hidden, target.hidden),
+        hidden=cache.hidden if cache.hidden is None else adopted(cache.hidden, target.hidden),
     )
 
 

@@ -55,13 +55,11 @@ class Text(struct.PyTreeNode):
     def of(cls, rows: PromptRows, room: int) -> Text:
         """Return the text of right-padded prompts, with room for new tokens."""
         width = rows.tokens.shape[1]
-        shown = (
-            rows.tokens
-            if rows.sources is None
-            else jnp.where(rows.sources[..., 0] == TEXT, rows.tokens, UNKNOWN)
-        )
+        tokens = rows.tokens
+        if rows.sources is not None:
+            tokens = jnp.where(rows.sources[..., 0] == TEXT, tokens, UNKNOWN)
         at = jnp.arange(width) - width + rows.length[:, None]
-        moved = jnp.take_along_axis(shown, jnp.maximum(at, 0), axis=1)
+        moved = jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=1)
         tokens = jnp.pad(jnp.where(at < 0, UNKNOWN, moved), ((0, 0), (0, room)))
         return cls(tokens, jnp.full_like(rows.length, width), width)
 
@@ -92,7 +90,7 @@ class Text(struct.PyTreeNode):
             root = text.length - tree.seen.shape[-1]
             suffix = root[:, None, None] + _ancestors(tree)
             last = jnp.broadcast_to(root[:, None], slots.shape)
-        return _found(tokens, suffix, last, vocabulary), text
+        return _continuations(tokens, suffix, last, vocabulary), text
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ class Lookup(Source[Text, Text]):
         scratch: Text,
         target: KVCache,
         emitted: Int[Array, " B"],
-        kept: Int[Array, "B J"] | None,
+        path: Int[Array, "B J"] | None,
     ) -> Text:
         """Keep the text of the prompt: `begin` writes all new tokens behind it."""
         return state
@@ -150,19 +148,17 @@ class Lookup(Source[Text, Text]):
 
 
 def _ancestors(tree: TreeMask) -> Int[Array, "#B T suffix"]:
-    """Return each node, its parent and so on, as slots from the tree's root.
+    """Return each node, its parent and so on, as slots counted from the tree's root.
 
-    -1 is the slot before the root.
-
-    A node that sees the nodes 0, 2 and 5, itself, gives 5, 2, 0.
+    A node with the ancestors 0 and 2 that is node 5 gives 5, 2, 0. Slot -1 is before the root.
     """
     before = LONGEST - 1
-    seen = jnp.pad(tree.seen, ((0, 0), (0, 0), (before, 0)), constant_values=True)
-    slots = jnp.where(seen, jnp.arange(seen.shape[-1]), -1)
+    lineage = jnp.pad(tree.seen, ((0, 0), (0, 0), (before, 0)), constant_values=True)
+    slots = jnp.where(lineage, jnp.arange(lineage.shape[-1]), -1)
     return largest(slots.astype(jnp.float32), LONGEST)[1] - before
 
 
-def _found(
+def _continuations(
     tokens: Int[Array, "B S"],
     suffix: Int[Array, "B T suffix"],
     last: Int[Array, "B T"],
@@ -177,25 +173,25 @@ def _found(
     possible = (slots <= last[..., None]) & (tokens != UNKNOWN)[:, None]
     places = []
     for back in range(LONGEST):
-        wanted = jax.vmap(lambda row, at: row[at])(tokens, suffix[..., back])[..., None]
+        token = jax.vmap(lambda row, at: row[at])(tokens, suffix[..., back])[..., None]
         earlier = jnp.pad(tokens, ((0, 0), (back + 1, 0)), constant_values=UNKNOWN)
-        matches = (earlier[:, None, : len(slots)] == wanted) & (wanted != UNKNOWN)
+        matches = (earlier[:, None, : len(slots)] == token) & (token != UNKNOWN)
         possible &= matches & (suffix[..., back, None] >= 0)
         places.append(jnp.where(possible, slots, -1).max(-1))
-    found, left = jnp.zeros((*last.shape, vocabulary)), jnp.ones(last.shape)
-    for place, length in zip(places[::-1], range(LONGEST, 0, -1)):
-        follows = jax.vmap(lambda row, at: row[at])(tokens, jnp.maximum(place, 0))
-        share = jnp.where(place >= 0, left * CONFIDENCE[length], 0.0)
-        found += share[..., None] * (jnp.arange(vocabulary) == follows[..., None])
-        left -= share
-    return found
+    probs, mass = jnp.zeros((*last.shape, vocabulary)), jnp.ones(last.shape)
+    for slot, length in zip(places[::-1], range(LONGEST, 0, -1)):
+        follows = jax.vmap(lambda row, at: row[at])(tokens, jnp.maximum(slot, 0))
+        share = jnp.where(slot >= 0, mass * CONFIDENCE[length], 0.0)
+        probs += share[..., None] * (jnp.arange(vocabulary) == follows[..., None])
+        mass -= share
+    return probs
 
 
 def backed_off(
-    found: Float[Array, "B T V"], others: Float[Array, "others B T V"]
+    matches: Float[Array, "B T V"], views: Float[Array, "others B T V"]
 ) -> Float[Array, "B T V"]:
-    """Return lookup's distribution: its matches, and for the rest the other views' mean."""
-    mass = found.sum(-1, keepdims=True)
-    if len(others):
-        return found + (1 - mass) * others.mean(0)
-    return jnp.where(mass > 0, found / jnp.where(mass > 0, mass, 1.0), 1 / found.shape[-1])
+    """Return lookup's distribution: its matches, and the mean of the views for the remainder."""
+    mass = matches.sum(-1, keepdims=True)
+    if len(views):
+        return matches + (1 - mass) * views.mean(0)
+    return jnp.where(mass > 0, matches / jnp.where(mass > 0, mass, 1.0), 1 / matches.shape[-1])

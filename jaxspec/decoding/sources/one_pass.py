@@ -41,11 +41,11 @@ class OnePassSource(TargetKeys[Planned]):
     def begin(
         self, committed: Committed, state: KVCache
     ) -> tuple[Float[Array, "one B one V"], Planned]:
-        newest, model, own = committed.newest(1, 1), self.model, self.weights(committed.params)
-        embeds = model.embed(own, PromptRows(newest, state.length), None)[:, 0]
+        newest, model, weights = committed.newest(1, 1), self.model, self.weights(committed.params)
+        embeds = model.embed(weights, PromptRows(newest, state.length), None)[:, 0]
         before = hidden_before(state, 1, None)[:, 0] if self.config.reads_hidden else None
         block = self.run(committed.params, "masked", embeds, before, self.gamma)
-        scores, cache = model.advance(own, block, state)
+        scores, cache = model.advance(weights, block, state)
         planned = Planned(cache, scores, jnp.zeros((), jnp.int32))
         return self.score(committed, planned, newest)
 
@@ -60,8 +60,8 @@ class OnePassSource(TargetKeys[Planned]):
         scores = jax.lax.dynamic_slice_in_dim(scratch.scores, scratch.place, 1, axis=1)
         scores = jnp.broadcast_to(scores, (*tokens.shape, scores.shape[-1]))
         if self.config.markov:
-            model, own = self.model, self.weights(committed.params)
-            embeds = model.embed(own, PromptRows(tokens, tokens[:, 0]), None)
+            model, weights = self.model, self.weights(committed.params)
+            embeds = model.embed(weights, PromptRows(tokens, tokens[:, 0]), None)
             added = self.run(committed.params, "correction", embeds)
             scores += fill_vocabulary(model.text, added)
         return scores[None], scratch.replace(place=scratch.place + 1)
@@ -72,7 +72,7 @@ class OnePassSource(TargetKeys[Planned]):
         scratch: Planned,
         target: KVCache,
         emitted: Int[Array, " B"],
-        kept: Int[Array, "B J"] | None,
+        path: Int[Array, "B J"] | None,
     ) -> KVCache:
         return self._kept(state, scratch.cache, target, emitted)
 

@@ -146,7 +146,7 @@ class Source(ABC, Generic[State, Scratch]):
         scratch: Scratch,
         target: KVCache,
         emitted: Int[Array, " B"],
-        kept: Int[Array, "B J"] | None,
+        path: Int[Array, "B J"] | None,
     ) -> State:
         """Keep the emitted tokens of a block.
 
@@ -154,17 +154,19 @@ class Source(ABC, Generic[State, Scratch]):
 
         Args:
           target: The target's cache, whose length includes the emitted tokens but the newest.
-          kept: For a tree, the nodes on the accepted path, numbered in the order in which sources
-            read them. If they read the root, a and b, and b is accepted, kept is [2, -1, ...]: -1
-            is a node that none has read.
+          path: Nodes on a tree's accepted path, numbered in the order in which sources read them.
+            If they read the root, a and b, and b is accepted, path is [2, -1, ...]: no source has
+            read node -1.
         """
 
-    def sizes(self, lengths: Sequence[int], shown: np.ndarray, buckets: Buckets) -> tuple[int, ...]:
+    def sizes(
+        self, lengths: Sequence[int], slot_images: np.ndarray, buckets: Buckets
+    ) -> tuple[int, ...]:
         """Return the sizes of its inputs for one prompt, rounded up to buckets.
 
         Args:
           lengths: Tokens of the prompt in each of its `forms`.
-          shown: Index of the image in each slot of the target's row; -1 for text.
+          slot_images: Index of the image in each slot of the target's row; -1 for text.
         """
         return ()
 
@@ -172,7 +174,7 @@ class Source(ABC, Generic[State, Scratch]):
         self,
         rows: Sequence[PromptRows],
         images: Images,
-        shown: Sequence[np.ndarray],
+        slot_images: Sequence[np.ndarray],
         sizes: tuple[int, ...],
     ) -> Any:
         """Return the arrays that `prefill` reads beside the target's prompts.
@@ -180,7 +182,7 @@ class Source(ABC, Generic[State, Scratch]):
         Args:
           rows: Prompts in each of its `forms`.
           images: Tiles for its `tower`.
-          shown: As in `sizes`, of each prompt.
+          slot_images: As in `sizes`, for each prompt.
         """
         return None
 
