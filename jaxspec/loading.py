@@ -71,10 +71,10 @@ class LoadedHead:
         config, params = load_head(path, jax.tree.leaves(target.params)[0].dtype)
         config = config.for_target(target.config)
         text = config.text_config
-        words, tied = text.draft_vocabulary, text_config(target.config).tie_word_embeddings
-        if "lm_head" not in params and (words or (tied and not text.tie_word_embeddings)):
-            words = words or tuple(range(text.vocab_size))
-            kernel = head_kernel(text_params(target.config, target.params), words)
+        vocabulary, tied = text.draft_vocabulary, text_config(target.config).tie_word_embeddings
+        if "lm_head" not in params and (vocabulary or (tied and not text.tie_word_embeddings)):
+            vocabulary = vocabulary or tuple(range(text.vocab_size))
+            kernel = head_kernel(text_params(target.config, target.params), vocabulary)
             params = {**params, "lm_head": {"kernel": kernel}}
         return cls(config, put(params, small_sharding(target.params)))
 
@@ -139,16 +139,18 @@ class LoadedModel:
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")
-        found = huggingface.load(path, dtype=dtype, mesh=mesh, weights=weights, adapter=adapter)
-        described = cls._described(path, found.config)
-        model = replace(described, params=found.params, report=found.report)
+        checkpoint = huggingface.load(
+            path, dtype=dtype, mesh=mesh, weights=weights, adapter=adapter
+        )
+        described = cls._described(path, checkpoint.config)
+        model = replace(described, params=checkpoint.params, report=checkpoint.report)
         model = model if tiles else model.without_tiles()
         return model if share_tower_with is None else model.sharing_tower(share_tower_with)
 
     @classmethod
     def without_weights(cls, path_or_id: str | Path) -> LoadedModel:
         """Return a model without weights, which are neither fetched nor read."""
-        path = locate(path_or_id, wanted=SMALL)
+        path = locate(path_or_id, files=SMALL)
         return cls._described(path, directories.read_config(path))
 
     @classmethod
@@ -182,14 +184,15 @@ class LoadedModel:
         Equal means the same values in the other's dtype, on the same devices. Otherwise return the
         model itself. Sharing frees the second copy of the tower.
         """
-        both = isinstance(self.config, LvlmConfig) and isinstance(other.config, LvlmConfig)
-        if not both or self.mesh != other.mesh:
+        lvlms = isinstance(self.config, LvlmConfig) and isinstance(other.config, LvlmConfig)
+        if not lvlms or self.mesh != other.mesh:
             return self
-        own, rest = split_tower(self.config, self.params)
-        theirs = split_tower(other.config, other.params)[0]
-        if not _equal(own, theirs):
+        tower, decoder = split_tower(self.config, self.params)
+        other_tower = split_tower(other.config, other.params)[0]
+        if not _equal(tower, other_tower):
             return self
-        return replace(self, params=unflatten_dict(flatten_dict(rest) | flatten_dict(theirs)))
+        params = flatten_dict(decoder) | flatten_dict(other_tower)
+        return replace(self, params=unflatten_dict(params))
 
     @cached_property
     def mesh(self) -> Mesh | None:
@@ -283,8 +286,8 @@ def same_images(target: LoadedModel, draft: LoadedModel) -> bool:
         return False
     if type(target.images) is not type(draft.images):
         return False
-    ours, theirs = target.image_processor, draft.image_processor
-    return ours is not None and theirs is not None and ours.to_dict() == theirs.to_dict()
+    first, second = target.image_processor, draft.image_processor
+    return first is not None and second is not None and first.to_dict() == second.to_dict()
 
 
 def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
@@ -294,11 +297,11 @@ def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
     return _equal(*(split_tower(model.config, model.params)[0] for model in (draft, target)))
 
 
-def _equal(ours: Params, theirs: Params) -> bool:
-    """Return whether two trees hold the same names, and the same values in `theirs`' dtypes."""
-    if jax.tree.structure(ours) != jax.tree.structure(theirs):
+def _equal(first: Params, second: Params) -> bool:
+    """Return whether two trees hold the same names, and the same values in the second's dtypes."""
+    if jax.tree.structure(first) != jax.tree.structure(second):
         return False
-    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     return all(
         x is y or np.array_equal(np.asarray(x).astype(y.dtype), np.asarray(y)) for x, y in pairs
     )
@@ -327,21 +330,21 @@ def check_words(
       name: The other model in errors.
       whose: The first tokeniser's model in errors.
     """
-    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
+    ids, other_ids = tokenizer.get_vocab(), other.get_vocab()
     added = {*tokenizer.get_added_vocab(), *other.get_added_vocab()}
-    words = {i: word for word, i in ours.items()}
+    word_of = {i: word for word, i in ids.items()}
     different = sorted(
         (i, word)
-        for word, i in theirs.items()
-        if ours.get(word, i) != i
-        or (words.get(i, word) != word and not (word in added and words[i] in added))
+        for word, i in other_ids.items()
+        if ids.get(word, i) != i
+        or (word_of.get(i, word) != word and not (word in added and word_of[i] in added))
     )
-    missing = len(ours.keys() ^ theirs.keys())
+    missing = len(ids.keys() ^ other_ids.keys())
     if different or missing > SPARE_TOKENS:
         first = f"{missing} tokens are in one only"
         if different:
             i, word = different[0]
-            first = f"{i} is {word!r} against {words.get(i)!r}"
+            first = f"{i} is {word!r} against {word_of.get(i)!r}"
         raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
 
 
@@ -349,12 +352,12 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
     """Refuse a draft with other token ids than the target's, and views that it cannot read."""
     check_words(target.tokenizer, draft.tokenizer)
     check_vocabulary("draft", draft, SPARE_TOKENS)
-    shown = [view.name for view in views if view.counts_slots]
+    counting = [view.name for view in views if view.counts_slots]
     token = getattr(target.config, "image_token_index", 0)
-    words = text_config(draft.config).vocab_size
-    if shown and token >= words:
+    size = text_config(draft.config).vocab_size
+    if counting and token >= size:
         raise InputError(
-            f"views: {','.join(shown)} shows token {token}, and the draft has {words} tokens; "
+            f"views: {','.join(counting)} shows token {token}, and the draft has {size} tokens; "
             "export it with --vocab-of the target"
         )
     if isinstance(draft.config, LvlmConfig) and isinstance(target.config, LvlmConfig):

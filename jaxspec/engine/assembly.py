@@ -113,8 +113,8 @@ def speculation(
     sources = sources_of(parts, target.model, config.gamma, shares)
     mesh = mesh_of(target.params)
     for source, tree in zip(sources, trees):
-        place = small_sharding(target.params) if mesh is None else source.places(tree, mesh)
-        params[source.name] = put(tree, place)
+        sharding = small_sharding(target.params) if mesh is None else source.places(tree, mesh)
+        params[source.name] = put(tree, sharding)
     program = build_program(target.model, sources, config)
     towers = target, *(draft if source.tower else None for source in sources)
     return Assembly(program, params, tuple(forms), towers, target, parts)
@@ -164,11 +164,11 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
         for number, (model, name) in enumerate(zip(models, names), start=1)
     )
     for number, model in enumerate(models, start=1):
-        if words := model.model.text.draft_vocabulary:
-            raise InputError(f"model {number}: scores {len(words)} tokens; export it with all")
-    first, *others = models
+        if vocabulary := model.model.text.draft_vocabulary:
+            raise InputError(f"model {number}: scores {len(vocabulary)} tokens; export it with all")
+    first = models[0]
     check_vocabulary("model 1", first, spare=0)
-    for number, other in enumerate(others, start=2):
+    for number, other in enumerate(models[1:], start=2):
         sizes = [text_config(model.config).vocab_size for model in (first, other)]
         if sizes[0] != sizes[1]:
             raise InputError(

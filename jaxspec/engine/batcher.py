@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import jax
@@ -102,12 +102,11 @@ class Batcher:
 
     def _captions(self, read: Sequence[EncodedRequest]) -> list[list[Caption]]:
         counts = [len(request.prompt.images) for request in read]
-        made = [Caption("")] * sum(counts)
+        captions = [Caption("")] * sum(counts)
         if self.captioner is not None:
-            pictures = decoded_images(read, 0)
-            made = self.captioner.caption([image for own in pictures for image in own])
-        rest = iter(made)
-        return [list(islice(rest, count)) for count in counts]
+            captions = self.captioner.caption(list(chain(*decoded_images(read, 0))))
+        unused = iter(captions)
+        return [list(islice(unused, count)) for count in counts]
 
     def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
         """Return the request with its token rows, one for each form, and its sizes."""
@@ -126,7 +125,7 @@ class Batcher:
         program, lengths = self.program, iter(map(len, request.rows))
         longest = max(islice(lengths, len(program.members)))
         buckets = Buckets(config.prompt_buckets, config.image_buckets)
-        shown = request.rows[0].images
+        slot_images = request.rows[0].images
         return Sizes(
             length=bucket(longest, config.prompt_buckets, "prompt tokens"),
             tiles=tuple(
@@ -134,7 +133,7 @@ class Batcher:
             ),
             new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
             sources=tuple(
-                source.sizes([*islice(lengths, len(source.forms))], shown, buckets)
+                source.sizes([*islice(lengths, len(source.forms))], slot_images, buckets)
                 for source in program.sources
             ),
         )
@@ -146,8 +145,7 @@ class Batcher:
         """
         most = len(read) if self.config.continuous_batching else self.config.batch_size
         members = len(self.program.members)
-        own = [request.sizes.of_members(members) for request in read]
-        return in_batches(own, most)
+        return in_batches([request.sizes.of_members(members) for request in read], most)
 
     def largest(self, requests: Sequence[EncodedRequest]) -> Sizes:
         """Return the bucket that holds all requests."""
@@ -204,12 +202,12 @@ class Batcher:
     ) -> PromptBatch:
         """Return the batch with only those slots of its one prompt that `past` does not hold."""
         missing = slots + self.program.spare_slots - past.slots
-        rest = request.rows[0][int(np.asarray(past.length)[0]) :]
+        suffix = request.rows[0][int(np.asarray(past.length)[0]) :]
         if missing > 0:
             with on_mesh(self.mesh):
                 past = larger_cache(missing, past)
-        width = bucket(len(rest), self.config.prompt_buckets, "prompt tokens")
-        (rows,) = stack_rows([[rest]], width)
+        width = bucket(len(suffix), self.config.prompt_buckets, "prompt tokens")
+        (rows,) = stack_rows([[suffix]], width)
         return batch.replace(target=rows, whole=batch.target, past=past)
 
     def inputs(
@@ -240,11 +238,13 @@ class Batcher:
             mixed = sum(source.width for source in self.program.sources)
             share = np.asarray(parse_weights(self.config.weights, mixed), np.float32)
             weights = np.tile(share, (count, 1))
-        shown = [request.rows[0].images for request in padded]
-        for source, tiles, own in zip(self.program.sources, images[members:], sizes.sources):
+        slot_images = [request.rows[0].images for request in padded]
+        for source, tiles, source_sizes in zip(
+            self.program.sources, images[members:], sizes.sources
+        ):
             views = [*islice(forms, len(source.forms))]
-            stacked = stack_rows(views, own[0]) if views else ()
-            sources.append(source.inputs(stacked, tiles, shown, own))
+            stacked = stack_rows(views, source_sizes[0]) if views else ()
+            sources.append(source.inputs(stacked, tiles, slot_images, source_sizes))
         return self.program.inputs(rows, images[:members], weights, tuple(sources)), options
 
     def scored(
@@ -291,19 +291,19 @@ def in_batches(sizes: Sequence[Sizes], most: int) -> list[list[int]]:
     """
     batches: list[tuple[list[int], set[Sizes]]] = []
     for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
-        for members, known in batches:
-            if len(members) < most and all(_near(sizes[i], other) for other in known):
+        for members, batch_sizes in batches:
+            if len(members) < most and all(_near(sizes[i], other) for other in batch_sizes):
                 members.append(i)
-                known.add(sizes[i])
+                batch_sizes.add(sizes[i])
                 break
         else:
             batches.append(([i], {sizes[i]}))
     return [members for members, _ in batches]
 
 
-def _near(one: Sizes, other: Sizes) -> bool:
+def _near(first: Sizes, second: Sizes) -> bool:
     """Return whether no size is over twice the other; any size is over twice 0."""
-    return all(max(pair) <= 2 * min(pair) for pair in zip(one.flat, other.flat, strict=True))
+    return all(max(pair) <= 2 * min(pair) for pair in zip(first.flat, second.flat, strict=True))
 
 
 def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:

@@ -41,11 +41,11 @@ BATCH = 16
 
 def check_captioner(text: str) -> tuple[str, str, str]:
     """Return kind, name and question of a captioner, or raise InputError for another form."""
-    kind, _, rest = text.partition(":")
-    where, _, how = rest.partition(":")
-    if not where or kind not in ("jax", "file", *MODEL_TYPES):
+    kind, _, source = text.partition(":")
+    name, _, question = source.partition(":")
+    if not name or kind not in ("jax", "file", *MODEL_TYPES):
         raise InputError(f"captioner: {text!r} is unknown; give {FORMS}")
-    return kind, where, how
+    return kind, name, question
 
 
 def runs_torch(text: str) -> bool:
@@ -109,13 +109,13 @@ class CachedCaptions:
     def caption(self, images: Sequence[Image]) -> list[Caption]:
         """Return captions from disk, and ask the captioner once for each missing one."""
         files = [self._file(image) for image in images]
-        known: dict[Path, Any] = {file: _read(file) for file in set(files)}
-        missing = {file: image for file, image in zip(files, images) if known[file] is None}
-        made = self.captioner.caption(list(missing.values())) if missing else []
-        for file, caption in zip(missing, made, strict=True):
+        captions: dict[Path, Any] = {file: _read(file) for file in set(files)}
+        missing = {file: image for file, image in zip(files, images) if captions[file] is None}
+        missing_captions = self.captioner.caption(list(missing.values())) if missing else []
+        for file, caption in zip(missing, missing_captions, strict=True):
             write_text(file, json.dumps({"caption": caption.text, "ms": caption.ms}) + "\n")
-            known[file] = caption
-        return [known[file] for file in files]
+            captions[file] = caption
+        return [captions[file] for file in files]
 
     def _file(self, image: Image) -> Path:
         key = hashlib.sha256(f"{self.captioner.identity}\n{image_hash(image)}".encode()).hexdigest()
@@ -127,8 +127,8 @@ def _read(file: Path) -> Caption | None:
     if not file.exists():
         return None
     with reading(f"captions {file}: cannot be read", "remove it"):
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        return Caption(str(kept["caption"]), float(kept["ms"]))
+        record = json.loads(file.read_text(encoding="utf-8"))
+        return Caption(str(record["caption"]), float(record["ms"]))
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class TransformersCaptioner:
     @cached_property
     def _path(self) -> Path:
         """Return the local directory of its configuration; the hub's are named by their commit."""
-        return locate(self.source, wanted=("config.json",))
+        return locate(self.source, files=("config.json",))
 
     @property
     def identity(self) -> str:
@@ -237,8 +237,8 @@ class TransformersCaptioner:
     def check(self) -> None:
         """Raise InputError if the configuration is missing or another model's; read no weights."""
         config = directories.read_raw_config(self._path)
-        if (found := config.get("model_type")) not in MODEL_TYPES[self.kind]:
-            raise InputError(f"captioner {self.kind}: {self.source} is a {found!r}; give {FORMS}")
+        if (kind := config.get("model_type")) not in MODEL_TYPES[self.kind]:
+            raise InputError(f"captioner {self.kind}: {self.source} is a {kind!r}; give {FORMS}")
         if self.kind == "florence2" and "auto_map" in config:
             raise InputError(
                 f"captioner {self.kind}: {self.source} is in Florence-2's legacy form, which runs "
@@ -287,5 +287,5 @@ def _task(how: str) -> str:
 def _fingerprint(path: Path) -> str:
     """Return a hash of a directory's file names, sizes and times, without reading the files."""
     files = sorted(file for file in path.iterdir() if file.is_file())
-    seen = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr(seen).encode()).hexdigest()
+    entries = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(entries).encode()).hexdigest()

@@ -43,9 +43,9 @@ def timed(step: Callable[..., Any], held: Held, *args: Any, static: tuple[Any, .
     The milliseconds do not include compilation.
     """
     run = executable(step, held, *args, *static)
-    begun = time.perf_counter()
-    found = jax.block_until_ready(run(held.params, *args))
-    return found, 1e3 * (time.perf_counter() - begun)
+    start = time.perf_counter()
+    output = jax.block_until_ready(run(held.params, *args))
+    return output, 1e3 * (time.perf_counter() - start)
 
 
 MAPPINGS = 50_000
@@ -68,19 +68,20 @@ def compiled_ms() -> float:
 def executable(step: Any, held: Held, *args: Any) -> Any:
     """Return `step` compiled for these arguments' shapes and JAX's settings, once for each."""
     key = (step, held.kind, _shapes(args), *jax.config.values.values())
-    found = EXECUTABLES.pop(key, None)
-    if found is None:
+    compiled = EXECUTABLES.pop(key, None)
+    if compiled is None:
         if _mappings() > MAPPINGS:
             for oldest in list(EXECUTABLES)[: len(EXECUTABLES) // 2]:
                 del EXECUTABLES[oldest]
             jax.clear_caches()  # they hold the programs too
             gc.collect()
-        begun, options = time.perf_counter(), getattr(held.program, "compiler_options", None)
+        start, options = time.perf_counter(), getattr(held.program, "compiler_options", None)
         with on_mesh(held.mesh), usual_settings():
-            found = step.lower(held.program, held.params, *args).compile(compiler_options=options)
-        _SPENT[0] += 1e3 * (time.perf_counter() - begun)
-    EXECUTABLES[key] = found
-    return found
+            lowered = step.lower(held.program, held.params, *args)
+            compiled = lowered.compile(compiler_options=options)
+        _SPENT[0] += 1e3 * (time.perf_counter() - start)
+    EXECUTABLES[key] = compiled
+    return compiled
 
 
 def _shapes(args: Any) -> tuple[Any, ...]:

@@ -101,7 +101,7 @@ class EngineConfig(Batching):
                 raise InputError(f"{name}: {value!r}; give a string, as {example!r}")
         if self.tree is not None:
             parse_tree(self.tree, self.gamma)
-        if isinstance(self.views, str) or not all(isinstance(one, str) for one in self.views or ()):
+        if isinstance(self.views, str) or not all(isinstance(v, str) for v in self.views or ()):
             raise InputError(f"views: {self.views!r}; give a tuple of names, as ('M', 'T')")
         read_views(self.views or ())
         parse_weighting(self.weighting)
@@ -143,11 +143,11 @@ class CollaborationConfig(Batching):
                 f"default_proposer: {self.default_proposer} of {models} models; "
                 f"give 0 to {models - 1}"
             )
-        for name, given in (("gammas", self.gammas), ("views", self.views)):
-            if given is not None and len(given) != models:
-                shown = ",".join(map(str, given))
+        for name, entries in (("gammas", self.gammas), ("views", self.views)):
+            if entries is not None and len(entries) != models:
+                listing = ",".join(map(str, entries))
                 raise InputError(
-                    f"{name}: {shown} are {len(given)} for {models} models; give one a model"
+                    f"{name}: {listing} are {len(entries)} for {models} models; give one a model"
                 )
         combination = self.combination
         if isinstance(combination, str):

@@ -62,23 +62,23 @@ def mixture(views: Sequence[str] | None, drafts: Sequence[DraftConfig]) -> Mixtu
     if len(models) > 1 or len(heads) > 1:
         counts = f"{len(models)} models and {len(heads)} heads"
         raise InputError(f"draft: {counts}; give at most one of each")
-    shown, lookup = read_views(("M",) * len(models) if views is None else views)
-    names = ",".join(view.name for view in shown)
-    if shown and not models:
+    model_views, lookup = read_views(("M",) * len(models) if views is None else views)
+    names = ",".join(view.name for view in model_views)
+    if model_views and not models:
         raise InputError(f"views: {names} need a draft model; give one, or leave them out")
-    if models and not shown:
+    if models and not model_views:
         raise InputError("draft: no view shows the model a prompt; add M to the views")
-    return Mixture(shown, next(iter(models), None), next(iter(heads), None), lookup)
+    return Mixture(model_views, next(iter(models), None), next(iter(heads), None), lookup)
 
 
 def read_views(names: Sequence[str]) -> tuple[tuple[View, ...], bool]:
-    """Return the views that a draft model is shown, and whether lookup drafts beside it."""
-    shown, lookup = tuple(name for name in names if name != LOOKUP), LOOKUP in names
-    if tuple(names) != (*shown, *[LOOKUP] * lookup):
+    """Return the views of a draft model, and whether lookup drafts with it."""
+    model_views, lookup = tuple(name for name in names if name != LOOKUP), LOOKUP in names
+    if tuple(names) != (*model_views, *[LOOKUP] * lookup):
         raise InputError(f"views: {','.join(names)!r}; name lookup once, behind all others")
-    if HEAD in shown:
+    if HEAD in model_views:
         raise InputError(f"views: {','.join(names)!r}; a head reads no view, give it as a draft")
-    return parse_views(shown) if shown else (), lookup
+    return parse_views(model_views) if model_views else (), lookup
 
 
 def sources_of(

@@ -133,9 +133,9 @@ class Engine:
             for i, error in (refused or {}).items()
         }
         indices = [i for i in range(len(requests)) if i not in results]
-        for chosen in self.batcher.batches(read):
-            *_, done = self._run([read[i] for i in chosen])
-            results.update(zip([indices[i] for i in chosen], done, strict=True))
+        for batch in self.batcher.batches(read):
+            *_, done = self._run([read[i] for i in batch])
+            results.update(zip([indices[i] for i in batch], done, strict=True))
         return [results[i] for i in range(len(requests))]
 
     def stream(self, request: Request | str) -> Iterator[Result]:
@@ -148,10 +148,10 @@ class Engine:
         text, whole = "", None
         for (whole,) in self._run([read], STRIDE):
             longer = self.encoder.continued(text, whole.tokens)
-            begun = (
+            overlaps = (
                 n for stop in read.stop for n in range(1, len(stop)) if longer.endswith(stop[:n])
             )
-            text = longer[: max(len(longer) - max(begun, default=0), len(text))]
+            text = longer[: max(len(longer) - max(overlaps, default=0), len(text))]
             yield replace(whole, text=text) if len(text) < len(whole.text) else whole
         assert whole is not None
         yield whole
@@ -196,16 +196,16 @@ class Engine:
 
         They come from the target, or from the combination of collaborating models.
         """
-        answer, known = np.asarray([tokens]), self.assembly.lead.model.text.vocab_size
+        answer, vocabulary = np.asarray([tokens]), self.assembly.lead.model.text.vocab_size
         if answer.dtype.kind not in "iu" or answer.ndim != 2 or not answer.size:
             raise InputError(f"tokens: {tokens!r:.60}; give the token ids of an answer")
-        if not 0 <= answer.min() <= answer.max() < known:
-            raise InputError(f"tokens: {tokens!r:.60}; give ids from 0 to {known - 1}")
-        asked = Request(request) if isinstance(request, str) else request
-        (read,) = self.batcher.read([replace(asked, max_new_tokens=1)])
+        if not 0 <= answer.min() <= answer.max() < vocabulary:
+            raise InputError(f"tokens: {tokens!r:.60}; give ids from 0 to {vocabulary - 1}")
+        request = Request(request) if isinstance(request, str) else request
+        (read,) = self.batcher.read([replace(request, max_new_tokens=1)])
         prompts, starts = self.batcher.scored(read, tokens)
-        given = prompts, answer.astype(np.int32), starts
-        return np.asarray(timed(run_logprobs, self.batcher.held([read]), *given)[0])
+        held, answer = self.batcher.held([read]), answer.astype(np.int32)
+        return np.asarray(timed(run_logprobs, held, prompts, answer, starts)[0])
 
     def check(self, request: Request | str) -> None:
         """Raise InputError if the request is too long or an image cannot be read."""
@@ -222,12 +222,12 @@ class Engine:
         batcher, most = self.batcher, self.batcher.config.batch_size
         read = batcher.read(_listed(requests))
         kinds: dict[Any, list[EncodedRequest]] = {}
-        for chosen in batcher.batches(read):
-            some = [read[i] for i in chosen]
+        for batch in batcher.batches(read):
+            some = [read[i] for i in batch]
             together = batcher.together(some)
             width = bucket(min(len(some), most), BATCH_BUCKETS, "batch")
             kinds.setdefault((together, width, len(some) > most), some)
-        steps = sum(2 * len(batcher.rooms(one.sizes)) + waits for one, _, waits in kinds)
+        steps = sum(2 * len(batcher.rooms(kind.sizes)) + waits for kind, _, waits in kinds)
         pause = Pause(np.int32(0), np.int32(0))  # type: ignore[arg-type]
         with tqdm(total=steps, unit="program", desc="compiling", delay=1, disable=None) as bar:
             for (together, _, waits), some in kinds.items():

@@ -91,11 +91,11 @@ class MemoryReport:
             "caches": self.target_cache + self.draft_cache + self.insert + self.growth,
             "working": self.weighting + self.inputs + self.working,
         }
-        shown = ", ".join(f"{name} {human_bytes(held)}" for name, held in parts.items())
-        room, left = device_memory(), ""
+        listing = ", ".join(f"{name} {human_bytes(count)}" for name, count in parts.items())
+        room, free = device_memory(), ""
         if room is not None:
-            left = f"; {human_bytes(max(room - self.total, 0))} of {human_bytes(room)} left"
-        return f"memory {human_bytes(self.total)}: {shown}{left}"
+            free = f"; {human_bytes(max(room - self.total, 0))} of {human_bytes(room)} left"
+        return f"memory {human_bytes(self.total)}: {listing}{free}"
 
 
 def device_memory() -> int | None:
@@ -150,7 +150,7 @@ def abstract_state(
     mesh = mesh_of(program.weights(params)[0])
     if mesh is None:
         return state
-    whole = partial(at_place, place=replicated(mesh))
+    whole = partial(at_place, sharding=replicated(mesh))
 
     def placed(cache: KVCache) -> KVCache:
         if not cache.split:
@@ -163,10 +163,11 @@ def abstract_state(
     return map_caches(placed, state, whole)
 
 
-def at_place(tree: Any, place: Any) -> Any:
+def at_place(tree: Any, sharding: Any) -> Any:
     """Return the shapes with one sharding, or each with its own."""
-    places = jax.tree.map(lambda _: place, tree) if isinstance(place, Sharding) else place
-    return jax.tree.map(lambda x, place: x.update(sharding=place), tree, places)
+    if isinstance(sharding, Sharding):
+        return jax.tree.map(lambda x: x.update(sharding=sharding), tree)
+    return jax.tree.map(lambda x, leaf: x.update(sharding=leaf), tree, sharding)
 
 
 @usual_settings()
@@ -184,14 +185,14 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
     def tiles(model: LanguageModel | None, count: int) -> Images:
         return image_zeros(model.config, batch, count) if model and count else None
 
-    def of_source(source: Source, images: Images, own: tuple[int, ...]) -> Any:
+    def of_source(source: Source, images: Images, lengths: tuple[int, ...]) -> Any:
         mrope = any(shows(form) and form.model.mrope for form in source.forms)  # one batch
-        rows = [zeros(form, own[0], mrope) for form in source.forms]
-        inputs = source.inputs(rows, images, [np.zeros(0, int)] * batch, own)
+        rows = [zeros(form, lengths[0], mrope) for form in source.forms]
+        inputs = source.inputs(rows, images, [np.zeros(0, int)] * batch, lengths)
         return jax.tree.map(jnp.asarray, inputs)
 
     def make() -> tuple[PromptBatch, Sampling]:
-        rows = [zeros(one, sizes.length, shows(one) and one.model.mrope) for one in program.members]
+        rows = [zeros(m, sizes.length, shows(m) and m.model.mrope) for m in program.members]
         images = list(map(tiles, program.towers, sizes.tiles))
         sources = tuple(map(of_source, program.sources, images[members:], sizes.sources))
         width = sum(source.width for source in program.sources)
@@ -202,14 +203,14 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
 
 
 def prompt_zeros(
-    model: LanguageModel, pool: Pool | None, batch: int, length: int, shown: bool, mrope: bool
+    model: LanguageModel, pool: Pool | None, batch: int, length: int, images: bool, mrope: bool
 ) -> PromptRows:
-    """Return zeros for prompts, with images if `shown` and rotary positions if `mrope`."""
+    """Return zeros for prompts, with `images` or without, and rotary positions if `mrope`."""
     row = jnp.zeros(batch, jnp.int32)
     out = PromptRows(jnp.zeros((batch, length), jnp.int32), row)
     if mrope:
         out = out.replace(rotary=jnp.zeros((batch, 3, length), jnp.int32), shift=row)
-    if not shown:
+    if not images:
         return out
     sources = jnp.zeros((batch, length, model.blended(pool)), jnp.int32)
     return out.replace(

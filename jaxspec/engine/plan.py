@@ -85,7 +85,7 @@ def abstract_program(
     config = EngineConfig(views=views, gamma=gamma, tree=tree, width=width)
     shapes = {source.name: source.shapes(dtype) for source in sources}
     params = {"target": abstract_params(target, dtype, weights)}
-    params |= {name: own for name, own in shapes.items() if own}
+    params |= {name: shape for name, shape in shapes.items() if shape}
     return build_program(model, sources, config), params
 
 
@@ -103,10 +103,11 @@ def sizes_of(program: Autoregressive | Speculator, prompt: int, tiles: int, new:
     """Return the sizes of rows with these prompt slots, image tiles and new tokens."""
     tiles = tiles if program.target.has_vision else 0
     counted = tuple(tiles if tower else 0 for tower in program.towers)
-    shown = np.zeros(0, int)
+    slot_images = np.zeros(0, int)
     buckets = Buckets((prompt,), (tiles,))
     sources = tuple(
-        source.sizes([prompt] * len(source.forms), shown, buckets) for source in program.sources
+        source.sizes([prompt] * len(source.forms), slot_images, buckets)
+        for source in program.sources
     )
     return Sizes(prompt, counted, new, sources)
 

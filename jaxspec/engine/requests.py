@@ -126,15 +126,16 @@ class EncodedRequest(Request):
 def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[EncodedRequest]:
     """Encode requests or questions. Images are decoded later, batch by batch."""
     encoded = []
-    for index, one in enumerate(requests):
+    for index, request in enumerate(requests):
         name = f"request {index}" if len(requests) > 1 else ""
-        if isinstance(one, Request) and isinstance(one.prompt, Prompt) and one.prompt.sample:
-            name = f"sample {one.prompt.sample!r}, turn {one.prompt.turn}"
+        prompt = getattr(request, "prompt", None)
+        if isinstance(prompt, Prompt) and prompt.sample:
+            name = f"sample {prompt.sample!r}, turn {prompt.turn}"
         with _named(name):
-            if not isinstance(one, Request | str):
-                kind = type(one).__name__
+            if not isinstance(request, Request | str):
+                kind = type(request).__name__
                 raise InputError(f"requests: a {kind}; give a Request, or a question as a string")
-            request = Request(one) if isinstance(one, str) else one
+            request = Request(request) if isinstance(request, str) else request
             prompt = request.prompt
             if isinstance(prompt, str):
                 prompt = encoder.prompt(prompt, tuple(request.images))
@@ -148,14 +149,14 @@ def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[En
 
 
 def each(
-    work: Callable[..., Made], requests: Sequence[EncodedRequest], *others: Sequence[Any]
+    work: Callable[..., Made], requests: Sequence[EncodedRequest], *columns: Sequence[Any]
 ) -> list[Made]:
     """Map `work` over the requests and other sequences; an InputError names the request."""
-    made = []
-    for request, *rest in zip(requests, *others, strict=True):
+    outputs = []
+    for request, *arguments in zip(requests, *columns, strict=True):
         with _named(request.name):
-            made.append(work(request, *rest))
-    return made
+            outputs.append(work(request, *arguments))
+    return outputs
 
 
 @contextmanager

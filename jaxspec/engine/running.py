@@ -62,8 +62,8 @@ class RunningBatch:
         self.free: list[int] = []
         """Rows that the last run of the loop finished."""
         self.waiting = list(range(len(first), len(requests)))
-        begun = [requests[i] for i in first]
-        self.state, self.options, self.prefill_ms = batcher.prefill(self.together, begun, self.room)
+        fresh = [requests[i] for i in first]
+        self.state, self.options, self.prefill_ms = batcher.prefill(self.together, fresh, self.room)
         self.decode_ms, self.longest = 0.0, 1
         self.so_far: dict[int, dict[str, Any]] = {}
         """Fields of the results so far, by index of the request."""
@@ -78,9 +78,9 @@ class RunningBatch:
         full = self.room - self.block + 1 if self.larger else self.room + 1
         if stride is None and any(self.requests[i].stop for i in self.busy.values()):
             stride = STRIDE
-        pause: Any = np.asarray([until, min(full, self.longest + (stride or full))], np.int32)
-        held = self.together.held
-        self.state, ms = timed(run_decode, held, self.state, self.options, Pause(*pause))
+        limits: Any = np.asarray([until, min(full, self.longest + (stride or full))], np.int32)
+        pause = Pause(*limits)
+        self.state, ms = timed(run_decode, self.together.held, self.state, self.options, pause)
         self.decode_ms += ms
         state = self.state
         done, tokens, count, stats, trace = jax.tree.map(
@@ -117,13 +117,13 @@ class RunningBatch:
         """Prefill waiting requests and insert them in the rows of finished ones."""
         for begin in range(0, min(len(self.free), len(self.waiting)), self.few):
             places = self.free[begin : begin + self.few]
-            taken, self.waiting = self.waiting[: len(places)], self.waiting[len(places) :]
-            fresh = [self.requests[i] for i in taken]
+            indices, self.waiting = self.waiting[: len(places)], self.waiting[len(places) :]
+            fresh = [self.requests[i] for i in indices]
             ready, options, ms = self.batcher.prefill(self.together, fresh, self.room, self.few)
             self.prefill_ms += ms
-            self.busy |= dict(zip(places, taken))
-            nowhere = [len(self.options.temperature)] * (len(ready.count) - len(taken))
-            rows = np.asarray(places[: len(taken)] + nowhere, np.int32)
+            self.busy |= dict(zip(places, indices))
+            nowhere = [len(self.options.temperature)] * (len(ready.count) - len(indices))
+            rows = np.asarray(places[: len(indices)] + nowhere, np.int32)
             with on_mesh(self.batcher.mesh):
                 self.state, self.options = insert_rows(
                     self.state, self.options, ready, options, rows

@@ -70,10 +70,10 @@ class Session:
         """Return the cache cut to its common beginning with the row, or None without one."""
         if self._cache is None or self._cached is None:
             return None
-        kept = same_slots(self._cached, row[:-1])
-        fresh = row[kept:]
+        common = same_slots(self._cached, row[:-1])
+        fresh = row[common:]
         if fresh.rotary is not None and fresh.sources is not None and (fresh.sources != TEXT).any():
             return (
                 None  # With M-RoPE new images shift later positions; only a prefill knows how far.
             )
-        return self._cache.replace(length=np.full(1, kept, np.int32))
+        return self._cache.replace(length=np.full(1, common, np.int32))
