@@ -27,7 +27,7 @@ def attend(
     k: Float[Array, "B K S H"],
     v: Float[Array, "B K S H"],
     positions: Int[Array, "B T"],
-    seen: Bool[Array, "#B T tree"] | None = None,
+    mask: Bool[Array, "#B T tree"] | None = None,
     bias: Float[Array, "B S"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Return grouped attention in which the query at position p reads the slots 0..p.
@@ -35,13 +35,13 @@ def attend(
     Many queries are read in blocks. If there are as many slots as queries, each row begins at 0.
 
     Args:
-      seen: Mask of a token tree, whose last T nodes are the queries. They read all slots before the
-        tree, and the tree's slots that are marked.
+      mask: Slots of a token tree that each query reads. The queries are the tree's last T nodes,
+        and also read all slots before the tree.
       bias: Bias of the scores of each slot.
     """
     count = q.shape[1]
-    if count < 2 * BLOCK or seen is not None or bias is not None:
-        return attend_whole(q, k, v, positions, seen, bias)
+    if count < 2 * BLOCK or mask is not None or bias is not None:
+        return attend_whole(q, k, v, positions, mask, bias)
     if count < k.shape[2]:
         return _attend_blocks(q, k, v, positions)
     return jax.lax.platform_dependent(
@@ -54,7 +54,7 @@ def attend_whole(
     k: Array,
     v: Array,
     positions: Array,
-    seen: Array | None = None,
+    mask: Array | None = None,
     bias: Array | None = None,
 ) -> Array:
     """Return what `attend` returns, through one matrix of scores."""
@@ -70,7 +70,7 @@ def attend_whole(
         scores += bias[:, None, None]
     scores = scores.reshape(batch, kv_heads, -1, count, k.shape[2])
     slots = jnp.arange(k.shape[2])
-    visible = slots <= positions[..., None] if seen is None else _visible(slots, positions, seen)
+    visible = slots <= positions[..., None] if mask is None else _visible(slots, positions, mask)
     probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(
         v.dtype
     )
@@ -90,12 +90,12 @@ def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K row
 
 
 def _visible(
-    slots: Int[Array, " S"], positions: Int[Array, "B T"], seen: Bool[Array, "#B T tree"]
+    slots: Int[Array, " S"], positions: Int[Array, "B T"], mask: Bool[Array, "#B T tree"]
 ) -> Bool[Array, "B T S"]:
     """Mark the slots that each node of a tree reads; the tree ends with the last of `positions`."""
-    size = seen.shape[-1]
+    size = mask.shape[-1]
     node = (slots - (positions[:, -1:] + 1 - size))[:, None]
-    inside = jnp.take_along_axis(seen, jnp.clip(node, 0, size - 1), axis=-1)
+    inside = jnp.take_along_axis(mask, jnp.clip(node, 0, size - 1), axis=-1)
     return (node < 0) | (inside & (node < size))
 
 
@@ -159,12 +159,12 @@ def _keep_inputs(q: Array, k: Array, v: Array, positions: Array) -> tuple[Array,
     return _attend_blocks(q, k, v, positions), (q, k, v, positions)
 
 
-def _pull_back(kept: tuple[Array, ...], gradient: Array) -> tuple[Array | None, ...]:
+def _pull_back(residuals: tuple[Array, ...], gradient: Array) -> tuple[Array | None, ...]:
     """Return the gradients, recomputed through each block's whole scores.
 
     A dynamic-length loop has no reverse-mode gradient.
     """
-    q, k, v, positions = kept
+    q, k, v, positions = residuals
 
     def again(q: Array, k: Array, v: Array) -> Array:
         return _map_blocks(lambda q, positions: attend_whole(q, k, v, positions), q, positions)
@@ -232,14 +232,14 @@ def attend_freely(
     q: Float[Array, "... Q N H"],
     k: Float[Array, "... P N H"],
     v: Float[Array, "... P N H"],
-    seen: Bool[Array, "... Q P"] | None = None,
+    mask: Bool[Array, "... Q P"] | None = None,
 ) -> Float[Array, "... Q N H"]:
-    """Return attention to all keys, as in towers, or to those that `seen` marks."""
+    """Return attention to all keys, as in towers, or to those that `mask` marks."""
     scores = (
         jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32)
         * q.shape[-1] ** -0.5
     )
-    if seen is not None:
-        scores = jnp.where(seen[..., None, :, :], scores, -jnp.inf)
+    if mask is not None:
+        scores = jnp.where(mask[..., None, :, :], scores, -jnp.inf)
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     return jnp.einsum("...NQP,...PNH->...QNH", probs, v)

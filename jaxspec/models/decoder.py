@@ -208,7 +208,7 @@ class CausalLM(nn.Module):
         cache: KVCache | None = None,
         live: int | None = None,
         rotary: Int[Array, "B T"] | Int[Array, "B 3 T"] | None = None,
-        seen: Bool[Array, "#B T tree"] | None = None,
+        mask: Bool[Array, "#B T tree"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """Return the final-normed hidden states of T tokens a row, and the written cache.
 
@@ -218,10 +218,10 @@ class CausalLM(nn.Module):
           embeds: Embeddings of the tokens.
           positions: `slots` of `Places`, and its `rotary` unless that is given.
           cache: Cache to write to.
-          live, rotary, seen: See `Places`.
+          live, rotary, mask: `live`, `rotary` and `seen` of `Places`.
         """
         return self.model(
-            embeds, Places(positions, positions if rotary is None else rotary, seen, live), cache
+            embeds, Places(positions, positions if rotary is None else rotary, mask, live), cache
         )
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
@@ -256,12 +256,11 @@ class CausalLM(nn.Module):
         """
         count = embeds.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
-        place, seen = positions, None
+        rotary, mask = positions + cache.shift[:, None], None
         if tree is not None:
-            root = cache.length + count - tree.seen.shape[-1]
-            place, seen = root[:, None] + tree.depth, tree.seen
-        rotary = place + cache.shift[:, None]
-        hidden, cache_after = self.hidden(embeds, positions, cache, rotary=rotary, seen=seen)
+            root = cache.length + cache.shift + count - tree.seen.shape[-1]
+            rotary, mask = root[:, None] + tree.depth, tree.seen
+        hidden, cache_after = self.hidden(embeds, positions, cache, rotary=rotary, mask=mask)
         assert cache_after is not None
         if scored is not None:
             hidden = jnp.take_along_axis(hidden, scored[..., None], axis=1)

@@ -156,16 +156,16 @@ def text_params(config: ModelConfig, params: Params) -> Params:
 def split_tower(config: ModelConfig, params: Params) -> tuple[Params, Params]:
     """Return the parameters that image features are made with, and all others."""
     tower = re.compile(family_of(config.model_type).tower)
-    inside, rest = {}, {}
+    inside, outside = {}, {}
     for path, leaf in flatten_dict(params, sep="/").items():
-        (inside if tower.match(path) else rest)[path] = leaf
-    return unflatten_dict(inside, sep="/"), unflatten_dict(rest, sep="/")
+        (inside if tower.match(path) else outside)[path] = leaf
+    return unflatten_dict(inside, sep="/"), unflatten_dict(outside, sep="/")
 
 
 def towers_alike(target: ModelConfig, draft: ModelConfig) -> bool:
     """Return whether both have towers, of equal shapes, so that their weights can be equal."""
-    ours, theirs = (split_tower(config, abstract_params(config))[0] for config in (target, draft))
-    return bool(ours) and ours == theirs
+    shapes = [split_tower(config, abstract_params(config))[0] for config in (target, draft)]
+    return bool(shapes[0]) and shapes[0] == shapes[1]
 
 
 def image_zeros(config: ModelConfig, batch: int, tiles: int) -> dict[str, Array]:

@@ -69,32 +69,32 @@ class Pool:
 
     def count(self, tokens: int) -> int:
         """Return the number of tokens of a pooled tile of `tokens`."""
-        left = math.isqrt(tokens // 4) ** 2 if self.tokens is None else self.tokens
-        square = self.kind == "avg1d" or math.isqrt(left) ** 2 == left
+        count = math.isqrt(tokens // 4) ** 2 if self.tokens is None else self.tokens
+        square = self.kind == "avg1d" or math.isqrt(count) ** 2 == count
         if (
-            not 0 < left <= tokens
+            not 0 < count <= tokens
             or not square
             or (self.kind == "avg2d" and math.isqrt(tokens) ** 2 != tokens)
         ):
             raise InputError(
-                f"view P: a tile of {tokens} image tokens cannot be pooled to {left} by "
+                f"view P: a tile of {tokens} image tokens cannot be pooled to {count} by "
                 f"{self.kind}; give a square number below, such as a quarter"
             )
-        return left
+        return count
 
     def matrix(self, tokens: int) -> np.ndarray:
         """Return float32 [P', P] of averages; windows as those of PyTorch's adaptive pooling."""
-        left = self.count(tokens)
+        count = self.count(tokens)
         if self.kind == "avg1d":
-            return _windows(tokens, left)
-        side = _windows(math.isqrt(tokens), math.isqrt(left))
+            return _windows(tokens, count)
+        side = _windows(math.isqrt(tokens), math.isqrt(count))
         return np.kron(side, side)
 
 
-def _windows(size: int, left: int) -> np.ndarray:
-    out = np.zeros((left, size), np.float32)
-    for i in range(left):
-        start, stop = i * size // left, -(-(i + 1) * size // left)
+def _windows(size: int, count: int) -> np.ndarray:
+    out = np.zeros((count, size), np.float32)
+    for i in range(count):
+        start, stop = i * size // count, -(-(i + 1) * size // count)
         out[i, start:stop] = 1 / (stop - start)
     return out
 
@@ -130,9 +130,9 @@ class ImageInputs(Protocol):
         ...
 
 
-def in_order(shown: Array) -> Int[Array, "B L 1"]:
+def in_order(is_image: Array) -> Int[Array, "B L 1"]:
     """Return the sources of prompts whose image slots show their row's features in order."""
-    return jnp.where(shown, jnp.cumsum(shown, axis=1) - 1, TEXT)[..., None]
+    return jnp.where(is_image, jnp.cumsum(is_image, axis=1) - 1, TEXT)[..., None]
 
 
 def with_room(embeds: Float[Array, "B L D"], stacked: int) -> Float[Array, "B L wide"]:
@@ -148,9 +148,9 @@ def merge(
 ) -> Float[Array, "B L D"]:
     """Return prompt embeddings with the features of image slots. NEWLINE is the last row."""
     at = jnp.clip(jnp.where(sources == NEWLINE, table.shape[1] - 1, sources), 0, table.shape[1] - 1)
-    shown = jnp.take_along_axis(table, at[..., 0, None], axis=1)
+    features = jnp.take_along_axis(table, at[..., 0, None], axis=1)
     if blend is not None:
-        shown = shown * blend[..., 0, None]
+        features = features * blend[..., 0, None]
         for k in range(1, at.shape[-1]):
-            shown += blend[..., k, None] * jnp.take_along_axis(table, at[..., k, None], axis=1)
-    return jnp.where(sources[..., :1] == TEXT, embeds, shown.astype(embeds.dtype))
+            features += blend[..., k, None] * jnp.take_along_axis(table, at[..., k, None], axis=1)
+    return jnp.where(sources[..., :1] == TEXT, embeds, features.astype(embeds.dtype))

@@ -74,15 +74,15 @@ class LanguageModel:
         embeds: Float[Array, "B L D"],
         rows: PromptRows,
         slots: int,
-        kept: tuple[int, ...] | None = None,
+        layers: tuple[int, ...] | None = None,
     ) -> tuple[Float[Array, "B V"], KVCache]:
         """Run right-padded prompts; return each one's next-token logits, and their cache.
 
         Args:
           slots: Slots of the cache.
-          kept: Hidden states that the cache keeps, see `KVCache`; None keeps none.
+          layers: Hidden states that the cache keeps, as `KVCache.kept`; None keeps none.
         """
-        hidden, cache = self.read(params, embeds, rows, slots, kept)
+        hidden, cache = self.read(params, embeds, rows, slots, layers)
         last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
         return gather(self.logits(params, last), "batch"), cache
 
@@ -92,11 +92,11 @@ class LanguageModel:
         embeds: Float[Array, "B L D"],
         rows: PromptRows,
         slots: int,
-        kept: tuple[int, ...] | None = None,
+        layers: tuple[int, ...] | None = None,
     ) -> tuple[Float[Array, "B L D"], KVCache]:
         """Run right-padded prompts; return final-normed hidden states and the cache."""
         batch, width, _ = embeds.shape
-        cache = init_cache(self.text, batch, slots, embeds.dtype, kept)
+        cache = init_cache(self.text, batch, slots, embeds.dtype, layers)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
         hidden, cache = self._text(params, "hidden", embeds, positions, cache, width, rows.rotary)
         shift = cache.shift if rows.shift is None else rows.shift

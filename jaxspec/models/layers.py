@@ -35,13 +35,12 @@ def remat_layers(on: bool) -> Iterator[None]:
         _REMAT.reset(token)
 
 
-def call_layer(layer: Callable[..., Any], x: Array, *rest: Any) -> Any:
-    """Return layer(x, *rest), with x split by rows over a mesh, and with rematerialisation if
-    on."""
+def call_layer(layer: Callable[..., Any], x: Array, *args: Any) -> Any:
+    """Call the layer, with x split by rows over a mesh, and with rematerialisation if it is on."""
     x = by_rows(x)
     if not _REMAT.get():
-        return layer(x, *rest)
-    return nn.remat(lambda layer, x: layer(x, *rest))(layer, x)  # pyright: ignore[reportCallIssue]
+        return layer(x, *args)
+    return nn.remat(lambda layer, x: layer(x, *args))(layer, x)  # pyright: ignore[reportCallIssue]
 
 
 def by_rows(x: Array) -> Array:
@@ -49,7 +48,7 @@ def by_rows(x: Array) -> Array:
     return constrain(x, "batch", *[None] * (x.ndim - 1))
 
 
-def loop_layers(layers: Sequence[Any], x: Array, *rest: Any) -> tuple[Array, Array] | None:
+def loop_layers(layers: Sequence[Any], x: Array, *args: Any) -> tuple[Array, Array] | None:
     """Return x after layers of one kind, and the output of each layer, [layers, ...].
 
     The program holds the layer once, in a scan. Unread outputs cost nothing. Returns None if
@@ -64,8 +63,8 @@ def loop_layers(layers: Sequence[Any], x: Array, *rest: Any) -> tuple[Array, Arr
 
     @jax.checkpoint
     def step(x: Array, params: Params) -> tuple[Array, Array]:
-        made = layer.apply({"params": params}, by_rows(x), *rest)
-        x = made[0] if isinstance(made, tuple) else made
+        output = layer.apply({"params": params}, by_rows(x), *args)
+        x = output[0] if isinstance(output, tuple) else output
         return x, x
 
     return jax.lax.scan(step, x, stacked)
@@ -169,8 +168,8 @@ class Embed(nn.Embed):
         # For a single token XLA gathers the whole table on GPUs (250 MiB for LLaVA-1.5-7B), so a
         # single token is looked up twice.
         alone = inputs.size == 1 and shard_count("vocab", table.shape[0]) > 1
-        found = jnp.take(table, jnp.tile(inputs, 2) if alone else inputs, axis=0)
-        return constrain(found[:, : inputs.shape[1]], "batch", None, None)
+        embeds = jnp.take(table, jnp.tile(inputs, 2) if alone else inputs, axis=0)
+        return constrain(embeds[:, : inputs.shape[1]], "batch", None, None)
 
     def attend(self, query: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the product with every embedding, in `wide` precision, for tied heads."""

@@ -50,13 +50,13 @@ def init_lora(lora: Lora, params: Params, key: jax.Array) -> Params:
     pairs: dict[str, Any] = {}
     flat: Any = flatten_dict(params, sep="/")
     for path, leaf in flat.items():
-        found = re.fullmatch(r"((?!vision_tower/|visual/).*layers_\d+/\w+/(\w+))/kernel", path)
-        if found and found[2] in lora.modules:
+        match = re.fullmatch(r"((?!vision_tower/|visual/).*layers_\d+/\w+/(\w+))/kernel", path)
+        if match and match[2] in lora.modules:
             rows, columns = leaf.shape
-            own = jax.random.fold_in(key, len(pairs))
+            subkey = jax.random.fold_in(key, len(pairs))
             bound = rows**-0.5
-            a = jax.random.uniform(own, (rows, lora.rank), minval=-bound, maxval=bound)
-            pairs[found[1]] = {"a": a, "b": jnp.zeros((lora.rank, columns))}
+            a = jax.random.uniform(subkey, (rows, lora.rank), minval=-bound, maxval=bound)
+            pairs[match[1]] = {"a": a, "b": jnp.zeros((lora.rank, columns))}
     for name in lora.modules:
         if not any(path.endswith(f"/{name}") for path in pairs):
             raise InputError(f"lora: no matrix of the decoder is called {name!r}; give q_proj ...")

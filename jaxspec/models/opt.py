@@ -36,7 +36,7 @@ class Attention(decoder.Attention):
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
         shape = (*x.shape[:2], -1, self.config.head_dim)
-        q, k, v = (one(x).reshape(shape) for one in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (project(x).reshape(shape) for project in (self.q_proj, self.k_proj, self.v_proj))
         out, cache = self.read(q, k, v, at, cache)
         return self.out_proj(out.reshape(x.shape)), cache
 

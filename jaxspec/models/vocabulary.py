@@ -28,40 +28,40 @@ def places(config: TextConfig, tokens: Int[Array, " ..."]) -> Int[Array, " ..."]
     """Return the tokens' indices in the draft vocabulary; -1 for others."""
     if not config.draft_vocabulary:
         return tokens
-    found = np.full(config.vocab_size, -1, np.int32)
-    found[list(config.draft_vocabulary)] = np.arange(len(config.draft_vocabulary))
-    return jnp.asarray(found).at[tokens].get(mode="fill", fill_value=-1)
+    indices = np.full(config.vocab_size, -1, np.int32)
+    indices[list(config.draft_vocabulary)] = np.arange(len(config.draft_vocabulary))
+    return jnp.asarray(indices).at[tokens].get(mode="fill", fill_value=-1)
 
 
-def head_kernel(params: Params, words: tuple[int, ...]) -> Float[Array, "D words"]:
-    """Return these tokens' columns of a decoder's output head, or of its tied embedding."""
+def head_kernel(params: Params, tokens: tuple[int, ...]) -> Float[Array, "D words"]:
+    """Return these tokens' columns of a decoder's output matrix, or of its tied embedding."""
     if "lm_head" in params:
-        return params["lm_head"]["kernel"][:, np.asarray(words)]
-    return params["model"]["embed_tokens"]["embedding"][np.asarray(words)].T
+        return params["lm_head"]["kernel"][:, np.asarray(tokens)]
+    return params["model"]["embed_tokens"]["embedding"][np.asarray(tokens)].T
 
 
 def narrowed(
-    config: ModelConfig, params: Params, words: tuple[int, ...]
+    config: ModelConfig, params: Params, tokens: tuple[int, ...]
 ) -> tuple[ModelConfig, Params]:
-    """Return a model that scores these tokens alone, with a head of its own."""
+    """Return a model that scores only these tokens, with an output matrix of its own."""
     text = text_config(config)
     if not isinstance(text, RotaryConfig):
         raise InputError(
             f"draft vocabulary: a {text.model_type!r} scores all its tokens; "
             "give a Llama-like draft"
         )
-    places_of = {
-        word: place for place, word in enumerate(text.draft_vocabulary or range(text.vocab_size))
+    index_of = {
+        token: index for index, token in enumerate(text.draft_vocabulary or range(text.vocab_size))
     }
-    if not places_of.keys() >= set(words):
+    if not index_of.keys() >= set(tokens):
         raise InputError(
-            f"draft vocabulary: {len(words)} tokens, and the draft scores {len(places_of)}; "
+            f"draft vocabulary: {len(tokens)} tokens, and the draft scores {len(index_of)}; "
             "give fewer"
         )
     kernel = head_kernel(
-        params.get("language_model", params), tuple(places_of[word] for word in words)
+        params.get("language_model", params), tuple(index_of[token] for token in tokens)
     )
-    return _with_head(config, params, kernel, words)
+    return _with_head(config, params, kernel, tokens)
 
 
 def widened(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
@@ -69,10 +69,10 @@ def widened(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 
     Llama's head has no bias, so no column can give -inf for every hidden state.
     """
-    text, own = text_config(config), params.get("language_model", params)
+    text, decoder = text_config(config), params.get("language_model", params)
     if not text.draft_vocabulary:
         return config, params
-    kernel = own["lm_head"]["kernel"]
+    kernel = decoder["lm_head"]["kernel"]
     mean = jnp.mean(kernel, 1, keepdims=True, dtype=jnp.float32).astype(kernel.dtype)
     whole = (
         jnp.repeat(mean, text.vocab_size, 1).at[:, np.asarray(text.draft_vocabulary)].set(kernel)
@@ -81,18 +81,18 @@ def widened(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 
 
 def _with_head(
-    config: ModelConfig, params: Params, kernel: Float[Array, "D words"], words: tuple[int, ...]
+    config: ModelConfig, params: Params, kernel: Float[Array, "D words"], tokens: tuple[int, ...]
 ) -> tuple[ModelConfig, Params]:
-    config, head = untied(config, draft_vocabulary=words), {"lm_head": {"kernel": kernel}}
+    config, head = untied(config, draft_vocabulary=tokens), {"lm_head": {"kernel": kernel}}
     if "language_model" not in params:  # text models, and Qwen-VL's LVLMs
         return config, {**params, **head}
     return config, {**params, "language_model": {**params["language_model"], **head}}
 
 
-def first_words(path: object, words: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return the first words of a checkpoint's draft vocabulary; InputError for too many."""
-    if not words:
+def first_words(path: object, vocabulary: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the first tokens of a checkpoint's draft vocabulary; InputError for too many."""
+    if not vocabulary:
         raise InputError(f"{path}: has no draft vocabulary; leave out --draft-vocabulary")
-    if not 0 < count <= len(words):
-        raise InputError(f"{path}: a draft vocabulary of {len(words)} tokens, not {count}")
-    return words[:count]
+    if not 0 < count <= len(vocabulary):
+        raise InputError(f"{path}: a draft vocabulary of {len(vocabulary)} tokens, not {count}")
+    return vocabulary[:count]

@@ -89,7 +89,7 @@ def test_slots_show_the_tokens_of_their_windows(size):
     assert slots.rows == len(table) == 16 * images.tiles(size)
     np.testing.assert_array_equal(table[slots.sources[:, 0]], np.arange(rows * columns))
     assert np.sort(slots.sources[:, 0]).tolist() == slots.sources[order.numpy(), 0].tolist()
-    assert tile["place"][:, 2:].prod(axis=1).sum() == 4 * rows * columns
+    assert tile["window"][:, 2:].prod(axis=1).sum() == 4 * rows * columns
 
 
 @settings(max_examples=25, deadline=None)

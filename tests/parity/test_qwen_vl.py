@@ -78,7 +78,7 @@ def test_tower(pair):
         return inside | {"merger": merged}
 
     ours: Any = run(loaded.params["visual"], **arrays)
-    _, owner = window_contents(loaded.config.vision_config, arrays["place"])
+    _, owner = window_contents(loaded.config.vision_config, arrays["window"])
     assert set(theirs) == set(ours)
     for name, expected in theirs.items():
         there = np.asarray(owner) >= 0

@@ -59,10 +59,10 @@ class AnchoredAttention(Attention):
         cache: Any,
     ) -> tuple[Float[Array, "B A*J N H"], Any]:
         block: Block = cache
-        context, seen = block.context, at.seen
-        assert seen is not None
+        context, mask = block.context, at.seen
+        assert mask is not None
         batch, _, heads, width = q.shape
-        anchors, kv_heads = seen.shape[1], k.shape[2]
+        anchors, kv_heads = mask.shape[1], k.shape[2]
         q = q.reshape(batch, anchors, -1, kv_heads, heads // kv_heads, width)
         k, v = (x.reshape(batch, anchors, -1, kv_heads, width) for x in (k, v))
         if block.k is not None and block.v is not None:
@@ -74,15 +74,15 @@ class AnchoredAttention(Attention):
         )
         if context.bias is not None:
             before += context.bias[:, None, None, None, None]
-        before = jnp.where(seen[:, :, None, None, None], before, -jnp.inf)
+        before = jnp.where(mask[:, :, None, None, None], before, -jnp.inf)
         inside = (
             jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
         )
-        new, known = inside.shape[-2:]  # the new tokens are the last; 2 of 3: 110, 111
-        inside = jnp.where(jnp.tri(new, known, known - new, bool), inside, -jnp.inf)
+        new, total = inside.shape[-2:]  # the new tokens are the last; 2 of 3: 110, 111
+        inside = jnp.where(jnp.tri(new, total, total - new, bool), inside, -jnp.inf)
         probs = jax.nn.softmax(jnp.concatenate([before, inside], axis=-1), axis=-1).astype(v.dtype)
-        out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : seen.shape[-1]], context.v)
-        out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., seen.shape[-1] :], v)
+        out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : mask.shape[-1]], context.v)
+        out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., mask.shape[-1] :], v)
         return out.reshape(batch, -1, heads, width), Block(context, k, v)
 
 
@@ -96,14 +96,14 @@ def block_reader(
 
     contexts: Context of each layer.
     """
-    seen = contexts[0].since[:, None] < anchors[..., None]
+    mask = contexts[0].since[:, None] < anchors[..., None]
     blocks: list[Any] = [Block(context) for context in contexts]
 
     def read(x: Array, rotary: Array) -> Array:
         flat, shape = rotary.reshape(*rotary.shape[:-2], -1), x.shape[:3]
         x = x.reshape(shape[0], flat.shape[-1], -1)
         for i, layer in enumerate(layers):
-            x, blocks[i] = layer(x, Places(flat, flat, seen), blocks[i])
+            x, blocks[i] = layer(x, Places(flat, flat, mask), blocks[i])
         return x.reshape(*shape, -1)
 
     return read
@@ -112,7 +112,7 @@ def block_reader(
 def one_by_one(
     step: Callable[[Array, Array, Array], tuple[Array, Array]],
     embeds: Float[Array, "B A J D"],
-    fed: Float[Array, "B A one D"],
+    state: Float[Array, "B A one D"],
     rotary: Array,
 ) -> Float[Array, "B A J D"]:
     """Return the hidden states of blocks whose tokens each read the state before them.
@@ -120,11 +120,11 @@ def one_by_one(
     Args:
       step: (embedding, state before, rotary positions) of a token -> (hidden state, the state that
         the next token reads).
-      fed: The states before the blocks.
+      state: The states before the blocks.
     """
     out = []
     for i in range(embeds.shape[2]):
         token = slice(i, i + 1)
-        hidden, fed = step(embeds[:, :, token], fed, rotary[..., token])
+        hidden, state = step(embeds[:, :, token], state, rotary[..., token])
         out.append(hidden)
     return jnp.concatenate(out, axis=2)

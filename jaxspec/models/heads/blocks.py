@@ -30,7 +30,9 @@ def read_whole(
     count, length = rows.tokens.shape
     whole = rows.replace(length=jnp.full(count, length))
     embeds = target.embed(params, whole, features)
-    return module_of(config).reading(lambda kept: target.read(params, embeds, whole, length, kept))
+    return module_of(config).reading(
+        lambda layers: target.read(params, embeds, whole, length, layers)
+    )
 
 
 def read_blocks(
@@ -49,16 +51,16 @@ def read_blocks(
       slots: The target's slots that a KV head reads.
     """
     drafts, module = LanguageModel(config.text_config), module_of(config)
-    own = joined(head, target, drafts.text.draft_vocabulary)
+    params = joined(head, target, drafts.text.draft_vocabulary)
     written = PromptRows(pick(rows.tokens, block).reshape(len(block), -1), rows.length)
-    embeds = drafts.embed(own, written, None).reshape(*block.shape, -1)
+    embeds = drafts.embed(params, written, None).reshape(*block.shape, -1)
 
     def rotary(slots: Int[Array, "B ..."]) -> Array:
         if rows.rotary is None or not config.text_config.rope_scaling.mrope_section:
             return slots
         return jax.vmap(lambda row, slots: row[:, slots])(rows.rotary, slots)
 
-    blocks = Blocks(block, embeds, slots, rotary, lambda: drafts.embed(own, rows, None))
+    blocks = Blocks(block, embeds, slots, rotary, lambda: drafts.embed(params, rows, None))
     return apply(module, head, *module.inputs(blocks, reading)), embeds
 
 

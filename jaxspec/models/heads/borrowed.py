@@ -13,23 +13,23 @@ from jaxspec.models.vocabulary import head_kernel
 from jaxspec.typing import Params
 
 
-def joined(head: Params, target: Params, words: tuple[int, ...] = ()) -> Params:
+def joined(head: Params, target: Params, vocabulary: tuple[int, ...] = ()) -> Params:
     """Return the head's parameters as a `CausalLM`, which borrows missing parts from the target.
 
-    Embedding and output head may be missing. With a draft vocabulary the output head has the
-    columns of its words, which `head` may hold.
+    Embedding and output matrix may be missing. With a draft vocabulary the output matrix has the
+    columns of its tokens, which `head` may hold.
     """
     target = target.get("language_model", target)
-    own = {
+    parts = {
         name: leaf
         for name, leaf in head.items()
         if name in ("norm", "embed_tokens") or name.startswith("layers_")
     }
-    model = {"embed_tokens": target["model"]["embed_tokens"]} | own
-    if words or "lm_head" in head:
+    model = {"embed_tokens": target["model"]["embed_tokens"]} | parts
+    if vocabulary or "lm_head" in head:
         return {
             "model": model,
-            "lm_head": head.get("lm_head") or {"kernel": head_kernel(target, words)},
+            "lm_head": head.get("lm_head") or {"kernel": head_kernel(target, vocabulary)},
         }
     return {"model": model} | ({"lm_head": target["lm_head"]} if "lm_head" in target else {})
 

@@ -139,15 +139,15 @@ class Eagle3Head(nn.Module):
         """
         read = block_reader(self.layers, [self.own_context(*row)] * len(self.layers), anchors)
 
-        def step(token: Array, fed: Array, rotary: Array) -> tuple[Array, Array]:
-            x = read(self.fuse(token, fed), rotary)
+        def step(token: Array, state: Array, rotary: Array) -> tuple[Array, Array]:
+            x = read(self.fuse(token, state), rotary)
             normed = self.norm(x)
             return normed, x if self.config.own_states else normed
 
         return one_by_one(step, embeds, self.combine(before)[:, :, None], rotary)
 
     @nn.nowrap
-    def slots(self, shown: Sequence[np.ndarray], width: int, images: int) -> None:
+    def slots(self, slot_images: Sequence[np.ndarray], width: int, images: int) -> None:
         """Return no slots: it reads hidden states in the place of keys."""
 
     @nn.nowrap
@@ -176,9 +176,9 @@ class Eagle3Head(nn.Module):
         zero, embeds = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, 1, text.hidden_size))
         row = embeds[0], states, zero
         params = drawn(self, key, embeds, zero, zero[..., None], row, states)
-        words = len(text.draft_vocabulary) or text.vocab_size
+        columns = len(text.draft_vocabulary) or text.vocab_size
         if text.own_output:
-            params["lm_head"] = {"kernel": INIT(key, (text.hidden_size, words), jnp.float32)}
+            params["lm_head"] = {"kernel": INIT(key, (text.hidden_size, columns), jnp.float32)}
         if text.own_embedding:
             shape = (text.vocab_size, text.hidden_size)
             params["embed_tokens"] = {"embedding": INIT(key, shape, jnp.float32)}

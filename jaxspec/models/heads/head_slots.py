@@ -22,23 +22,25 @@ class HeadRows(struct.PyTreeNode):
     """Slots of each image, in order."""
 
 
-def reads_as_text(config: KVHeadConfig, shown: np.ndarray) -> np.ndarray:
+def reads_as_text(config: KVHeadConfig, slot_images: np.ndarray) -> np.ndarray:
     """Return the slots of a row that are read unpooled: text, and images with pooling "none"."""
-    return np.arange(len(shown)) if config.pooling == "none" else np.flatnonzero(shown < 0)
+    return (
+        np.arange(len(slot_images)) if config.pooling == "none" else np.flatnonzero(slot_images < 0)
+    )
 
 
 def head_rows(
-    config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, images: int
+    config: KVHeadConfig, slot_images: Sequence[np.ndarray], width: int, images: int
 ) -> HeadRows:
     """Return the slots of prompts that a head reads.
 
     Args:
-      shown: Index of the image in each slot of each row; -1 for text.
+      slot_images: Index of the image in each slot of each row; -1 for text.
       width: Most text slots.
       images: I, most images.
     """
-    rows = no_rows(config, len(shown), width, images)
-    for row, image in enumerate(shown):
+    rows = no_rows(config, len(slot_images), width, images)
+    for row, image in enumerate(slot_images):
         reads = reads_as_text(config, image)
         if len(reads) > width:
             raise InputError(

@@ -144,16 +144,16 @@ class KVHead(nn.Module):
         if before is None:
             return self.norm(read(embeds, rotary))
 
-        def step(token: Array, fed: Array, rotary: Array) -> tuple[Array, Array]:
-            normed = self.norm(read(self.fuse(token, fed), rotary))
+        def step(token: Array, state: Array, rotary: Array) -> tuple[Array, Array]:
+            normed = self.norm(read(self.fuse(token, state), rotary))
             return normed, normed
 
         return one_by_one(step, embeds, before[:, :, None], rotary)
 
     @nn.nowrap
-    def slots(self, shown: Sequence[np.ndarray], width: int, images: int) -> HeadRows | None:
+    def slots(self, slot_images: Sequence[np.ndarray], width: int, images: int) -> HeadRows | None:
         """Return the slots of whole rows that the head reads, see `head_rows`."""
-        return head_rows(self.config, shown, width, images)
+        return head_rows(self.config, slot_images, width, images)
 
     @nn.nowrap
     def reading(self, read: Callable[[tuple[int, ...] | None], tuple[Array, KVCache]]) -> Reading:

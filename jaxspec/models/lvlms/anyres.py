@@ -30,8 +30,8 @@ class LlavaNextImages(LlavaImages):
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
         per_tile, tiles = self.config.image_tokens, self.tiles(size, images)
         if pool is not None:
-            left = pool.count(per_tile)
-            return Slots(np.arange(left, dtype=np.int32)[:, None], tiles * left)
+            count = pool.count(per_tile)
+            return Slots(np.arange(count, dtype=np.int32)[:, None], tiles * count)
         lines = np.pad(self._grid(size), ((0, 0), (0, 1)), constant_values=NEWLINE)
         return Slots(
             np.append(np.arange(per_tile, dtype=np.int32), lines)[:, None], tiles * per_tile
@@ -124,8 +124,8 @@ def best_resolution(size: Size, pinpoints: Sequence[Size]) -> Size:
 
     def merit(pinpoint: Size) -> tuple[int, int]:
         scale = min(pinpoint[1] / size[1], pinpoint[0] / size[0])
-        kept = min(int(size[1] * scale) * int(size[0] * scale), original)
-        return kept, kept - pinpoint[0] * pinpoint[1]
+        pixels = min(int(size[1] * scale) * int(size[0] * scale), original)
+        return pixels, pixels - pinpoint[0] * pinpoint[1]
 
     best = max(pinpoints, key=merit)  # the first, of equals
     if merit(best)[0] == 0:

@@ -91,18 +91,18 @@ class VisionTower(nn.Module):
         ]
 
     def __call__(
-        self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 6"]
+        self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U 6"]
     ) -> Float[Array, "B U P stacked"]:
         """Return the last layer's features, and behind them those of the layers for DeepStack."""
-        rotary, image = window_contents(self.config, place)
+        rotary, image = window_contents(self.config, window)
         x = self.patch_embed(patches)
-        x += self._positions(rotary, place[..., 4:]).astype(x.dtype)
-        kept = []
+        x += self._positions(rotary, window[..., 4:]).astype(x.dtype)
+        deep = []
         for i, block in enumerate(self.blocks):
             x = call_layer(block, x, rotary, image)
             if i in self.config.deepstack_visual_indexes:
-                kept.append(x)
-        return jnp.concatenate([x, *kept], axis=-1)
+                deep.append(x)
+        return jnp.concatenate([x, *deep], axis=-1)
 
     def project(self, features: Float[Array, "B U P stacked"]) -> Float[Array, "B features wide"]:
         mergers = self.merger, *self.deepstack_merger_list
@@ -117,17 +117,17 @@ class VisionTower(nn.Module):
         table = self.pos_embed.embedding.astype(jnp.float32)
         side = self.config.position_side
         # A grid of 5 rows and a square of 9: rows 0, 2, 4, 6, 8 of the square.
-        place = at * jnp.float32(side - 1) / jnp.maximum(grid[..., None] - 1, 1)
-        place = jnp.clip(place, 0, side - 1)  # padding is past the grid
-        low = jnp.floor(place).astype(jnp.int32)
-        high, share = jnp.minimum(low + 1, side - 1), place - low
+        scaled = at * jnp.float32(side - 1) / jnp.maximum(grid[..., None] - 1, 1)
+        scaled = jnp.clip(scaled, 0, side - 1)  # padding is past the grid
+        low = jnp.floor(scaled).astype(jnp.int32)
+        high, share = jnp.minimum(low + 1, side - 1), scaled - low
         rows = (low[..., 0, :], 1 - share[..., 0, :]), (high[..., 0, :], share[..., 0, :])
         columns = (low[..., 1, :], 1 - share[..., 1, :]), (high[..., 1, :], share[..., 1, :])
         out = jnp.zeros((), jnp.float32)
         for row, vertical in rows:
             for column, horizontal in columns:
-                found = jnp.take(table, row * side + column, axis=0)
-                out += (vertical * horizontal)[..., None] * found
+                corner = jnp.take(table, row * side + column, axis=0)
+                out += (vertical * horizontal)[..., None] * corner
         return out
 
 
@@ -142,10 +142,10 @@ class Qwen3VL(Lvlm):
         nn.share_scope(self, self.language_model)
 
     def encode(
-        self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 6"]
+        self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U 6"]
     ) -> Float[Array, "B U P stacked"]:
         """Return tower features of every patch of every tile."""
-        return self.visual(patches, place)
+        return self.visual(patches, window)
 
     def project(
         self, features: Float[Array, "B U P stacked"], pool: Pool | None = None
@@ -159,10 +159,10 @@ class Qwen3Images(QwenImages):
 
     @staticmethod
     def shapes(config: Any) -> Shapes:
-        return {**QwenImages.shapes(config), "place": ((6,), np.int32)}
+        return {**QwenImages.shapes(config), "window": ((6,), np.int32)}
 
     def cut(self, patches: np.ndarray, rows: int, columns: int) -> dict[str, np.ndarray]:
         out = super().cut(patches, rows, columns)
         group = self.config.vision_config.spatial_merge_size
-        grid = np.full((len(out["place"]), 2), (rows * group, columns * group), np.int32)
-        return out | {"place": np.concatenate([out["place"], grid], axis=1)}
+        grid = np.full((len(out["window"]), 2), (rows * group, columns * group), np.int32)
+        return out | {"window": np.concatenate([out["window"], grid], axis=1)}

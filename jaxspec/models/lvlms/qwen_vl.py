@@ -41,15 +41,15 @@ def window_places(config: QwenTowerConfig) -> np.ndarray:
     return places.reshape(2, groups, group, groups, group).swapaxes(2, 3).reshape(2, -1)
 
 
-def window_contents(config: QwenTowerConfig, place: Int[Array, "B U place"]) -> tuple[Array, Array]:
+def window_contents(config: QwenTowerConfig, window: Int[Array, "B U n"]) -> tuple[Array, Array]:
     """Return rotary positions [B,U,2,P] of the windows' patches, and their images [B,U,P].
 
-    The image of a padding patch is -1. `place` begins with row and column of a window's first
+    The image of a padding patch is -1. `window` begins with row and column of a window's first
     patch, and its height and width in patches. An image's first window is at row and column 0.
     """
     inside = jnp.asarray(window_places(config))
-    first, extent = place[..., :2, None], place[..., 2:4, None]
-    image = jnp.cumsum(jnp.all(place[..., :2] == 0, axis=-1) & (place[..., 2] > 0), axis=-1) - 1
+    first, extent = window[..., :2, None], window[..., 2:4, None]
+    image = jnp.cumsum(jnp.all(window[..., :2] == 0, axis=-1) & (window[..., 2] > 0), axis=-1) - 1
     return first + inside, jnp.where(jnp.all(inside < extent, axis=-2), image[..., None], -1)
 
 
@@ -64,10 +64,10 @@ class PatchEmbed(nn.Module):
         c = self.config
         shape = (c.temporal_patch_size, c.patch_size, c.patch_size, c.in_channels, c.hidden_size)
         bias = {"bias": jnp.zeros(c.hidden_size)} if self.bias else {}
-        held = self.param("proj", lambda key: {"kernel": INIT(key, shape)} | bias)
-        matrix = held["kernel"].transpose(3, 0, 1, 2, 4).reshape(-1, c.hidden_size)
+        weights = self.param("proj", lambda key: {"kernel": INIT(key, shape)} | bias)
+        matrix = weights["kernel"].transpose(3, 0, 1, 2, 4).reshape(-1, c.hidden_size)
         out = patches.astype(matrix.dtype) @ matrix
-        return out + held["bias"] if self.bias else out
+        return out + weights["bias"] if self.bias else out
 
 
 class VisionAttention(nn.Module):
@@ -134,9 +134,12 @@ def full_block(tiles: int, patches: int) -> int:
     return max(1, min(BLOCK, 2**22 // (tiles * patches)) // patches) * patches
 
 
-def _same(mine: Int[Array, "... Q"], theirs: Int[Array, "... P"]) -> Bool[Array, "... Q P"]:
-    """Mark the patches of the same image (padding reads padding, so that no softmax is empty)."""
-    return mine[..., :, None] == theirs[..., None, :]
+def _same(q: Int[Array, "... Q"], k: Int[Array, "... P"]) -> Bool[Array, "... Q P"]:
+    """Mark patches of the same image (padding reads padding, so that no softmax is empty).
+
+    q, k: Images of the queries' and of the keys' patches.
+    """
+    return q[..., :, None] == k[..., None, :]
 
 
 class Block(nn.Module):
@@ -187,9 +190,9 @@ class VisionTower(nn.Module):
         self.merger = PatchMerger(c)
 
     def __call__(
-        self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]
+        self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U 4"]
     ) -> Float[Array, "B U P E"]:
-        rotary, image = window_contents(self.config, place)
+        rotary, image = window_contents(self.config, window)
         x = self.patch_embed(patches)
         for block in self.blocks:
             x = call_layer(block, x, rotary, image)
@@ -208,10 +211,10 @@ class QwenVL(Lvlm):
         nn.share_scope(self, self.language_model)
 
     def encode(
-        self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]
+        self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U 4"]
     ) -> Float[Array, "B U P E"]:
         """Return tower features of every patch of every tile."""
-        return self.visual(patches, place)
+        return self.visual(patches, window)
 
     def project(
         self, features: Float[Array, "B U P E"], pool: Pool | None = None
@@ -239,7 +242,7 @@ class QwenImages:
         vision = config.vision_config
         return {
             "patches": ((vision.window_patches, vision.patch_values), np.float32),
-            "place": ((4,), np.int32),
+            "window": ((4,), np.int32),
         }
 
     @staticmethod
@@ -280,9 +283,9 @@ class QwenImages:
         rows, columns = grid = self.grid(size)
         row, column = np.indices(grid)
         source = self._source(row, column, columns)
-        known = {"rows": self.tiles(size) * self.config.vision_config.window_groups**2}
+        features = self.tiles(size) * self.config.vision_config.window_groups**2
         if pool is None:
-            return Slots(source.reshape(-1, 1), positions=_positions(grid), **known)
+            return Slots(source.reshape(-1, 1), features, positions=_positions(grid))
         if pool.tokens is not None:
             raise InputError(
                 "view P: Qwen2.5-VL's number of image tokens depends on the image, and P pools "
@@ -296,9 +299,9 @@ class QwenImages:
         blend = (there / there.sum(axis=1, keepdims=True)).astype(np.float32)
         return Slots(
             np.where(there, squares, squares[:, :1]),
+            features,
             blend=blend,
             positions=_positions(pooled),
-            **known,
         )
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
@@ -329,7 +332,7 @@ class QwenImages:
         extent = np.minimum((rows, columns) - first, side)
         return {
             "patches": windows.reshape(down * across, -1, patches.shape[1]),
-            "place": (np.concatenate([first, extent], axis=1) * group).astype(np.int32),
+            "window": (np.concatenate([first, extent], axis=1) * group).astype(np.int32),
         }
 
     def _windows(self, groups: int) -> int:
