@@ -90,8 +90,8 @@ class Pair:
 
     def added(self, kernel: Array, dtype: Any) -> Array:
         """Return the updated kernel [in, out], placed as it is; the sum is in float32."""
-        made = _added(kernel, self.a.read(), self.b.read(), self.scale, jnp.dtype(dtype))
-        return jax.device_put(made, kernel.sharding)
+        total = _added(kernel, self.a.read(), self.b.read(), self.scale, jnp.dtype(dtype))
+        return jax.device_put(total, kernel.sharding)
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Adapter:
 
     def applied(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Return the model's unread tensors, with those that the adapter replaces."""
-        own = {} if self.apart is None else {self.apart[1]: tensors[self.apart[0]]}
-        return {**tensors, **own, **self.whole}
+        output_matrix = {} if self.apart is None else {self.apart[1]: tensors[self.apart[0]]}
+        return {**tensors, **output_matrix, **self.whole}
 
 
 def _add(kernel: Array, a: Array, b: Array, scale: float, dtype: Any) -> Array:
@@ -168,10 +168,10 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
         module = tensor.name.removeprefix(_PREFIX)
         if tensor.dtype not in FLOATS:
             problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
-        elif found := _PAIR.fullmatch(module):
-            name = hub_name(f"{found[1]}.weight", layouts)
-            factors.setdefault(name, {})[found[2]] = tensor
-            modules[name] = found[1]
+        elif match := _PAIR.fullmatch(module):
+            name = hub_name(f"{match[1]}.weight", layouts)
+            factors.setdefault(name, {})[match[2]] = tensor
+            modules[name] = match[1]
         else:
             whole[hub_name(module, layouts)] = tensor
     apart = _parted(raw, config, factors.keys(), whole)
@@ -179,26 +179,27 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
         config = untied(config)
     slots = slots_of(config)[0]
     pairs: dict[str, Pair] = {}
-    wanted: list[tuple[StoredTensor, tuple[int, ...]]] = []
-    for name, both in factors.items():
+    expected: list[tuple[StoredTensor, tuple[int, ...]]] = []
+    for name, halves in factors.items():
         if name not in slots or slots[name].order != (1, 0):
             problems.append(f"the model has no matrix {name}")
-        elif len(both) < 2:
-            problems.append(f"{next(iter(both.values())).name} comes alone, without its other half")
+        elif len(halves) < 2:
+            (half,) = halves.values()
+            problems.append(f"{half.name} comes alone, without its other half")
         else:
             with reading(f"{path / CONFIG}: no rank and alpha of {modules[name]}", "write it anew"):
                 rank, scale = _rank_and_scale(raw, modules[name])
             rows, columns = slots[name].shape
-            wanted += [(both["A"], (rank, rows)), (both["B"], (columns, rank))]
-            pairs[name] = Pair(both["A"], both["B"], scale)
+            expected += [(halves["A"], (rank, rows)), (halves["B"], (columns, rank))]
+            pairs[name] = Pair(halves["A"], halves["B"], scale)
     for name, tensor in whole.items():
         if name in slots:
-            wanted.append((tensor, slots[name].file_shape))
+            expected.append((tensor, slots[name].file_shape))
         else:
             problems.append(f"the model has no tensor {name}")
     problems += [
         f"{tensor.name} is {list(tensor.shape)}, and {CONFIG} and the model ask for {list(shape)}"
-        for tensor, shape in wanted
+        for tensor, shape in expected
         if tensor.shape != shape
     ]
     if problems:
@@ -220,8 +221,8 @@ def _parted(
     if not text_config(config).tie_word_embeddings:
         return None
     embedding, head = tied_names(slots_of(config)[0])
-    both = whole.get(embedding), whole.get(head)
-    if both[0] and both[1] and np.array_equal(both[0].read(), both[1].read()):
+    matrices = whole.get(embedding), whole.get(head)
+    if matrices[0] and matrices[1] and np.array_equal(matrices[0].read(), matrices[1].read()):
         del whole[head]
         return None
     if raw.get("ensure_weight_tying"):

@@ -65,15 +65,15 @@ def check_files(path: Path) -> None:
         there = Path(os.path.realpath(file))
         if not any(there.is_relative_to(home) for home in homes):
             raise InputError(f"{file}: a link out of the directory; put the file itself there")
-        found = there.stat() if there.exists() else None
-        if found and not stat.S_ISREG(found.st_mode):
+        status = there.stat() if there.exists() else None
+        if status and not stat.S_ISREG(status.st_mode):
             raise InputError(f"{file}: no regular file; remove it")
-        if found and found.st_size < 1024 and there.read_bytes().startswith(_POINTER):
+        if status and status.st_size < 1024 and there.read_bytes().startswith(_POINTER):
             raise InputError(
                 f"{file}: a pointer of git-lfs, not the file; run `git lfs pull` there"
             )
-        if found and file.suffix not in _WEIGHTS and found.st_size > _LARGEST:
-            raise InputError(f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read")
+        if status and file.suffix not in _WEIGHTS and status.st_size > _LARGEST:
+            raise InputError(f"{file}: {status.st_size} bytes, and at most {_LARGEST} are read")
 
 
 def _check_name(path: Path) -> None:
@@ -95,14 +95,14 @@ def without_torch() -> str:
     It does not import torch.
     """
     try:
-        found = version("torch")
+        installed = version("torch")
     except PackageNotFoundError:
-        found = ""
-    if tuple(map(int, re.findall(r"\d+", found)[:2])) >= _TORCH:
+        installed = ""
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) >= _TORCH:
         return ""
     least = ".".join(map(str, _TORCH))
     return (
-        f"PyTorch's .bin is read with torch {least} or later, and here is {found or 'none'}; "
+        f"PyTorch's .bin is read with torch {least} or later, and here is {installed or 'none'}; "
         f"{install_command('torch')}, or save the model as safetensors "
         "(`jaxspec export` with torch)"
     )
@@ -110,12 +110,12 @@ def without_torch() -> str:
 
 def other_weights(path: Path) -> str:
     """Return what a directory holds in place of weights, and how to mend that; "" if unknown."""
-    others = re.compile(r"adapter_config\.json|pytorch_model-.+|.+\.(gguf|bin|pth|msgpack)")
-    found = sorted(file.name for file in path.iterdir() if others.fullmatch(file.name))
-    if not found or (path / BIN).is_file() or (path / BIN_INDEX).is_file():
+    pattern = re.compile(r"adapter_config\.json|pytorch_model-.+|.+\.(gguf|bin|pth|msgpack)")
+    names = sorted(file.name for file in path.iterdir() if pattern.fullmatch(file.name))
+    if not names or (path / BIN).is_file() or (path / BIN_INDEX).is_file():
         return ""
     return (
-        f"it holds only {found[0]}; give the whole model as safetensors (a LoRA adapter goes with "
+        f"it holds only {names[0]}; give the whole model as safetensors (a LoRA adapter goes with "
         "its base model, as --adapter), a .bin with its index, or a .gguf file itself"
     )
 
@@ -136,7 +136,7 @@ _NUMBERS = re.compile(r"\[(\n[-+.,\d\seE]+)\]")
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write an object, indented; each list of numbers is one line (vocabularies have thousands)."""
     text = json.dumps(content, indent=2, ensure_ascii=False)
-    text = _NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", text)
+    text = _NUMBERS.sub(lambda match: "[" + " ".join(match[1].split()) + "]", text)
     file.write_text(text + "\n", encoding="utf-8")
 
 
@@ -184,10 +184,10 @@ def _original_llava(raw: Mapping[str, Any]) -> str:
     name = str((raw.get("architectures") or ["LLaVA"])[0])
     recent = "anyres" in str(raw.get("image_aspect_ratio"))
     twin = f"llava-hf/llava-v1.6-vicuna-{size}-hf" if recent else f"llava-hf/llava-1.5-{size}-hf"
-    known = size and "Llama" in name
+    has_twin = size and "Llama" in name
     return (
         f"{name[:60]} in the original LLaVA format, which is not read; take a model in Hugging "
-        + (f"Face layout, as {twin} is" if known else "Face layout, whose hub id ends in -hf")
+        + (f"Face layout, as {twin} is" if has_twin else "Face layout, whose hub id ends in -hf")
         + ", or convert it with transformers' convert_llava_weights_to_hf.py"
     )
 

@@ -76,27 +76,28 @@ def export(
         if adapter is not None:
             raise InputError(f"{path}: a KV head, which takes no adapter; leave it out")
         return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
-    found = load(path, adapter=adapter)
-    config, params, raw = found.config, found.params, read_raw_config(path)
+    checkpoint = load(path, adapter=adapter)
+    config, params, raw = checkpoint.config, checkpoint.params, read_raw_config(path)
     if text_only:
         config, params, raw = _text_model(path, config, params, raw)
     if engine is not None:
         check_served(path, config, engine, target is not None and draft_vocabulary is None)
-    words = text_config(config).draft_vocabulary
-    kept = first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
+    scored = vocabulary = text_config(config).draft_vocabulary
+    if draft_vocabulary is not None:
+        scored = first_words(path, vocabulary, draft_vocabulary)
     size = text_config(config).vocab_size
     config, params = widened(config, params)
     if target is not None:
         config, params = pad_vocabulary(config, params, text_config(target.config).vocab_size)
-    if kept:
-        config, params = narrowed(config, params, kept)
+    if draft_vocabulary is not None:
+        config, params = narrowed(config, params, scored)
     model = Exported(
         path,
         config,
         params,
         target=target.name if target else "",
         added=text_config(config).vocab_size - size,
-        scored=len(kept or words),
+        scored=len(scored),
     )
     _write(model, destination, replace(options, extra=raw))
     return config
@@ -192,16 +193,16 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
     return padded, with_words(params, size)
 
 
-def with_words(params: Params, words: int) -> Params:
+def with_words(params: Params, count: int) -> Params:
     """Return parameters with this many tokens: the first ones, then copies of the mean."""
 
     def resized(path: Any, leaf: Array) -> Array:
         keys = tuple(key.key for key in path[-2:])
         axis = {("embed_tokens", "embedding"): 0, ("lm_head", "kernel"): 1}.get(keys)
-        if axis is None or leaf.shape[axis] == words:
+        if axis is None or leaf.shape[axis] == count:
             return leaf
         mean = jnp.mean(leaf, axis, keepdims=True, dtype=jnp.float32).astype(leaf.dtype)
-        kept = jax.lax.slice_in_dim(leaf, 0, min(words, leaf.shape[axis]), axis=axis)
-        return jnp.concatenate([kept, jnp.repeat(mean, words - kept.shape[axis], axis)], axis)
+        first = jax.lax.slice_in_dim(leaf, 0, min(count, leaf.shape[axis]), axis=axis)
+        return jnp.concatenate([first, jnp.repeat(mean, count - first.shape[axis], axis)], axis)
 
     return jax.tree_util.tree_map_with_path(resized, params)

@@ -58,9 +58,9 @@ def survey(path: Path) -> Survey:
         whole = not problems
         stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
         if stored or whole:
-            found = unfit(config, lambda: slots_of(config)[0], stored)
+            misfit = unfit(config, lambda: slots_of(config)[0], stored)
             # The tensors of an unreadable shard are not listed once more.
-            problems += [line for line in found if whole or not line.endswith(" is missing")]
+            problems += [line for line in misfit if whole or not line.endswith(" is missing")]
             if problems and (path / SINGLE).is_file() and shards_of(path, SINGLE):
                 stray = "shards are there too; remove those, or the file if it is not this model's"
                 problems.insert(0, f"{SINGLE} is read, and {stray}")
@@ -143,8 +143,8 @@ def in_hub_layout(
 
 def refuse(path: Path, problems: Sequence[str]) -> NoReturn:
     """Raise InputError with the first few problems, in one line, and the number of all."""
-    shown, more = problems[:_SHOWN], len(problems) - _SHOWN
-    line = "; ".join(shown) + (f"; and {more} more ({len(problems)} in all)" if more > 0 else "")
+    listed, more = problems[:_SHOWN], len(problems) - _SHOWN
+    line = "; ".join(listed) + (f"; and {more} more ({len(problems)} in all)" if more > 0 else "")
     raise InputError(line if line.startswith(str(path)) else f"{path}: {line}")
 
 
@@ -180,11 +180,11 @@ def misfits(
     for name, slot in slots.items():
         if name not in stored:
             continue
-        found, wanted = stored[name], list(slot.file_shape)
-        if list(found.shape) != wanted:
-            problems.append(f"{found.name} is {list(found.shape)}, config.json asks for {wanted}")
-        if found.dtype not in FLOATS:
-            problems.append(f"{found.name} is {found.dtype}, supported: {', '.join(FLOATS)}")
+        tensor, shape = stored[name], list(slot.file_shape)
+        if list(tensor.shape) != shape:
+            problems.append(f"{tensor.name} is {list(tensor.shape)}, config.json asks for {shape}")
+        if tensor.dtype not in FLOATS:
+            problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
     # By turns, so that the first few of them show both.
     lines = zip_longest(
         (f"{_untied(name)}{name} is missing" for name in missing),

@@ -100,15 +100,15 @@ def load(
         do not fit; one line that names the first few problems and counts the rest.
     """
     start, before = time.perf_counter(), _peak_memory()
-    found = survey(path)
-    if found.problems or found.config is None:
-        refuse(path, found.problems)
-    update = None if adapter is None else read_adapter(adapter, found.config)
-    config = found.config if update is None else update.config
+    contents = survey(path)
+    if contents.problems or contents.config is None:
+        refuse(path, contents.problems)
+    update = None if adapter is None else read_adapter(adapter, contents.config)
+    config = contents.config if update is None else update.config
     places = None
     if mesh is not None:
         places = shardings(config, abstract_params(config, weights=weights), mesh)
-    params = read_params(config, found.tensors, dtype, places, weights, update, path.name)
+    params = read_params(config, contents.tensors, dtype, places, weights, update, path.name)
     shards = [shard for leaf in jax.tree.leaves(params) for shard in leaf.addressable_shards]
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)
@@ -139,16 +139,16 @@ def read_params(
     params: dict[str, jax.Array] = {}
     for key, name in work:
         scale = scale_path(key) if weights == "int8" else None
-        kept = dtype if scale is None else None  # int8 is rounded from what the file holds
+        cast = dtype if scale is None else None  # int8 is rounded from what the file holds
         pair = adapter.pairs.get(name) if adapter else None
-        exact = kept if pair is None else jnp.dtype("float32")
+        exact = cast if pair is None else jnp.dtype("float32")
         params[key] = read_tensor(tensors[name], slots[name], exact, at.get(key))
         if pair is not None:
             stored = FLOATS[tensors[name].dtype] if scale is None else exact
-            params[key] = pair.added(params[key], kept or stored)
+            params[key] = pair.added(params[key], cast or stored)
         if scale is not None:
-            made = dict(zip((key, scale), quantise(params[key])))
-            params |= jax.block_until_ready(put(made, {part: at.get(part) for part in made}))
+            parts = dict(zip((key, scale), quantise(params[key])))
+            params |= jax.block_until_ready(put(parts, {part: at.get(part) for part in parts}))
     return unflatten_dict(jax.block_until_ready(params), sep="/")
 
 
@@ -211,7 +211,7 @@ def save(
         refuse(Path(path), [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]])
     renames = family_of(config.model_type).written
     slots, leaves = (
-        {hub_name(name, renames): held[name] for name in slots} for held in (slots, leaves)
+        {hub_name(name, renames): entries[name] for name in slots} for entries in (slots, leaves)
     )
     with written_whole(path, options.overwrite) as fresh:
         _write_configs(fresh, config, options.dtype or jnp.result_type(*leaves.values()), options)
@@ -242,16 +242,16 @@ def read_tensor(
         slice(min(s[axis][0] for s in spans), max(s[axis][1] for s in spans))
         for axis in range(len(slot.shape))
     ]
-    held = tensor.read([box[axis] for axis in slot.order]).transpose(back)
+    values = tensor.read([box[axis] for axis in slot.order]).transpose(back)
 
     def part(index: Any) -> np.ndarray:
         inner = [part.indices(size)[:2] for part, size in zip(index, slot.shape)]
-        own = held[tuple(slice(a - b.start, z - b.start) for (a, z), b in zip(inner, box))]
+        portion = values[tuple(slice(a - b.start, z - b.start) for (a, z), b in zip(inner, box))]
         # Copies, so that no device keeps the whole box alive; numpy copies integers faster than
         # bfloat16.
-        if dtype in (None, own.dtype):
-            return np.array(own.view(f"u{own.itemsize}"), order="C").view(own.dtype)
-        return np.array(own, dtype, order="C")
+        if dtype in (None, portion.dtype):
+            return np.array(portion.view(f"u{portion.itemsize}"), order="C").view(portion.dtype)
+        return np.array(portion, dtype, order="C")
 
     return jax.make_array_from_callback(slot.shape, sharding, part)
 
@@ -281,18 +281,18 @@ def _write_tensors(
 def _write_configs(path: Path, config: ModelConfig, dtype: Any, options: SaveOptions) -> None:
     name, by = jnp.dtype(dtype).name, {"transformers_version": version("transformers")}
     # transformers before 4.56 reads `torch_dtype`.
-    own = _with_extra(config.to_hf(), options.extra) | {"dtype": name, "torch_dtype": name} | by
-    write_json(path / "config.json", own)
+    entries = _with_extra(config.to_hf(), options.extra) | {"dtype": name, "torch_dtype": name} | by
+    write_json(path / "config.json", entries)
     keys = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {key: getattr(text_config(config), key) for key in keys} | dict(options.generation)
-    known = {key: value for key, value in ids.items() if value is not None}
-    write_json(path / "generation_config.json", known | by)
+    special_ids = {key: value for key, value in ids.items() if value is not None}
+    write_json(path / "generation_config.json", special_ids | by)
 
 
-def _with_extra(own: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+def _with_extra(entries: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a config.json, and its source's other entries."""
-    out = {key: value for key, value in extra.items() if key not in _NOT_KEPT} | own
-    for key, value in own.items():
+    out = {key: value for key, value in extra.items() if key not in _NOT_KEPT} | entries
+    for key, value in entries.items():
         if key in ("text_config", "vision_config") and isinstance(extra.get(key), dict):
             out[key] = _with_extra(value, extra[key])
     return out

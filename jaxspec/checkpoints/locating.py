@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 from jaxspec.checkpoints.directories import without_torch
@@ -16,7 +17,7 @@ SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
 
 
 def locate(
-    path_or_id: str | Path, revision: str | None = None, wanted: tuple[str, ...] | None = None
+    path_or_id: str | Path, revision: str | None = None, files: tuple[str, ...] | None = None
 ) -> Path:
     """Return the local directory of a checkpoint.
 
@@ -24,14 +25,14 @@ def locate(
     cache; a package that ships models adds their ids (`jaxspec.plugins`).
 
     Args:
-      wanted: Patterns of the files to fetch from the hub; None fetches all that is read.
+      files: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
     check_path("checkpoint", path_or_id)
     path = Path(path_or_id).expanduser()
-    named = str(path_or_id) != ""  # as an unset variable gives; it would be the working directory
-    if named and path.is_dir():
+    has_name = str(path_or_id) != ""  # an unset variable would name the working directory
+    if has_name and path.is_dir():
         return path
-    if named and path.exists():
+    if has_name and path.exists():
         if path.suffix == ".gguf" and path.is_file():
             return converted(path)
         raise InputError(f"checkpoint {str(path)!r}: is a file; give the directory")
@@ -47,12 +48,12 @@ def locate(
     mend = "check name, revision and network, or give a local directory"
     with reading(what, _similar(path_or_id) or mend):
         try:
-            patterns = [*SMALL, "model*.safetensors"] if wanted is None else [*wanted]
-            found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=patterns))
-            if wanted is None and not any(found.glob("model*.safetensors")) and not without_torch():
-                patterns = ["pytorch_model*.bin"]
-                snapshot_download(path_or_id, revision=revision, allow_patterns=patterns)
-            return found
+            fetch = partial(snapshot_download, path_or_id, revision=revision)
+            weights = "model*.safetensors"
+            path = Path(fetch(allow_patterns=[*(files or (*SMALL, weights))]))
+            if files is None and not any(path.glob(weights)) and not without_torch():
+                fetch(allow_patterns=["pytorch_model*.bin"])
+            return path
         except GatedRepoError as error:
             raise InputError(
                 f"checkpoint {path_or_id!r}: the model is gated; ask for access at "
@@ -65,6 +66,6 @@ def _similar(name: str | Path) -> str | None:
     if page := re.match(r"https?://(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", str(name)):
         return f"did you mean {page[1]!r}?"
     path = Path(name).expanduser()
-    others = [path.with_name(entry.name) for entry in path.parent.glob("*/")] if path.name else []
-    near = get_close_matches(str(path), [*plugins("models"), *map(str, others)], 1, 0.8)
+    siblings = [path.with_name(entry.name) for entry in path.parent.glob("*/")] if path.name else []
+    near = get_close_matches(str(path), [*plugins("models"), *map(str, siblings)], 1, 0.8)
     return f"did you mean {near[0]!r}?" if near else None

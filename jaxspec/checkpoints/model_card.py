@@ -67,24 +67,24 @@ def write_model_card(path: Path, name: str, model: Exported) -> None:
         "made from": f"`{model_name(model.source)}`",
     }
     if model.scored:
-        rest = "" if text.draft_vocabulary else "; the score of others is their mean"
-        facts["drafts"] = f"{model.scored:,} tokens{rest}"
+        note = "" if text.draft_vocabulary else "; the score of others is their mean"
+        facts["drafts"] = f"{model.scored:,} tokens{note}"
     if (tokens := getattr(config, "image_tokens", None)) is not None:
         facts["image tokens"] = f"{tokens} an image"
     commands = ["--target path/to/this"]
     if model.target:
         facts |= _draft_for(model.target)
         views = "" if has_vision else " --views T"
-        commands.append(f"--target {_place(model.target)} --draft path/to/this{views}")
+        commands.append(f"--target {_path_or_id(model.target)} --draft path/to/this{views}")
     tag = "image-text-to-text" if has_vision else "text-generation"
     front = {"library_name": "transformers", "pipeline_tag": tag}
-    shown = {
+    variables = {
         "has_vision": has_vision,
         "has_template": model.has_template,
         "transformers": True,
         "draft": bool(model.target),
     }
-    _write(path, model.source, front, name=name, facts=facts, commands=commands, **shown)
+    _write(path, model.source, front, name=name, facts=facts, commands=commands, **variables)
 
 
 def write_head_card(
@@ -105,19 +105,19 @@ def write_head_card(
     if text.draft_vocabulary:
         facts["drafts"] = f"{len(text.draft_vocabulary):,} of {text.vocab_size:,} tokens"
     facts |= kind.facts(config)
-    commands = [f"--target {_place(config.target_name)} --draft path/to/this"]
-    shown = {"has_vision": getattr(config, "image_tokens", 0) > 0, "has_template": True}
+    commands = [f"--target {_path_or_id(config.target_name)} --draft path/to/this"]
+    variables = {"has_vision": getattr(config, "image_tokens", 0) > 0, "has_template": True}
     front = {"library_name": "jaxspec"}
-    _write(path, source, front, name=name, facts=facts, commands=commands, **shown)
+    _write(path, source, front, name=name, facts=facts, commands=commands, **variables)
 
 
-def _write(path: Path, source: Path, front: dict[str, Any], **shown: Any) -> None:
-    """Write the card with this front matter; `shown` are the template's variables."""
+def _write(path: Path, source: Path, front: dict[str, Any], **variables: Any) -> None:
+    """Write the card with this front matter and these variables of the template."""
     from huggingface_hub import ModelCard, ModelCardData
 
     licence = licence_of(source)
     data = ModelCardData(license=licence, **front)
-    card = ModelCard.from_template(data, template_path=str(_TEMPLATE), licence=licence, **shown)
+    card = ModelCard.from_template(data, template_path=str(_TEMPLATE), licence=licence, **variables)
     (path / "README.md").write_text(str(card).rstrip() + "\n", encoding="utf-8")
 
 
@@ -132,12 +132,12 @@ def _is_id(name: str) -> bool:
 
 def _draft_for(name: str, digest: str = "") -> dict[str, str]:
     """Return the fact about a draft's target; none where only a directory's name is known."""
-    known = [f"`{name}`"] if _is_id(name) else []
-    known += [f"a target of configuration {digest}, which loading checks"] if digest else []
-    return {"draft for": ": ".join(known)} if known else {}
+    facts = [f"`{name}`"] if _is_id(name) else []
+    facts += [f"a target of configuration {digest}, which loading checks"] if digest else []
+    return {"draft for": ": ".join(facts)} if facts else {}
 
 
-def _place(name: str) -> str:
+def _path_or_id(name: str) -> str:
     """Return a model as a command's argument: its id, or the path of its directory."""
     return name if _is_id(name) else f"path/to/{name or 'its/target'}"
 
@@ -148,7 +148,7 @@ def licence_of(source: Path) -> str | None:
 
     card = source / "README.md"
     try:
-        found = (metadata_load(card) or {}).get("license") if card.is_file() else None
+        licence = (metadata_load(card) or {}).get("license") if card.is_file() else None
     except Exception:  # whatever a stranger's YAML holds
         return None
-    return found if isinstance(found, str) and found != "other" else None
+    return licence if isinstance(licence, str) and licence != "other" else None

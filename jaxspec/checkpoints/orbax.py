@@ -1,6 +1,6 @@
 """Training state on disk: Orbax keeps the newest steps, each renamed when it is whole.
 
-A step holds the state (each process writes its part), the place in the data (the same in all
+A step holds the state (each process writes its part), the position in the data (the same in all
 processes) and what decides the run. It also holds checksums: Orbax does not notice a flipped bit.
 Orbax v1 is not used, since its names still differ between the releases that the supported Python
 versions install.
@@ -45,7 +45,7 @@ logging.getLogger("absl").addFilter(
 
 
 class Checkpoints:
-    """Keep (state, place in the data) by step; leaving the context waits for pending writes.
+    """Keep (state, position in the data) by step; leaving the context waits for pending writes.
 
     Args:
       directory: Folder that all processes see, or an address such as `gs://bucket/run`.
@@ -78,21 +78,21 @@ class Checkpoints:
     def newest(self) -> tuple[int, Any] | None:
         """Return the newest readable step and its `run`; None when nothing is saved."""
         for step in self._steps():
-            found, _ = self._read(step, data=ocp.args.JsonRestore())
-            if found is not None:
-                return step, found["data"].get("run")
+            parts, _ = self._read(step, data=ocp.args.JsonRestore())
+            if parts is not None:
+                return step, parts["data"].get("run")
         return None
 
-    def save(self, step: int, state: object, place: Any, *, wait: bool = False) -> None:
+    def save(self, step: int, state: object, position: Any, *, wait: bool = False) -> None:
         """Save a step in the background. Its arrays are copied first, so that they may be donated.
 
         Args:
-          place: Place in the data, the same in all processes, for JSON.
+          position: Position in the data, the same in all processes, for JSON.
           wait: Return after the step is written.
         """
         with self._writing():
             if self._manager.latest_step() != step:
-                saved = {"processes": [place], "run": self._run, "state": int(_sum(state))}
+                saved = {"processes": [position], "run": self._run, "state": int(_sum(state))}
                 data = ocp.args.JsonSave(saved | {"sum": _sum_of_json(saved)})
                 parts = {"state": ocp.args.StandardSave(state), "data": data}
                 self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
@@ -100,7 +100,7 @@ class Checkpoints:
                 self._manager.wait_until_finished()
 
     def restore(self, state: State) -> tuple[State, Any]:
-        """Return the newest saved state, shaped and placed like `state`, and the place in the data.
+        """Return the newest saved state, shaped and sharded like `state`, and the data's position.
 
         Other devices and processes may have saved it. Returns (`state` itself, None) when nothing
         is saved. Damaged steps are named, and renamed if an older one is whole.
@@ -112,12 +112,12 @@ class Checkpoints:
         )
         damaged: dict[int, str] = {}
         for step in self._steps():
-            found, reason = self._read(
+            parts, reason = self._read(
                 step, state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore()
             )
-            if found is not None:
+            if parts is not None:
                 self._set_aside(damaged, step)
-                return found["state"], found["data"]["processes"][0]
+                return parts["state"], parts["data"]["processes"][0]
             damaged[step] = reason
         for step, reason in damaged.items():
             why = f"step {step} cannot be read ({reason}), nor any before it"
@@ -130,21 +130,21 @@ class Checkpoints:
 
     def _read(self, step: int, **parts: Any) -> tuple[Any, str]:
         """Return these parts of a step, or None and the reason; the same in every process."""
-        found, reason = None, ""
+        contents, reason = None, ""
         try:
             with _raised_once():
-                found = self._manager.restore(step, args=ocp.args.Composite(**parts))
-                _check(found)
+                contents = self._manager.restore(step, args=ocp.args.Composite(**parts))
+                _check(contents)
         except (MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # Orbax and TensorStore raise anything of files that are damaged
-            found, reason = None, f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
+            contents, reason = None, f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
         if (
             jax.process_count() > 1
-            and not multihost_utils.process_allgather(np.bool_(found is not None)).all()
+            and not multihost_utils.process_allgather(np.bool_(contents is not None)).all()
         ):
-            found, reason = None, reason or "another process cannot"
-        return found, reason
+            contents, reason = None, reason or "another process cannot"
+        return contents, reason
 
     def _set_aside(self, damaged: dict[int, str], whole: int) -> None:
         """Rename the folders of damaged steps, so that a run may save these steps anew."""
@@ -170,8 +170,8 @@ class Checkpoints:
         if manager is not None:
             manager.reload()
         last = None if manager is None else max(manager.all_steps(), default=None)
-        left = "nothing was saved before" if last is None else f"step {last} is whole"
-        return f"start again ({left})"
+        advice = "nothing was saved before" if last is None else f"step {last} is whole"
+        return f"start again ({advice})"
 
 
 @contextmanager
@@ -194,12 +194,12 @@ def forget(directory: str) -> None:
         epath.Path(directory).rmtree(missing_ok=True)
 
 
-def _check(found: Any) -> None:
+def _check(parts: Any) -> None:
     """Raise ValueError unless the checksums of what was written match."""
-    data = dict(found["data"])
+    data = dict(parts["data"])
     if "sum" in data and data.pop("sum") != _sum_of_json(data):
-        raise ValueError("its place in the data is not what was saved")
-    if "state" in found and data.get("state") not in (None, int(_sum(found["state"]))):
+        raise ValueError("its position in the data is not what was saved")
+    if "state" in parts and data.get("state") not in (None, int(_sum(parts["state"]))):
         raise ValueError("its arrays are not those that were saved")
 
 
@@ -216,6 +216,6 @@ def _sum(state: Any) -> Array:
         unsigned = jnp.dtype(f"u{min(leaf.dtype.itemsize, 4)}")
         bits = jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32)
         axes = (jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) for axis in range(bits.ndim))
-        place = sum((number * (2 * axis + 7) for axis, number in enumerate(axes)), jnp.uint32(0))
-        total = 31 * total + jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
+        index = sum((number * (2 * axis + 7) for axis, number in enumerate(axes)), jnp.uint32(0))
+        total = 31 * total + jnp.sum(bits * (2 * index + 1), dtype=jnp.uint32)
     return total

@@ -77,16 +77,16 @@ def load_tokenizer(path: str | Path) -> Any:
 def _processor_template(path: Path) -> Any | None:
     """Return the chat template of the files that only processors read, in transformers 5's order.
 
-    Tokenisers read all other places: chat_template.jinja, additional_chat_templates,
+    Tokenisers read all other files: chat_template.jinja, additional_chat_templates,
     tokenizer_config.json.
     """
     for name in _TEMPLATE_FILES:
         if (path / name).is_file():
-            found = read_json(path / name).get("chat_template")
-            if isinstance(found, list):  # as tokenizer_config.json holds several
-                found = {entry["name"]: entry["template"] for entry in found}
-            if found is not None:
-                return found
+            template = read_json(path / name).get("chat_template")
+            if isinstance(template, list):  # as tokenizer_config.json holds several
+                template = {entry["name"]: entry["template"] for entry in template}
+            if template is not None:
+                return template
     return None
 
 
@@ -151,10 +151,10 @@ def single_tile_processor(tiled: Any) -> Any:
     """Return LLaVA-1.5's processor, one cropped tile per image, with a tiled one's settings."""
     import transformers
 
-    known = {key: value for key, value in tiled.to_dict().items() if key in _SINGLE_TILE_SETTINGS}
+    fields = {key: value for key, value in tiled.to_dict().items() if key in _SINGLE_TILE_SETTINGS}
     # transformers 5's Pillow backend, else transformers 4's only class.
     maker = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
-    return maker(**known)
+    return maker(**fields)
 
 
 def save_processors(
@@ -232,17 +232,17 @@ def copy_processors(
     for name, text in tokenizer.chat_template.items():
         if Path(name).name != name:
             raise InputError(f"{source}: chat template {name!r} is no name of a file; rename it")
-        named = f"additional_chat_templates/{name}.jinja"
-        file = path / ("chat_template.jinja" if name == "default" else named)
+        additional = f"additional_chat_templates/{name}.jinja"
+        file = path / ("chat_template.jinja" if name == "default" else additional)
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
 
 
 def _rewrite(file: Path, defaults: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
     """Set entries of a JSON file, which may be missing, and remove its chat template."""
-    given = read_json(file) if file.is_file() else {}
-    given.pop("chat_template", None)
-    write_json(file, {**defaults, **given, **entries})
+    content = read_json(file) if file.is_file() else {}
+    content.pop("chat_template", None)
+    write_json(file, {**defaults, **content, **entries})
 
 
 def _begin_with_bos(file: Path, tokenizer: Any) -> None:
@@ -251,14 +251,14 @@ def _begin_with_bos(file: Path, tokenizer: Any) -> None:
 
     if not file.is_file() or tokenizer.encode("")[:1] == [tokenizer.bos_token_id]:
         return
-    words, bos = Tokenizer.from_file(str(file)), tokenizer.bos_token
+    backend, bos = Tokenizer.from_file(str(file)), tokenizer.bos_token
     first = processors.TemplateProcessing(
         [bos, "$A"], [bos, "$A", "$B"], [(bos, tokenizer.bos_token_id)]
     )
-    words.post_processor = (
-        processors.Sequence([words.post_processor, first]) if words.post_processor else first
+    backend.post_processor = (
+        processors.Sequence([backend.post_processor, first]) if backend.post_processor else first
     )
-    words.save(str(file))
+    backend.save(str(file))
 
 
 def _speak_both_versions(file: Path) -> None:
@@ -275,10 +275,10 @@ def _speak_both_versions(file: Path) -> None:
 def _require(path: str | Path, files: tuple[str, ...], what: str) -> str:
     """Return the first of these files that a directory holds; InputError without any."""
     check_files(Path(path))
-    found = _first(Path(path), files)
-    if found is None:
+    name = _first(Path(path), files)
+    if name is None:
         raise InputError(f"{path}: no {what} (neither {' nor '.join(files)}); copy it there")
-    return found
+    return name
 
 
 def _first(path: Path, files: tuple[str, ...]) -> str | None:

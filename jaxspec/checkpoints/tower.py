@@ -24,7 +24,7 @@ def tower_files(path_or_id: str | Path) -> list[Path]:
     The index of a sharded checkpoint names the shard of each tensor. Without an index all files
     count.
     """
-    path = locate(path_or_id, wanted=SMALL)
+    path = locate(path_or_id, files=SMALL)
     if (path / SINGLE).is_file() or not (path / INDEX).is_file():
         return weight_files(locate(path_or_id))
     config = read_config(path)
@@ -32,7 +32,7 @@ def tower_files(path_or_id: str | Path) -> list[Path]:
     layouts = family_of(config.model_type).layouts
     index = read_index(path / INDEX)
     shards = {shard for name, shard in index.items() if hub_name(name, layouts) in slots}
-    locate(path_or_id, wanted=tuple(shards))
+    locate(path_or_id, files=tuple(shards))
     return sorted(path / shard for shard in shards)
 
 

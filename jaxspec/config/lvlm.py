@@ -45,8 +45,8 @@ class _Lvlm:
     def known(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """Return the entries of a file that are fields, without the two parts."""
         parts = ("text_config", "vision_config")
-        given = {k: v for k, v in raw.items() if v is not None and k not in parts}
-        return known_fields(cls, {"image_token_index": raw.get("image_token_id")} | given)
+        entries = {k: v for k, v in raw.items() if v is not None and k not in parts}
+        return known_fields(cls, {"image_token_index": raw.get("image_token_id")} | entries)
 
     def to_hf(self) -> dict[str, Any]:
         return asdict(self) | {
@@ -92,8 +92,8 @@ class LlavaConfig(_Lvlm):
     @property
     def tower(self) -> Any:
         """Return all that an image's features depend on besides the weights."""
-        chosen = self.vision_feature_layer, self.vision_feature_select_strategy
-        return self.vision_config, *chosen, getattr(self, "image_grid_pinpoints", None)
+        features = self.vision_feature_layer, self.vision_feature_select_strategy
+        return self.vision_config, *features, getattr(self, "image_grid_pinpoints", None)
 
     @property
     def image_tokens(self) -> int:
@@ -105,14 +105,14 @@ class LlavaConfig(_Lvlm):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        known = cls.known(raw)
+        entries = cls.known(raw)
         if raw.get("text_config") is not None:
-            known["text_config"] = decoder_config(raw["text_config"], cls._decoder)
+            entries["text_config"] = decoder_config(raw["text_config"], cls._decoder)
         if raw.get("vision_config") is not None:
-            known["vision_config"] = VisionConfig.from_hf(
+            entries["vision_config"] = VisionConfig.from_hf(
                 {"model_type": cls._tower} | raw["vision_config"]
             )
-        return cls(**known)
+        return cls(**entries)
 
     def to_hf(self) -> dict[str, Any]:
         return super().to_hf() | {"image_seq_length": self.image_tokens}
@@ -190,8 +190,8 @@ class LlavaOnevisionConfig(LlavaNextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"anyres_max_[1-9]\d{0,2}", self.vision_aspect_ratio):
-            given = self.vision_aspect_ratio
-            raise InputError(f"vision_aspect_ratio {given!r} is not supported; use 'anyres_max_9'")
+            ratio = self.vision_aspect_ratio
+            raise InputError(f"vision_aspect_ratio {ratio!r} is not supported; use 'anyres_max_9'")
 
     @property
     def most_tiles(self) -> int:

@@ -68,22 +68,22 @@ class RopeScaling:
     @classmethod
     def from_hf(cls, raw: dict[str, Any], positions: int) -> RopeScaling:
         """Read a rotary dictionary of transformers 4 or 5; `positions` is the model's context."""
-        known = known_fields(cls, raw)
+        entries = known_fields(cls, raw)
         kind = raw.get("rope_type") or raw.get("type") or "default"
         kind = "default" if kind == "mrope" else kind
         read = (*_ROPE_KEYS.get(kind, ()), "mrope_section", "mrope_interleaved")
-        known = {key: value for key, value in known.items() if key in read}
+        entries = {key: value for key, value in entries.items() if key in read}
         if kind in ("llama3", "yarn"):
-            known.setdefault("original_max_position_embeddings", positions)
+            entries.setdefault("original_max_position_embeddings", positions)
         if kind == "yarn":
-            known.setdefault("factor", positions / known["original_max_position_embeddings"])
+            entries.setdefault("factor", positions / entries["original_max_position_embeddings"])
             over, under = raw.get("mscale"), raw.get("mscale_all_dim")
             if over and under:
-                ratio = _yarn_magnitude(known["factor"], over) / _yarn_magnitude(
-                    known["factor"], under
+                ratio = _yarn_magnitude(entries["factor"], over) / _yarn_magnitude(
+                    entries["factor"], under
                 )
-                known.setdefault("attention_factor", ratio)
-        return cls(kind, **known)
+                entries.setdefault("attention_factor", ratio)
+        return cls(kind, **entries)
 
     def to_hf(self) -> dict[str, Any]:
         out = {"rope_type": self.rope_type} | {

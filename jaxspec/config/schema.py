@@ -39,8 +39,8 @@ def known_fields(cls: type, raw: dict[str, Any]) -> dict[str, Any]:
     """
     check_fields(re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__).lower(), cls, raw)
     types = {f.name: str(f.type) for f in fields(cls)}
-    known = {k: v for k, v in raw.items() if k in types and (v is not None or "None" in types[k])}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
+    entries = {k: v for k, v in raw.items() if k in types and (v is not None or "None" in types[k])}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in entries.items()}
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -53,8 +53,8 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind in (str, bool, NoneType) or get_origin(kind) is Literal:
         return isinstance(value, str if kinds else kind)
     if get_origin(kind) is tuple:
-        return isinstance(value, list | tuple) and all(_fits(one, kinds[0]) for one in value)
-    return not kinds or any(_fits(value, one) for one in kinds)
+        return isinstance(value, list | tuple) and all(_fits(v, kinds[0]) for v in value)
+    return not kinds or any(_fits(value, option) for option in kinds)
 
 
 def check_positive(part: str, config: Any, *names: str) -> None:
@@ -64,7 +64,7 @@ def check_positive(part: str, config: Any, *names: str) -> None:
             raise InputError(f"{part}: {name} {value!r} is not supported; give more than 0")
 
 
-def check_choice(part: str, config: Any, name: str, *known: str) -> None:
+def check_choice(part: str, config: Any, name: str, *choices: str) -> None:
     """Raise InputError for a field with an unknown word."""
-    if (value := getattr(config, name)) not in known:
-        raise InputError(f"{part}: {name} {value!r} is not supported; give one of {known}")
+    if (value := getattr(config, name)) not in choices:
+        raise InputError(f"{part}: {name} {value!r} is not supported; give one of {choices}")

@@ -103,21 +103,21 @@ class RotaryConfig(TextConfig):
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         """Read the family's dictionary, with the rotary keys of transformers 4 or 5."""
-        known = known_fields(cls, raw)
+        entries = known_fields(cls, raw)
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-        positions = known.get("max_position_embeddings", cls.max_position_embeddings)
-        known["rope_scaling"] = RopeScaling.from_hf(rope, positions)
-        known |= known_fields(cls, {"rope_theta": rope.get("rope_theta")})
+        positions = entries.get("max_position_embeddings", cls.max_position_embeddings)
+        entries["rope_scaling"] = RopeScaling.from_hf(rope, positions)
+        entries |= known_fields(cls, {"rope_theta": rope.get("rope_theta")})
         # Unlike elsewhere, null is not the class's default here: Qwen2's is 32, Mistral's 8.
         if raw.get("num_key_value_heads", 0) is None:
-            known["num_key_value_heads"] = 0
-        return cls(**known)
+            entries["num_key_value_heads"] = 0
+        return cls(**entries)
 
     def to_hf(self) -> dict[str, Any]:
         """Return the family's dictionary, with the rotary keys of transformers 4 and 5."""
         scaling, out = self.rope_scaling.to_hf(), super().to_hf()
-        words = out.pop("draft_vocabulary")
-        out |= {"draft_vocabulary": list(words)} if words else {}
+        vocabulary = out.pop("draft_vocabulary")
+        out |= {"draft_vocabulary": list(vocabulary)} if vocabulary else {}
         return out | {
             "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
             "rope_parameters": {"rope_theta": self.rope_theta} | scaling,
@@ -267,8 +267,8 @@ class OptConfig(TextConfig):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        own = {ours: raw[theirs] for ours, theirs in cls._RENAMED.items() if theirs in raw}
-        return super().from_hf(raw | own | {"num_key_value_heads": None, "head_dim": None})
+        renamed = {name: raw[key] for name, key in cls._RENAMED.items() if key in raw}
+        return super().from_hf(raw | renamed | {"num_key_value_heads": None, "head_dim": None})
 
     def to_hf(self) -> dict[str, Any]:
         out = super().to_hf()

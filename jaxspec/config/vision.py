@@ -57,8 +57,8 @@ class VisionConfig:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> VisionConfig:
-        known = known_fields(cls, raw)
-        return cls(**_VISION_DEFAULTS.get(known.get("model_type", cls.model_type), {}) | known)
+        entries = known_fields(cls, raw)
+        return cls(**_VISION_DEFAULTS.get(entries.get("model_type", cls.model_type), {}) | entries)
 
     def to_hf(self) -> dict[str, Any]:
         out = asdict(self)
@@ -107,11 +107,11 @@ class QwenTowerConfig:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        known = known_fields(cls, raw)
+        entries = known_fields(cls, raw)
         theta = (raw.get("rope_parameters") or {}).get("rope_theta", 10000.0)
         if theta != 10000.0:
             raise InputError(f"vision config: rope_theta {theta} is not supported; give 10000")
-        return cls(**known)
+        return cls(**entries)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def _are_heads(drafts: Sequence[str]) -> set[bool]:
 
 
 def _is_head(name: str) -> bool:
-    return not name.startswith(SYNTHETIC) and is_head(locate(name, wanted=("config.json",)))
+    return not name.startswith(SYNTHETIC) and is_head(locate(name, files=("config.json",)))
 
 
 def by_reason(reasons: Mapping[str, str]) -> list[str]:

@@ -56,12 +56,12 @@ class _Leaf:
     """Dequantise a parameter at each reading, so that memory holds one shard.
 
     Fields:
-      place: The file and the tensor, for errors.
+      origin: The file and the tensor, for errors.
       tensor: The `gguf` package's ReaderTensor.
       heads: Number of heads of q or k, whose rows are in llama.cpp's order; else 0.
     """
 
-    place: str
+    origin: str
     tensor: Any
     slot: Slot
     heads: int
@@ -78,7 +78,7 @@ class _Leaf:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         kind = self.tensor.tensor_type
-        with reading(f"{self.place}: {kind.name} cannot be dequantised", "take another file"):
+        with reading(f"{self.origin}: {kind.name} cannot be dequantised", "take another file"):
             numbers = import_module("gguf").dequantize(self.tensor.data, kind)
         if self.heads:
             pairs = numbers.reshape(self.heads, -1, 2, *numbers.shape[1:])
@@ -92,8 +92,8 @@ def converted(file: Path, name: str = "") -> Path:
     Args:
       name: Name of the model; by default the file's name.
     """
-    found = file.resolve().stat()
-    made_of = f"{file.resolve()} {found.st_size} {found.st_mtime_ns} {CONVERSION}"
+    status = file.resolve().stat()
+    made_of = f"{file.resolve()} {status.st_size} {status.st_mtime_ns} {CONVERSION}"
     write = partial(convert, file)
     return written_once(made_of.encode(), "gguf", name or file.stem, write, file)
 
@@ -131,8 +131,8 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
 
     def leaf(name: str) -> _Leaf:
         heads = reordered.get(name.split(".")[-2], 0) if isinstance(config, LlamaConfig) else 0
-        theirs = stored[name].name
-        return _Leaf(f"{file}: {theirs}", tensors[theirs], slots[name], heads)
+        stored_name = stored[name].name
+        return _Leaf(f"{file}: {stored_name}", tensors[stored_name], slots[name], heads)
 
     ends = list(dict.fromkeys(ids[role] for role in ("eos", "eot") if role in ids))
     options = SaveOptions(
@@ -159,17 +159,17 @@ def _config(
     kind = entries.get("general.architecture")
     if kind not in _FAMILIES:
         raise InputError(f"{file}: architecture {kind!r} is not one of {', '.join(_FAMILIES)}")
-    own = {name.removeprefix(f"{kind}."): _decimal(value) for name, value in entries.items()}
+    settings = {name.removeprefix(f"{kind}."): _decimal(value) for name, value in entries.items()}
     scaling = {
-        "rope_type": own.get("rope.scaling.type", "none").replace("none", "default"),
-        "factor": own.get("rope.scaling.factor"),
-        "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
+        "rope_type": settings.get("rope.scaling.type", "none").replace("none", "default"),
+        "factor": settings.get("rope.scaling.factor"),
+        "original_max_position_embeddings": settings.get("rope.scaling.original_context_length"),
     }
-    raw = {ours: own[theirs] for ours, theirs in _ENTRIES.items()} | {
+    raw = {name: settings[entry] for name, entry in _ENTRIES.items()} | {
         "vocab_size": stored["model.embed_tokens.weight"].shape[0],
-        "num_key_value_heads": own.get("attention.head_count_kv"),
-        "head_dim": own.get("attention.key_length"),
-        "rope_theta": own.get("rope.freq_base"),
+        "num_key_value_heads": settings.get("attention.head_count_kv"),
+        "head_dim": settings.get("attention.key_length"),
+        "rope_theta": settings.get("rope.freq_base"),
         "rope_scaling": scaling,
         "tie_word_embeddings": "lm_head.weight" not in stored,
         "attention_bias": "model.layers.0.self_attn.o_proj.bias" in stored,
@@ -186,9 +186,9 @@ def _config(
             rotary_frequencies(config) * factors, rotary_frequencies(plain), rtol=1e-4, atol=0
         ):
             raise InputError(f"{file}: rope_freqs.weight is not Llama 3's; take another file")
-    window = max(own.get("attention.sliding_window", 0), config.max_position_embeddings)
+    window = max(settings.get("attention.sliding_window", 0), config.max_position_embeddings)
     whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
     for name, value in (whole | {"attention.sliding_window": window}).items():
-        if own.get(name, value) not in (value, 0):
-            raise InputError(f"{file}: {kind}.{name} is {own[name]}, supported: {value}")
+        if settings.get(name, value) not in (value, 0):
+            raise InputError(f"{file}: {kind}.{name} is {settings[name]}, supported: {value}")
     return config

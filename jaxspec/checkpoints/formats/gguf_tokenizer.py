@@ -17,8 +17,8 @@ _CONTROL, _USER_DEFINED = 3, 4
 
 def special_ids(entries: dict[str, Any]) -> dict[str, int]:
     """Return the ids of the special tokens that the file names, by role, such as bos."""
-    named = {role: f"tokenizer.ggml.{theirs}_token_id" for role, theirs in _ROLES.items()}
-    return {role: entries[name] for role, name in named.items() if name in entries}
+    names = {role: f"tokenizer.ggml.{entry}_token_id" for role, entry in _ROLES.items()}
+    return {role: entries[name] for role, name in names.items() if name in entries}
 
 
 def gguf_tokenizer(entries: dict[str, Any]) -> Any:
@@ -27,11 +27,13 @@ def gguf_tokenizer(entries: dict[str, Any]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokens, ids = entries["tokenizer.ggml.tokens"], special_ids(entries)
-    own = {name.removeprefix("tokenizer."): value for name, value in entries.items()}
-    kinds = own["ggml.model"], own.get("ggml.pre")
-    words = _within_vocabulary(_as_transformers(entries["general.architecture"], own), own)
+    metadata = {name.removeprefix("tokenizer."): value for name, value in entries.items()}
+    kinds = metadata["ggml.model"], metadata.get("ggml.pre")
+    backend = _within_vocabulary(
+        _as_transformers(entries["general.architecture"], metadata), metadata
+    )
     if "smollm" in kinds:  # transformers does not know that it splits off each digit
-        words.pre_tokenizer = pre_tokenizers.Sequence(
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -40,28 +42,28 @@ def gguf_tokenizer(entries: dict[str, Any]) -> Any:
     # None is written too: where a role is missing, Qwen2Tokenizer adds <|endoftext|> for it.
     roles = ("bos", "eos", "unk", "pad")
     special = {f"{role}_token": tokens[ids[role]] if role in ids else None for role in roles}
-    begins = own.get("ggml.add_bos_token", any(kind in _BOS_BY_DEFAULT for kind in kinds))
+    begins = metadata.get("ggml.add_bos_token", any(kind in _BOS_BY_DEFAULT for kind in kinds))
     if begins and "bos" in ids:
         bos = special["bos_token"]
-        words.post_processor = processors.TemplateProcessing(
+        backend.post_processor = processors.TemplateProcessing(
             [bos, "$A"], [bos, "$A", "$B"], [(bos, ids["bos"])]
         )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = entries.get("tokenizer.chat_template")
     return tokenizer
 
 
-def _as_transformers(architecture: str, own: dict[str, Any]) -> Any:
+def _as_transformers(architecture: str, metadata: dict[str, Any]) -> Any:
     """Return transformers' tokeniser of the entries: it normalises, splits and decodes texts."""
     # Where transformers 5 has it, and transformers 4.
-    places = [f"transformers.integrations.{name}" for name in ("gguf", "ggml")]
-    theirs = import_module(next(place for place in places if find_spec(place)))
-    names = theirs.GGUF_TOKENIZER_MAPPING["tokenizer"]
-    known = {ours: own[name] for name, ours in names.items() if name in own}
-    return theirs.convert_gguf_tokenizer(architecture, known)[0]
+    modules = (f"transformers.integrations.{name}" for name in ("gguf", "ggml"))
+    converter = import_module(next(filter(find_spec, modules)))
+    names = converter.GGUF_TOKENIZER_MAPPING["tokenizer"]
+    renamed = {key: metadata[name] for name, key in names.items() if name in metadata}
+    return converter.convert_gguf_tokenizer(architecture, renamed)[0]
 
 
-def _within_vocabulary(words: Any, own: dict[str, Any]) -> Any:
+def _within_vocabulary(backend: Any, metadata: dict[str, Any]) -> Any:
     """Return the tokeniser with the tokens of the file and no others.
 
     transformers adds its own defaults: a byte-level vocabulary without <|endoftext|> gains an id
@@ -69,15 +71,15 @@ def _within_vocabulary(words: Any, own: dict[str, Any]) -> Any:
     """
     from tokenizers import AddedToken, Tokenizer
 
-    tokens = own["ggml.tokens"]
-    state = json.loads(words.to_str())
+    tokens = metadata["ggml.tokens"]
+    state = json.loads(backend.to_str())
     state["model"]["vocab"] = {token: i for i, token in enumerate(tokens)}
     state["added_tokens"], state["post_processor"] = [], None
-    words = Tokenizer.from_str(json.dumps(state))
+    backend = Tokenizer.from_str(json.dumps(state))
     added = [
         AddedToken(token, normalized=False, special=kind == _CONTROL)
-        for token, kind in zip(tokens, own.get("ggml.token_type", []))
+        for token, kind in zip(tokens, metadata.get("ggml.token_type", []))
         if kind in (_CONTROL, _USER_DEFINED)
     ]
-    words.add_tokens(added)
-    return words
+    backend.add_tokens(added)
+    return backend

@@ -110,7 +110,7 @@ def list_file(file: Path) -> list[StoredTensor]:
     with reading(f"{file}: unreadable", "fetch it again"):
         if file.suffix == ".bin":
             listed = list_torch_file(file)
-            tensors = [StoredTensor(name, file, *place) for name, place in listed.items()]
+            tensors = [StoredTensor(name, file, *entry) for name, entry in listed.items()]
         else:
             tensors = _in_safetensors(file)
         if strange := [tensor.name for tensor in tensors if not tensor.name.isprintable()]:
@@ -160,15 +160,15 @@ def _model_files(path: Path) -> list[Path]:
     """Return the files of a directory's model; InputError where there is none or a shard lacks."""
     for single, index in ((SINGLE, INDEX), (BIN, BIN_INDEX)):
         shards = shards_of(path, single)
-        places = [place for place in (path / single, path / index, *shards) if place.is_file()]
-        if not places:
+        files = [file for file in (path / single, path / index, *shards) if file.is_file()]
+        if not files:
             continue
         if single == BIN and (lack := without_torch()):
-            raise InputError(f"{places[0]}: {lack}")
-        if places[0].name == single:
-            return places[:1]
-        if places[0].name == index:
-            return [path / name for name in sorted(set(read_index(places[0]).values()))]
+            raise InputError(f"{files[0]}: {lack}")
+        if files[0].name == single:
+            return files[:1]
+        if files[0].name == index:
+            return [path / name for name in sorted(set(read_index(files[0]).values()))]
         if lacking := lacking_files(shards):
             raise InputError(f"{path}: {lacking}, and no {index}; fetch the others")
         return shards

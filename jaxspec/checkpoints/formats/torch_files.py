@@ -32,19 +32,19 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
     torch = _imported_torch()
     try:
         with warnings.catch_warnings(action="ignore"):  # about damage, which is reported below
-            held = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+            content = torch.load(file, map_location="meta", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"code ({found[1]}), and none of it was run" if found else "more than tensors"
+        match = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"code ({match[1]}), and none of it was run" if match else "more than tensors"
         raise InputError(
             f"{file}: holds {what}; take the model's safetensors, or another model"
         ) from error
-    if not isinstance(held, dict) or not all(
-        isinstance(one, torch.Tensor) for one in held.values()
+    if not isinstance(content, dict) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in content.values()
     ):
         raise InputError(f"{file}: holds no dictionary of tensors alone; {_AGAIN}")
     size, tensors = file.stat().st_size, {}
-    for name, tensor in held.items():
+    for name, tensor in content.items():
         if tensor.layout != torch.strided or not tensor.is_contiguous():
             raise InputError(f"{file}: {str(name)[:60]!r} is not in row-major order; {_AGAIN}")
         dtype = str(tensor.dtype).removeprefix("torch.")

@@ -98,10 +98,10 @@ def save_head(
       write_more: Writes more files, as in `huggingface.save`, which also raises the same errors.
       server, architectures: See `Kind.written`.
     """
-    named = {
+    by_name = {
         name: cast(tensor, dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
     }
-    raw, tensors = kind_of(config).written(config, named, server, architectures)
+    raw, tensors = kind_of(config).written(config, by_name, server, architectures)
     with written_whole(path, overwrite) as fresh:
         write_json(fresh / "config.json", raw)
         write_tensors(fresh / SINGLE, tensors)

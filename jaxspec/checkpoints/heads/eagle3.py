@@ -99,27 +99,27 @@ def as_own_head(
     Raises InputError for a draft vocabulary that is not a list of the target's tokens, and for
     heads with more layers, or with states of more target layers.
     """
-    named = {_LAYER.sub("layers.0.", name.removeprefix("model.")): stored[name] for name in stored}
+    stored = {_LAYER.sub("layers.0.", name.removeprefix("model.")): x for name, x in stored.items()}
     text: Any = replace(
         config.text_config,
-        own_embedding="embed_tokens.weight" in named,
-        own_output="lm_head.weight" in named,
-        qk_norm="layers.0.self_attn.q_norm.weight" in named,
+        own_embedding="embed_tokens.weight" in stored,
+        own_output="lm_head.weight" in stored,
+        qk_norm="layers.0.self_attn.q_norm.weight" in stored,
     )
-    depth = 1 + max((int(layer[1]) for name in named if (layer := _NUMBER.match(name))), default=0)
+    depth = 1 + max((int(layer[1]) for name in stored if (layer := _NUMBER.match(name))), default=0)
     if depth > 1:
         raise InputError(f"EAGLE-3 head: has {depth} layers; give a head with one")
-    if "fc.weight" in named:
-        width = math.prod(named["fc.weight"].shape[1:])
-        count, rest = divmod(width, max(text.target_hidden_size, 1))
-        if count != 3 and not rest:
+    if "fc.weight" in stored:
+        width = math.prod(stored["fc.weight"].shape[1:])
+        count, remainder = divmod(width, max(text.target_hidden_size, 1))
+        if count != 3 and not remainder:
             raise InputError(f"EAGLE-3 head: reads {counted(count)} target layers; give three")
-    if "d2t" in named:
-        text = replace(text, draft_vocabulary=_draft_words(named["d2t"], text))
+    if "d2t" in stored:
+        text = replace(text, draft_vocabulary=_draft_words(stored["d2t"], text))
     elif text.draft_vocabulary:
         raise InputError("EAGLE-3 head: the files lack d2t, the draft vocabulary; fetch it")
-    own = {name: tensor for name, tensor in named.items() if name not in ("d2t", "t2d")}
-    return replace(config, text_config=text), own
+    parameters = {name: tensor for name, tensor in stored.items() if name not in ("d2t", "t2d")}
+    return replace(config, text_config=text), parameters
 
 
 def _draft_words(offsets: StoredTensor, text: EagleConfig) -> tuple[int, ...]:
@@ -130,30 +130,30 @@ def _draft_words(offsets: StoredTensor, text: EagleConfig) -> tuple[int, ...]:
         raise InputError(f"{wrong} is not a list of integers; fetch the head again")
     count = offsets.shape[0]
     if size not in (None, count) or not 0 < count <= text.vocab_size:
-        wanted = size or f"1 to {text.vocab_size}"
-        raise InputError(f"{wrong} has not {wanted} tokens, as config.json says; fetch both again")
-    words = np.arange(count) + offsets.read()
-    if words.min() < 0 or words.max() >= text.vocab_size:
-        worst = words.min() if words.min() < 0 else words.max()
+        number = size or f"1 to {text.vocab_size}"
+        raise InputError(f"{wrong} has not {number} tokens, as config.json says; fetch both again")
+    tokens = np.arange(count) + offsets.read()
+    if tokens.min() < 0 or tokens.max() >= text.vocab_size:
+        worst = tokens.min() if tokens.min() < 0 else tokens.max()
         raise InputError(f"{wrong} names token {worst} of {text.vocab_size}; fetch the head again")
-    if len(np.unique(words)) < count:
+    if len(np.unique(tokens)) < count:
         raise InputError(f"{wrong} names a token twice; fetch the head again")
-    return () if np.array_equal(words, np.arange(text.vocab_size)) else tuple(words.tolist())
+    return () if np.array_equal(tokens, np.arange(text.vocab_size)) else tuple(tokens.tolist())
 
 
 def eagle_tensors(
-    config: Eagle3Config, named: Mapping[str, np.ndarray], server: Server = "vllm"
+    config: Eagle3Config, tensors: Mapping[str, np.ndarray], server: Server = "vllm"
 ) -> dict[str, np.ndarray]:
     """Return a head's tensors as an engine reads them, from those by this library's names."""
     text = config.text_config
     layer = "layers.0." if server == "speculators" else "midlayer."
-    out = {_LAYER.sub(layer, name): tensor for name, tensor in named.items()}
-    words = np.asarray(text.draft_vocabulary or range(text.vocab_size), np.int64)
-    order = np.argsort(words)
+    out = {_LAYER.sub(layer, name): tensor for name, tensor in tensors.items()}
+    tokens = np.asarray(text.draft_vocabulary or range(text.vocab_size), np.int64)
+    order = np.argsort(tokens)
     if "lm_head.weight" in out:
         out["lm_head.weight"] = np.ascontiguousarray(out["lm_head.weight"][order])
-    out["d2t"] = words[order] - np.arange(len(words))
-    out["t2d"] = np.isin(np.arange(text.vocab_size), words)
+    out["d2t"] = tokens[order] - np.arange(len(tokens))
+    out["t2d"] = np.isin(np.arange(text.vocab_size), tokens)
     return out
 
 

@@ -51,8 +51,8 @@ def kind_of_head(
     for pattern, kind in _TENSORS_OF_KINDS.items():
         if any(re.match(pattern, name) for name in stored):
             return kind
-    ours = {name.lower() for name in (*ARCHITECTURES, *SPECULATORS)}
-    if ours & {*names} or "eagle3" in names or raw.get("draft_vocab_size") is not None:
+    eagle3_names = {name.lower() for name in (*ARCHITECTURES, *SPECULATORS)}
+    if eagle3_names & {*names} or "eagle3" in names or raw.get("draft_vocab_size") is not None:
         return "EAGLE-3"
     if "fc.weight" not in stored:
         return ""

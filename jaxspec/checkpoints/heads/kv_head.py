@@ -2,8 +2,9 @@
 
 `config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder of the head's
 layers (`text_config`, with its depth, head counts, rotary fields and draft vocabulary), how images
-are pooled, and the target: its place (`target_name`) and the hash of its configuration. All layers
-of the head read the rotated keys and values of the target's last layer, or of its `key_layers`.
+are pooled, and the target: its path or hub id (`target_name`) and the hash of its configuration.
+All layers of the head read the rotated keys and values of the target's last layer, or of its
+`key_layers`.
 
 | tensor                                             | shape     | where                         |
 |----------------------------------------------------|-----------|-------------------------------|
@@ -69,10 +70,10 @@ class KVHeadFiles(Kind[KVHeadConfig]):
         if draft_vocabulary is None:
             return config, params
         text = config.text_config
-        words = first_words(source, text.draft_vocabulary, draft_vocabulary)
-        config = replace(config, text_config=replace(text, draft_vocabulary=words))
+        vocabulary = first_words(source, text.draft_vocabulary, draft_vocabulary)
+        config = replace(config, text_config=replace(text, draft_vocabulary=vocabulary))
         if "markov_out" in params:
-            params = {**params, "markov_out": params["markov_out"][:, : len(words)]}
+            params = {**params, "markov_out": params["markov_out"][:, : len(vocabulary)]}
         return config, params
 
     def image_slots(self, config: KVHeadConfig) -> int | None:

@@ -96,31 +96,31 @@ class EagleConfig(LlamaConfig):
             for key, value in outer.items()
             if not _computes_alike(key, value)
         ]:
-            named = ", ".join(unsupported)
-            raise InputError(f"EAGLE-3 head: config.json has {named}, which is not supported")
-        own = raw.get("transformer_layer_config") or raw
+            listing = ", ".join(unsupported)
+            raise InputError(f"EAGLE-3 head: config.json has {listing}, which is not supported")
+        decoder = raw.get("transformer_layer_config") or raw
         names = ("norm_before_residual", "norm_before_fc", "norm_output", "target_hidden_size")
-        entries = {**own, **{name: outer.get(name) for name in names}}
+        entries = {**decoder, **{name: outer.get(name) for name in names}}
         entries |= {"tie_word_embeddings": False, "draft_vocabulary": None}
         entries |= {"model_type": cls.model_type, "num_hidden_layers": 1}
         entries["target_layers"] = raw.get("eagle_aux_hidden_state_layer_ids") or [
             layer + 1 for layer in outputs
         ]
         config = super().from_hf(entries)
-        kinds = own.get("layer_types") or ["sliding_attention"]
-        if own.get("use_sliding_window") is not False and "sliding_attention" in kinds:
-            refuse_window(own.get("sliding_window"), config.max_position_embeddings)
+        kinds = decoder.get("layer_types") or ["sliding_attention"]
+        if decoder.get("use_sliding_window") is not False and "sliding_attention" in kinds:
+            refuse_window(decoder.get("sliding_window"), config.max_position_embeddings)
         size = outer.get("draft_vocab_size")
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(f"EAGLE-3 head: draft_vocab_size {size!r:.40}; give 1 or more")
-        words = range(size) if size is not None and size < config.vocab_size else ()
+        vocabulary = range(size) if size is not None and size < config.vocab_size else ()
         layers = tuple(sorted(config.target_layers))
-        return replace(config, target_layers=layers, draft_vocabulary=tuple(words))
+        return replace(config, target_layers=layers, draft_vocabulary=tuple(vocabulary))
 
     def to_hf(self) -> dict[str, Any]:
         """Return the entries in SafeAILab's layout."""
         out = super().to_hf()
-        words = out.pop("draft_vocabulary", ())
+        vocabulary = out.pop("draft_vocabulary", ())
         layers = list(out.pop("target_layers"))
         for name in ("own_embedding", "own_output", "qk_norm", "attention_factor"):
             out.pop(name, None)
@@ -128,7 +128,7 @@ class EagleConfig(LlamaConfig):
         if 0 not in layers:  # the embedding is no layer's output
             nested["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in layers]
         return out | {
-            "draft_vocab_size": len(words) or self.vocab_size,
+            "draft_vocab_size": len(vocabulary) or self.vocab_size,
             "eagle_aux_hidden_state_layer_ids": layers,
             "eagle_config": nested,
         }
@@ -179,17 +179,17 @@ class Eagle3Config(HeadConfig):
         decoder = self.text_config
         layers = decoder.target_layers or usual_layers(text.num_hidden_layers)
         sizes = text.hidden_size, text.vocab_size
-        wanted = decoder.target_hidden_size, decoder.vocab_size
+        expected = decoder.target_hidden_size, decoder.vocab_size
         rotary = isinstance(text, RotaryConfig)
-        if not rotary or sizes != wanted or max(layers) > text.num_hidden_layers:
+        if not rotary or sizes != expected or max(layers) > text.num_hidden_layers:
             raise InputError(
-                f"EAGLE-3 head: made for a target{self._named} of width {wanted[0]} and "
-                f"{wanted[1]} tokens, with layers {list(layers)}, and not for this "
+                f"EAGLE-3 head: made for a target{self._named} of width {expected[0]} and "
+                f"{expected[1]} tokens, with layers {list(layers)}, and not for this "
                 f"{target.model_type}"
             )
         return replace(self, text_config=replace(decoder, target_layers=layers))
 
-    def _started(self, trained: Self, words: tuple[int, ...], target: Any) -> Self:
+    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
         """Return the configuration with the trained decoder and its draft vocabulary."""
         if not trained.text_config.own_output:
             raise InputError("has no output matrix of its own; give another head")
@@ -225,8 +225,8 @@ class Eagle3Config(HeadConfig):
         with reading("KV head: config.json is not readable", "export it again"):
             extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
             name = (spec.get("verifier") or {}).get("name_or_path") or ""
-            named = {k: extra.get(k) for k in ("target_hash", "target_name", "gamma")}
-            entries = {"target_hash": "", "target_name": name} | known_fields(cls, named)
+            values = {k: extra.get(k) for k in ("target_hash", "target_name", "gamma")}
+            entries = {"target_hash": "", "target_name": name} | known_fields(cls, values)
             return cls(EagleConfig.from_hf(raw), **entries)
 
     def to_dict(self) -> dict[str, Any]:

@@ -78,35 +78,35 @@ class HeadConfig(ABC):
     @property
     @abstractmethod
     def reads(self) -> tuple[Any, ...]:
-        """Return what it reads of a target's pass in training; equal heads can share it."""
+        """Return the part of a target pass that it reads in training; equal heads can share it."""
 
     @property
     @abstractmethod
     def keeps_vocabulary(self) -> bool:
         """Return whether its parameters have a fixed draft vocabulary."""
 
-    def started(self, trained: HeadConfig, words: tuple[int, ...], target: Any) -> Self:
+    def started(self, trained: HeadConfig, vocabulary: tuple[int, ...], target: Any) -> Self:
         """Return the configuration of a trained head that is trained on as this one says.
 
-        words: Its draft vocabulary; () keeps that of `trained`.
+        vocabulary: Its draft vocabulary; () keeps that of `trained`.
 
         Raises InputError where the two differ in more than `free`.
         """
         if type(trained) is not type(self):
             raise InputError(f"its kind is {trained.title!r}, the recipe's {self.title!r}")
-        vocabulary = trained.text_config.draft_vocabulary
-        if words not in ((), vocabulary) and trained.keeps_vocabulary:
+        trained_vocabulary = trained.text_config.draft_vocabulary
+        if vocabulary not in ((), trained_vocabulary) and trained.keeps_vocabulary:
             raise InputError("has its own draft vocabulary; give --draft-vocabulary 0")
-        return self._started(trained, words or vocabulary, target)
+        return self._started(trained, vocabulary or trained_vocabulary, target)
 
-    def _started(self, trained: Self, words: tuple[int, ...], target: Any) -> Self:
+    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
         config, stored = (
-            replace(each, text_config=replace(each.text_config, draft_vocabulary=words))
+            replace(each, text_config=replace(each.text_config, draft_vocabulary=vocabulary))
             for each in (self, trained)
         )
         for name in (field.name for field in fields(config) if field.name not in self.free):
-            if (wanted := getattr(config, name)) != (has := getattr(stored, name)):
-                raise InputError(f"its {name} is {has!r:.60}, the recipe's {wanted!r:.60}")
+            if (expected := getattr(config, name)) != (actual := getattr(stored, name)):
+                raise InputError(f"its {name} is {actual!r:.60}, the recipe's {expected!r:.60}")
         return config
 
 

@@ -47,8 +47,8 @@ def new_head(
         if holds:
             raise InputError(f"KV head: {reason}")
     if fused:
-        words = {name: value for name, value in options.items() if name in _EAGLE3}
-        return Eagle3Config.of_target(target, target_layers=target_layers, **words)
+        eagle3_options = {name: value for name, value in options.items() if name in _EAGLE3}
+        return Eagle3Config.of_target(target, target_layers=target_layers, **eagle3_options)
     if parallel:
         return OnePassConfig.of_target(target, feature=feature, markov=markov, **options)
     return KVHeadConfig.of_target(target, feature=feature, **options)
