@@ -55,7 +55,7 @@ class Shots:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Describe an evaluation set: its place on the hub, its columns, and its prompt."""
+    """Describe an evaluation set: its path on the hub, its columns, and its prompt."""
 
     name: str
     title: str
@@ -88,8 +88,8 @@ class Benchmark:
 
 def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
     """Return a task of LLaVA-NeXT-Interleave-Bench, whose rows have questions with placeholders."""
-    place = ("lmms-lab/LLaVA-NeXT-Interleave-Bench", "test", "in_domain", synthetic)
-    return Benchmark(name, title, *place, images=r"image_\d+", only=("sub_task", task))
+    source = ("lmms-lab/LLaVA-NeXT-Interleave-Bench", "test", "in_domain", synthetic)
+    return Benchmark(name, title, *source, images=r"image_\d+", only=("sub_task", task))
 
 
 def _asked(
@@ -113,8 +113,8 @@ def _functions(name: str, prompt: str) -> Benchmark:
 
 
 BENCHMARKS = {
-    benchmark.name: benchmark
-    for benchmark in (
+    spec.name: spec
+    for spec in (
         Benchmark(
             "llava-bench", "LLaVA-Bench", "lmms-lab/llava-bench-in-the-wild", "train",
             synthetic="describe", question=("question", "text"), answer=("gpt_answer",),
@@ -184,9 +184,9 @@ def benchmark_samples(name: str, path: Path | None = None) -> Iterator[Sample]:
     Raises InputError, naming file and row, where a column is missing, an image cannot be decoded,
     or placeholders and images differ in number.
     """
-    known = BENCHMARKS[name]
-    for number, row in enumerate(_rows(known, known.split, path)):
-        yield _sample(known, number, row)
+    spec = BENCHMARKS[name]
+    for number, row in enumerate(_rows(spec, spec.split, path)):
+        yield _sample(spec, number, row)
 
 
 def few_shot_samples(
@@ -203,46 +203,48 @@ def few_shot_samples(
 
     Raises InputError for a set without examples, and for too few of them.
     """
-    known = BENCHMARKS[name]
-    shots = known.shots
+    spec = BENCHMARKS[name]
+    shots = spec.shots
     if shots is None:
         have = ", ".join(other.name for other in BENCHMARKS.values() if other.shots)
         raise InputError(f"shots: {name} has no worked examples; sets with them are {have}")
-    shown: dict[str, list[str]] = {}
-    for row in _rows(known, shots.split, examples):
-        group = shown.setdefault(str(row.values.get(shots.by)), [])
+    groups: dict[str, list[str]] = {}
+    for row in _rows(spec, shots.split, examples):
+        group = groups.setdefault(str(row.values.get(shots.by)), [])
         if len(group) < shots.count:
-            question, answer = _sample(known, 0, row).turns[0]
+            question, answer = _sample(spec, 0, row).turns[0]
             group.append(f"Question: {question}\nAnswer: {answer}\n\n")
         elif not shots.by:
             break
-    for number, row in enumerate(_rows(known, known.split, path)):
-        group = shown.get(str(row.values.get(shots.by)), [])
+    for number, row in enumerate(_rows(spec, spec.split, path)):
+        group = groups.get(str(row.values.get(shots.by)), [])
         if len(group) < shots.count:
-            place = examples or f"{known.hub}, split {shots.split}"
-            raise InputError(f"shots: {len(group)} rows in {place}; {name} takes {shots.count}")
-        sample = _sample(known, number, row)
+            source = examples or f"{spec.hub}, split {shots.split}"
+            raise InputError(f"shots: {len(group)} rows in {source}; {name} takes {shots.count}")
+        sample = _sample(spec, number, row)
         question, answer = sample.turns[0]
         yield replace(sample, turns=((f"{''.join(group)}Question: {question}\nAnswer:", answer),))
 
 
-def _rows(known: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
+def _rows(spec: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
     """Yield the rows of a split, at least one, in the columns that matter."""
-    filtered = known.only[0] if known.only else ""
-    shared = known.shots.by if known.shots else ""
-    columns = [*known.question, *known.answer, *known.labels, known.images, known.options]
-    wanted = re.compile("|".join(filter(None, [*columns, filtered, shared])))
+    filtered = spec.only[0] if spec.only else ""
+    shared = spec.shots.by if spec.shots else ""
+    columns = [*spec.question, *spec.answer, *spec.labels, spec.images, spec.options]
+    pattern = re.compile("|".join(filter(None, [*columns, filtered, shared])))
     if path is None:
-        rows = hub_rows(known.hub, known.config, split, wanted, known.only)
+        rows = hub_rows(spec.hub, spec.config, split, pattern, spec.only)
     else:
-        rows = local_rows(path, wanted, known.only)
+        rows = local_rows(path, pattern, spec.only)
     row = None
     for row in _in_turns(rows, shared) if shared else rows:
         yield row
     if row is None:
-        kept = f" with {known.only[0]} {known.only[1]!r}" if known.only else ""
-        where = path or known.hub
-        raise InputError(f"benchmark {known.name}: no rows{kept} in {where}; give this set's data")
+        condition = f" with {spec.only[0]} {spec.only[1]!r}" if spec.only else ""
+        where = path or spec.hub
+        raise InputError(
+            f"benchmark {spec.name}: no rows{condition} in {where}; give this set's data"
+        )
 
 
 def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
@@ -254,39 +256,39 @@ def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
         yield from filter(None, turn)
 
 
-def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
+def _sample(spec: Benchmark, number: int, row: DataRow) -> Sample:
     with located(row.place):
-        return _read(known, number, row)
+        return _read(spec, number, row)
 
 
-def _read(known: Benchmark, number: int, row: DataRow) -> Sample:
+def _read(spec: Benchmark, number: int, row: DataRow) -> Sample:
     images = tuple(
         stored_image(row, column, row.values[column])
-        for column in sorted(filter(re.compile(known.images).fullmatch, row.values), key=_number)
+        for column in sorted(filter(re.compile(spec.images).fullmatch, row.values), key=_number)
         if row.values[column] is not None
     )
-    if known.images and not images:
-        raise InputError(f"no image in column {known.images!r}, of {list(row.values)}")
-    asked = text_of(row, known.question) if known.question else ""
+    if spec.images and not images:
+        raise InputError(f"no image in column {spec.images!r}, of {list(row.values)}")
+    question = text_of(row, spec.question) if spec.question else ""
     answers = _texts(
-        next((row.values[column] for column in known.answer if column in row.values), None)
+        next((row.values[column] for column in spec.answer if column in row.values), None)
     )
     reference = answers[0] if answers else ""
-    if known.options:
-        options = _texts(row.values.get(known.options))
+    if spec.options:
+        options = _texts(row.values.get(spec.options))
         if len(answers) != 1 or not answers[0].isdigit() or int(answers[0]) >= len(options):
             raise InputError(f"answer {answers!r:.60} is no index into the {len(options)} options")
         lettered = [f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options)]
-        asked, right = "\n".join([asked, *lettered]), int(answers[0])
+        question, right = "\n".join([question, *lettered]), int(answers[0])
         answers, reference = [options[right]], lettered[right]
-    question = place_images(known.prompt.format(question=asked), len(images))
+    question = place_images(spec.prompt.format(question=question), len(images))
     accepted = answers
-    if known.final:
-        accepted = [answer.rpartition(known.final)[2].strip() for answer in answers]
-    accepted = tuple(dict.fromkeys(accepted)) if known.short else ()
-    labels = tuple((column, text_of(row, (column,))) for column in known.labels)
-    name, turns = f"{known.name}-{number:03d}", ((question, reference),)
-    return Sample(name, known.name, images, turns, accepted=accepted, labels=labels)
+    if spec.final:
+        accepted = [answer.rpartition(spec.final)[2].strip() for answer in answers]
+    accepted = tuple(dict.fromkeys(accepted)) if spec.short else ()
+    labels = tuple((column, text_of(row, (column,))) for column in spec.labels)
+    name, turns = f"{spec.name}-{number:03d}", ((question, reference),)
+    return Sample(name, spec.name, images, turns, accepted=accepted, labels=labels)
 
 
 def _texts(value: Any) -> list[str]:

@@ -79,7 +79,7 @@ class Skipped:
     log: Path
     count: int = field(default=0, init=False)
     _reasons: Counter[str] = field(default_factory=Counter, init=False)
-    """How often each reason was given, without the row's place."""
+    """How often each reason was given, without the row's origin."""
     unread: Counter[str] = field(default_factory=Counter, init=False)
     """Rows by columns that look like part of the conversation, in which these are not read."""
 

@@ -22,17 +22,17 @@ def on_disk(path: Path) -> Path:
     FILE is a file or folder of a data set on the hub; without it, all files with rows are taken.
     They are fetched once into the hub's cache, which is read where there is no network.
     """
-    place = str(path)
-    if not place.startswith(HUB):
+    address = str(path)
+    if not address.startswith(HUB):
         return path
     from huggingface_hub import snapshot_download
 
-    owner, name, file = (*place.removeprefix(HUB).split("/", 2), "", "")[:3]
+    owner, name, file = (*address.removeprefix(HUB).split("/", 2), "", "")[:3]
     fetch = f"hf download {owner}/{name}{file and f' {file}'} --repo-type dataset"
-    wanted = [file, f"{file}/*"] if file else [f"*{suffix}" for suffix in SUFFIXES]
+    patterns = [file, f"{file}/*"] if file else [f"*{suffix}" for suffix in SUFFIXES]
     mend = f"check the id, or fetch it elsewhere ({fetch})"
-    with reading(f"data {place}: cannot be fetched from the hub", mend):
-        folder = snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=wanted)
+    with reading(f"data {address}: cannot be fetched from the hub", mend):
+        folder = snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=patterns)
         if not Path(folder, file).exists():
             raise FileNotFoundError("there is no such file")
     return Path(folder, file)
@@ -111,7 +111,7 @@ def _named_by(card: Path, config: str, split: str) -> list[str]:
         configs = (metadata_load(card) or {})["configs"]
         (files,) = (entry["data_files"] for entry in configs if entry["config_name"] == config)
         paths = [part["path"] for part in files if part["split"] == split]
-        patterns = [one for path in paths for one in ([path] if isinstance(path, str) else path)]
-        return [one for one in patterns if re.fullmatch(r"\w(?!.*\.\.)[\w./*-]*", one)]
+        patterns = [glob for path in paths for glob in ([path] if isinstance(path, str) else path)]
+        return [glob for glob in patterns if re.fullmatch(r"\w(?!.*\.\.)[\w./*-]*", glob)]
     except Exception as error:  # whatever a stranger's YAML holds
         raise FileNotFoundError(f"{card} names no files of this split") from error

@@ -24,8 +24,8 @@ def load_image(path: str | Path) -> Image.Image:
         if re.match(r"https?:/", name):
             raise InputError(f"image {name}: a web address; fetch it, and give the file")
         other = "a folder" if os.path.isdir(path) else "a pipe or device"
-        found = other if os.path.exists(path) else "no such file"
-        raise InputError(f"image {name}: {found}; give an image file")
+        kind = other if os.path.exists(path) else "no such file"
+        raise InputError(f"image {name}: {kind}; give an image file")
     return _decode(path, name)
 
 
@@ -179,10 +179,10 @@ def _check_kind(image: Image.Image, name: str) -> None:
 def _of_array(array: np.ndarray, name: str) -> Image.Image:
     if array.dtype.kind in "OSU":
         raise InputError(f"image {name}: no array of pixels; open it with PIL's Image.open")
-    found = f"{array.dtype} of shape {list(array.shape)}"
+    shape = f"{array.dtype} of shape {list(array.shape)}"
     try:
         if array.dtype == np.uint8:
             return Image.fromarray(array)
     except TypeError:
         pass
-    raise InputError(f"image {name}: an array of {found}; give uint8 [Y, X, 3], or a PIL image")
+    raise InputError(f"image {name}: an array of {shape}; give uint8 [Y, X, 3], or a PIL image")

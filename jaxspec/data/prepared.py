@@ -77,12 +77,12 @@ class Prepared(Sequence[Sample]):
         record = self._records[int(index)]
         name, turns = record["id"].decode(), record["turns"]
         sizes = [(int(height), int(width)) for height, width in record["sizes"]]
-        place = f"{self.path} {name}"
+        origin = f"{self.path} {name}"
         contents = zip(images_of(self._records, index, record), sizes)
-        images = tuple(StoredImage(content, place, size) for content, size in contents)
-        said = zip(turns["question"], turns["answer"])
-        pairs = tuple((question.decode(), answer.decode()) for question, answer in said)
-        return Sample(name, self.path.name, images, pairs)
+        images = tuple(StoredImage(content, origin, size) for content, size in contents)
+        pairs = zip(turns["question"], turns["answer"])
+        dialogue = tuple((question.decode(), answer.decode()) for question, answer in pairs)
+        return Sample(name, self.path.name, images, dialogue)
 
 
 class Conversations(tfds.core.GeneratorBasedBuilder):
@@ -107,12 +107,12 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
         kinds = tfds.features
         # Not `Image`: without TensorFlow it can neither pass bytes through nor decode a sequence.
         encoded: Any = kinds.Tensor(shape=(), dtype=np.object_)  # type: ignore[arg-type]
-        place: Any = kinds.Tensor(shape=(2,), dtype=np.int64)  # type: ignore[arg-type]
+        reference: Any = kinds.Tensor(shape=(2,), dtype=np.int64)  # type: ignore[arg-type]
         size: Any = kinds.Tensor(shape=(2,), dtype=np.int32)  # type: ignore[arg-type]
         features = {
             "id": kinds.Text(),
             "images": kinds.Sequence(encoded),  # those that no earlier row shows
-            "shown": kinds.Sequence(place),  # row and place of every image, see `images_of`
+            "shown": kinds.Sequence(reference),  # row and index of every image, see `images_of`
             "sizes": kinds.Sequence(size),
             "turns": kinds.Sequence({"question": kinds.Text(), "answer": kinds.Text()}),
         }
@@ -127,7 +127,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
         return {SPLIT: self._generate_examples()}
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        places: dict[bytes, tuple[int, int]] = {}  # an image's row, and its place among that row's
+        first: dict[bytes, tuple[int, int]] = {}  # row that holds an image, and its index there
         for number, sample in enumerate(self._samples):
             images = [
                 image
@@ -135,15 +135,15 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
                 else StoredImage(as_png(image), "in memory", image.shape[:2])
                 for image in sample.images
             ]
-            new, shown = [], []
+            new, references = [], []
             for image in images:
-                place = places.setdefault(sha256(image.content).digest(), (number, len(new)))
-                if place == (number, len(new)):
+                reference = first.setdefault(sha256(image.content).digest(), (number, len(new)))
+                if reference == (number, len(new)):
                     new.append(image.content)
-                shown.append(place)
+                references.append(reference)
             sizes = [image.size for image in images]
             turns = [{"question": question, "answer": answer} for question, answer in sample.turns]
-            row = {"images": new, "shown": shown, "sizes": sizes, "turns": turns}
+            row = {"images": new, "shown": references, "sizes": sizes, "turns": turns}
             yield number, {"id": sample.id, **row}
         metadata: Any = self.info.metadata
         metadata.update(self._metadata())
@@ -174,7 +174,7 @@ def prepare(
       total: Number of samples, for the progress bar.
       metadata: Function whose result, after the last sample, is kept with the data.
       file_format: Format of the shards.
-      lost: Function that says where the samples went, for the error if there are none.
+      lost: Function that says where the samples went, for the error that no sample is left.
     """
     folder = data_folder(name, out)
     written = 0
@@ -190,8 +190,8 @@ def prepare(
     with sole(out / f"{name}.lock"):
         if folder.exists():
             raise InputError(f"{folder}: holds prepared data already; give another name")
-        for left in folder.parent.glob(f"incomplete.*_{folder.name}"):
-            shutil.rmtree(left)
+        for leftover in folder.parent.glob(f"incomplete.*_{folder.name}"):
+            shutil.rmtree(leftover)
         tfds.disable_progress_bar()
         # TFDS prints sizes that it does not know, and makes a folder for downloads.
         with writing(folder), redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:

@@ -31,7 +31,7 @@ ANY = re.compile(".*")
 
 @dataclass(frozen=True)
 class DataRow:
-    """Hold one row, and the place where it was found."""
+    """Hold one row and its origin."""
 
     place: str
     """File and number, from 1, for errors."""
@@ -120,11 +120,11 @@ def parquet_rows(
         from pyarrow.parquet import ParquetFile
     with reading(f"data {name}: cannot be read as parquet", "fetch it again"):
         file = ParquetFile(handle)
-        wanted = [column for column in file.schema_arrow.names if columns.fullmatch(column)]
+        names = [column for column in file.schema_arrow.names if columns.fullmatch(column)]
         before = 0
         for group in range(file.num_row_groups):
             number = before
-            batches = file.iter_batches(BATCH, row_groups=[group], columns=wanted)
+            batches = file.iter_batches(BATCH, row_groups=[group], columns=names)
             for batch in batches if _holds(file, group, only) else ():
                 for i in range(batch.num_rows):
                     number += 1
@@ -132,10 +132,10 @@ def parquet_rows(
             before += file.metadata.row_group(group).num_rows
 
 
-def _parquet_row(row: Any, place: str, folder: Path | None) -> DataRow | InputError:
+def _parquet_row(row: Any, origin: str, folder: Path | None) -> DataRow | InputError:
     try:
-        with reading(f"{place}: a value cannot be read", "mend the row"):
-            return DataRow(place, row.to_pylist()[0], folder)
+        with reading(f"{origin}: a value cannot be read", "mend the row"):
+            return DataRow(origin, row.to_pylist()[0], folder)
     except InputError as error:
         return error
 
@@ -150,8 +150,8 @@ def _files(path: Path) -> list[Path]:
     files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES))
     kinds = {file.suffix == ".parquet" for file in files}
     if len(kinds) != 1:
-        found = "both .parquet and .jsonl files" if kinds else "neither .parquet nor .jsonl files"
-        raise InputError(f"data {path}: the folder holds {found}; name one file of it")
+        suffixes = "both .parquet and .jsonl" if kinds else "neither .parquet nor .jsonl"
+        raise InputError(f"data {path}: the folder holds {suffixes} files; name one file of it")
     if lacking := lacking_files(files):
         raise InputError(f"data {path}: the folder holds {lacking}; fetch the others")
     return files
@@ -173,26 +173,26 @@ def _file_rows(
 def _lines(handle: Any, file: Path) -> Iterator[DataRow | InputError]:
     """Yield the rows of a JSONL file. Only "\\n" ends a line: texts may hold U+2028."""
     for number, line in enumerate(iter(lambda: handle.readline(LONGEST), b""), 1):
-        place = f"{file} line {number}"
+        origin = f"{file} line {number}"
         if len(line) == LONGEST:
-            raise InputError(f"{place}: {LONGEST} bytes or more; split the row")
+            raise InputError(f"{origin}: {LONGEST} bytes or more; split the row")
         if line.strip():
             try:
-                yield _row(json.loads(line), place, file.parent)
+                yield _row(json.loads(line), origin, file.parent)
             except (ValueError, RecursionError) as error:
-                yield InputError(f"{place}: not JSON ({first_line(error)}); mend the line")
+                yield InputError(f"{origin}: not JSON ({first_line(error)}); mend the line")
 
 
-def _row(values: Any, place: str, folder: Path) -> DataRow | InputError:
+def _row(values: Any, origin: str, folder: Path) -> DataRow | InputError:
     """Return the row of a JSON object, or an InputError."""
     if not isinstance(values, dict):
         kind = type(values).__name__
-        return InputError(f"{place}: a JSON {kind}, not an object; write one object a row")
+        return InputError(f"{origin}: a JSON {kind}, not an object; write one object a row")
     try:  # JSON may spell half a character, which no file can hold
         json.dumps(values, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        return InputError(f"{place}: cannot be written ({first_line(error)}); mend the row")
-    return DataRow(place, values, folder)
+        return InputError(f"{origin}: cannot be written ({first_line(error)}); mend the row")
+    return DataRow(origin, values, folder)
 
 
 def _holds(file: Any, group: int, only: tuple[str, str] | None) -> bool:

@@ -61,11 +61,11 @@ def own_samples(
     """
     if images is not None and not images.is_dir():
         raise InputError(f"images {images}: no such folder; give the one with {path}'s images")
-    known: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for row in local_rows(path):
         row = row if images is None else replace(row, folder=images)
         sample = own_sample(name, row, labels)
-        if (first := known.setdefault(sample.id, row.place)) != row.place:
+        if (first := origins.setdefault(sample.id, row.place)) != row.place:
             raise InputError(f"{row.place}: id {sample.id!r} is at {first} already; rename one")
         yield sample
 
@@ -73,27 +73,27 @@ def own_samples(
 def own_sample(name: str, row: DataRow, labels: tuple[str, ...] = ()) -> Sample:
     """Return the conversation that a row holds; `labels` are further columns to keep."""
     values, turns = row.values, row.values.get("turns")
-    identity, one, many = (values.get(column) for column in ("id", "image", "images"))
+    identity, image, many = (values.get(column) for column in ("id", "image", "images"))
     with located(row.place):
         if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
             raise InputError(f"'id' is {identity!r:.60}; give a name, or a whole number")
         listed = isinstance(turns, list) and all(isinstance(t, str) and t.strip() for t in turns)
         if not turns or not listed:
             raise InputError(f"'turns' is {turns!r:.60}, not a list of questions; give one")
-        if one and many:
+        if image and many:
             raise InputError("has both 'image' and 'images'; leave one of them")
         if many is not None and not isinstance(many, list):
             raise InputError(f"'images' is {many!r:.60}; give a list of paths, or one as 'image'")
-        column, shown = ("image", [one]) if one else ("images", many or ())
-        images = [stored_image(row, column, path) for path in shown]
+        column, paths = ("image", [image]) if image else ("images", many or ())
+        images = [stored_image(row, column, path) for path in paths]
         right = values.get("reference")
         answers = right if isinstance(right, list) else [right or "", *[""] * (len(turns) - 1)]
         if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
             raise InputError(f"'reference' is {right!r:.60}; give a text, or {len(turns)} texts")
-        asked = place_in_turns(turns, len(images))
-    kept = tuple((column, str(values.get(column, ""))) for column in labels)
-    dialogue = tuple(zip(asked, answers, strict=True))
-    return Sample(str(identity), name, tuple(images), dialogue, labels=kept)
+        questions = place_in_turns(turns, len(images))
+    label_texts = tuple((column, str(values.get(column, ""))) for column in labels)
+    dialogue = tuple(zip(questions, answers, strict=True))
+    return Sample(str(identity), name, tuple(images), dialogue, labels=label_texts)
 
 
 def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
@@ -101,26 +101,26 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
 
     It is decoded once, so that errors come early.
     """
-    place = f"{row.place}, {column}"
+    origin = f"{row.place}, {column}"
     if isinstance(value, Mapping) and value.get("bytes") is None and value.get("path"):
         value = value["path"]  # the hub's form of an image that is a file
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
-        image = StoredImage(value["bytes"], place)
+        image = StoredImage(value["bytes"], origin)
     elif isinstance(value, str) and row.folder is not None:
         places = (os.path.abspath(folder / value) for folder in (row.folder, row.folder / "images"))
         file = next((Path(file) for file in places if os.path.isfile(file)), None)
         if file is None:
-            raise InputError(f"{place}: no such image file {value!r:.60} in {row.folder}")
+            raise InputError(f"{origin}: no such image file {value!r:.60} in {row.folder}")
         if row.confined and not file.is_relative_to(os.path.abspath(row.folder)):
             raise InputError(
-                f"{place}: image file {value!r:.60} is outside of {row.folder}; link to it from "
+                f"{origin}: image file {value!r:.60} is outside of {row.folder}; link to it from "
                 "there, or prepare it with --outside"
             )
-        with reading(f"{place}: {file} cannot be read", "check its permissions"):
-            image = StoredImage(file.read_bytes(), f"{place} ({value})")
+        with reading(f"{origin}: {file} cannot be read", "check its permissions"):
+            image = StoredImage(file.read_bytes(), f"{origin} ({value})")
     else:
         kind = type(value).__name__
-        raise InputError(f"{place}: a {kind} is no image; give a path, or {{bytes, path}}")
+        raise InputError(f"{origin}: a {kind} is no image; give a path, or {{bytes, path}}")
     loaded = image.load()
     return replace(image, size=(loaded.height, loaded.width))
 

@@ -16,27 +16,27 @@ _PREPARED = {"images", "sizes", "turns"}
 _NAME_AND_SPLIT = re.compile(r"(.*?)(?:@([^@/]+))?")
 
 
-def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield place and values of a TFDS data set's records.
+def tfds_records(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield origin and values of a TFDS data set's records.
 
     Records of `train.prepare` get the columns of your own sets (`jaxspec/data/samples.py`).
     """
-    with needing(f"data {place}", "train"):
+    with needing(f"data {address}", "train"):
         import tensorflow_datasets as tfds
-    name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore
+    name, split = _NAME_AND_SPLIT.fullmatch(address.removeprefix(TFDS)).groups("")  # type: ignore
     versions = [file.parent for file in Path(name).glob("*.*.*/features.json")]
     versions.sort(key=lambda folder: [int(part) for part in re.findall(r"\d+", folder.name)])
     folders = [*(file.parent for file in Path(name).glob("features.json")), *versions]
-    with reading(f"data {place}: TFDS cannot read it", "check name or folder"):
+    with reading(f"data {address}: TFDS cannot read it", "check name or folder"):
         read: Any = tfds.builder_from_directory if folders else tfds.builder
         builder = read(str(folders[-1]) if folders else name)
         splits = list(builder.info.splits)
         if not splits:
             build = f"tfds build {name} --file_format array_record"
-            raise InputError(f"data {place}: is not prepared; {build}")
+            raise InputError(f"data {address}: is not prepared; {build}")
         if split not in splits and (split or len(splits) > 1):
             mend = f"such as {TFDS}{name}@{splits[0]}; {nearest(split, splits)}"
-            raise InputError(f"data {place}: name its split, {mend}")
+            raise InputError(f"data {address}: name its split, {mend}")
         records: Any = builder.as_data_source(split or splits[0])
     for number in range(len(records)):
         record = records[number]
@@ -45,7 +45,7 @@ def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
             turns = values["turns"]
             images = [{"bytes": image} for image in images_of(records, number, record)]
             values |= {"turns": turns["question"], "reference": turns["answer"], "images": images}
-        yield f"{place} record {number + 1}", values
+        yield f"{address} record {number + 1}", values
 
 
 def images_of(records: Any, index: int, record: Mapping[str, Any]) -> list[bytes]:
@@ -53,10 +53,10 @@ def images_of(records: Any, index: int, record: Mapping[str, Any]) -> list[bytes
 
     `shown` [[3, 0], [7, 0]] of record 7: the first image of record 3, then the first of its own.
     """
-    held = {index: record["images"]}
+    images = {index: record["images"]}
     for row in {int(row) for row, _ in record["shown"]} - {index}:
-        held[row] = records[row]["images"]
-    return [bytes(held[int(row)][int(place)]) for row, place in record["shown"]]
+        images[row] = records[row]["images"]
+    return [bytes(images[int(row)][int(number)]) for row, number in record["shown"]]
 
 
 def _plain(value: Any) -> Any:

@@ -22,18 +22,20 @@ def chat_templates(encoder: PromptEncoder) -> dict[str, str]:
     A text model's template writes BOS where prompts have it: transformers adds none to a template's
     text. A processor adds it itself. A model that is refused without a template gets none.
     """
-    given = encoder.tokenizer.chat_template
-    if not given and not has_vicuna_form(encoder.tokenizer, encoder.decoder):
+    template = encoder.tokenizer.chat_template
+    if not template and not has_vicuna_form(encoder.tokenizer, encoder.decoder):
         return {}
-    named = dict(given) if isinstance(given, dict) else {"default": given or _vicuna(encoder)}
-    is_text = encoder.image_token is None and "default" in named
+    templates = (
+        dict(template) if isinstance(template, dict) else {"default": template or _vicuna(encoder)}
+    )
+    is_text = encoder.image_token is None and "default" in templates
     if is_text and bos_before(encoder.tokenizer, encoder.opening("Hello.")):
-        named["default"] = "{{ bos_token }}" + named["default"]
-    return named
+        templates["default"] = "{{ bos_token }}" + templates["default"]
+    return templates
 
 
 def _vicuna(encoder: PromptEncoder) -> str:
     """Return Vicuna's form as a template that gives the same ids with this tokeniser."""
-    asked, answer, both = (encoder.ids(text) for text in ("ASSISTANT:", "A", "ASSISTANT: A"))
-    space = " " if asked + answer == both else ""
+    role, answer, dialogue = (encoder.ids(text) for text in ("ASSISTANT:", "A", "ASSISTANT: A"))
+    space = " " if role + answer == dialogue else ""
     return _VICUNA.replace("SPACE", space).replace("IMAGE", encoder.image_text)

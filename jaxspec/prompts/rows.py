@@ -32,13 +32,13 @@ class PromptRow:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, kept: slice) -> PromptRow:
+    def __getitem__(self, slots: slice) -> PromptRow:
         """Return a part of the row."""
-        rotary = None if self.rotary is None else self.rotary[:, kept]
-        sources = None if self.sources is None else self.sources[kept]
-        blend = None if self.blend is None else self.blend[kept]
-        image = None if self.image is None else self.image[kept]
-        return PromptRow(self.tokens[kept], sources, blend, rotary, image)
+        rotary = None if self.rotary is None else self.rotary[:, slots]
+        sources = None if self.sources is None else self.sources[slots]
+        blend = None if self.blend is None else self.blend[slots]
+        image = None if self.image is None else self.image[slots]
+        return PromptRow(self.tokens[slots], sources, blend, rotary, image)
 
     @property
     def positions(self) -> np.ndarray:
@@ -65,11 +65,11 @@ def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
 
     def column(name: str, text: np.ndarray) -> np.ndarray | None:
         """Return a field of all parts; a part without it repeats the value of a text slot."""
-        found = [getattr(part, name) for part in parts]
-        if all(x is None for x in found):
+        columns = [getattr(part, name) for part in parts]
+        if all(x is None for x in columns):
             return None
         return np.concatenate(
-            [text.repeat(len(p), axis=0) if x is None else x for p, x in zip(parts, found)]
+            [text.repeat(len(p), axis=0) if x is None else x for p, x in zip(parts, columns)]
         )
 
     width = max(0 if part.sources is None else part.sources.shape[1] for part in parts)
@@ -86,37 +86,37 @@ def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
     return PromptRow(np.concatenate([part.tokens for part in parts]), sources, blend, rotary, image)
 
 
-def same_slots(one: PromptRow, other: PromptRow) -> int:
+def same_slots(first: PromptRow, second: PromptRow) -> int:
     """Return how many slots at the start of two rows show the same tokens and images.
 
     An image counts as a whole: its tower may read it differently where only its last slots differ.
     """
-    count = min(len(one), len(other))
-    one, other = one[:count], other[:count]
-    same = (one.tokens == other.tokens) & (one.positions == other.positions).all(0)
-    both = _concatenated([one, other])
-    for part in (both.sources, both.blend):
+    count = min(len(first), len(second))
+    first, second = first[:count], second[:count]
+    same = (first.tokens == second.tokens) & (first.positions == second.positions).all(0)
+    pair = _concatenated([first, second])
+    for part in (pair.sources, pair.blend):
         if part is not None:
             same &= (part[:count] == part[count:]).all(1)
-    kept = count if same.all() else int(np.argmin(same))
-    while 0 < kept < count and both.sources is not None and both.sources[kept - 1, 0] != TEXT:
-        kept -= 1
-    return kept
+    common = count if same.all() else int(np.argmin(same))
+    while 0 < common < count and pair.sources is not None and pair.sources[common - 1, 0] != TEXT:
+        common -= 1
+    return common
 
 
 def rewrite(
-    tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]
+    tokens: np.ndarray, image_token: int | None, images: Sequence[Slots | Sequence[int]]
 ) -> PromptRow:
-    """Return the prompt with its i-th placeholder replaced by `shown[i]`: image slots or ids.
+    """Return the prompt with its i-th placeholder replaced by `images[i]`: image slots or ids.
 
     [1, 99, 5] with the placeholder 99 and the ids [7, 8] becomes [1, 7, 8, 5].
     """
     places = np.flatnonzero(tokens == image_token)
-    if len(places) != len(shown):
-        raise InputError(f"prompt: {len(places)} image placeholders but {len(shown)} images")
+    if len(places) != len(images):
+        raise InputError(f"prompt: {len(places)} image placeholders but {len(images)} images")
     before, *texts = np.split(np.asarray(tokens, np.int32), places)
     parts, first = [PromptRow(before)], 0
-    for number, (image, text) in enumerate(zip(shown, texts, strict=True)):
+    for number, (image, text) in enumerate(zip(images, texts, strict=True)):
         if isinstance(image, Slots):  # the table holds the images' feature rows in their order
             sources = np.where(image.sources < 0, image.sources, image.sources + first)
             first += image.rows
@@ -160,11 +160,11 @@ def prompt_row(showing: Showing, prompt: Prompt, captions: Sequence[str] = ()) -
     """
     view, encoder, count = showing.view, showing.encoder, len(prompt.images)
     texts = captions or ("",) * count
-    shown = [
+    images = [
         showing((image.height, image.width), count, text)
         for image, text in zip(prompt.images, texts, strict=True)
     ]
-    row = rewrite(prompt.tokens, encoder.image_token, shown)
+    row = rewrite(prompt.tokens, encoder.image_token, images)
     if not len(row):
         raise InputError(f"prompt: has no tokens as view {view.name} shows it; say something")
     return row
@@ -185,15 +185,16 @@ def _stack(rows: Sequence[PromptRow], width: int, mrope: bool) -> PromptRows:
     tokens, length = pad_rows([row.tokens for row in rows], width)
     sources = _pad([row.sources for row in rows], width, TEXT)
     blend = _pad([row.blend for row in rows], width, 0)
-    known: dict[str, Any] = {"tokens": tokens, "length": length, "sources": sources, "blend": blend}
+    rotary = shift = None
     if mrope:
         rotary = np.tile(np.arange(width, dtype=np.int32), (len(rows), 3, 1))
         for i, row in enumerate(rows):
             if row.rotary is not None:
                 rotary[i, :, : len(row)] = row.rotary
         last = [rotary[i, :, : len(row)].max(initial=-1) for i, row in enumerate(rows)]
-        known |= {"rotary": rotary, "shift": np.asarray(last, np.int32) + 1 - length}
-    return PromptRows(**known)
+        shift = np.asarray(last, np.int32) + 1 - length
+    columns: Any = tokens, length, sources, blend, rotary, shift
+    return PromptRows(*columns)
 
 
 def _pad(rows: Sequence[np.ndarray | None], width: int, fill: int) -> np.ndarray | None:

@@ -97,10 +97,10 @@ def parse_view(name: str) -> View:
 
 def needs_captioner(views: Sequence[View], captioner: object | None) -> bool:
     """Return whether a view shows captions. Raises InputError if so and there is no captioner."""
-    wanted = any(view.reads_captions for view in views)
-    if wanted and captioner is None:
+    shows_captions = any(view.reads_captions for view in views)
+    if shows_captions and captioner is None:
         raise InputError("view C: there is no captioner; give one, such as jax:DIR")
-    return wanted
+    return shows_captions
 
 
 def parse_weights(weights: Sequence[float] | None, views: int) -> tuple[float, ...]:
