@@ -20,27 +20,27 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-def join_cluster(place: str) -> None:
+def join_cluster(address: str) -> None:
     """Join this process to others that compute together; call it before using a device.
 
     Args:
-      place: Empty for a single process; `auto` on TPU slices, under SLURM and Open MPI; otherwise
+      address: Empty for a single process; `auto` on TPU slices, under SLURM and Open MPI; otherwise
         `HOST:PORT,COUNT,INDEX`: address of process 0, number of processes, index of this one.
 
     Raises InputError for another form, or if `auto` finds nothing.
     """
-    if not place:
+    if not address:
         return
-    if place == "auto":
+    if address == "auto":
         try:
             jax.distributed.initialize()
         except ValueError as error:
             raise InputError("cluster: auto finds no job; give HOST:PORT,COUNT,INDEX") from error
         return
-    found = re.fullmatch(r"(\S+:\d+),(\d+),(\d+)", place)
-    if found is None or int(found[3]) >= int(found[2]):
-        raise InputError(f"cluster: {place!r}; give auto, or HOST:PORT,COUNT,INDEX (from 0)")
-    jax.distributed.initialize(found[1], int(found[2]), int(found[3]))
+    match = re.fullmatch(r"(\S+:\d+),(\d+),(\d+)", address)
+    if match is None or int(match[3]) >= int(match[2]):
+        raise InputError(f"cluster: {address!r}; give auto, or HOST:PORT,COUNT,INDEX (from 0)")
+    jax.distributed.initialize(match[1], int(match[2]), int(match[3]))
 
 
 def process() -> tuple[int, int]:
@@ -53,30 +53,29 @@ def process() -> tuple[int, int]:
 def in_all(work: Callable[[], Made]) -> list[Made]:
     """Do the work in every process and return all results, in the order of the processes.
 
-    If one process raises, all raise. All processes must call this at the same place, and results
-    must pickle.
+    If one process raises, all raise. All processes must make this call, and results must pickle.
     """
     if process()[1] == 1:
         return [work()]
-    made, error = None, None
+    result = error = None
     try:
-        made = work()
+        result = work()
     except Exception as raised:
         error = raised
     failure = error and (
         type(error) if isinstance(error, InputError) else RuntimeError,
         first_line(error),
     )
-    own = np.frombuffer(pickle.dumps((made, failure)), np.uint8)
-    sizes = multihost_utils.process_allgather(np.asarray(own.size))
-    wide = multihost_utils.process_allgather(np.pad(own, (0, int(sizes.max()) - own.size)))
-    found = [pickle.loads(row[:size].tobytes()) for row, size in zip(np.asarray(wide), sizes)]
+    payload = np.frombuffer(pickle.dumps((result, failure)), np.uint8)
+    sizes = multihost_utils.process_allgather(np.asarray(payload.size))
+    wide = multihost_utils.process_allgather(np.pad(payload, (0, int(sizes.max()) - payload.size)))
+    outcomes = [pickle.loads(row[:size].tobytes()) for row, size in zip(np.asarray(wide), sizes)]
     if error is not None:
         raise error
-    for number, (_, other) in enumerate(found):
+    for number, (_, other) in enumerate(outcomes):
         if other is not None:
             raise other[0](f"process {number}: {other[1]}")
-    return [made for made, _ in found]
+    return [result for result, _ in outcomes]
 
 
 def on_first(work: Callable[[], Made]) -> Made:
@@ -91,9 +90,9 @@ def sole_on_first(*places: str | Path) -> Iterator[None]:
 
     Raises InputError in all processes while another run holds one.
     """
-    files = [Path(place) for place in places if "://" not in str(place)]
-    with ExitStack() as held:
-        on_first(lambda: [held.enter_context(sole(file)) for file in files] and None)
+    files = [Path(path) for path in places if "://" not in str(path)]
+    with ExitStack() as locks:
+        on_first(lambda: [locks.enter_context(sole(file)) for file in files] and None)
         yield
 
 

@@ -46,7 +46,7 @@ def run_script(main: Callable[..., object], description: str | None = None) -> N
         parse_options(main, sys.argv[1:], f"python -m {name}", description=description)
 
 
-def parse_options(kind: Any, words: Sequence[str], prog: str, **settings: Any) -> Any:
+def parse_options(kind: Any, arguments: Sequence[str], prog: str, **settings: Any) -> Any:
     """Return what tyro makes of a command line; raise InputError where tyro would print a box.
 
     The `~` of paths is expanded.
@@ -78,22 +78,22 @@ def parse_options(kind: Any, words: Sequence[str], prog: str, **settings: Any) -
         return [name for line in lines for name in re.findall(r"--[\w.-]+", line)]
 
     def refuse(event: Any) -> NoReturn:
-        raise InputError(_refusal(event, words, options, f"see {prog} --help"))
+        raise InputError(_refusal(event, arguments, options, f"see {prog} --help"))
 
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(path_rule)
     with tyro._errors.on_parse_error(refuse):
-        return tyro.cli(kind, args=words, prog=prog, registry=registry, **settings)
+        return tyro.cli(kind, args=arguments, prog=prog, registry=registry, **settings)
 
 
 def parse_subcommand(
-    kinds: Mapping[str, Any], words: Sequence[str], prog: str, description: str | None
+    kinds: Mapping[str, Any], arguments: Sequence[str], prog: str, description: str | None
 ) -> Any:
-    """Return what `parse_options` makes of the words after a subcommand, one of `kinds`."""
-    name = words[0] if words else ""
+    """Return what `parse_options` makes of the arguments after a subcommand, one of `kinds`."""
+    name = arguments[0] if arguments else ""
     if name in kinds:
-        return parse_options(kinds[name], words[1:], f"{prog} {name}")
-    if {"-h", "--help"} & set(words):
+        return parse_options(kinds[name], arguments[1:], f"{prog} {name}")
+    if {"-h", "--help"} & set(arguments):
         from tyro.extras import subcommand_cli_from_dict
 
         subcommand_cli_from_dict(dict(kinds), prog=prog, description=description, args=["--help"])
@@ -102,12 +102,12 @@ def parse_subcommand(
 
 
 def _refusal(
-    event: Any, words: Sequence[str], options: Callable[[], list[str]], advice: str
+    event: Any, arguments: Sequence[str], options: Callable[[], list[str]], advice: str
 ) -> str:
     """Return the line for a `tyro._errors.ParseErrorEvent`.
 
     Args:
-      words: The command line.
+      arguments: The command line.
       options: Returns the names of all options.
       advice: What to do where nothing better is known.
     """
@@ -115,10 +115,10 @@ def _refusal(
     name = argument and argument.display_name()
     match type(event).__name__:
         case "UnrecognizedArgs":
-            return _unknown(event.tokens, words, options, advice)
+            return _unknown(event.tokens, arguments, options, advice)
         case "MissingArgs":
             if any(token.startswith("-") for token in event.unrecognized_tokens):
-                return _unknown(event.unrecognized_tokens, words, options, advice)
+                return _unknown(event.unrecognized_tokens, arguments, options, advice)
             names = ", ".join(context.arg.display_name() for context in event.missing_arguments)
             return f"{names}: missing; {advice}"
         case "InvalidChoice":
@@ -136,22 +136,22 @@ def _refusal(
 
 
 def _unknown(
-    tokens: Sequence[str], words: Sequence[str], options: Callable[[], list[str]], advice: str
+    tokens: Sequence[str], arguments: Sequence[str], options: Callable[[], list[str]], advice: str
 ) -> str:
-    """Return the line for the words of a command line that nothing takes."""
+    """Return the line for the arguments of a command line that nothing takes."""
     for token in tokens:
         if token.startswith("-"):
             name = token.partition("=")[0]
             near = get_close_matches(name.replace("_", "-"), options(), 1)
             return f"{name}: no such option; {f'did you mean {near[0]!r}?' if near else advice}"
     token = tokens[0]
-    places = [place for place, word in enumerate(words) if word == token]
-    before = [(["", "", *words][place], ["", *words][place]) for place in places]
+    indices = [index for index, word in enumerate(arguments) if word == token]
+    before = [(["", "", *arguments][index], ["", *arguments][index]) for index in indices]
     for option, value in before:  # as b in --image a b
         if option.startswith("--") and not value.startswith("--"):
             mend = "quote a value with spaces, or repeat the option"
             return f"{option}: takes one value, and {value!r}, {token!r} are two; {mend}"
-    flags = [word.removesuffix(f"={token}") for word in words if word.endswith(f"={token}")]
+    flags = [word.removesuffix(f"={token}") for word in arguments if word.endswith(f"={token}")]
     flags += [flag for _, flag in before if flag.startswith("--") and "=" not in flag]
     if flags:  # as --tiles yes and --tiles=yes
         return f"{flags[0]}: takes no value; leave out {token!r}"
@@ -304,10 +304,10 @@ def load_preset(kind: str, name: str) -> Any:
 
     Raises InputError for an unknown name, with the nearest one.
     """
-    known = preset_names(kind)
-    if name not in known:
+    names = preset_names(kind)
+    if name not in names:
         folder = f"configs/{kind.replace('.', '/')}"
-        raise InputError(f"preset {name!r}: no such file under {folder}; {nearest(name, known)}")
+        raise InputError(f"preset {name!r}: no such file under {folder}; {nearest(name, names)}")
     return import_module(f"configs.{kind}.{name}").config
 
 

@@ -65,10 +65,10 @@ def warn_once(line: str) -> None:
     logging.getLogger("jaxspec").warning(line)
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str]) -> str:
     """Return advice for an unknown name: the most similar known name, or all known names."""
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known) or 'none'}"
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names) or 'none'}"
 
 
 def printable(text: str) -> str:
@@ -119,14 +119,14 @@ def needing(what: str, extra: str) -> Iterator[None]:
 
 
 @contextmanager
-def located(place: object) -> Iterator[None]:
-    """Prefix an InputError's line with the place, unless the line already names it."""
+def located(origin: object) -> Iterator[None]:
+    """Prefix an InputError's line with its origin, unless the line already names it."""
     try:
         yield
     except InputError as error:
-        if str(place) in str(error):
+        if str(origin) in str(error):
             raise
-        raise InputError(f"{place}: {error}") from error
+        raise InputError(f"{origin}: {error}") from error
 
 
 @contextmanager

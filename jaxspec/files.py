@@ -36,33 +36,33 @@ def local_path(name: str | Path) -> Path:
     return Path(name).expanduser()
 
 
-def trial_of(place: Path) -> Path:
-    """Return the place for a trial's output, apart from the output of the real run at `place`.
+def trial_of(path: Path) -> Path:
+    """Return the path of a trial's output, apart from the output of the real run at `path`.
 
     >>> trial_of(Path("runs/train/mini")).as_posix(), trial_of(Path("/data/mix")).as_posix()
     ('runs/debug/train/mini', 'runs/debug/data/mix')
     """
-    whole, here = Path(os.path.abspath(place)), Path.cwd()
+    whole, here = Path(os.path.abspath(path)), Path.cwd()
     roots = (here / TRIALS, here / "runs", here, Path(whole.anchor))
     return TRIALS / whole.relative_to(next(root for root in roots if whole.is_relative_to(root)))
 
 
-def is_trial(place: Path) -> bool:
-    """Return whether the place is in the folder of trials."""
-    return Path(os.path.abspath(place)).is_relative_to(os.path.abspath(TRIALS))
+def is_trial(path: Path) -> bool:
+    """Return whether the path is in the folder of trials."""
+    return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(TRIALS))
 
 
-def forget_trial(place: Path) -> None:
-    """Remove an earlier trial's output: `place`, and what commands write next to it."""
-    if not is_trial(place):
+def forget_trial(path: Path) -> None:
+    """Remove an earlier trial's output: `path`, and what commands write next to it."""
+    if not is_trial(path):
         return
-    with writing(place):
+    with writing(path):
         for end in ("", *_BESIDE):
-            left = place.with_name(place.name + end)
-            if left.is_dir():
-                shutil.rmtree(left)
+            leftover = path.with_name(path.name + end)
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
             else:
-                left.unlink(missing_ok=True)
+                leftover.unlink(missing_ok=True)
 
 
 def lacking_files(files: Iterable[Path]) -> str:
@@ -70,8 +70,8 @@ def lacking_files(files: Iterable[Path]) -> str:
 
     `train-00000-of-00002.parquet` alone gives "1 of the 2 files train-*-of-00002.parquet".
     """
-    named = [(file.parent, _NUMBERED.fullmatch(file.name)) for file in files]
-    sets = Counter((folder, *found.groups()) for folder, found in named if found)
+    matches = [(file.parent, _NUMBERED.fullmatch(file.name)) for file in files]
+    sets = Counter((folder, *match.groups()) for folder, match in matches if match)
     for (_, name, of, end), count in sets.items():
         if count != int(of):
             return f"{count} of the {int(of)} files {name}-*-of-{of}{end}"
@@ -82,11 +82,11 @@ def _said_by_system(error: BaseException) -> str | None:
     """Return the operating system's message if it caused the error, also through TensorStore."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    found = re.search(
+    match = re.search(
         r"os[ _]error(?:_code=')?\D?(\d+)|\b(?:open|write|close|fsync)\(\) failed: ([^;]+)",
         str(error),
     )
-    return found and (found[2] or os.strerror(int(found[1])))
+    return match and (match[2] or os.strerror(int(match[1])))
 
 
 class WriteError(InputError):
@@ -172,17 +172,17 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
         with sole(_lock_of(path)):
             old = _restore(path)
             half = re.compile(rf"\.{re.escape(path.name)}\.\d+\.tmp")
-            for left in path.parent.iterdir():
-                if half.fullmatch(left.name):  # not `.NAME.v2.123.tmp`, which a neighbour writes
-                    shutil.rmtree(left)
+            for entry in path.parent.iterdir():
+                if half.fullmatch(entry.name):  # not `.NAME.v2.123.tmp`, which a neighbour writes
+                    shutil.rmtree(entry)
             if old.exists():  # a program was killed after the second rename: `path` is the new one
                 old.rename(fresh)
                 shutil.rmtree(fresh)
             fresh.mkdir()
-            held = os.open(fresh, os.O_RDONLY)  # so that no other directory can get its number
+            number = os.open(fresh, os.O_RDONLY)  # no other directory can get its inode
             try:
                 yield fresh
-                if not (fresh.is_dir() and os.path.samestat(os.fstat(held), fresh.stat())):
+                if not (fresh.is_dir() and os.path.samestat(os.fstat(number), fresh.stat())):
                     raise InputError(f"{fresh}: was removed while {path} was written; try again")
                 if path.is_dir() and any(path.iterdir()):
                     for entry in path.iterdir():
@@ -195,7 +195,7 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
                 else:
                     fresh.rename(path)
             finally:
-                os.close(held)
+                os.close(number)
                 _restore(path)
                 shutil.rmtree(fresh, ignore_errors=True)
 
@@ -205,8 +205,8 @@ def check_directory(path: Path) -> None:
     with writing(path):
         if path.is_symlink():
             raise InputError(f"{path}: is a symbolic link; give the directory that it leads to")
-        places = (path, *path.parents)
-        file = next((place for place in places if place.exists() and not place.is_dir()), None)
+        above = (path, *path.parents)
+        file = next((entry for entry in above if entry.exists() and not entry.is_dir()), None)
         if file is not None:
             where = "" if file == path else f"{file} "
             raise InputError(f"{path}: {where}is a file; give a directory")

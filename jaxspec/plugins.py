@@ -1,6 +1,6 @@
 """Find what other packages add to jaxspec by name: entry points of the groups `jaxspec.*`.
 
-| group            | a name stands for                                       |
+| group            | a name means                                            |
 |------------------|---------------------------------------------------------|
 | jaxspec.models   | a function that returns the directory of a checkpoint   |
 | jaxspec.commands | a subcommand: a dataclass of options and its function   |
@@ -27,8 +27,8 @@ def plugins(kind: Literal["models", "commands"]) -> dict[str, EntryPoint]:
         file = CLONE / "pyproject.toml"
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
         if project["name"] == "jaxspec":
-            named = project["entry-points"][group]
-            entries |= {name: EntryPoint(name, place, group) for name, place in named.items()}
+            table = project["entry-points"][group]
+            entries |= {name: EntryPoint(name, path, group) for name, path in table.items()}
     return entries
 
 

@@ -45,10 +45,10 @@ def clear() -> None:
         print(end="\r\033[K", file=sys.stderr, flush=True)
 
 
-def say(words: object) -> None:
+def say(line: object) -> None:
     """Print a line to stderr, in place of a line of progress."""
     clear()
-    print(words, file=sys.stderr)
+    print(line, file=sys.stderr)
 
 
 @contextmanager

@@ -110,10 +110,9 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
             f"{prepared}: holds other data, that no answers here were made for; give another --name"
         )
     precision = None if options.dtype is None else parse_dtype(options.dtype)
-    asked, asks = model_signature(options.target), f"{options.data}, {data_signature(source)}"
     work = Regeneration(
-        asked,
-        asks,
+        model_signature(options.target),
+        f"{options.data}, {data_signature(source)}",
         samples,
         options.temperature,
         options.max_new_tokens,

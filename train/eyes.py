@@ -82,31 +82,31 @@ class Pages:
         return {"pixels": pixels(pages, rng), "labels": labels}
 
 
-def loss_of(config: LlavaConfig, embeddings: np.ndarray, words: np.ndarray) -> Any:
-    """Return the loss of image tokens: nearest embedding of `words`, and distance to the right one.
+def loss_of(config: LlavaConfig, embeddings: np.ndarray, vocabulary: np.ndarray) -> Any:
+    """Return the loss of image tokens: the nearest embedding, and the distance to the right one.
 
     Args:
-      words: Ids of all tokens of the pages' texts.
+      vocabulary: Ids of all tokens of the pages' texts.
     """
-    table = jnp.asarray(embeddings[words], jnp.float32)
+    table = jnp.asarray(embeddings[vocabulary], jnp.float32)
     unit = jnp.mean((table**2).sum(-1))
-    place = np.full(len(embeddings), -1, np.int32)
-    place[words] = np.arange(len(words))
+    index = np.full(len(embeddings), -1, np.int32)
+    index[vocabulary] = np.arange(len(vocabulary))
 
     def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         model = Llava(config)
         features = apply(model, params, batch["pixels"][:, None], method="encode")
-        shown = apply(model, params, features, method="project")
-        labels = jnp.asarray(place)[batch["labels"]]
-        distances = (shown**2).sum(-1, keepdims=True) - 2 * shown @ table.T + (table**2).sum(-1)
+        tokens = apply(model, params, features, method="project")
+        labels = jnp.asarray(index)[batch["labels"]]
+        distances = (tokens**2).sum(-1, keepdims=True) - 2 * tokens @ table.T + (table**2).sum(-1)
         distances = distances / unit
-        named = optax.softmax_cross_entropy_with_integer_labels(
+        entropy = optax.softmax_cross_entropy_with_integer_labels(
             -SHARPNESS * distances, labels
         ).mean()
         off = jnp.take_along_axis(distances, labels[..., None], axis=-1).mean()
         right = distances.argmin(-1) == labels
-        return named + off, {
-            "loss": named + off,
+        return entropy + off, {
+            "loss": entropy + off,
             "distance": off,
             "accuracy": right.mean(),
             "pages": right.all(-1).mean(),
@@ -119,8 +119,8 @@ def positions(side: int, width: int, scale: float = 0.1) -> np.ndarray:
     """Return sines and cosines of each patch's row and column, [side * side, width]."""
     waves = np.arange(width // 4) / (width // 4)
     angles = np.arange(side)[:, None] * np.pi / side**waves
-    one = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-    grid = [np.concatenate([one[y], one[x]]) for y in range(side) for x in range(side)]
+    codes = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    grid = [np.concatenate([codes[y], codes[x]]) for y in range(side) for x in range(side)]
     return np.asarray(grid, np.float32) * scale
 
 
@@ -157,11 +157,11 @@ def task(train: TrainConfig) -> Task:
     config = LlavaConfig(language.config, TOWER, image_token_index=index, vision_feature_layer=-1)
     pages = Pages(language.tokenizer)
     rng = np.random.default_rng(0)
-    words = np.unique(np.concatenate([pages.labels(full_page(rng)) for _ in range(20_000)]))
+    vocabulary = np.unique(np.concatenate([pages.labels(full_page(rng)) for _ in range(20_000)]))
     table = np.asarray(language.params["model"]["embed_tokens"]["embedding"])
     return Task(
         init(config, train),
-        loss_of(config, table, words),
+        loss_of(config, table, vocabulary),
         lambda step: pages.batch(step, train),
         config,
         tokenizer,

@@ -129,10 +129,10 @@ def main(command: Llava | Text | Book) -> Path:
         )
     else:
         skipped = Skipped(command.skip, command.out / f"{command.name}.skipped.jsonl")
-        shown: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         if isinstance(command, Llava):
-            shown = {"images": command.images, "frames": command.frames, "outside": command.outside}
-        samples = islice(readable(command.data, skipped, **shown), few)
+            extra = {"images": command.images, "frames": command.frames, "outside": command.outside}
+        samples = islice(readable(command.data, skipped, **extra), few)
         folder = prepare(
             command.name,
             command.out,
@@ -155,24 +155,24 @@ def shown_few(sample: Sample, most: int | None) -> Sample:
     """Return a sample with only its first images, at most `most`."""
     if most is None or len(sample.images) <= most:
         return sample
-    (question, answer), *rest = sample.turns
+    (question, answer), *later = sample.turns
     fewer = re.sub(
         rf"(?m)^{PLACEHOLDER}\n|{PLACEHOLDER}", "", question, count=len(sample.images) - most
     )
-    return replace(sample, images=sample.images[:most], turns=((fewer, answer), *rest))
+    return replace(sample, images=sample.images[:most], turns=((fewer, answer), *later))
 
 
 def _fits(reached: Sequence[tuple[int, int]]) -> str:
     """Return a table of buckets: rows with an answer within, and rows that fit whole."""
     first, whole = (np.asarray(column) for column in zip(*reached, strict=True))
     lengths = [size for i in range(4, 40) for size in (2**i, 3 * 2 ** (i - 1))]
-    shown = [
+    sizes = [
         size
         for i, size in enumerate(lengths)
         if first.min() <= size and (i == 0 or lengths[i - 1] < whole.max())
     ]
     lines = [
-        f"{size:>8,} {(first <= size).sum():>16,} {(whole <= size).sum():>12,}" for size in shown
+        f"{size:>8,} {(first <= size).sum():>16,} {(whole <= size).sum():>12,}" for size in sizes
     ]
     return "\n".join([f"{'bucket':>8} {'rows that teach':>16} {'whole rows':>12}", *lines])
 

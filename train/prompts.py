@@ -89,22 +89,22 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
     few = 4 if options.debug else None
     ranked = []
     for kind, pairs in learned.items():
-        own = [
+        questions = [
             {"id": f"{kind}-{i}", "question": ask, "answer": answer}
             for i, (ask, answer) in enumerate(pairs[:few])
         ]
         ranked += enumerate(
-            sorted(own, key=lambda row: hashlib.sha256(row["id"].encode()).digest())
+            sorted(questions, key=lambda row: hashlib.sha256(row["id"].encode()).digest())
         )
     # The kinds take turns, so that any beginning of the file has as many prompts of each.
     rows = [row for _, row in sorted(ranked, key=lambda pair: pair[0])][: options.most]
     _write(out / "train.jsonl", rows)
     for kind, pairs in held.items():
-        own = [
-            {"id": i, "turns": [asked], "reference": answer}
-            for i, (asked, answer) in enumerate(pairs[:few])
+        questions = [
+            {"id": i, "turns": [question], "reference": answer}
+            for i, (question, answer) in enumerate(pairs[:few])
         ]
-        _write(out / "test" / f"{kind}.jsonl", own)
+        _write(out / "test" / f"{kind}.jsonl", questions)
     trained = Counter(row["id"].partition("-")[0] for row in rows)
     for name, kinds in (
         ("train.jsonl", trained),
@@ -128,11 +128,11 @@ def _read_source(source: str, module: str, prompts: Prompts) -> None:
             continue
         if node in tree.body:
             name = f"`{module}.{node.name}`"
-            asked = f"What does {name} of Python's standard library do, and when is it of use?"
-            prompts["explain"].append((asked, text))
+            question = f"What does {name} of Python's standard library do, and when is it of use?"
+            prompts["explain"].append((question, text))
         if len(text) >= SHORTEST:
-            asked = f"Summarize the following text in two sentences.\n\n{text[:LONGEST]}"
-            prompts["summary"].append((asked, text.split("\n\n")[0]))
+            question = f"Summarize the following text in two sentences.\n\n{text[:LONGEST]}"
+            prompts["summary"].append((question, text.split("\n\n")[0]))
         end = node.end_lineno or 0
         if (
             isinstance(node, ast.FunctionDef)

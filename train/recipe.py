@@ -110,31 +110,31 @@ class Ablation(KVHeadOptions):
 
 def main(args: Sequence[str] | None = None) -> Path:
     """Train the recipe's stages and write the draft, or the KV head."""
-    words = list(sys.argv[1:] if args is None else args)
-    if not words or words[0].startswith("-"):
-        known = ", ".join(preset_names(KIND))
-        if {"-h", "--help"} & set(words):
+    arguments = list(sys.argv[1:] if args is None else args)
+    if not arguments or arguments[0].startswith("-"):
+        names = ", ".join(preset_names(KIND))
+        if {"-h", "--help"} & set(arguments):
             print(
-                f"{__doc__}\nRecipes: {known}. Options of one: python -m train.recipe NAME --help"
+                f"{__doc__}\nRecipes: {names}. Options of one: python -m train.recipe NAME --help"
             )
             sys.exit(0)
-        raise InputError(f"recipe: none is named; give one of {known} before the options")
-    name, *rest = words
-    recipe, options = parse(name, load_preset(KIND, name), rest)
+        raise InputError(f"recipe: none is named; give one of {names} before the options")
+    name, *flags = arguments
+    recipe, options = parse(name, load_preset(KIND, name), flags)
     stages, places = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
     recipe = replace(recipe, stages=stages)
     sources: DataSets = {**places, **drawn(stages, places)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / name
     runs, out = begin(runs, options.out, options.cluster, options.debug)
-    own = own_output(out, runs)
+    write_more = own_output(out, runs)
     tried = [
         stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
     ]
-    on_first(lambda: [forget(place) for place in tried])  # a killed trial leaves checkpoints
+    on_first(lambda: [forget(path) for path in tried])  # a killed trial leaves checkpoints
     if isinstance(recipe, HeadRecipe):
         head = train_head(recipe, runs, sources)
-        write = partial(save_head, out, *head, overwrite=True, write_more=own)
+        write = partial(save_head, out, *head, overwrite=True, write_more=write_more)
     else:
         draft = train_draft(recipe, runs, sources)
         if recipe.lora and jax.process_index() == 0:
@@ -150,19 +150,19 @@ def main(args: Sequence[str] | None = None) -> Path:
             huggingface.SaveOptions(dtype=dtype, overwrite=True),
             tokenizer=draft.tokenizer,
             image_processor=draft.image_processor,
-            write_more=own,
+            write_more=write_more,
         )
     if jax.process_index() == 0:
         write()
         print(f"wrote {out}")
-    on_first(lambda: [forget(place) for place in tried])
+    on_first(lambda: [forget(path) for path in tried])
     return out
 
 
 def drawn(stages: Sequence[Stage], places: Mapping[str, Path]) -> DataSets:
     """Return the picture book's samples for each name of theirs that has no other place."""
     names = {name for stage in stages for name, _ in stage.data}
-    elsewhere = {name for name, place in places.items() if place != Path(name)}
+    elsewhere = {name for name, path in places.items() if path != Path(name)}
     return {name: source for name in names - elsewhere if (source := named(name))}
 
 
@@ -170,12 +170,12 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
     """Return the recipe with what the command line changes."""
     parts: dict[str, Any] = {stage.name: stage.train for stage in recipe.stages}
     if isinstance(recipe, HeadRecipe):
-        own = {
+        settings = {
             option.name: recipe.head[option.name]
             for option in fields(Ablation)
             if option.name in recipe.head
         }
-        parts |= {"head": Ablation(**own), "anchoring": recipe.anchoring}
+        parts |= {"head": Ablation(**settings), "anchoring": recipe.anchoring}
     elif isinstance(recipe, Recipe) and recipe.distillation is not None:
         parts["distillation"] = recipe.distillation
     kind = DraftOptions if isinstance(recipe, Recipe) else Options
@@ -183,18 +183,18 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
         (part, type(default), field(default=default)) for part, default in parts.items()
     ]
     command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
-    found = parse_options(command, args, f"python -m train.recipe {name}")
-    options = kind(**{option.name: getattr(found, option.name) for option in fields(kind)})
+    parsed = parse_options(command, args, f"python -m train.recipe {name}")
+    options = kind(**{option.name: getattr(parsed, option.name) for option in fields(kind)})
     changed = {
         key: value
         for key, value in vars(options).items()
         if key in vars(recipe) and value is not None
     }
     for part in parts.keys() & {"distillation", "anchoring"}:
-        changed[part] = getattr(found, part)
+        changed[part] = getattr(parsed, part)
     if isinstance(recipe, HeadRecipe):
-        changed["head"] = {**recipe.head, **vars(found.head)}
-    stages = tuple(replace(stage, train=getattr(found, stage.name)) for stage in recipe.stages)
+        changed["head"] = {**recipe.head, **vars(parsed.head)}
+    stages = tuple(replace(stage, train=getattr(parsed, stage.name)) for stage in recipe.stages)
     if options.debug:
         stages = tuple(replace(stage, train=stage.train.shortened()) for stage in stages)
     return replace(recipe, stages=stages, **changed), options  # type: ignore[return-value]

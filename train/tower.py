@@ -128,8 +128,10 @@ def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, A
         head = params["heads"][name]
         logits = (tokens @ head["kernel"] + head["bias"]).reshape(*labels.shape, classes)
         loss += optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-        shown = labels > 0 if name != "background" else labels >= 0
-        metrics[name] = ((logits.argmax(-1) == labels) * shown).sum() / jnp.maximum(shown.sum(), 1)
+        visible = labels > 0 if name != "background" else labels >= 0
+        metrics[name] = ((logits.argmax(-1) == labels) * visible).sum() / jnp.maximum(
+            visible.sum(), 1
+        )
     return loss, {"loss": loss, "accuracy": metrics["kind"]} | metrics
 
 
@@ -152,8 +154,8 @@ def task(train: TrainConfig) -> Task:
     """Return the tower and its heads as a task; the heads are thrown away."""
 
     def completed(params: Params) -> Params:
-        rest = init_params(TARGET, jax.random.key(train.seed))
-        return {**rest, "vision_tower": params["vision_tower"]}
+        fresh = init_params(TARGET, jax.random.key(train.seed))
+        return {**fresh, "vision_tower": params["vision_tower"]}
 
     batch = partial(batch_of, train=train)
     return Task(init(train), loss_fn, batch, TARGET, make_tokenizer(), completed)

@@ -12,9 +12,9 @@ from jaxspec.command import input_errors, parse_subcommand, start
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; bad input ends it with one line on standard error and exit code 2."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     start("jaxspec")
-    if words == ["--version"]:
+    if arguments == ["--version"]:
         with input_errors("jaxspec"):
             print(f"jaxspec {__version__}")
         return
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands = added | commands
         command = parse_subcommand(
             {name: kind for name, (kind, _) in commands.items()},
-            words,
+            arguments,
             "jaxspec",
             "Lossless speculative decoding of vision-language models. "
             "--version prints the version.",

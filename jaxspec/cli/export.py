@@ -105,16 +105,16 @@ def run(args: Export) -> None:
     _tell(args.destination, config)
     if args.engine is None:
         return
-    place = str(args.destination)
+    path = str(args.destination)
     if isinstance(config, HeadConfig):
-        print(printable(kind_of(config).command(config, place, args.engine)))
+        print(printable(kind_of(config).command(config, path, args.engine)))
     else:
         assert target is not None
-        print(printable(draft_command(place, target.name, config, target.config)))
+        print(printable(draft_command(path, target.name, config, target.config)))
 
 
 def _tell(path: Path, config: Any) -> None:
     files = list(path.glob("*.safetensors"))
-    held = human_bytes(sum(file.stat().st_size for file in files))
+    size = human_bytes(sum(file.stat().st_size for file in files))
     count = f"{len(files)} file{'s' * (len(files) > 1)}"
-    print(printable(f"{path}: {config.model_type}, {held} in {count}"))
+    print(printable(f"{path}: {config.model_type}, {size} in {count}"))

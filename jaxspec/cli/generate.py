@@ -132,24 +132,24 @@ def run(args: Generate) -> None:
 
 def _check_drafts(args: Generate, parts: Mixture) -> None:
     """Raise InputError for options that nothing of a mixture reads."""
-    shown = ",".join(parts.names)
-    if not shown:
+    listing = ",".join(parts.names)
+    if not listing:
         _refuse(args, OF_DRAFTS, "needs a draft; give --draft, or leave it out")
     if not args.draft:
         _refuse(args, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out")
     if len(parts.names) == 1:
         _refuse(
-            args, ["weighting"], f"{shown} drafts alone; add --draft or --views, or leave it out"
+            args, ["weighting"], f"{listing} drafts alone; add --draft or --views, or leave it out"
         )
     reads = needs_captioner(parts.views, args.captioner)
     if args.captioner is not None:
         check_captioner(args.captioner)
         if not reads:
-            raise InputError(f"--captioner: no view of {shown} shows captions; add C to --views")
+            raise InputError(f"--captioner: no view of {listing} shows captions; add C to --views")
 
 
 def _refuse(args: Generate, names: Sequence[str], why: str) -> None:
     """Raise InputError for the first of these options that has another value than its default."""
-    given = [name for name in names if getattr(args, name) != getattr(Generate, name)]
-    if given:
-        raise InputError(f"--{given[0].replace('_', '-')}: {why}")
+    changed = [name for name in names if getattr(args, name) != getattr(Generate, name)]
+    if changed:
+        raise InputError(f"--{changed[0].replace('_', '-')}: {why}")

@@ -48,35 +48,35 @@ class Inspect:
 def run(args: Inspect) -> None:
     """Print the facts; exit code 2 where the checkpoint would not load."""
     setup_runtime()
-    found = inspect(locate(args.path, args.revision))
+    inspection = inspect(locate(args.path, args.revision))
     if args.json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(inspection)))
     else:
-        Console().print(_table(found))
-    if found.problems:
+        Console().print(_table(inspection))
+    if inspection.problems:
         sys.exit(2)
 
 
-def _table(found: Inspection) -> Table:
-    table = Table(title=Text(printable(found.path)), show_header=False)
-    known = found.model_type is not None
+def _table(facts: Inspection) -> Table:
+    table = Table(title=Text(printable(facts.path)), show_header=False)
+    is_model = facts.model_type is not None
     rows = {
-        "family": f"{found.family} ({found.model_type})" if known else "?",
-        "parameters": _sum(found.parameters, "{:,}".format),
-        "context": "?" if found.context is None else f"{found.context:,} positions",
-        "vocabulary": "?" if found.vocabulary is None else f"{found.vocabulary:,} tokens",
-        "drafts": f"{found.draft_vocabulary:,} of them alone" if found.draft_vocabulary else "-",
-        "dtype": ", ".join(f"{name} {human_bytes(size)}" for name, size in found.dtypes.items()),
-        "image tokens": "-" if found.image_tokens is None else f"{found.image_tokens} an image",
-        "chat template": {None: "-", True: "yes", False: "no"}[found.chat_template],
-        "files": _sum(found.files, human_bytes),
-        "loads": "no" if found.problems else "yes",
+        "family": f"{facts.family} ({facts.model_type})" if is_model else "?",
+        "parameters": _sum(facts.parameters, "{:,}".format),
+        "context": "?" if facts.context is None else f"{facts.context:,} positions",
+        "vocabulary": "?" if facts.vocabulary is None else f"{facts.vocabulary:,} tokens",
+        "drafts": f"{facts.draft_vocabulary:,} of them alone" if facts.draft_vocabulary else "-",
+        "dtype": ", ".join(f"{name} {human_bytes(size)}" for name, size in facts.dtypes.items()),
+        "image tokens": "-" if facts.image_tokens is None else f"{facts.image_tokens} an image",
+        "chat template": {None: "-", True: "yes", False: "no"}[facts.chat_template],
+        "files": _sum(facts.files, human_bytes),
+        "loads": "no" if facts.problems else "yes",
     }
     for name, value in rows.items():
         table.add_row(name, Text(printable(value)))
-    for number, problem in enumerate(found.problems[:_SHOWN], 1):
+    for number, problem in enumerate(facts.problems[:_SHOWN], 1):
         table.add_row(f"problem {number}", Text(printable(problem), style="red"))
-    if (more := len(found.problems) - _SHOWN) > 0:
+    if (more := len(facts.problems) - _SHOWN) > 0:
         table.add_row("problems", f"{more} more; --json has all")
     return table
 
@@ -117,9 +117,9 @@ def inspect(path: Path) -> Inspection:
     with suppress(InputError):  # `survey` reports it
         if is_head(path):
             return _inspect_head(path)
-    found = survey(path)
-    problems = list(found.problems)
-    config, template = found.config, False
+    contents = survey(path)
+    problems = list(contents.problems)
+    config, template = contents.config, False
     if config is not None:
         with collected(problems):
             template = bool(load_tokenizer(path).chat_template)
@@ -136,7 +136,7 @@ def inspect(path: Path) -> Inspection:
         image_tokens=getattr(config, "image_tokens", None),
         chat_template=template,
         problems=problems,
-        **_stored(found.tensors, _part),
+        **_stored(contents.tensors, _part),
     )
 
 

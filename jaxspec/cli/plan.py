@@ -68,7 +68,7 @@ def run(args: Plans) -> None:
     """Print a table for each kind of device: a column for each number of devices."""
     _check(args)
     views = None if args.views is None else view_names(args.views)
-    target = read_config(locate(args.target, wanted=("config.json",)))
+    target = read_config(locate(args.target, files=("config.json",)))
     drafts = [_draft(name, target) for name in args.draft]
     parts = mixture(views, drafts)
     if args.train is not None:
@@ -84,21 +84,21 @@ def run(args: Plans) -> None:
     planned = cache(lambda count: plan(program, params, count, args.batch_size, sizes))
 
     def column(chip: Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
-        found = planned(count)
-        report = found.memory
+        estimate = planned(count)
+        report = estimate.memory
         caches = report.target_cache + report.draft_cache
         weights = report.target_weights + report.draft_weights
-        held = {
+        sizes = {
             "weights": weights,
             "caches": caches,
             "working": report.total - weights - caches,
             "together": report.total,
         }
-        cells = {"ms a token": _ms(found.plain, chip)}
+        cells = {"ms a token": _ms(estimate.plain, chip)}
         if parts.names:
-            cells["ms a block"] = _ms(found.block, chip)
-            cells |= {f"speed-up at {n}": f"{found.speedup(n):.2f}" for n in TOKENS}
-        return held, cells
+            cells["ms a block"] = _ms(estimate.block, chip)
+            cells |= {f"speed-up at {n}": f"{estimate.speedup(n):.2f}" for n in TOKENS}
+        return sizes, cells
 
     size = f"batch {args.batch_size}, {args.prompt} + {args.new} tokens, {args.dtype}"
     size += "" if args.target_weights is None else f", {args.target_weights} target"
@@ -175,9 +175,9 @@ def _print(
     for kind in kinds:
         columns: dict[int, dict[str, str]] = {}
         for count in counts:
-            held, cells = column(CHIPS[kind], count)
-            fits = held["together"] <= room * CHIPS[kind].gib * 2**30
-            gib = {f"{name}, GiB": f"{size / 2**30:.2f}" for name, size in held.items()}
+            sizes, cells = column(CHIPS[kind], count)
+            fits = sizes["together"] <= room * CHIPS[kind].gib * 2**30
+            gib = {f"{name}, GiB": f"{size / 2**30:.2f}" for name, size in sizes.items()}
             columns[count] = gib | {"fits": "yes" if fits else "no"} | cells
             if fits:
                 break
@@ -196,4 +196,4 @@ def _draft(name: str, target: ModelConfig) -> DraftConfig:
     """Return the configuration of a draft; `new` is the head that the recipe makes."""
     if name == "new":
         return usual_head(target)
-    return read_draft_config(locate(name, wanted=("config.json",)))
+    return read_draft_config(locate(name, files=("config.json",)))

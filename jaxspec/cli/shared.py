@@ -27,23 +27,23 @@ from jaxspec.prompts.placeholders import place_images
 from jaxspec.runtime import clear, say
 
 
-def progress(words: str) -> None:
-    """Show words on a terminal, which the next output overwrites.
+def progress(activity: str) -> None:
+    """Show an activity on a terminal, which the next output overwrites.
 
     Pipes and files do not get them, so that a failure leaves one line there.
     """
     if sys.stderr.isatty():
-        print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{activity} ...", end="", file=sys.stderr, flush=True)
 
 
 def show(answer: Iterator[Result]) -> Result:
     """Print an answer as it is written; return the whole."""
-    shown, result = 0, None
+    printed, result = 0, None
     for result in answer:
-        if not shown:
+        if not printed:
             clear()
-        print(end=result.text[shown:], flush=True)
-        shown = len(result.text)
+        print(end=result.text[printed:], flush=True)
+        printed = len(result.text)
     print()
     assert result is not None
     return result
@@ -148,10 +148,10 @@ def answer(
     streams = args.stream and not args.json and sys.stdout.isatty()
     result = show(engine.stream(request)) if streams else engine.generate(request)
     pace = 1e3 * result.stats.emitted / result.decode_ms
-    own, summary = describe(result)
+    stats, summary = describe(result)
     compiled = f"{result.compile_ms / 1e3:.1f} s compiling"
     say(f"done: {len(result.tokens)} tokens, {summary}, {pace:.2f} tokens/s, {compiled}")
-    stats = own | {
+    stats = stats | {
         "caption_ms": result.caption_ms,
         "compile_ms": result.compile_ms,
         "prefill_ms": result.prefill_ms,

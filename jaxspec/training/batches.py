@@ -75,9 +75,9 @@ def read_ahead(
     pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
         ahead = deque(pool.submit(_read, batches, mesh) for _ in range(min(depth, count)))
-        for place in range(count):
+        for number in range(count):
             yield ahead.popleft().result()
-            if place + depth < count:
+            if number + depth < count:
                 ahead.append(pool.submit(_read, batches, mesh))
     finally:
         pool.shutdown(cancel_futures=True)
@@ -104,11 +104,11 @@ def process_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
     Processes that share a `model` axis feed the same part, so n may be less than their number.
     """
     rows = mesh.devices.reshape(-1, mesh.shape["model"])
-    fed = {
+    row_sets = {
         process: tuple(
             i for i, row in enumerate(rows) if process in {device.process_index for device in row}
         )
         for process in {device.process_index for device in mesh.devices.flat}
     }
-    parts = sorted(set(fed.values()))
-    return parts.index(fed[jax.process_index() if process is None else process]), len(parts)
+    parts = sorted(set(row_sets.values()))
+    return parts.index(row_sets[jax.process_index() if process is None else process]), len(parts)

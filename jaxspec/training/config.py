@@ -124,13 +124,13 @@ class TrainConfig:
         Its checkpoints go next to the run's, which tests that place; the caller removes them.
         """
         few = self.accumulate * self.mesh.fsdp * (self.mesh.data or 1)
-        own = self.checkpoints and f"{self.checkpoints.rstrip('/')}.debug"
+        checkpoints = self.checkpoints and f"{self.checkpoints.rstrip('/')}.debug"
         shorter = {
             "steps": min(self.steps, 2),
             "batch": min(self.batch, few),
             "warmup": min(self.warmup, 1),
         }
-        return replace(self, checkpoints=own, **shorter)
+        return replace(self, checkpoints=checkpoints, **shorter)
 
 
 RUNTIME = {

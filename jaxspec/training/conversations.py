@@ -79,8 +79,8 @@ class ConversationBatch(struct.PyTreeNode):
             prompt_zeros(m, None, batch, length, m.has_vision, m.has_vision and m.mrope)
             for m in (draft, target)
         )
-        own = not shared and target.has_vision
-        images = image_zeros(target.config, batch, 1) if own else None
+        separate = not shared and target.has_vision
+        images = image_zeros(target.config, batch, 1) if separate else None
         return cls(
             rows,
             rows.tokens > 0,
@@ -123,10 +123,10 @@ class ConversationBatches:
     """(i, n): this process takes the i-th of n equal parts of the rows."""
 
     def __call__(self, step: int) -> ConversationBatch:
-        rows, own = self._rows(step), self._own
-        pictures = [[to_rgb(image) for image in row.images] for row in rows[own]]
-        shown, tiles = self._stack([row.forms[0] for row in rows], self.model, self.view)
-        mask = np.zeros((len(rows), shown.tokens.shape[1]), bool)
+        rows, local = self._rows(step), self._own
+        pictures = [[to_rgb(image) for image in row.images] for row in rows[local]]
+        prompts, tiles = self._stack([row.forms[0] for row in rows], self.model, self.view)
+        mask = np.zeros((len(rows), prompts.tokens.shape[1]), bool)
         for i, row in enumerate(rows):
             mask[i, row.forms[0].places[row.learned]] = True
         if not mask.any():
@@ -134,10 +134,10 @@ class ConversationBatches:
             raise InputError(f"step {step}: no answer within {limit} tokens; give longer --buckets")
         images = image_inputs(self.model, pictures, tiles) or {}
         numbers = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)
-        width = shown.tokens.shape[1]
+        width = prompts.tokens.shape[1]
         taught = self.teacher and self._taught(self.teacher, rows, width, pictures)
-        answers = None if self.teacher else slots_before(mask)[own]
-        return ConversationBatch(shown, mask[own], images, numbers[own], taught, answers)
+        answers = None if self.teacher else slots_before(mask)[local]
+        return ConversationBatch(prompts, mask[local], images, numbers[local], taught, answers)
 
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
@@ -149,11 +149,11 @@ class ConversationBatches:
 
     def _rows(self, step: int) -> list[_TrainingRow]:
         """Return the rows of a step, of all processes."""
-        group, place = divmod(step, GROUP)
+        group, offset = divmod(step, GROUP)
         with _GROUPING:  # so that threads make a group once
             rows = _group(self, group)
         order = np.random.default_rng((self.seed, group)).permutation(GROUP)
-        return rows[order[place] * self.batch :][: self.batch]
+        return rows[order[offset] * self.batch :][: self.batch]
 
     @property
     def _own(self) -> slice:
@@ -163,15 +163,15 @@ class ConversationBatches:
     def _taught(
         self, teacher: LoadedModel, rows: list[_TrainingRow], width: int, pictures: list[list[Any]]
     ) -> TeacherRows:
-        own = rows[self._own]
-        before = np.zeros((len(own), width), np.int32)
-        for i, row in enumerate(own):
-            mine, theirs = (form.places[row.learned] - 1 for form in row.forms)
-            before[i, mine] = theirs
-        shown, tiles = self._stack([row.forms[1] for row in rows], teacher, VIEWS["M"])
+        local = rows[self._own]
+        before = np.zeros((len(local), width), np.int32)
+        for i, row in enumerate(local):
+            draft_slots, teacher_slots = (form.places[row.learned] - 1 for form in row.forms)
+            before[i, draft_slots] = teacher_slots
+        prompts, tiles = self._stack([row.forms[1] for row in rows], teacher, VIEWS["M"])
         shared = self.view.reads_images and same_images(teacher, self.model)
         return TeacherRows(
-            shown, None if shared else image_inputs(teacher, pictures, tiles) or {}, before
+            prompts, None if shared else image_inputs(teacher, pictures, tiles) or {}, before
         )
 
     def _stack(self, forms: list[_Form], model: LoadedModel, view: View) -> tuple[PromptRows, int]:
@@ -273,12 +273,12 @@ def _form(
     encoder, count = batches.encoder, len(sizes)
     reader = model.images if view.reads_images else None
     showing = Showing(view, encoder, reader, batches.target_images)
-    shown = [showing(size, count) for size in sizes]
+    images = [showing(size, count) for size in sizes]
     copies = np.ones(len(tokens), np.int32)
     copies[tokens == encoder.image_token] = [
-        len(x.sources) if isinstance(x, Slots) else len(x) for x in shown
+        len(x.sources) if isinstance(x, Slots) else len(x) for x in images
     ]
-    row, limit = rewrite(tokens, encoder.image_token, shown), max(batches.buckets)
+    row, limit = rewrite(tokens, encoder.image_token, images), max(batches.buckets)
     tiles = sum(reader.tiles(size, count) for size in sizes) if reader else 0
     return _Form(row[:limit], np.cumsum(copies) - copies, tiles)
 
@@ -301,8 +301,8 @@ def frequent_tokens(
     for start in range(0, count, GROUP):
         chunk = [samples[i].turns for i in range(start, min(start + GROUP, count))]
         for tokens, mask in encoder.dialogues(chunk):
-            found = np.bincount(tokens[mask])
-            written = np.pad(written, (0, max(len(found) - len(written), 0)))
-            written[: len(found)] += found
+            counts = np.bincount(tokens[mask])
+            written = np.pad(written, (0, max(len(counts) - len(written), 0)))
+            written[: len(counts)] += counts
     written[[*ends]] = np.iinfo(np.int64).max
     return np.argsort(-written, kind="stable")

@@ -77,14 +77,14 @@ def coarsen(log_q: Float[Array, "... V"], ids: Int[Array, "... top"]) -> Float[A
 
     A divergence of the two is at most the exact one, and 0 if the exact one is.
     """
-    chosen = jnp.take_along_axis(log_q, ids, axis=-1)
-    return jnp.concatenate([chosen, _rest(chosen)], axis=-1)
+    log_top = jnp.take_along_axis(log_q, ids, axis=-1)
+    return jnp.concatenate([log_top, _rest(log_top)], axis=-1)
 
 
 def _rest(log_p: Float[Array, "... top"]) -> Float[Array, "... 1"]:
     """Return the log of the rest's probability, at least float32's resolution."""
-    left = 1.0 - jnp.exp(log_p).sum(-1, keepdims=True)
-    return jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).eps))
+    remainder = 1.0 - jnp.exp(log_p).sum(-1, keepdims=True)
+    return jnp.log(jnp.maximum(remainder, jnp.finfo(jnp.float32).eps))
 
 
 def distillation_loss(
@@ -102,9 +102,9 @@ def distillation_loss(
     Args:
       k: Number of the teacher's most probable tokens to compare, next to the rest; None: all.
     """
-    words = min(logits.shape[-1], teacher.shape[-1])
-    log_q = jax.nn.log_softmax(logits[:, :-1, :words].astype(jnp.float32))
-    log_p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher)[:, :-1, :words].astype(jnp.float32))
+    size = min(logits.shape[-1], teacher.shape[-1])
+    log_q = jax.nn.log_softmax(logits[:, :-1, :size].astype(jnp.float32))
+    log_p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher)[:, :-1, :size].astype(jnp.float32))
     weight = mask[:, 1:].astype(jnp.float32)
     total = jnp.maximum(weight.sum(), 1.0)
     acceptance = ((1 - divergence("tvd", log_p, log_q)) * weight).sum() / total
@@ -150,8 +150,8 @@ def draft_loss(
     def step(drafted: Any, teacher: Array, labels: Array, mask: Array) -> tuple[Array, ...]:
         q = jax.nn.log_softmax(score(drafted))
         p = jax.lax.stop_gradient(jax.nn.log_softmax((score_teacher or score)(teacher)))
-        named = jnp.take_along_axis(q, labels[..., None], axis=-1)[..., 0]
-        loss = (jnp.exp(p) * (p - q)).sum(-1) if soft else -named
+        log_label = jnp.take_along_axis(q, labels[..., None], axis=-1)[..., 0]
+        loss = (jnp.exp(p) * (p - q)).sum(-1) if soft else -log_label
         accepted = jnp.minimum(jnp.exp(p), jnp.exp(q)).sum(-1)
         agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
         return (loss * mask).sum(), (accepted * mask).sum(), agrees

@@ -88,11 +88,11 @@ def tuning_loss(
     """
 
     def loss_fn(params: Params, batch: ConversationBatch) -> tuple[Float[Array, ""], Metrics]:
-        own = merged(without_teacher(params), lora)
-        features = encode(model, own, batch.images)
+        trained = merged(without_teacher(params), lora)
+        features = encode(model, trained, batch.images)
         if batch.answers is not None:
-            return _answers_loss(model, own, batch, features, view, gamma)
-        logits = model.score(own, batch.rows, features, view.pool)
+            return _answers_loss(model, trained, batch, features, view, gamma)
+        logits = model.score(trained, batch.rows, features, view.pool)
         tokens = places(model.text, batch.tokens)
         # A draft with a small vocabulary learns only the tokens that it scores.
         mask = batch.mask & (tokens >= 0)
@@ -104,8 +104,8 @@ def tuning_loss(
                 teacher_logits(teacher, params[TEACHER], batch, features)
             )
             best = places(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
-            if words := model.text.draft_vocabulary:
-                taught = taught[..., np.asarray(words)]
+            if vocabulary := model.text.draft_vocabulary:
+                taught = taught[..., np.asarray(vocabulary)]
             divergence, learned = distillation_loss(
                 logits, taught, mask, distillation.divergence, distillation.top_k
             )
@@ -155,9 +155,9 @@ def teacher_params(
     """
     if not view.reads_images or not same_tower(teacher, draft):
         return teacher.params
-    tower, rest = split_tower(teacher.config, teacher.params)
+    tower, decoder = split_tower(teacher.config, teacher.params)
     trainable, _ = partition(draft.params, frozen)
-    return teacher.params if flatten(tower).keys() & trainable.keys() else rest
+    return teacher.params if flatten(tower).keys() & trainable.keys() else decoder
 
 
 def teacher_logits(

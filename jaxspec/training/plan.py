@@ -82,20 +82,20 @@ def abstract_step(
 
     A draft whose tower has the target's shapes shares it, and it does not train.
     """
-    teacher, own = abstract_params(target), abstract_params(draft)
+    teacher, student = abstract_params(target), abstract_params(draft)
     models = LanguageModel(target), LanguageModel(draft)
     frozen = [TEACHER]
     shared = towers_alike(target, draft)
     if shared:
         teacher = split_tower(target, teacher)[1]
-        frozen += split_tower(draft, own)[0]
+        frozen += split_tower(draft, student)[0]
     config = TrainConfig(steps=1, batch=batch, frozen=tuple(frozen), dtype=dtype, remat=True)
     loss_fn = tuning_loss(models[1], teacher=models[0], distillation=Distillation("forward_kl"))
 
     def places(mesh: Any) -> Params:
-        return shardings(draft, own, mesh) | {TEACHER: shardings(target, teacher, mesh)}
+        return shardings(draft, student, mesh) | {TEACHER: shardings(target, teacher, mesh)}
 
-    params = {**own, TEACHER: teacher}
+    params = {**student, TEACHER: teacher}
     trainable, still = partition(params, config.frozen)
     where = placed_on(mesh, params, places)
     optimizer = make_optimizer(config, trainable)

@@ -24,18 +24,18 @@ SURE = 512
 class CountedBatches(Generic[Batch]):
     """Iterate over batches and count unlearned rows; closing it prints their share.
 
-    Its place is Grain's, the next step. Raises InputError once more than the share `limit` of the
-    rows taught nothing.
+    Its position is Grain's, the next step. Raises InputError once more than the share `limit` of
+    the rows taught nothing.
     """
 
-    made: Any
+    batches: Any
     rows: ConversationBatches
     limit: float
     _lost: int = 0
     _read: int = 0
 
     def __next__(self) -> Batch:
-        batch, lost = next(self.made)
+        batch, lost = next(self.batches)
         self._lost += lost
         self._read += self.rows.batch
         if self._read >= SURE and self._lost > self.limit * self._read:
@@ -44,10 +44,10 @@ class CountedBatches(Generic[Batch]):
         return batch
 
     def get_state(self) -> Any:
-        return self.made.get_state()
+        return self.batches.get_state()
 
     def set_state(self, state: Any) -> None:
-        self.made.set_state(state)
+        self.batches.set_state(state)
 
     def close(self) -> None:
         """Print how many rows taught nothing, and the mend."""
@@ -75,5 +75,5 @@ def iterate(
     make = read or rows
     dataset = grain.MapDataset.range(steps).map(lambda step: (make(step), rows.unlearned(step)))
     threads = min(AHEAD, os.cpu_count() or 1)  # decoding an image releases Python's lock
-    made = dataset.to_iter_dataset(grain.ReadOptions(threads, prefetch_buffer_size=AHEAD))
-    return CountedBatches(iter(made), rows, limit)
+    batches = dataset.to_iter_dataset(grain.ReadOptions(threads, prefetch_buffer_size=AHEAD))
+    return CountedBatches(iter(batches), rows, limit)

@@ -137,8 +137,8 @@ def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -
         load = LoadedModel.load if teaches else LoadedModel.without_weights
         target = load(recipe.target)
         draft = start_draft(recipe, target)
-        if words := draft_words(recipe, sources, target):
-            config, params = narrowed(draft.config, draft.params, words)
+        if vocabulary := draft_words(recipe, sources, target):
+            config, params = narrowed(draft.config, draft.params, vocabulary)
             draft = replace(draft, config=config, params=params)
         if recipe.lora and LORA not in draft.params:
             key = jax.random.key(recipe.stages[0].train.seed)
@@ -195,23 +195,23 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     if not _takes_tower(recipe, start.config):
         return start
     if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
-        own, theirs = start.config.model_type, target.config.model_type
-        raise InputError(f"start {recipe.start}: a {own} cannot get the tower of a {theirs}")
-    words = text_config(target.config).vocab_size
-    text = replace(start.config, vocab_size=words)
+        kinds = f"a {start.config.model_type} cannot get the tower of a {target.config.model_type}"
+        raise InputError(f"start {recipe.start}: {kinds}")
+    vocab_size = text_config(target.config).vocab_size
+    text = replace(start.config, vocab_size=vocab_size)
     config: ModelConfig = replace(target.config, text_config=text)
-    own = {"language_model": with_words(start.params, words), **tower()}
-    params = {**init_params(config, key), **own}
+    params = {**init_params(config, key), **tower()}
+    params["language_model"] = with_words(start.params, vocab_size)
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
 
 
 def _with_placeholder(start: LoadedModel, target: ModelConfig) -> LoadedModel:
     """Return a text model with the target's vocabulary, which has the images' placeholder."""
-    words = text_config(target).vocab_size
-    if isinstance(start.config, LvlmConfig) or start.config.vocab_size >= words:
+    vocab_size = text_config(target).vocab_size
+    if isinstance(start.config, LvlmConfig) or start.config.vocab_size >= vocab_size:
         return start
-    config = replace(start.config, vocab_size=words)
-    return replace(start, config=config, params=with_words(start.params, words))
+    config = replace(start.config, vocab_size=vocab_size)
+    return replace(start, config=config, params=with_words(start.params, vocab_size))
 
 
 def _takes_tower(recipe: Recipe, start: ModelConfig) -> bool:
@@ -225,7 +225,7 @@ def _target_signature(recipe: StagedRecipe) -> str:
         return model_signature(recipe.target)
     start = recipe.start
     if isinstance(start, str):
-        start = read_config(locate(start, wanted=SMALL))
+        start = read_config(locate(start, files=SMALL))
     reads = isinstance(recipe.start, LlavaConfig) or _takes_tower(recipe, start)
     return model_signature(recipe.target, tower_files(recipe.target) if reads else ())
 
@@ -252,8 +252,8 @@ def _train(
         "distillation": recipe.distillation and asdict(recipe.distillation),
         "plain": stage.plain,
     }
-    if words := draft.model.text.draft_vocabulary:
-        inputs["draft_vocabulary"] = list(words)
+    if vocabulary := draft.model.text.draft_vocabulary:
+        inputs["draft_vocabulary"] = list(vocabulary)
     if recipe.lora:
         inputs["lora"] = asdict(recipe.lora)
     params, train = draft.params, stage.train
@@ -263,19 +263,21 @@ def _train(
 
     def places(mesh: Any) -> Params:
         plain = {name: part for name, part in draft.params.items() if name != LORA}
-        own = shardings(draft.config, plain, mesh)
+        placement = shardings(draft.config, plain, mesh)
         if recipe.lora:
             whole = NamedSharding(mesh, PartitionSpec())
-            own |= {LORA: jax.tree.map(lambda _: whole, draft.params[LORA])}
-        return own | {TEACHER: shardings(teacher.config, params[TEACHER], mesh)} if teacher else own
+            placement |= {LORA: jax.tree.map(lambda _: whole, draft.params[LORA])}
+        if teacher:
+            placement |= {TEACHER: shardings(teacher.config, params[TEACHER], mesh)}
+        return placement
 
     evaluate = None
     if recipe.held_out:
         samples = mixture([(sources[recipe.held_out], 1.0)], 0)
         alone = replace(batches, teacher=None, process=(0, 1))
         held_out = replace(alone, samples=samples, batch=8, plain=False)
-        shown = [held_out(step) for step in range(HELD_OUT)]
-        evaluate = simulated(draft.model, shown, view, lora=recipe.lora)
+        held_out_batches = [held_out(step) for step in range(HELD_OUT)]
+        evaluate = simulated(draft.model, held_out_batches, view, lora=recipe.lora)
     loss_fn = tuning_loss(
         draft.model,
         view,
@@ -284,8 +286,8 @@ def _train(
         lora=recipe.lora,
     )
     more: dict[str, Any] = {"places": places, "evaluate": evaluate, "inputs": inputs}
-    with closing(iterate(batches, train.steps, limit=recipe.unlearned)) as made:
-        return without_teacher(fit(train, params, loss_fn, made, directory, **more))
+    with closing(iterate(batches, train.steps, limit=recipe.unlearned)) as ahead:
+        return without_teacher(fit(train, params, loss_fn, ahead, directory, **more))
 
 
 def stage_data(
@@ -322,7 +324,9 @@ def stage_data(
         "target": _target_signature(recipe),
         "buckets": recipe.buckets,
         "units": recipe.tile_buckets,
-        "data": [(name, weight, len(found), data_signature(found)) for name, weight, found in data],
+        "data": [
+            (name, weight, len(source), data_signature(source)) for name, weight, source in data
+        ],
         "before": {stage.name: stage.train.steps for stage in earlier},
     }
 
@@ -338,17 +342,17 @@ def parse_data(
 
     Raises InputError for a NAME that no stage reads.
     """
-    own = tuple((entry, 1.0) for entry in entries if "=" not in entry)
-    if own:
-        stages = tuple(replace(stage, data=own) for stage in stages)
+    unnamed = tuple((entry, 1.0) for entry in entries if "=" not in entry)
+    if unnamed:
+        stages = tuple(replace(stage, data=unnamed) for stage in stages)
     places = {
         name: local_path(path or name)
         for name, _, path in (entry.partition("=") for entry in entries)
     }
-    known = _names(stages, held_out)
+    names = _names(stages, held_out)
     for name in places:
-        if name not in known:
-            raise InputError(f"--data {name}: no stage reads it; {nearest(name, known)}")
+        if name not in names:
+            raise InputError(f"--data {name}: no stage reads it; {nearest(name, names)}")
     return stages, places
 
 

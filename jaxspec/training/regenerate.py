@@ -121,8 +121,8 @@ def regenerated(
         if keep_cut and row["cut"] and row["cut"][1].strip():
             turns = [*turns, row["cut"]]
         if turns:
-            shown = sum(asked.count(PLACEHOLDER) for asked, _ in turns)
-            yield replace(sample, turns=tuple(map(tuple, turns)), images=sample.images[:shown])
+            count = sum(question.count(PLACEHOLDER) for question, _ in turns)
+            yield replace(sample, turns=tuple(map(tuple, turns)), images=sample.images[:count])
 
 
 def losses(work: Regeneration, folder: Folder) -> dict[str, int]:
@@ -149,16 +149,16 @@ def _rows(work: Regeneration, folder: Folder) -> Iterator[dict[str, Any]]:
 
 
 def _claim(folder: epath.Path, work: Regeneration) -> None:
-    path, mine = folder / "work.json", asdict(work)
+    path, new = folder / "work.json", asdict(work)
     if path.exists():
-        theirs = json.loads(path.read_text())
-        for name, value in mine.items():
-            if theirs.get(name) != value:
+        old = json.loads(path.read_text())
+        for name, value in new.items():
+            if old.get(name) != value:
                 raise InputError(
-                    f"{folder}: holds answers of {name} {theirs.get(name)!r}, and now it is "
+                    f"{folder}: holds answers of {name} {old.get(name)!r}, and now it is "
                     f"{value!r}; go on with that, or give another name"
                 )
-    _write(path, json.dumps(mine, indent=1) + "\n")
+    _write(path, json.dumps(new, indent=1) + "\n")
 
 
 def _write(path: epath.Path, text: str) -> None:
@@ -189,11 +189,11 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
         for i, sample in samples.items()
     }
     last: dict[int, tuple[Prompt, Sequence[int]]] = {}
-    turn, left = 0, list(samples)
-    while left:
+    turn, unfinished = 0, list(samples)
+    while unfinished:
         requests: dict[int, Request] = {}
         prompts: dict[int, Prompt] = {}
-        for i in left:
+        for i in unfinished:
             try:
                 prompts[i] = prompt = _prompt(engine, samples[i], turn, last.get(i))
                 seed = (work.seed + i * TURNS + turn) % 2**32
@@ -211,7 +211,7 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
             else:
                 rows[i]["cut"] = answered
         turn += 1
-        left = [i for i in requests if not rows[i]["cut"] and turn < len(samples[i].turns)]
+        unfinished = [i for i in requests if not rows[i]["cut"] and turn < len(samples[i].turns)]
     return list(rows.values())
 
 
@@ -219,11 +219,11 @@ def _prompt(
     engine: Engine, sample: Sample, turn: int, last: tuple[Prompt, Sequence[int]] | None
 ) -> Prompt:
     """Return the prompt of a turn with its images. `last` is the previous prompt and its answer."""
-    asked = sample.turns[turn][0]
-    if not asked.replace(PLACEHOLDER, "").strip():
+    question = sample.turns[turn][0]
+    if not question.replace(PLACEHOLDER, "").strip():
         raise InputError(f"sample {sample.id}: no question, so there is nothing to answer")
     first = sum(question.count(PLACEHOLDER) for question, _ in sample.turns[:turn])
-    images = sample.images[first : first + asked.count(PLACEHOLDER)]
+    images = sample.images[first : first + question.count(PLACEHOLDER)]
     if last is None:
-        return engine.encoder.prompt(asked, images)
-    return engine.encoder.follow_up(*last, asked, images)
+        return engine.encoder.prompt(question, images)
+    return engine.encoder.follow_up(*last, question, images)

@@ -69,8 +69,8 @@ class HeadBatches:
         batch = self.batches(step)
         room = next(iter(batch.images.values())).shape[1] if batch.images else 0
         # Rows with more images than the bucket teach nothing.
-        shown = [np.where(row < room, row, -1) for row in self.batches.shown(step)]
-        slots = module_of(self.config).slots(shown, batch.tokens.shape[1], room)
+        slot_images = [np.where(row < room, row, -1) for row in self.batches.shown(step)]
+        slots = module_of(self.config).slots(slot_images, batch.tokens.shape[1], room)
         draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
         anchors = draw_anchors(batch.mask, self.anchoring.anchors, draws)
         return HeadBatch(batch, anchors, slots, self.readings and self.readings(batch))
@@ -86,6 +86,6 @@ def draw_anchors(
     anchors = np.full((len(mask), count), -1, np.int32)
     for row, (starts, rng) in enumerate(zip(mask[:, :-1] & mask[:, 1:], draws, strict=True)):
         (places,) = np.nonzero(starts)
-        chosen = np.sort(rng.permutation(places)[:count])
-        anchors[row, : len(chosen)] = chosen
+        sample = np.sort(rng.permutation(places)[:count])
+        anchors[row, : len(sample)] = sample
     return anchors

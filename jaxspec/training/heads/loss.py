@@ -32,9 +32,9 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
         inside = (anchors >= 0)[..., None] & (at < tokens.shape[1])
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
         wrote = jnp.cumprod(pick(batch.conversations.mask, at) & inside, axis=-1)
-        block, words = at[..., :-1], drafts.text.draft_vocabulary
-        scoring = joined({}, frozen, words)
-        drafting = joined(params["head"], frozen, words)
+        block, vocabulary = at[..., :-1], drafts.text.draft_vocabulary
+        scoring = joined({}, frozen, vocabulary)
+        drafting = joined(params["head"], frozen, vocabulary)
 
         @jax.checkpoint
         def drafted(head: Params) -> tuple[Array, Array]:

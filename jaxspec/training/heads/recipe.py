@@ -65,17 +65,18 @@ def train_head(
     )
     name = model_name(locate(recipe.target))
     config = new_head(target.config, target_name=name, **recipe.head)
-    words = draft_words(recipe, sources, target)
-    if isinstance(config, Eagle3Config):  # whose files have the words in this order
-        words = tuple(sorted(words))
+    vocabulary = draft_words(recipe, sources, target)
+    if isinstance(config, Eagle3Config):  # its files have the tokens in this order
+        vocabulary = tuple(sorted(vocabulary))
     if recipe.start:
         trained, head = load_head(recipe.start, jnp.float32)
         try:
-            config = config.started(trained, words, target.config)
+            config = config.started(trained, vocabulary, target.config)
         except InputError as error:
             raise InputError(f"start {recipe.start}: {error}") from None
     else:
-        config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
+        text = replace(config.text_config, draft_vocabulary=vocabulary)
+        config = replace(config, text_config=text)
         head = init_head(
             config, text_params(target.config, target.params), jax.random.key(first.seed)
         )

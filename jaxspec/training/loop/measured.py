@@ -94,17 +94,17 @@ class MeasuredStep:
 
         Raises Diverged where the loss or the gradient is not a number.
         """
-        found = self._checked(step)
-        found["learning_rate"] = float(np.asarray(self._schedule(step - 1)))
+        metrics = self._checked(step)
+        metrics["learning_rate"] = float(np.asarray(self._schedule(step - 1)))
         if self._steps:
             seconds = time.perf_counter() - self._since
-            found |= {name: amount / seconds for name, amount in self._done.items()}
-            found |= {"step_ms": 1e3 * seconds / self._steps, "data_wait": self._waited / seconds}
+            metrics |= {name: amount / seconds for name, amount in self._done.items()}
+            metrics |= {"step_ms": 1e3 * seconds / self._steps, "data_wait": self._waited / seconds}
             if (chip := chip_of(self._mesh.devices.flat[0])) is not None:
                 peak = 1e12 * chip.tflops * self._mesh.size
-                found["mfu"] = found["model_flops_per_second"] / peak
+                metrics["mfu"] = metrics["model_flops_per_second"] / peak
         self._restart()
-        return found
+        return metrics
 
     def check(self, step: int, state: TrainState) -> None:
         """Raise Diverged where an array of the state holds a value that is not finite."""
@@ -129,11 +129,13 @@ class MeasuredStep:
         self._since += time.perf_counter() - start
 
     def _checked(self, step: int) -> dict[str, float]:
-        found = {name: float(value) for name, value in self._metrics.items()}
-        wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(found.get(name, 0.0))]
+        values = {name: float(value) for name, value in self._metrics.items()}
+        wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(values.get(name, 0.0))]
         if wrong:
-            raise Diverged(f"step {step}: {wrong[0]} is {found[wrong[0]]}; lower the learning rate")
-        return found
+            raise Diverged(
+                f"step {step}: {wrong[0]} is {values[wrong[0]]}; lower the learning rate"
+            )
+        return values
 
     def _restart(self) -> None:
         self._steps, self._waited, self._since = 0, 0.0, time.perf_counter()

@@ -63,12 +63,12 @@ class MetricsLog:
 
 def _kept(path: Path, start: int) -> str:
     """Return the lines of metrics up to a step, without half a line that a kill may have left."""
-    kept = []
+    lines = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         with suppress(ValueError):
             if json.loads(line)["step"] <= start:
-                kept.append(f"{line}\n")
-    return "".join(kept)
+                lines.append(f"{line}\n")
+    return "".join(lines)
 
 
 def _tensorboard(directory: Path, start: int) -> Any:

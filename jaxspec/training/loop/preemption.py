@@ -62,7 +62,7 @@ class Preemption:
         """Return whether to save and exit at this point of the run.
 
         Every process asks at the same points, numbered without a gap: at the point after the
-        largest that any of them had reached when the signal came, all are told to save.
+        largest that any of them had reached when the signal came, all save.
         """
         if jax.process_count() > 1:
             return multihost_utils.reached_preemption_sync_point(point)

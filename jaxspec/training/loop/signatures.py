@@ -42,15 +42,15 @@ WHOLE = 64 << 20
 
 def data_signature(source: Sequence[Sample]) -> str:
     """Return a fingerprint of the number of samples and of some samples."""
-    found, last = hashlib.sha256(), len(source) - 1
-    for place in sorted({last * i // (SAMPLES - 1) for i in range(SAMPLES)}):
-        sample = source[place]
-        found.update(repr((last, sample.id, sample.turns)).encode())
+    digest, last = hashlib.sha256(), len(source) - 1
+    for index in sorted({last * i // (SAMPLES - 1) for i in range(SAMPLES)}):
+        sample = source[index]
+        digest.update(repr((last, sample.id, sample.turns)).encode())
         for image in sample.images:
             stored = isinstance(image, StoredImage)
             content = image.content if stored else image_hash(to_rgb(image)).encode()
-            found.update(hashlib.sha256(content).digest())
-    return f"fingerprint {found.hexdigest()[:12]}"
+            digest.update(hashlib.sha256(content).digest())
+    return f"fingerprint {digest.hexdigest()[:12]}"
 
 
 def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> str:
@@ -59,18 +59,18 @@ def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> 
     Args:
       weights: Files of weights that count. None counts all, and fetches them from the hub.
     """
-    found = hashlib.sha256()
-    path = locate(name, wanted=None if weights is None else SMALL)
+    digest = hashlib.sha256()
+    path = locate(name, files=None if weights is None else SMALL)
     of_weights = weight_files(path) if weights is None else weights
     for file in sorted(path.iterdir()):
         holds_weights = file in of_weights
         if not holds_weights and (file.suffix not in READ or file.name == "generation_config.json"):
             continue
         size = file.stat().st_size
-        found.update(f"{file.name} {size}".encode())
+        digest.update(f"{file.name} {size}".encode())
         for piece in _blocks(file) if holds_weights else [file.read_bytes()]:
-            found.update(piece)
-    return f"{name}, fingerprint {found.hexdigest()[:12]}"
+            digest.update(piece)
+    return f"{name}, fingerprint {digest.hexdigest()[:12]}"
 
 
 def file_signature(path: Path) -> str:
@@ -119,11 +119,11 @@ def claim(
     """
     if saved is not None:
         done, old = saved[0], saved[1] or run
-        theirs, mine = _lasting(old), _lasting(run)
+        old_run, new_run = _lasting(old), _lasting(run)
         if done <= config.steps and _same_rates(config, old["steps"], done):
-            theirs["steps"] = config.steps
-        for name in sorted(theirs.keys() | mine.keys()):
-            before, now = theirs.get(name), mine.get(name)
+            old_run["steps"] = config.steps
+        for name in sorted(old_run.keys() | new_run.keys()):
+            before, now = old_run.get(name), new_run.get(name)
             if before != now:
                 raise InputError(
                     f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}; "

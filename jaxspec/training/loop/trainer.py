@@ -76,35 +76,35 @@ def fit(
     locks = [directory / "train.lock", *([f"{saved}.lock"] if saved else [])]
     run = run_signature(config, dict(inputs or {}))
 
-    with ExitStack() as held:
-        # Set up: no other run here; the newest state; batches from its place on.
-        held.enter_context(sole_on_first(*locks))
-        checkpoints = held.enter_context(
+    with ExitStack() as stack:
+        # Set up: no other run here; the newest state; batches from its position on.
+        stack.enter_context(sole_on_first(*locks))
+        checkpoints = stack.enter_context(
             Checkpoints(saved or directory / "checkpoints", config.keep, run)
         )
         claim(directory, config, run, checkpoints.newest())
         where = placed_on(mesh, params, places)
         state, placed = place_state(trainable, frozen, optimizer, where, mesh, config.dtype)
-        state, place = checkpoints.restore(state)
+        state, position = checkpoints.restore(state)
         data = as_iterator(batches, mesh)
-        if place is not None:
-            data.set_state(place)
+        if position is not None:
+            data.set_state(position)
         start = int(state.step)
         if start:
             _say(f"resuming {directory} at step {start} of {config.steps}")
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         step = MeasuredStep(config, loss_fn, optimizer, placed, mesh, shardings)
-        preemption = held.enter_context(Preemption())
-        log = held.enter_context(MetricsLog(directory, config, start))
+        preemption = stack.enter_context(Preemption())
+        log = stack.enter_context(MetricsLog(directory, config, start))
         steps, quiet = config.steps, jax.process_index() > 0
         bar = tqdm(None, directory.name, steps, initial=start, unit="step", disable=quiet)
-        held.enter_context(bar)
-        ready = held.enter_context(closing(read_ahead(data, config.steps - start, mesh)))
+        stack.enter_context(bar)
+        ready = stack.enter_context(closing(read_ahead(data, config.steps - start, mesh)))
 
         for done in range(start + 1, config.steps + 1):
-            asked = time.perf_counter()
-            batch, place = next(ready)
-            state = step(state, batch, waited=time.perf_counter() - asked)
+            since = time.perf_counter()
+            batch, position = next(ready)
+            state = step(state, batch, waited=time.perf_counter() - since)
             last, stops = done == config.steps, preemption.reached(2 * done)
             if _due(config.log_every, done, last):
                 values = step.read(done)
@@ -119,7 +119,7 @@ def fit(
             if stops or _due(config.save_every, done, last):
                 with step.pause(done):
                     step.check(done, state)
-                    checkpoints.save(done, state, place, wait=last or stops)
+                    checkpoints.save(done, state, position, wait=last or stops)
             bar.update()
             if stops and not last:
                 _say(f"{directory}: ended by a signal; step {done} of {config.steps} is saved")
