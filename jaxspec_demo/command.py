@@ -145,8 +145,8 @@ def run(args: Demo) -> None:
         console.print(_table(rows[-1]))
     middle = median(row["speedup"] for row in rows)
     if len(rows) > 1:
-        words = (f"{middle:.2f} times as fast", "bold"), " as plain decoding, in the median."
-        console.print(Text.assemble(*words))
+        text = (f"{middle:.2f} times as fast", "bold"), " as plain decoding, in the median."
+        console.print(Text.assemble(*text))
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
     console.print(
         f"Batch 1, least of {contest.runs} runs, prefill and compilation not counted; {load}."
@@ -201,12 +201,12 @@ def _write(console: Console, answer: Iterator[Result]) -> list[tuple[str, int]]:
         assert result.trace is not None
         if not tokens:
             clear()
-        shown, tokens = len(tokens), list(zip(result.trace["pieces"], result.trace["place"]))
-        for piece, place in tokens[shown:]:
+        printed, tokens = len(tokens), list(zip(result.trace["pieces"], result.trace["place"]))
+        for piece, place in tokens[printed:]:
             console.print(Text(printable(piece), DRAFTED if place >= 0 else ""), end="")
-    kept = f"{sum(place >= 0 for _, place in tokens)} of {len(tokens)} tokens"
-    words = "\n\n", ("Drafted", DRAFTED), f", and kept by the target: {kept}."
-    console.print(Text.assemble(*words))
+    share = f"{sum(place >= 0 for _, place in tokens)} of {len(tokens)} tokens"
+    text = "\n\n", ("Drafted", DRAFTED), f", and kept by the target: {share}."
+    console.print(Text.assemble(*text))
     return tokens
 
 

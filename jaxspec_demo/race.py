@@ -59,8 +59,8 @@ def draw(race: dict[str, Any]) -> str:
     longest = max(ends[-1] * seconds for (_, ends, _), seconds in zip(lanes, each)) or 1.0
     shapes, y, left = [], EDGE + 8, EDGE
     if page := row.get("page"):
-        place = f'x="{EDGE}" y="{EDGE - 6}" width="{PAGE}" height="{PAGE}"'
-        shapes.append(f'<image href="data:image/png;base64,{page}" {place} class="pixels"/>')
+        frame = f'x="{EDGE}" y="{EDGE - 6}" width="{PAGE}" height="{PAGE}"'
+        shapes.append(f'<image href="data:image/png;base64,{page}" {frame} class="pixels"/>')
         y, left = y + PAGE // 2 - 9, EDGE + PAGE + 14
     for line in wrap(printable(row["prompt"]), 80 if left == EDGE else 66)[:2]:
         shapes.append(_text(left, y, line, "note"))
@@ -111,8 +111,8 @@ def _lane(
         moves = f"@keyframes {move}{{0%{{opacity:0}}{number * share:.2%}{{opacity:1}}}}"
         yield f'<g style="animation-name:{move}"><style>{moves}</style>'
         if number:
-            place = f'x="{EDGE + pitch * (number - 1):.1f}" y="{top + 11}"'
-            yield f'<rect {place} width="{pitch - 3:.1f}" height="8"/>'
+            frame = f'x="{EDGE + pitch * (number - 1):.1f}" y="{top + 11}"'
+            yield f'<rect {frame} width="{pitch - 3:.1f}" height="8"/>'
         for token, line, column, text in parts:
             if passes[token] == number:
                 kind = "drafted" if token in drafted else ""

@@ -41,16 +41,16 @@ def _block(sample: Sample, width: int) -> Image.Image:
     left = pages_width if beside else 0
     texts: list[tuple[str, tuple[int, int, int]]] = []
     for question, answer in sample.turns:
-        asked = question.removeprefix(placeholders(len(sample.images)))
-        asked = asked.replace("\n", " ").replace(IMAGE, "[page]")
-        texts += [(line, ASK) for line in _wrap(asked, font, width - left)]
+        text = question.removeprefix(placeholders(len(sample.images)))
+        text = text.replace("\n", " ").replace(IMAGE, "[page]")
+        texts += [(line, ASK) for line in _wrap(text, font, width - left)]
         texts += [(line, ANSWER) for line in _wrap(answer, font, width - left)] + [("", ANSWER)]
     text_top = 24 if beside else 24 + side + 8
     height = max(26 + (side if sample.images else 0), text_top + 22 * len(texts))
     block = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(block)
-    known = SYNTHETIC_SETS.get(sample.dataset)
-    stands_for = ", ".join(known.stands_for) if known else "training only"
+    synthetic = SYNTHETIC_SETS.get(sample.dataset)
+    stands_for = ", ".join(synthetic.stands_for) if synthetic else "training only"
     draw.text((0, 2), f"{sample.dataset}: {stands_for} ({sample.id})", TITLE, small)
     for i, page in enumerate(sample.images):
         draw.rectangle(
@@ -68,8 +68,8 @@ def _block(sample: Sample, width: int) -> Image.Image:
 def sheet_samples() -> list[Sample]:
     """Six attribute conversations, then of every set two samples with one turn and two with two."""
     samples = [train_sample(0, i, ("attributes",)) for i in range(6)]
-    for name, known in SYNTHETIC_SETS.items():
-        few = 1 if known.images == 5 else 2
+    for name, synthetic in SYNTHETIC_SETS.items():
+        few = 1 if synthetic.images == 5 else 2
         samples += test_set(name, few) + test_set(name, 6, turns=2)[6 - few :]
     return samples
 

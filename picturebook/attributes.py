@@ -48,23 +48,23 @@ def _turn(kind: str, question: str, answer: str, expected: str) -> Turn:
 def what(rng: np.random.Generator, scene: Scene) -> Turn:
     """What is at a place? One time in ten an empty one."""
     free = scene.free
-    place = pick(rng, free) if free and rng.random() < 0.1 else pick(rng, scene.things)[0]
-    thing, noun, way = scene.cells[place], pick(rng, NOUNS), below(rng, 3)
+    cell = pick(rng, free) if free and rng.random() < 0.1 else pick(rng, scene.things)[0]
+    thing, noun, way = scene.cells[cell], pick(rng, NOUNS), below(rng, 3)
     question = (
-        f"what is {at(place)} of the {noun}?",
-        f"tell me what you see {at(place)}.",
-        f"which thing is {at(place)}?",
+        f"what is {at(cell)} of the {noun}?",
+        f"tell me what you see {at(cell)}.",
+        f"which thing is {at(cell)}?",
     )[way]
     if thing is None:
         answers = (
-            f"nothing is {at(place)} of the {noun}.",
-            f"I see nothing {at(place)}.",
-            f"nothing is {at(place)}.",
+            f"nothing is {at(cell)} of the {noun}.",
+            f"I see nothing {at(cell)}.",
+            f"nothing is {at(cell)}.",
         )
         return _turn("what", question, answers[way], "nothing")
     answers = (
-        f"{an(full(thing))} is {at(place)} of the {noun}.",
-        f"I see {an(full(thing))} {at(place)}.",
+        f"{an(full(thing))} is {at(cell)} of the {noun}.",
+        f"I see {an(full(thing))} {at(cell)}.",
         f"it is {an(full(thing))}.",
     )
     return _turn("what", question, answers[way], thing.kind)
@@ -73,24 +73,24 @@ def what(rng: np.random.Generator, scene: Scene) -> Turn:
 def where(rng: np.random.Generator, scene: Scene) -> Turn | None:
     """Where is a thing that its kind, or its colour and kind, or its size as well, tells from all
     others?"""
-    named = [(place, ref(scene, place)) for place, _ in scene.things]
-    named = [(place, name) for place, name in named if " at " not in name]
-    if not named:
+    names = [(cell, ref(scene, cell)) for cell, _ in scene.things]
+    names = [(cell, name) for cell, name in names if " at " not in name]
+    if not names:
         return None
-    place, name = pick(rng, named)
-    thing = scene.cells[place]
+    cell, name = pick(rng, names)
+    thing = scene.cells[cell]
     assert thing is not None
     if name == thing.kind and rng.random() < 0.5:
         name = short(thing)
     noun, way = pick(rng, NOUNS), below(rng, 2)
     question = (f"where is the {name}?", f"in which part of the {noun} is the {name}?")[way]
-    answer = (f"the {name} is {at(place)}.", f"the {name} is {at(place)} of the {noun}.")[way]
-    return _turn("where", question, answer, PLACES[place])
+    answer = (f"the {name} is {at(cell)}.", f"the {name} is {at(cell)} of the {noun}.")[way]
+    return _turn("where", question, answer, PLACES[cell])
 
 
 def colour(rng: np.random.Generator, scene: Scene) -> Turn:
     """What colour is the thing of a kind, or at a place?"""
-    place, thing = pick(rng, scene.things)
+    cell, thing = pick(rng, scene.things)
     if (
         sum(other_thing.kind == thing.kind for _, other_thing in scene.things) == 1
         and rng.random() < 0.6
@@ -105,8 +105,8 @@ def colour(rng: np.random.Generator, scene: Scene) -> Turn:
             f"the {thing.kind} has the colour {thing.colour}.",
         )[way]
     else:
-        question = f"what colour is the thing {at(place)}?"
-        answer = f"the {thing.kind} {at(place)} is {thing.colour}."
+        question = f"what colour is the thing {at(cell)}?"
+        answer = f"the {thing.kind} {at(cell)} is {thing.colour}."
     return _turn("colour", question, answer, thing.colour)
 
 
@@ -136,18 +136,18 @@ def count(rng: np.random.Generator, scene: Scene) -> Turn:
 
 def sign(rng: np.random.Generator, scene: Scene) -> Turn | None:
     """What does a sign say?"""
-    signs = [(place, thing) for place, thing in scene.things if thing.kind == SIGN]
+    signs = [(cell, thing) for cell, thing in scene.things if thing.kind == SIGN]
     if not signs:
         return None
-    place, thing = pick(rng, signs)
+    cell, thing = pick(rng, signs)
     assert thing.word is not None
-    name = ref(scene, place)
+    name = ref(scene, cell)
     question, answer = pick(
         rng,
         (
             (f"what does the {name} say?", f"the {name} says {thing.word}."),
             (f"read the {name}, please.", f"the word on the {name} is {thing.word}."),
-            (f"which word is {at(place)}?", f"the word {at(place)} is {thing.word}."),
+            (f"which word is {at(cell)}?", f"the word {at(cell)} is {thing.word}."),
         ),
     )
     return _turn("sign", question, answer, thing.word.lower())
@@ -155,13 +155,13 @@ def sign(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 def size(rng: np.random.Generator, scene: Scene) -> Turn | None:
     """Is a thing small or large? Not asked about signs."""
-    things = [(place, thing) for place, thing in scene.things if thing.kind != SIGN]
+    things = [(cell, thing) for cell, thing in scene.things if thing.kind != SIGN]
     if not things:
         return None
-    place, thing = pick(rng, things)
-    name = ref(scene, place)
+    cell, thing = pick(rng, things)
+    name = ref(scene, cell)
     if thing.size in name:
-        name = f"thing {at(place)}"
+        name = f"thing {at(cell)}"
     return _turn("size", f"how big is the {name}?", f"the {name} is {thing.size}.", thing.size)
 
 
@@ -251,13 +251,13 @@ def interview(rng: np.random.Generator) -> Sample:
 
 def _conversation(name: str, rng: np.random.Generator, least: int) -> Sample:
     page = sample_page(rng)
-    wanted, turns, seen = least + below(rng, 3), [], set()
+    count, turns, questions = least + below(rng, 3), [], set()
     for _ in range(4 * least):
         turn = ask(rng, page)
-        if turn[1] not in seen:
-            seen.add(turn[1])
+        if turn[1] not in questions:
+            questions.add(turn[1])
             turns.append(turn)
-        if len(turns) == wanted:
+        if len(turns) == count:
             break
     return _sample(name, rng, page, turns)
 

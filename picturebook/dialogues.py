@@ -68,9 +68,7 @@ def _place_first(things: list[tuple[int, Thing]]) -> list[str]:
     sentences = []
     for row in (0, 1):
         parts = [
-            f"{at(place)} there is {an(full(thing))}"
-            for place, thing in things
-            if place // 2 == row
+            f"{at(cell)} there is {an(full(thing))}" for cell, thing in things if cell // 2 == row
         ]
         if parts:
             sentences.append(", and ".join(parts) + ".")
@@ -83,9 +81,9 @@ def _thing_first(things: list[tuple[int, Thing]]) -> list[str]:
     sentences = []
     for row in (0, 1):
         parts = [
-            f"{an(full(thing))} {STANDS[thing.kind]} {at(place)}"
-            for place, thing in things
-            if place // 2 == row
+            f"{an(full(thing))} {STANDS[thing.kind]} {at(cell)}"
+            for cell, thing in things
+            if cell // 2 == row
         ]
         if parts:
             sentences.append(", and ".join(parts) + ".")
@@ -95,10 +93,10 @@ def _thing_first(things: list[tuple[int, Thing]]) -> list[str]:
 def _piece_by_piece(things: list[tuple[int, Thing]]) -> list[str]:
     """'The ball at the top left is large and red.': a sentence per thing."""
     return [
-        f"the {thing.kind} {at(place)} is {thing.colour} and says {thing.word}."
+        f"the {thing.kind} {at(cell)} is {thing.colour} and says {thing.word}."
         if thing.word
-        else f"the {thing.kind} {at(place)} is {thing.size} and {thing.colour}."
-        for place, thing in things
+        else f"the {thing.kind} {at(cell)} is {thing.size} and {thing.colour}."
+        for cell, thing in things
     ]
 
 
@@ -142,7 +140,7 @@ def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
         )
         opening = f"this {noun} shows {counted} in front of {an(tint)} background."
         empty = (
-            f"nothing is {listing([at(place) for place in scene.free])}."
+            f"nothing is {listing([at(cell) for cell in scene.free])}."
             if scene.free
             else "no place is empty."
         )
@@ -150,8 +148,8 @@ def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
     if style < 0.9:
         question = pick(rng, (f"List what the {noun} shows.", f"Describe the {noun} as a list."))
         lines = [
-            f"{PLACES[place]}: {'nothing' if thing is None else an(full(thing))}."
-            for place, thing in enumerate(scene.cells)
+            f"{PLACES[cell]}: {'nothing' if thing is None else an(full(thing))}."
+            for cell, thing in enumerate(scene.cells)
         ]
         return question, join(f"Background: {tint}.", *lines)
     question = pick(rng, (f"Briefly describe the {noun}.", f"Describe this {noun} in a few words."))
@@ -187,20 +185,20 @@ def captioned(rng: np.random.Generator) -> Sample:
 
 def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
     """What a sign says, where it is, and what is near it; sometimes all signs at once."""
-    signs = [(place, thing) for place, thing in scene.things if thing.kind == SIGN]
-    place, thing = pick(rng, signs)
-    noun, name, way = pick(rng, NOUNS), ref(scene, place), below(rng, 4)
+    signs = [(cell, thing) for cell, thing in scene.things if thing.kind == SIGN]
+    cell, thing = pick(rng, signs)
+    noun, name, way = pick(rng, NOUNS), ref(scene, cell), below(rng, 4)
     if way == 0:
         answer = (
             f"the {name} says {thing.word}."
             if " at " in name
-            else f"the {name} {at(place)} says {thing.word}."
+            else f"the {name} {at(cell)} says {thing.word}."
         )
-        return f"What does the {name} say?", join(answer, neighbour(scene, place))
+        return f"What does the {name} say?", join(answer, neighbour(scene, cell))
     if way == 1:
         body = f"it is written on {an(thing.colour)} sign."
-        return f"What is written {at(place)}?", join(
-            f"the word {thing.word} is written {at(place)}.", body, neighbour(scene, place)
+        return f"What is written {at(cell)}?", join(
+            f"the word {thing.word} is written {at(cell)}.", body, neighbour(scene, cell)
         )
     if way == 2:
         reading = [
@@ -214,9 +212,9 @@ def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
             else "there is nothing else to see."
         )
         return f"Read all the text {inside(noun)}.", join(f"the text is {listing(reading)}.", body)
-    body = f"the word is {thing.word}, and the {thing.colour} sign is {at(place)}."
+    body = f"the word is {thing.word}, and the {thing.colour} sign is {at(cell)}."
     return f"Which word can you read on the {name}?", join(
-        f"I can read {thing.word}.", body, neighbour(scene, place)
+        f"I can read {thing.word}.", body, neighbour(scene, cell)
     )
 
 
@@ -246,7 +244,7 @@ def absent(rng: np.random.Generator, scene: Scene) -> str:
 def exist_turn(rng: np.random.Generator, scene: Scene) -> Turn:
     """Is it there? Yes in half of the cases; no says what is there instead."""
     noun, way, yes = pick(rng, NOUNS), below(rng, 3), rng.random() < 0.5
-    place, thing = pick(rng, scene.things)
+    cell, thing = pick(rng, scene.things)
     name = short(thing) if yes else absent(rng, scene)
     question = (
         f"Is there {an(name)} {inside(noun)}?",
@@ -261,7 +259,7 @@ def exist_turn(rng: np.random.Generator, scene: Scene) -> Turn:
         )[way]
         size = f"it says {thing.word} and" if thing.word else f"it is {thing.size} and"
         return question, join(
-            answer, f"{size} {STANDS[thing.kind]} {at(place)}.", neighbour(scene, place)
+            answer, f"{size} {STANDS[thing.kind]} {at(cell)}.", neighbour(scene, cell)
         )
     answer = (
         f"No, there is no {name} {inside(noun)}.",
@@ -291,32 +289,32 @@ def _count(rng: np.random.Generator, scene: Scene) -> Turn:
     by = pick(rng, ("colour", "kind", "size"))
     values = {"colour": COLOURS, "kind": KINDS, "size": SIZES}[by]
     value = getattr(pick(rng, things)[1], by) if rng.random() < 0.8 else pick(rng, values)
-    found = [(place, thing) for place, thing in things if getattr(thing, by) == value]
+    matches = [(cell, thing) for cell, thing in things if getattr(thing, by) == value]
     name = value if by == "kind" else f"{value} thing"
-    answer = f"{there(len(found))} {number(len(found), name)} {inside(noun)}."
-    if not found:
+    answer = f"{there(len(matches))} {number(len(matches), name)} {inside(noun)}."
+    if not matches:
         body = f"it shows only {listing(rest(scene))}."
     else:
-        who = listing([f"the {short(thing)} {at(place)}" for place, thing in found])
-        body = f"{'it is' if len(found) == 1 else 'they are'} {who}."
+        who = listing([f"the {short(thing)} {at(cell)}" for cell, thing in matches])
+        body = f"{'it is' if len(matches) == 1 else 'they are'} {who}."
     return f"How many {plural(name)} are {inside(noun)}? Explain.", join(answer, body)
 
 
 def _relative(rng: np.random.Generator, scene: Scene) -> Turn | None:
-    named = unique(scene)
-    if not named:
+    distinct = unique(scene)
+    if not distinct:
         return None
-    place, _ = pick(rng, named)
-    name, to = ref(scene, place), place ^ (1 + below(rng, 3))
-    where, found = side(place, to), scene.cells[to]
-    if found is None:
+    cell, _ = pick(rng, distinct)
+    name, to = ref(scene, cell), cell ^ (1 + below(rng, 3))
+    where, neighbour_thing = side(cell, to), scene.cells[to]
+    if neighbour_thing is None:
         answer = f"nothing is {where} the {name}."
-        body = f"the {name} is {at(place)}, and the place {at(to)} is empty."
+        body = f"the {name} is {at(cell)}, and the place {at(to)} is empty."
     else:
-        answer = f"{an(full(found))} is {where} the {name}."
-        body = f"the {name} is {at(place)}, and the {short(found)} is {at(to)}."
+        answer = f"{an(full(neighbour_thing))} is {where} the {name}."
+        body = f"the {name} is {at(cell)}, and the {short(neighbour_thing)} is {at(to)}."
     return f"What is {where} the {name}?", join(
-        answer, body, remark(scene) if found is None else ""
+        answer, body, remark(scene) if neighbour_thing is None else ""
     )
 
 
@@ -343,10 +341,10 @@ def _more(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def _same(rng: np.random.Generator, scene: Scene) -> Turn | None:
-    named = unique(scene)
-    if len(named) < 2:
+    distinct = unique(scene)
+    if len(distinct) < 2:
         return None
-    (p, a), (q, b) = named[0], named[-1]
+    (p, a), (q, b) = distinct[0], distinct[-1]
     x, y = ref(scene, p), ref(scene, q)
     question = f"Do the {x} and the {y} have the same colour?"
     answer = (
@@ -357,19 +355,19 @@ def _same(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 
 def _take_away(rng: np.random.Generator, scene: Scene) -> Turn | None:
-    named = unique(scene)
-    if not named:
+    distinct = unique(scene)
+    if not distinct:
         return None
-    place, _ = pick(rng, named)
-    name, left = ref(scene, place), rest(scene, place)
+    cell, _ = pick(rng, distinct)
+    name, remainder = ref(scene, cell), rest(scene, cell)
     question = f"What is left if you take away the {name}?"
-    if not left:
+    if not remainder:
         return question, join(
-            "then nothing is left.", f"the {name} {at(place)} is the only thing there."
+            "then nothing is left.", f"the {name} {at(cell)} is the only thing there."
         )
-    answer = f"then {listing(left)} {'is' if len(left) == 1 else 'are'} left."
-    before = f"{there(len(left) + 1)} {number(len(left) + 1, 'thing')} before"
-    body = f"the {name} is {at(place)}, and {before}."
+    answer = f"then {listing(remainder)} {'is' if len(remainder) == 1 else 'are'} left."
+    before = f"{there(len(remainder) + 1)} {number(len(remainder) + 1, 'thing')} before"
+    body = f"the {name} is {at(cell)}, and {before}."
     return question, join(answer, body)
 
 
@@ -410,8 +408,8 @@ def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
         best = (max, min)[way](heights)
         top = [colour for colour, height in page.bars if height == best]
         bars = f"the {listing(top)} {'bar is' if len(top) == 1 else 'bars are'}"
-        others = _bars(page, *top)
-        body = f"{others}." if others else "all bars have the same height."
+        other_bars = _bars(page, *top)
+        body = f"{other_bars}." if other_bars else "all bars have the same height."
         return f"Which bar is the {word} {inside(noun)}?", join(
             f"{bars} the {word} with a height of {best}.", body
         )

@@ -66,18 +66,20 @@ def question(rng: np.random.Generator, sample: Sample) -> Sample:
     sample, lead = _with_page(rng, sample)
     if len(sample.scenes) == 1:
         page = sample.scenes[0]
-        asked, answer = chart_turn(rng, page) if isinstance(page, Chart) else reason_turn(rng, page)
-        return _add(sample, lead + asked, answer)
+        question_text, answer = (
+            chart_turn(rng, page) if isinstance(page, Chart) else reason_turn(rng, page)
+        )
+        return _add(sample, lead + question_text, answer)
     i, name = _which(rng, sample, "picture")
     scene = sample.scenes[i]
     assert isinstance(scene, Scene)
-    place, thing = pick(rng, scene.things)
-    left = rest(scene, place)
-    more = f"{name} also has {listing(left)}." if left else f"{name} has nothing else."
+    cell, thing = pick(rng, scene.things)
+    remainder = rest(scene, cell)
+    more = f"{name} also has {listing(remainder)}." if remainder else f"{name} has nothing else."
     return _add(
         sample,
-        f"What is {at(place)} of {name}?",
-        join(f"{an(full(thing))} is {at(place)} of {name}.", more),
+        f"What is {at(cell)} of {name}?",
+        join(f"{an(full(thing))} is {at(cell)} of {name}.", more),
     )
 
 
@@ -85,7 +87,7 @@ def caption_it(rng: np.random.Generator, sample: Sample) -> Sample:
     """A caption for one page."""
     sample, lead = _with_page(rng, sample)
     i, name = _which(rng, sample, pick(rng, NOUNS))
-    asked, opening = pick(
+    request, opening = pick(
         rng,
         (
             (f"Write a caption for {name}.", ""),
@@ -93,7 +95,7 @@ def caption_it(rng: np.random.Generator, sample: Sample) -> Sample:
         ),
     )
     text = caption(sample.scenes[i])
-    return _add(sample, lead + asked, (opening + text if opening else cap(text)) + ".")
+    return _add(sample, lead + request, (opening + text if opening else cap(text)) + ".")
 
 
 def summary(rng: np.random.Generator, sample: Sample) -> Sample:
@@ -102,10 +104,10 @@ def summary(rng: np.random.Generator, sample: Sample) -> Sample:
     sentences = sample.turns[-1][1].replace("! ", ". ").rstrip(".").split(". ")
     if sentences[0].startswith(OPENINGS):
         sentences = sentences[1:]
-    chosen = sentences[-1:] if sample.dataset == "sums" else sentences[:1]
+    gist = sentences[-1:] if sample.dataset == "sums" else sentences[:1]
     if len(sample.images) == 5:
-        chosen = [sentences[0], sentences[-1]]
-    asked, opening = pick(
+        gist = [sentences[0], sentences[-1]]
+    request, opening = pick(
         rng,
         (
             ("Sum up your answer in short.", "In short"),
@@ -113,11 +115,11 @@ def summary(rng: np.random.Generator, sample: Sample) -> Sample:
             ("What is the main point of your answer?", "The main point is this"),
         ),
     )
-    first = chosen[0].removeprefix("First, ")
+    first = gist[0].removeprefix("First, ")
     if first.split(" ")[0] not in PROPER:
         first = first[0].lower() + first[1:]
     mark = ":" if opening.endswith("this") else ","
-    return _add(sample, asked, ". ".join([f"{opening}{mark} {first}", *chosen[1:]]) + ".")
+    return _add(sample, request, ". ".join([f"{opening}{mark} {first}", *gist[1:]]) + ".")
 
 
 def story(rng: np.random.Generator, sample: Sample) -> Sample:

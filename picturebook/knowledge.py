@@ -190,8 +190,8 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
         c = 1 + below(rng, a + b - 1)
         begin = f"{name} has {a} {what}, finds {b} more and loses {c}"
         question = f"{begin}. How many {what} does {name} have now?"
-        left = a + b - c
-        work = f"First, {a} + {b} = {a + b}. Then {a + b} - {c} = {left}. The answer is {left}."
+        d = a + b - c
+        work = f"First, {a} + {b} = {a + b}. Then {a + b} - {c} = {d}. The answer is {d}."
     elif form == 4:
         a, b, c = 2 + below(rng, 4), 2 + below(rng, 5), 1 + below(rng, 20)
         begin = f"{name} has {a} bags with {b} {what} in each and {c} more in a box"

@@ -18,7 +18,7 @@ def page_lines(page: Scene | Chart) -> tuple[tuple[str, ...], ...]:
     background = f"the background is {page.background}"
     if isinstance(page, Chart):
         bars = zip(BAR_PLACES, page.bars, strict=True)
-        line = tuple(f"{place} {colour} {height}" for place, (colour, height) in bars)
+        line = tuple(f"{cell} {colour} {height}" for cell, (colour, height) in bars)
         return tuple((background, "this is a chart") if _last(y) else line for y in range(LINES))
     count = len(page.things)
     facts = (background, f"{there(count)} {number(count, 'thing')}")
@@ -33,10 +33,10 @@ def _last(line: int) -> bool:
 
 def _phrase(scene: Scene, line: int, column: int) -> str:
     """Return what a line says of its cell: the thing, or in every second line a sign's word."""
-    place = 2 * (line // (LINES // 2)) + column
-    thing = scene.cells[place]
+    cell = 2 * (line // (LINES // 2)) + column
+    thing = scene.cells[cell]
     if thing is None:
-        return f"{PLACES[place]} nothing"
+        return f"{PLACES[cell]} nothing"
     if thing.kind == SIGN and line % (LINES // 2) % 2:
         return f"sign says {thing.word}"
-    return f"{PLACES[place]} {thing.size} {thing.colour} {thing.kind}"
+    return f"{PLACES[cell]} {thing.size} {thing.colour} {thing.kind}"

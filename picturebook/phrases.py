@@ -42,9 +42,9 @@ def short(thing: Thing) -> str:
     return f"{thing.colour} {thing.kind}"
 
 
-def at(place: int) -> str:
+def at(cell: int) -> str:
     """'at the top left'."""
-    return f"at the {PLACES[place]}"
+    return f"at the {PLACES[cell]}"
 
 
 def inside(noun: str) -> str:
@@ -84,24 +84,24 @@ def join(*sentences: str) -> str:
     return " ".join(cap(sentence) for sentence in sentences if sentence)
 
 
-def ref(scene: Scene, place: int) -> str:
+def ref(scene: Scene, cell: int) -> str:
     """The shortest of 'ball', 'red ball', 'small red ball' that fits this thing only; else with its
     place."""
-    thing = scene.cells[place]
+    thing = scene.cells[cell]
     assert thing is not None
-    others = [other for where, other in scene.things if where != place]
-    if all(other.kind != thing.kind for other in others):
+    neighbours = [other for where, other in scene.things if where != cell]
+    if all(other.kind != thing.kind for other in neighbours):
         return thing.kind
-    if all((other.kind, other.colour) != (thing.kind, thing.colour) for other in others):
+    if all((other.kind, other.colour) != (thing.kind, thing.colour) for other in neighbours):
         return short(thing)
-    if thing.kind != SIGN and all(full(other) != full(thing) for other in others):
+    if thing.kind != SIGN and all(full(other) != full(thing) for other in neighbours):
         return full(thing)
-    return f"{short(thing)} {at(place)}"
+    return f"{short(thing)} {at(cell)}"
 
 
 def unique(scene: Scene) -> list[tuple[int, Thing]]:
     """The things whose kind or colour and kind nobody else has."""
-    return [(place, thing) for place, thing in scene.things if len(ref(scene, place).split()) <= 2]
+    return [(cell, thing) for cell, thing in scene.things if len(ref(scene, cell).split()) <= 2]
 
 
 def side(of: int, to: int) -> str:
@@ -114,19 +114,19 @@ def side(of: int, to: int) -> str:
     return "across from"
 
 
-def neighbour(scene: Scene, place: int) -> str:
+def neighbour(scene: Scene, cell: int) -> str:
     """A sentence on the nearest other thing (in the row, the column, the diagonal), or on being
     alone."""
-    for to in (place ^ 1, place ^ 2, place ^ 3):
+    for to in (cell ^ 1, cell ^ 2, cell ^ 3):
         thing = scene.cells[to]
         if thing is not None:
-            return f"{cap(an(full(thing)))} is {side(place, to)} it."
+            return f"{cap(an(full(thing)))} is {side(cell, to)} it."
     return "There is nothing else near it."
 
 
 def rest(scene: Scene, *places: int) -> list[str]:
     """'a small red ball' of each thing that is not at `places`."""
-    return [an(full(thing)) for place, thing in scene.things if place not in places]
+    return [an(full(thing)) for cell, thing in scene.things if cell not in places]
 
 
 def remark(scene: Scene) -> str:
@@ -152,5 +152,5 @@ def caption(page: Scene | Chart) -> str:
     if isinstance(page, Chart):
         bars = [f"{an(colour)} bar of {height}" for colour, height in page.bars]
         return f"a chart with {listing(bars)} on {an(page.background)} background"
-    things = [f"{an(full(thing))} {at(place)}" for place, thing in page.things]
+    things = [f"{an(full(thing))} {at(cell)}" for cell, thing in page.things]
     return f"{listing(things)} on {an(page.background)} background"

@@ -257,11 +257,9 @@ def render(page: Scene | Chart, rng: np.random.Generator) -> np.ndarray:
         _draw_chart(canvas, page)
     else:
         shifts = (noise * (2 * JITTER + 1)).astype(int) - JITTER
-        for place, thing in page.things:
-            top, left = CELL * (place // 2), CELL * (place % 2)
-            _draw_thing(
-                canvas, thing, top, left, int(shifts[2 * place]), int(shifts[2 * place + 1])
-            )
+        for cell, thing in page.things:
+            top, left = CELL * (cell // 2), CELL * (cell % 2)
+            _draw_thing(canvas, thing, top, left, int(shifts[2 * cell]), int(shifts[2 * cell + 1]))
     canvas *= 0.94 + 0.12 * float(noise[8])
     return np.minimum(canvas, 255.0).astype(np.uint8)
 
@@ -304,8 +302,8 @@ def tower_labels(page: Scene | Chart) -> dict[str, np.ndarray]:
             labels["bar_colour"][i] = _INDEX["colour"](colour)
             labels["bar_height"][i] = height
         return labels
-    for place, thing in page.things:
+    for cell, thing in page.things:
         for name in ("kind", "colour", "size"):
-            labels[name][place] = _INDEX[name](getattr(thing, name))
-        labels["word"][place] = _INDEX["word"](thing.word or "none")
+            labels[name][cell] = _INDEX[name](getattr(thing, name))
+        labels["word"][cell] = _INDEX["word"](thing.word or "none")
     return labels

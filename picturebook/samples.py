@@ -80,11 +80,11 @@ class Probe:
     def of(cls, kind: str, expected: str, reference: str) -> Probe:
         """The probe of a question: wrong is every value that the reference answer does not
         mention."""
-        said = mentioned(kind, reference)
+        values = mentioned(kind, reference)
         return cls(
             kind,
             expected,
-            tuple(value for value in VALUES[kind] if value not in said and value != expected),
+            tuple(value for value in VALUES[kind] if value not in values and value != expected),
         )
 
     def correct(self, answer: str) -> bool:
@@ -94,8 +94,8 @@ class Probe:
         reference answer itself mentions besides the expected one is neither asked for nor held
         against the answer. Words about other attributes are not judged.
         """
-        said = mentioned(self.kind, answer)
-        return self.expected in said and not said.intersection(self.alternatives)
+        values = mentioned(self.kind, answer)
+        return self.expected in values and not values.intersection(self.alternatives)
 
 
 @dataclass(frozen=True)

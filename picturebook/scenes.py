@@ -65,12 +65,12 @@ class Scene:
     @property
     def things(self) -> tuple[tuple[int, Thing], ...]:
         """(cell index, thing) of the occupied cells, in reading order."""
-        return tuple((place, thing) for place, thing in enumerate(self.cells) if thing is not None)
+        return tuple((cell, thing) for cell, thing in enumerate(self.cells) if thing is not None)
 
     @property
     def free(self) -> tuple[int, ...]:
         """Indices of the empty cells."""
-        return tuple(place for place, thing in enumerate(self.cells) if thing is None)
+        return tuple(cell for cell, thing in enumerate(self.cells) if thing is None)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Edit:
     """One change of one cell. `before` is None for 'add', `after` is None for 'remove'."""
 
     kind: str
-    place: int
+    cell: int
     before: Thing | None
     after: Thing | None
 
@@ -154,8 +154,8 @@ def sample_scene(
             thing = replace(thing, colour=things[-1].colour)
         things.append(thing)
     cells: list[Thing | None] = [None] * 4
-    for place, thing in zip(shuffled(rng, (0, 1, 2, 3)), things, strict=False):
-        cells[place] = thing
+    for cell, thing in zip(shuffled(rng, (0, 1, 2, 3)), things, strict=False):
+        cells[cell] = thing
     return Scene(pick(rng, BACKGROUNDS), (cells[0], cells[1], cells[2], cells[3]))
 
 
@@ -166,10 +166,10 @@ def sample_chart(rng: np.random.Generator) -> Chart:
     return Chart(pick(rng, BACKGROUNDS), ((a, x), (b, y), (c, z)))
 
 
-def with_cell(scene: Scene, place: int, thing: Thing | None) -> Scene:
+def with_cell(scene: Scene, cell: int, thing: Thing | None) -> Scene:
     """`scene` with one cell exchanged."""
     cells = list(scene.cells)
-    cells[place] = thing
+    cells[cell] = thing
     return Scene(scene.background, (cells[0], cells[1], cells[2], cells[3]))
 
 
@@ -179,13 +179,15 @@ def edit(rng: np.random.Generator, scene: Scene, avoid: tuple[int, ...] = ()) ->
     A page keeps at least one thing, and signs are not resized. With every occupied cell to be
     avoided and no free one left there is nothing to change: ValueError.
     """
-    free = [place for place in scene.free if place not in avoid]
-    taken = [(place, thing) for place, thing in scene.things if place not in avoid]
-    resizable = [(place, thing) for place, thing in taken if thing.kind != SIGN]
+    free = [cell for cell in scene.free if cell not in avoid]
+    occupied = [(cell, thing) for cell, thing in scene.things if cell not in avoid]
+    resizable = [(cell, thing) for cell, thing in occupied if thing.kind != SIGN]
     kinds = [
         kind
         for kind, possible in zip(
-            EDITS, (taken, taken, free, taken and len(scene.things) > 1, resizable), strict=True
+            EDITS,
+            (occupied, occupied, free, occupied and len(scene.things) > 1, resizable),
+            strict=True,
         )
         if possible
     ]
@@ -197,13 +199,13 @@ def edit(rng: np.random.Generator, scene: Scene, avoid: tuple[int, ...] = ()) ->
     before: Thing | None = None
     after: Thing | None = None
     if kind == "add":
-        place, after = pick(rng, free), sample_thing(rng)
+        cell, after = pick(rng, free), sample_thing(rng)
     else:
-        place, before = pick(rng, resizable if kind == "resize" else taken)
+        cell, before = pick(rng, resizable if kind == "resize" else occupied)
         if kind == "recolour":
             after = replace(before, colour=other(rng, COLOURS, before.colour))
         elif kind == "resize":
             after = replace(before, size=other(rng, SIZES, before.size))
         elif kind == "replace":
             after = replace(sample_thing(rng), kind=other(rng, KINDS, before.kind))
-    return with_cell(scene, place, after), Edit(kind, place, before, after)
+    return with_cell(scene, cell, after), Edit(kind, cell, before, after)

@@ -57,7 +57,7 @@ def placeholders(n: int) -> str:
 
 
 def _spot(change: Edit) -> str:
-    return at(change.place)
+    return at(change.cell)
 
 
 # edit and brush
@@ -71,7 +71,7 @@ def plain_order(change: Edit) -> str:
         return f"add {an(full(after))} {_spot(change)}."
     assert before is not None
     if after is None:
-        return f"remove the {full(before)} from the {PLACES[change.place]}."
+        return f"remove the {full(before)} from the {PLACES[change.cell]}."
     if change.kind == "recolour":
         colours = f"from {before.colour} to {after.colour}"
         return f"change the colour of the {before.kind} {_spot(change)} {colours}."
@@ -99,12 +99,12 @@ def painter_order(change: Edit) -> str:
 
 def _keep(scene: Scene, *places: int) -> str:
     """What stays: the other things by kind and place, and the background."""
-    kept = [
-        f"the {short(thing)} {at(place)}" for place, thing in scene.things if place not in places
+    phrases = [
+        f"the {short(thing)} {at(cell)}" for cell, thing in scene.things if cell not in places
     ]
-    if not kept:
+    if not phrases:
         return f"keep the {scene.background} background and nothing else."
-    return f"keep {listing([*kept, f'the {scene.background} background'])}."
+    return f"keep {listing([*phrases, f'the {scene.background} background'])}."
 
 
 def edit_pair(rng: np.random.Generator) -> Sample:
@@ -112,7 +112,7 @@ def edit_pair(rng: np.random.Generator) -> Sample:
     first = sample_scene(rng)
     second, change = edit(rng, first)
     noun, way = pick(rng, NOUNS), below(rng, 3)
-    order = join(plain_order(change), _keep(first, change.place))
+    order = join(plain_order(change), _keep(first, change.cell))
     if way == 0:
         question = f"{placeholders(2)}Which edit turns the first {noun} into the second?"
         return several("edit", rng, [first, second], question, order)
@@ -133,7 +133,7 @@ def brush(rng: np.random.Generator) -> Sample:
     second, change = edit(rng, first)
     changes, scenes = [change], [first, second]
     if rng.random() < 0.4:
-        scenes[1], later = edit(rng, second, avoid=(change.place,))
+        scenes[1], later = edit(rng, second, avoid=(change.cell,))
         changes.append(later)
     noun, way = pick(rng, NOUNS), below(rng, 2)
     question = (
@@ -144,8 +144,8 @@ def brush(rng: np.random.Generator) -> Sample:
     if len(orders) == 2:
         orders[1] = "then " + orders[1].removeprefix("please ")
     closing = ("the rest stays as it is: ", "do not touch the rest: ")[way]
-    left = rest(first, *(change.place for change in changes))
-    end = f"{closing}{listing(left)}." if left else "there is nothing else to paint."
+    remainder = rest(first, *(change.cell for change in changes))
+    end = f"{closing}{listing(remainder)}." if remainder else "there is nothing else to paint."
     return several("brush", rng, scenes, question, join(*orders, end))
 
 
@@ -181,7 +181,7 @@ def spot(rng: np.random.Generator) -> Sample:
     second, change = edit(rng, first)
     changes, scenes = [change], [first, second]
     if rng.random() < 0.4:
-        scenes[1], later = edit(rng, second, avoid=(change.place,))
+        scenes[1], later = edit(rng, second, avoid=(change.cell,))
         changes.append(later)
     noun, way, two = pick(rng, NOUNS), below(rng, 3), len(changes) == 2
     question = (
@@ -194,12 +194,12 @@ def spot(rng: np.random.Generator) -> Sample:
         "I found two differences." if two else "I found one difference.",
         f"the two {noun}s are nearly the same.",
     )[way]
-    kept = [
+    phrases = [
         f"the {short(thing)}"
-        for place, thing in first.things
-        if place not in [c.place for c in changes]
+        for cell, thing in first.things
+        if cell not in [c.cell for c in changes]
     ]
-    same = f"both show {listing(kept)} on {an(first.background)} background." if kept else (
+    same = f"both show {listing(phrases)} on {an(first.background)} background." if phrases else (
         f"both have {an(first.background)} background.")  # fmt: skip
     return several(
         "spot", rng, scenes, question, join(opening, *(difference(c) for c in changes), same)
@@ -224,15 +224,15 @@ def saga(rng: np.random.Generator) -> Sample:
     scenes, sentences = [], []
     for i, connector in enumerate(CONNECTORS):
         scene = sample_scene(rng, count=1 + below(rng, 3))
-        place = pick(rng, scene.free)
-        scene = with_cell(scene, place, hero)
-        near = [to for to in (place ^ 1, place ^ 2, place ^ 3) if scene.cells[to] is not None]
+        cell = pick(rng, scene.free)
+        scene = with_cell(scene, cell, hero)
+        near = [to for to in (cell ^ 1, cell ^ 2, cell ^ 3) if scene.cells[to] is not None]
         friend = scene.cells[near[0]]
         assert friend is not None
         who = f"{name} the {short(hero)}" if i in (0, 4) else name
         verb = ("was at", "went to", "came to", "stayed at", "slept at")[i]
         sentences.append(
-            f"{connector}, {who} {verb} the {PLACES[place]}, {side(near[0], place)} "
+            f"{connector}, {who} {verb} the {PLACES[cell]}, {side(near[0], cell)} "
             f"{an(full(friend))}."
         )
         scenes.append(scene)
@@ -252,8 +252,8 @@ def album(rng: np.random.Generator) -> Sample:
     name, scenes, sentences = pick(rng, NAMES), [], []
     for connector in CONNECTORS:
         scene = sample_scene(rng, count=1 + below(rng, 3))
-        (place, thing), others = scene.things[0], rest(scene, scene.things[0][0])
-        end = f" near {others[0]}" if others else f" {at(place)}"
+        (cell, thing), remainder = scene.things[0], rest(scene, scene.things[0][0])
+        end = f" near {remainder[0]}" if remainder else f" {at(cell)}"
         sentences.append(f"{connector}, {name} {doing(thing)}{end}.")
         scenes.append(scene)
     question = pick(
@@ -271,7 +271,7 @@ def story(name: str, scene: Scene) -> str:
     """A short story about one page: what the named one did with each of at most three things."""
     things = scene.things[:3]
     steps = [
-        f"{(CONNECTORS[0], CONNECTORS[1], CONNECTORS[-1])[i]}, {name} {doing(thing)} {at(place)}."
-        for i, (place, thing) in enumerate(things)
+        f"{(CONNECTORS[0], CONNECTORS[1], CONNECTORS[-1])[i]}, {name} {doing(thing)} {at(cell)}."
+        for i, (cell, thing) in enumerate(things)
     ]
     return join(f"{name} went for a walk on {an(scene.background)} page.", *steps)

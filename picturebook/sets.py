@@ -34,8 +34,8 @@ class SyntheticSet:
 
 
 SYNTHETIC_SETS = {
-    known.name: known
-    for known in (
+    entry.name: entry
+    for entry in (
         SyntheticSet("describe", ("LLaVA-Bench", "COCO captions"), 1, dialogues.describe),
         SyntheticSet("read", ("DocVQA", "TextVQA", "OCRBench", "TextCaps"), 1, dialogues.read),
         SyntheticSet("exist", ("POPE", "HallusionBench"), 1, dialogues.exist),
@@ -69,7 +69,7 @@ MIXTURE = {
 """Share of each kind among training samples. 'attributes' is for training only: short questions, no
 set."""
 
-MAKERS = {name: known.sample for name, known in SYNTHETIC_SETS.items()} | {
+MAKERS = {name: entry.sample for name, entry in SYNTHETIC_SETS.items()} | {
     "attributes": attributes,
     "interview": interview,
     "caption": dialogues.captioned,
