@@ -17,7 +17,10 @@ from jaxspec.command import input_errors
 from jaxspec.errors import InputError, install_command
 from tests.conftest import ROOT
 
-BEGIN = "import sys\nfrom jaxspec.command import input_errors, start\nstart('it')\nwith input_errors('it'):\n    "
+BEGIN = (
+    "import sys\nfrom jaxspec.command import input_errors, start\nstart('it')\n"
+    "with input_errors('it'):\n    "
+)
 # held until the end, and more than is held
 LINE, LINES = "print('line')", "print('line\\n' * 99999)"
 
@@ -121,7 +124,8 @@ def test_other_errors_pass() -> None:
         ("jaxspec", "from jaxspec.cli import main\nmain(['--help'])"),
         (
             "eval",
-            "import runpy\nsys.argv = ['-m']\nrunpy.run_module('eval.latency', run_name='__main__')",
+            "import runpy\nsys.argv = ['-m']\n"
+            "runpy.run_module('eval.latency', run_name='__main__')",
         ),
     ],
 )
@@ -154,7 +158,10 @@ def ended(body: str, shell: str = 'exec "$0" -c "$1"', **more: str) -> tuple[int
 
 def test_streams_may_be_closed(tmp_path: Path) -> None:
     """And a file that is opened later is not what libraries write to."""
-    write = f"file = open({str(tmp_path / 'file')!r}, 'w'); import os; os.write(1, b'x'); os.write(2, b'x'); print('y')"
+    write = (
+        f"file = open({str(tmp_path / 'file')!r}, 'w'); import os; os.write(1, b'x'); "
+        "os.write(2, b'x'); print('y')"
+    )
     assert ended(write, 'exec "$0" -c "$1" >&-') == (0, "", "x")
     assert (tmp_path / "file").read_text() == ""
     assert ended(write, 'exec "$0" -c "$1" 2>&-') == (0, "xy\n", "")
@@ -187,7 +194,10 @@ def test_a_platform_without_devices_is_one_line(platform: str) -> None:
 
 
 def test_help_fits_any_terminal() -> None:
-    body = "from jaxspec.command import parse_options\n    parse_options(lambda: None, ['-h'], 'it', description='why')"
+    body = (
+        "from jaxspec.command import parse_options\n"
+        "    parse_options(lambda: None, ['-h'], 'it', description='why')"
+    )
     code, out, err = ended(body, COLUMNS="1")
     assert (code, err) == (0, "")
     assert "why" in out

@@ -261,7 +261,10 @@ def test_every_figure_of_a_page_is_in_the_results_that_it_names(page: Path) -> N
 
 def test_a_stale_figure_is_found() -> None:
     """By its own name, its section's, and a formula whose figures are gone."""
-    page = "# A\nIt is 1.24 (`smollm2_gamma3/`).\n\n| a |\n|---|\n| 1.85 |\n| 1.86 |\n\n# B\n\n- LLaVA-1.5: 1.24\n"
+    page = (
+        "# A\nIt is 1.24 (`smollm2_gamma3/`).\n\n| a |\n|---|\n| 1.85 |\n| 1.86 |\n\n# B\n\n"
+        "- LLaVA-1.5: 1.24\n"
+    )
     assert [line[:4] for line in unknown(page)] == ["1.86", "1.24"]
     told = "It is {} (`smollm2_gamma3/`) <!-- derived: {} = {} -->"
     assert unknown(told.format("0.05", "0.05", "1.24 - 1.19")) == []

@@ -130,7 +130,8 @@ def test_code_in_a_pickle_does_not_run(vicuna):
     torch.save({"model.norm.weight": torch.ones(32), "evil": Evil(ran)}, vicuna / FIRST)
     refused(
         vicuna,
-        f"{FIRST}: holds code ({os.system.__module__}.system), and none of it was run; take the model's",
+        f"{FIRST}: holds code ({os.system.__module__}.system), and none of it was run; take "
+        "the model's",
     )
     (vicuna / FIRST).write_bytes(pickle.dumps(Evil(ran)))
     refused(vicuna, f"{FIRST}: not as torch writes files since 1.6; load it")
@@ -188,7 +189,8 @@ def test_without_torch(vicuna, monkeypatch):
         monkeypatch.setattr(directories, "version", lambda package, have=have: have)
         refused(
             vicuna,
-            f"{INDEX}: PyTorch's .bin is read with torch 2.11 or later, and here is {have or 'none'}; pip",
+            f"{INDEX}: PyTorch's .bin is read with torch 2.11 or later, and here is "
+            f"{have or 'none'}; pip",
         )
         refused(vicuna, "pip install -e '.[torch]', or save the model as safetensors")
     locate("owner/name")
@@ -197,5 +199,6 @@ def test_without_torch(vicuna, monkeypatch):
         file.unlink()
     refused(
         vicuna,
-        "no model.safetensors and no model.safetensors.index.json; PyTorch's .bin is read with torch",
+        "no model.safetensors and no model.safetensors.index.json; PyTorch's .bin is read "
+        "with torch",
     )

@@ -109,7 +109,8 @@ def test_an_index_names_files_of_its_directory(name, there, model):
         weight_map={key: name if shard == SHARD else shard for key, shard in index.items()},
     )
     assert refused(model) == (
-        f"{model / INDEX}: not readable as an index (it names {str(name)[:60]!r}, which is no file of its directory); "
+        f"{model / INDEX}: not readable as an index (it names {str(name)[:60]!r}, which is "
+        "no file of its directory); "
         "fetch it again"
     )
 

@@ -223,7 +223,8 @@ def test_no_such_checkpoint(tmp_path):
         (
             # type: ignore[arg-type]
             GatedRepoError("403 Client Error", response=SimpleNamespace(headers={}, request=None)),
-            "the model is gated; ask for access at https://huggingface.co/some/model, then run `hf auth login`",
+            "the model is gated; ask for access at https://huggingface.co/some/model, then "
+            "run `hf auth login`",
         ),
     ],
 )

@@ -53,14 +53,23 @@ def test_a_text_draft_is_written_for_vllm(
 @pytest.mark.parametrize(
     ("config", "options", "told"),
     [
-        (TEXT, ["--for", "sglang", "--vocab-of", "{}"], "not an EAGLE-3 head, which alone is written for sglang"),
+        (
+            TEXT,
+            ["--for", "sglang", "--vocab-of", "{}"],
+            "not an EAGLE-3 head, which alone is written for sglang",
+        ),
         (TEXT, ["--for", "vllm"], "the vocabulary size of its target; give vocab-of"),
-        (TEXT, ["--for", "vllm", "--vocab-of", "{}", "--draft-vocabulary", "8"], "the vocabulary size of its target"),
+        (
+            TEXT,
+            ["--for", "vllm", "--vocab-of", "{}", "--draft-vocabulary", "8"],
+            "the vocabulary size of its target",
+        ),
         (tiny.CONFIG, ["--for", "vllm", "--vocab-of", "{}"], "vLLM shows drafts no images"),
         (
             Qwen2Config(
-                vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-                num_key_value_heads=1, rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
+                vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                num_attention_heads=2, num_key_value_heads=1,
+                rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
             ),
             ["--for", "vllm", "--vocab-of", "{}"],
             "vLLM takes no draft with M-RoPE",

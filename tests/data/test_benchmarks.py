@@ -258,7 +258,10 @@ def test_follow_ups_go_through_the_kinds() -> None:
     assert caption[0] == "Provide a detailed caption for the provided image."
     assert summary[0] == "Summarize the previous answer."
     assert story[0] == "Can you use the previous responses to write a long story for children?"
-    reasons = "Provide a comprehensive and detailed explanation, including the reasoning and background information."
+    reasons = (
+        "Provide a comprehensive and detailed explanation, including the reasoning and "
+        "background information."
+    )
     assert fact == (f"Who wrote it. {reasons}", "Ann")
     assert total == ("1+1?. Provide a detailed explanation.\nLet's think step by step.", "2")
     assert second[6].images == ("60", "70")

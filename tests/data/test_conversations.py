@@ -187,7 +187,10 @@ def test_a_set_without_samples_says_why(tmp_path: Path) -> None:
         {"conversations": said(("Hi", "Ho")), "image": name} for name in ("a.png", "a.png", "b.png")
     ]
     (tmp_path / "mix.json").write_text(json.dumps(rows))
-    reason = r"3 rows were skipped, 2 of them: no such image file 'a\.png' in .* \(.*mix\.skipped\.jsonl has all\)"
+    reason = (
+        r"3 rows were skipped, 2 of them: no such image file 'a\.png' in .* "
+        r"\(.*mix\.skipped\.jsonl has all\)"
+    )
     with pytest.raises(InputError, match=f"data mix: no sample is left; {reason}"):
         main(Llava(tmp_path / "mix.json", "mix", out=tmp_path))
     (tmp_path / "mix.json").write_text("[]")

@@ -56,7 +56,8 @@ NO_IMAGES = {
     b"RIFF1234WAVEfmt ": "not one of the formats that are read (BMP, ",
     b"": "an empty file; fetch it again",
     b"\n<!DOCTYPE html>\n<p>404": "a web page, not an image; fetch the image itself",
-    b"version https://git-lfs.github.com/spec/v1\n": "a pointer of git-lfs, not the image; run `git lfs pull`",
+    b"version https://git-lfs.github.com/spec/v1\n": "a pointer of git-lfs, not the image; "
+    "run `git lfs pull`",
 }
 
 

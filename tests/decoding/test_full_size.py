@@ -22,7 +22,8 @@ from tests.tiny import QUICK
 
 OPTIONS = QUICK | {
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-    "xla_disable_hlo_passes": "while-loop-invariant-code-motion,while-loop-expensive-invariant-code-motion",
+    "xla_disable_hlo_passes": "while-loop-invariant-code-motion,"
+    "while-loop-expensive-invariant-code-motion",
 }
 BATCH, LENGTH, IMAGES, NEW = 1, 4096, 5, 128
 SIZES = Sizes(LENGTH, (IMAGES, IMAGES), NEW, ((LENGTH,),))

@@ -153,7 +153,10 @@ def test_the_demos_script_writes_its_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = ("T", "MTCP*", "KV head")  # of one view, of all, and of the head
-    words = f"mini --out {tmp_path} --limit 1 --sets read --turns 1 --max-new-tokens 48 --batch-size 1 --rows".split()
+    words = (
+        f"mini --out {tmp_path} --limit 1 --sets read --turns 1 --max-new-tokens 48 "
+        "--batch-size 1 --rows"
+    ).split()
     block_efficiency.main([*words, *rows])
     assert "MTCP*" in capsys.readouterr().out
     results = json.loads((tmp_path / "results.json").read_text())

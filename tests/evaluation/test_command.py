@@ -107,7 +107,8 @@ def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(
     _, config, _ = parse("mini --target replay:answers.jsonl")
     assert [row.name for row in config.rows] == ["M", "T", "C", "P", "MT static"]
     assert capsys.readouterr().err.splitlines() == [
-        "rows left out: MT*, MTCP*: recorded answers have no probabilities to learn from; give a model as target",
+        "rows left out: MT*, MTCP*: recorded answers have no probabilities to learn from; "
+        "give a model as target",
         "rows left out: KV head: recorded answers have no keys and values; give a model as target",
     ]
     assert list(config.left_out) == ["MT*", "MTCP*", "KV head"]

@@ -42,7 +42,8 @@ def compiled(preset: str, out: Path, *options: str) -> list[dict[str, Any]]:
     # Without what the suite sets to compile for CPUs in less time.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
-        [sys.executable, "-m", "eval.compiled", preset, "--layers", str(LAYERS), *options, "--out", str(out)],
+        [sys.executable, "-m", "eval.compiled", preset,
+         "--layers", str(LAYERS), *options, "--out", str(out)],
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -149,7 +149,8 @@ def test_a_harmless_program_passes_and_is_alone(
 ) -> None:
     monkeypatch.setenv("SECRET", "1")
     assert passes(
-        "import os\nassert 'SECRET' not in os.environ and not os.listdir()\nopen('a', 'w').write('b')"
+        "import os\nassert 'SECRET' not in os.environ and not os.listdir()\n"
+        "open('a', 'w').write('b')"
     )
 
 

@@ -20,7 +20,10 @@ from PIL import Image
 
 CARD = "card on huggingface.co"
 TREE = "files on huggingface.co"
-LMMS = "columns that EvolvingLMMs-Lab/lmms-eval reads, and those of the original's annotations; card UNSEEN"
+LMMS = (
+    "columns that EvolvingLMMs-Lab/lmms-eval reads, and those of the original's annotations; "
+    "card UNSEEN"
+)
 STORIES = ("IEdit", "MagicBrush", "Spot-the-Diff", "PororoSV", "VIST")
 LETTERS = tuple(f"image_{i}" for i in range(12))
 
@@ -55,23 +58,33 @@ class DataTwin:
 
 
 _TEXTVQA = (
-    "image_id question_id:int question question_tokens:texts image:image image_width:int image_height:int "
+    "image_id question_id:int question question_tokens:texts image:image image_width:int "
+    "image_height:int "
     "flickr_original_url flickr_300k_url answers:texts image_classes:texts set_name ocr_tokens:texts"
 )
 _TEXTCAPS = (
-    "question_id question image:image image_id image_classes:texts flickr_original_url flickr_300k_url image_width:int "
+    "question_id question image:image image_id image_classes:texts flickr_original_url "
+    "flickr_300k_url image_width:int "
     "image_height:int set_name image_name image_path caption_id:ints caption_str:texts reference_strs:texts"
 )
 _DOCVQA = (
-    "questionId question question_types:texts image:image docId:int ucsf_document_id ucsf_document_page_no "
+    "questionId question question_types:texts image:image docId:int ucsf_document_id "
+    "ucsf_document_page_no "
     "answers:texts data_split"
 )
-_VQAV2 = "question_type multiple_choice_answer answers:votes image_id:int answer_type question_id:int question image:image"
+_VQAV2 = (
+    "question_type multiple_choice_answer answers:votes image_id:int answer_type "
+    "question_id:int question image:image"
+)
 _HALLUSION = (
-    "category subcategory visual_input set_id figure_id sample_note question_id question gt_answer_details gt_answer "
+    "category subcategory visual_input set_id figure_id sample_note question_id question "
+    "gt_answer_details gt_answer "
     "filename"
 )
-_SCIENCE = "image:image question choices:texts answer:int8 hint task grade subject topic category skill lecture solution"
+_SCIENCE = (
+    "image:image question choices:texts answer:int8 hint task grade subject topic category "
+    "skill lecture solution"
+)
 _INTERLEAVED = {
     "sub_task": [name for name in STORIES for _ in range(3)],
     "question": "Image 1: <image>. Image 2: <image>. What was changed?",
@@ -193,7 +206,8 @@ DATA: dict[str, DataTwin] = {
         f"{TREE}; columns of the {CARD} of lmms-lab/DocVQA", _parts(_DOCVQA, "docvqa_val/lite", mode="L")
     ),
     "lmms-lab/ChartQA": DataTwin(
-        f"{TREE}; columns on the card of the copy qywang1106/chartqa_split_2_2; number of files UNSEEN",
+        f"{TREE}; columns on the card of the copy qywang1106/chartqa_split_2_2; number of "
+        "files UNSEEN",
         _parts("type question answer image:image", "default/test", values={"type": "human_test"}),
     ),
     "lmms-lab/textvqa": DataTwin(
@@ -213,7 +227,8 @@ DATA: dict[str, DataTwin] = {
     "lmms-lab/LLaVA-NeXT-Interleave-Bench": DataTwin(
         f"{TREE}; {CARD}",
         _parts(
-            f"sample_id:int sub_task {' '.join(f'{name}:image' for name in LETTERS)} question answer question_type",
+            f"sample_id:int sub_task {' '.join(f'{name}:image' for name in LETTERS)} "
+            "question answer question_type",
             "in_domain/test", rows=15, values=_INTERLEAVED, format="JPEG",
         ),
     ),
@@ -264,7 +279,8 @@ DATA: dict[str, DataTwin] = {
     "lmms-lab/COCO-Caption2017": DataTwin(
         f"{TREE}; {LMMS}",
         _parts(
-            "question_id image:image question answer:texts id:int license:int file_name coco_url height:int "
+            "question_id image:image question answer:texts id:int license:int file_name "
+            "coco_url height:int "
             "width:int date_captured",
             "default/val", shards=2, format="JPEG",
         ),

@@ -14,9 +14,15 @@ from typing import Any, Literal
 UNSEEN = "file list not seen"
 PADDLE = "github ZHUI/paddlenlp_model_readme, {}: its list of the mirrored files"
 SISTER = f"{UNSEEN}; files as those of {{}}, shards by its size"
-COPY = "github tung2kg1/AI-Stock-Chart-Analysis, llava-1.5-7b-hf/: a copy of its text files; tokenizer.model not seen"
+COPY = (
+    "github tung2kg1/AI-Stock-Chart-Analysis, llava-1.5-7b-hf/: a copy of its text files; "
+    "tokenizer.model not seen"
+)
 TABED = "furiosa-ai/TABED loads it in float16 as LLaVA-HF with 32064 rows of words"
-OPT_KEYS = "mergekit's opt.json has tensors under `decoder.`; no file list seen, .bin by the project's notes"
+OPT_KEYS = (
+    "mergekit's opt.json has tensors under `decoder.`; no file list seen, .bin by the "
+    "project's notes"
+)
 
 LLAMA2 = {"max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA3 = {
@@ -128,7 +134,8 @@ _EAGLE |= {
 HEADS: dict[str, HeadTwin] = {
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": HeadTwin(
         "meta-llama/Llama-3.1-8B-Instruct",
-        f"{UNSEEN}; entries as SpecForge's configurations of Llama 3, with SafeAILab's architecture",
+        f"{UNSEEN}; entries as SpecForge's configurations of Llama 3, with SafeAILab's "
+        "architecture",
         dtype="float16",
         bin=True,
         config=_EAGLE
@@ -137,7 +144,8 @@ HEADS: dict[str, HeadTwin] = {
     ),
     "Rayzl/qwen2.5-vl-7b-eagle3-sgl": HeadTwin(
         "Qwen/Qwen2.5-VL-7B-Instruct",
-        "config.json: github sgl-project/SpecForge, configs/qwen2-5-vl-7B-eagle3.json; no file list seen",
+        "config.json: github sgl-project/SpecForge, configs/qwen2-5-vl-7B-eagle3.json; no "
+        "file list seen",
         dtype="bfloat16",
         config=_EAGLE
         | {
@@ -194,7 +202,8 @@ TWINS: dict[str, Twin] = {
     ),
     "lmsys/vicuna-7b-v1.5": Twin(
         *("llama", "llama2"),
-        "github lm-sys/FastChat issue 209: a Vicuna-13B's .bin shards and tokenizer.model alone; not the 7B's",
+        "github lm-sys/FastChat issue 209: a Vicuna-13B's .bin shards and tokenizer.model "
+        "alone; not the 7B's",
         *("float16", 2, True),
         config=LLAMA2 | {"pad_token_id": 0},
         generation={"bos_token_id": 1, "eos_token_id": 2, "max_length": 4096, "pad_token_id": 0},
@@ -227,7 +236,8 @@ TWINS: dict[str, Twin] = {
     ),
     "mistralai/Mistral-7B-Instruct-v0.3": Twin(
         *("mistral", "mistral"),
-        "github vllm-project/vllm issues 4989 (with consolidated.safetensors) and 10534: files and config.json",
+        "github vllm-project/vllm issues 4989 (with consolidated.safetensors) and 10534: "
+        "files and config.json",
         shards=3,
         chat=True,
         generation={"bos_token_id": 1, "eos_token_id": 2},
@@ -286,7 +296,8 @@ CAPTIONERS = {
     ),
     "Salesforce/blip2-opt-2.7b": (
         "blip2",
-        "files on huggingface.co; processor_config.json and image_token_index, which transformers 5 asks for, not seen",
+        "files on huggingface.co; processor_config.json and image_token_index, which "
+        "transformers 5 asks for, not seen",
     ),
 }
 """Captioners that transformers runs in torch: a function of `tests.tiny.captioners`, and where

@@ -116,7 +116,10 @@ def judge(seed: int, kind: str, what: str, used: Callable[[], object]) -> Outcom
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[::-1]
         last = next((frame for frame in frames if "jaxspec" in frame.filename), frames[0])
-        ended = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:200]!r}"
+        ended = (
+            f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: "
+            f"{str(error)[:200]!r}"
+        )
     return Outcome(seed, kind, what, ended, time.perf_counter() - start, _peak() - peak)
 
 
