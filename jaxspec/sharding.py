@@ -231,12 +231,12 @@ def put(params: Params, sharding: Any) -> Params:
     def moved(x: Any, sharding: Sharding | None) -> Any:
         return x if getattr(x, "sharding", None) == sharding else jax.device_put(x, sharding)
 
-    places = (
+    targets = (
         jax.tree.map(lambda _: sharding, params)
         if sharding is None or isinstance(sharding, Sharding)
         else sharding
     )
-    return jax.tree.map(moved, params, places, is_leaf=lambda x: x is None)
+    return jax.tree.map(moved, params, targets, is_leaf=lambda x: x is None)
 
 
 def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:

@@ -14,7 +14,7 @@
 | V      | vocabulary                | A      | anchors                        |
 | C      | slots for new tokens      | M      | collaborating models           |
 
-A dimension of a single place is a word, such as `nodes` or `points`. Small letters in an einsum are
+A dimension of one file is a word, such as `nodes` or `points`. Small letters in an einsum are
 local to it.
 """
 

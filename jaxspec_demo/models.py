@@ -39,7 +39,7 @@ _TEMPLATE = (
 
 
 def with_image_token(tokenizer: Any) -> Any:
-    """Return SmolLM2's tokeniser with `<image>` in the place of a token that no text has."""
+    """Return SmolLM2's tokeniser with `<image>` instead of a token that no text has."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 

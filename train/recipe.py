@@ -121,9 +121,9 @@ def main(args: Sequence[str] | None = None) -> Path:
         raise InputError(f"recipe: none is named; give one of {names} before the options")
     name, *flags = arguments
     recipe, options = parse(name, load_preset(KIND, name), flags)
-    stages, places = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
+    stages, paths = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
     recipe = replace(recipe, stages=stages)
-    sources: DataSets = {**places, **drawn(stages, places)}
+    sources: DataSets = {**paths, **drawn(stages, paths)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / name
     runs, out = begin(runs, options.out, options.cluster, options.debug)
@@ -159,10 +159,10 @@ def main(args: Sequence[str] | None = None) -> Path:
     return out
 
 
-def drawn(stages: Sequence[Stage], places: Mapping[str, Path]) -> DataSets:
-    """Return the picture book's samples for each name of theirs that has no other place."""
+def drawn(stages: Sequence[Stage], paths: Mapping[str, Path]) -> DataSets:
+    """Return the picture book's samples for each of its names without a path of its own."""
     names = {name for stage in stages for name, _ in stage.data}
-    elsewhere = {name for name, path in places.items() if path != Path(name)}
+    elsewhere = {name for name, path in paths.items() if path != Path(name)}
     return {name: source for name in names - elsewhere if (source := named(name))}
 
 

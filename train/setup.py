@@ -22,7 +22,7 @@ def begin(runs: Path, out: Path | None, cluster: str, debug: bool) -> tuple[Path
 
     Args:
       out: Directory of the model; by default RUNS/hf.
-      debug: Return a trial's places, and remove an earlier trial's output.
+      debug: Return a trial's paths, and remove an earlier trial's output.
     """
     out = out or runs / "hf"
     if debug:

@@ -107,8 +107,8 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         image = StoredImage(value["bytes"], origin)
     elif isinstance(value, str) and row.folder is not None:
-        places = (os.path.abspath(folder / value) for folder in (row.folder, row.folder / "images"))
-        file = next((Path(file) for file in places if os.path.isfile(file)), None)
+        paths = (os.path.abspath(folder / value) for folder in (row.folder, row.folder / "images"))
+        file = next((Path(file) for file in paths if os.path.isfile(file)), None)
         if file is None:
             raise InputError(f"{origin}: no such image file {value!r:.60} in {row.folder}")
         if row.confined and not file.is_relative_to(os.path.abspath(row.folder)):

@@ -32,9 +32,13 @@ class Held:
     @cached_property
     def kind(self) -> object:
         """Return one object for each program, mesh, and names, shapes, dtypes and shardings."""
-        places = tuple([getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(self.params)])
+        shardings = tuple(
+            [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(self.params)]
+        )
         # An object, since a counter could race between threads.
-        return _KINDS.setdefault((self.program, self.mesh, _shapes(self.params), places), object())
+        return _KINDS.setdefault(
+            (self.program, self.mesh, _shapes(self.params), shardings), object()
+        )
 
 
 def timed(step: Callable[..., Any], held: Held, *args: Any, static: tuple[Any, ...] = ()) -> Any:

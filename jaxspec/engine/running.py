@@ -116,14 +116,14 @@ class RunningBatch:
     def insert_waiting(self) -> None:
         """Prefill waiting requests and insert them in the rows of finished ones."""
         for begin in range(0, min(len(self.free), len(self.waiting)), self.few):
-            places = self.free[begin : begin + self.few]
-            indices, self.waiting = self.waiting[: len(places)], self.waiting[len(places) :]
+            free = self.free[begin : begin + self.few]
+            indices, self.waiting = self.waiting[: len(free)], self.waiting[len(free) :]
             fresh = [self.requests[i] for i in indices]
             ready, options, ms = self.batcher.prefill(self.together, fresh, self.room, self.few)
             self.prefill_ms += ms
-            self.busy |= dict(zip(places, indices))
+            self.busy |= dict(zip(free, indices))
             nowhere = [len(self.options.temperature)] * (len(ready.count) - len(indices))
-            rows = np.asarray(places[: len(indices)] + nowhere, np.int32)
+            rows = np.asarray(free[: len(indices)] + nowhere, np.int32)
             with on_mesh(self.batcher.mesh):
                 self.state, self.options = insert_rows(
                     self.state, self.options, ready, options, rows

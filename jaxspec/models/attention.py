@@ -219,10 +219,10 @@ def splash(
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         # Owners are split by rows only, since each device has all slots of its heads.
-        places = [
+        specs = [
             partition(mesh, CACHE_AXES if x.ndim == 4 else CACHE_AXES[:1], k.shape) for x in args
         ]
-        kernel = jax.shard_map(kernel, in_specs=tuple(places), out_specs=places[0], check_vma=False)
+        kernel = jax.shard_map(kernel, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)
     # The kernel takes no more bits than bfloat16 has, even if the global precision is "highest".
     with nullcontext() if q.dtype == jnp.float32 else jax.default_matmul_precision("default"):
         return kernel(*args)[:, :, :count].swapaxes(1, 2)

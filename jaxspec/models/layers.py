@@ -269,8 +269,8 @@ def rotate(
       axes: Axis of each frequency, if positions have three axes (M-RoPE; Wang et al. 2024,
         "Qwen2-VL", section 2.1).
     """
-    places = positions[:, axes].swapaxes(1, 2) if positions.ndim == 3 else positions[..., None]
-    angles = places.astype(wide(x.dtype)) * inverse
+    coordinates = positions[:, axes].swapaxes(1, 2) if positions.ndim == 3 else positions[..., None]
+    angles = coordinates.astype(wide(x.dtype)) * inverse
     cos, sin = scale * jnp.cos(angles)[:, :, None], scale * jnp.sin(angles)[:, :, None]
     a, b = jnp.split(x.astype(angles.dtype), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

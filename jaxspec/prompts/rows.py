@@ -75,11 +75,11 @@ def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
     width = max(0 if part.sources is None else part.sources.shape[1] for part in parts)
     rotary = None
     if any(part.rotary is not None for part in parts):
-        places, start = [], 0
+        columns, start = [], 0
         for part in parts:
-            places.append(start + part.positions)
+            columns.append(start + part.positions)
             start += int(part.positions.max(initial=-1)) + 1
-        rotary = np.concatenate(places, axis=1)
+        rotary = np.concatenate(columns, axis=1)
     sources = column("sources", np.full((1, width), TEXT, np.int32))
     blend = column("blend", np.eye(1, width, dtype=np.float32))
     image = column("image", np.full(1, -1, np.int32))
@@ -111,10 +111,10 @@ def rewrite(
 
     [1, 99, 5] with the placeholder 99 and the ids [7, 8] becomes [1, 7, 8, 5].
     """
-    places = np.flatnonzero(tokens == image_token)
-    if len(places) != len(images):
-        raise InputError(f"prompt: {len(places)} image placeholders but {len(images)} images")
-    before, *texts = np.split(np.asarray(tokens, np.int32), places)
+    marks = np.flatnonzero(tokens == image_token)
+    if len(marks) != len(images):
+        raise InputError(f"prompt: {len(marks)} image placeholders but {len(images)} images")
+    before, *texts = np.split(np.asarray(tokens, np.int32), marks)
     parts, first = [PromptRow(before)], 0
     for number, (image, text) in enumerate(zip(images, texts, strict=True)):
         if isinstance(image, Slots):  # the table holds the images' feature rows in their order

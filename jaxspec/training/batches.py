@@ -1,4 +1,4 @@
-"""Batches for the devices: an iterator with a place to save, and a thread that reads ahead.
+"""Batches for the devices: an iterator with a position to save, and a thread that reads ahead.
 
 A batch is any pytree of arrays whose first axis is its rows.
 """
@@ -23,9 +23,9 @@ Made = TypeVar("Made", covariant=True)
 
 
 class BatchIterator(Protocol[Made]):
-    """Iterate over this process's rows of each batch, with a place in the stream, as Grain does.
+    """Iterate over this process's rows of each batch, with a position in the stream, as Grain does.
 
-    The place is JSON and the same in all processes (a count of batches, say), so a run may go on
+    The position is JSON and the same in all processes (a count of batches, say), so a run may go on
     with another number of processes. All processes give arrays of the same shapes.
     """
 
@@ -36,7 +36,7 @@ class BatchIterator(Protocol[Made]):
 
 @dataclass
 class StepBatches(Generic[Batch]):
-    """Iterate over a function of the step that makes whole batches. The place is the step."""
+    """Iterate over a function of the step that makes whole batches. The position is the step."""
 
     batch_fn: Callable[[int], Batch]
     share: tuple[int, int] = (0, 1)
@@ -68,9 +68,9 @@ def as_iterator(
 def read_ahead(
     batches: BatchIterator[Batch], count: int, mesh: Mesh, depth: int = 4
 ) -> Generator[tuple[Batch, Any], None, None]:
-    """Yield the next `count` batches on the mesh, each with the iterator's place after it.
+    """Yield the next `count` batches on the mesh, each with the iterator's position after it.
 
-    A thread reads up to `depth` batches ahead; each place belongs to the batch next to it.
+    A thread reads up to `depth` batches ahead; each position belongs to the batch next to it.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:

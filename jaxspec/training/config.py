@@ -121,7 +121,7 @@ class TrainConfig:
     def shortened(self) -> TrainConfig:
         """Return a trial's options: two steps, of as few samples as mesh and accumulation take.
 
-        Its checkpoints go next to the run's, which tests that place; the caller removes them.
+        Its checkpoints go next to the run's, which tests that path; the caller removes them.
         """
         few = self.accumulate * self.mesh.fsdp * (self.mesh.data or 1)
         checkpoints = self.checkpoints and f"{self.checkpoints.rstrip('/')}.debug"

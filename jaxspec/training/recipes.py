@@ -345,15 +345,15 @@ def parse_data(
     unnamed = tuple((entry, 1.0) for entry in entries if "=" not in entry)
     if unnamed:
         stages = tuple(replace(stage, data=unnamed) for stage in stages)
-    places = {
+    paths = {
         name: local_path(path or name)
         for name, _, path in (entry.partition("=") for entry in entries)
     }
     names = _names(stages, held_out)
-    for name in places:
+    for name in paths:
         if name not in names:
             raise InputError(f"--data {name}: no stage reads it; {nearest(name, names)}")
-    return stages, places
+    return stages, paths
 
 
 def _names(stages: Sequence[Stage], held_out: str) -> list[str]:

@@ -150,7 +150,7 @@ def _computes_alike(key: str, value: Any) -> bool:
 class Eagle3Config(HeadConfig):
     """Describe a head with keys and values of its own, which reads states of three target layers.
 
-    They take the place of the last hidden state of a KV head with the feature `last_hidden`.
+    They replace the last hidden state of a KV head with the feature `last_hidden`.
     """
 
     text_config: EagleConfig

@@ -156,8 +156,8 @@ class Alternating(Collaboration[Pending]):
         if len(self.members) > 2:  # with two models no scored proposal stays pending
             stays = jnp.where(verifying, run, 0)[:, None] <= jnp.arange(unscored)
             stays &= (jnp.arange(unscored) < pending.count[:, None]) & (active & ~falls)[:, None]
-            places = state.count[:, None] + jnp.arange(unscored)
-            ring = _write(pending, model, places, stays, logits[:, :unscored])
+            indices = state.count[:, None] + jnp.arange(unscored)
+            ring = _write(pending, model, indices, stays, logits[:, :unscored])
         state = state.replace(target=_with(state.target, model, cache))
         state = commit_run(state, drafted, verdict, overlap, owner, most, options)
 
@@ -227,7 +227,7 @@ class Alternating(Collaboration[Pending]):
         active: Bool[Array, " B"],
         ahead: int | Int[Array, " B"],
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Run a pass over tokens `ahead` places past the cache's length, and keep that length.
+        """Run a pass over tokens `ahead` slots past the cache's length, and keep that length.
 
         Inactive rows write nothing.
         """

@@ -8,7 +8,7 @@
 | `...,plausibility=0.1` | the same of tokens with p_0(x) >= 0.1 max p_0 only (Li et al. 2023) |
 | `logits:1.5,-0.5`      | softmax(sum_m a_m l_m / T): realignment (Liu et al. 2024)           |
 
-A coefficient belongs to a model by its place in the list, whatever the model's current role. The
+A coefficient belongs to a model by its index in the list, whatever the model's current role. The
 temperature enters as above; top-k and top-p filter the *combined* distribution (the released CoS
 code filters each model's before averaging). All is float32. Model 0 at temperature 1 decides which
 tokens are plausible.

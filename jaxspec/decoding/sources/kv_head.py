@@ -112,19 +112,18 @@ def pack(
 ) -> KVCache:
     """Return the head's cache after prefill: the slots of `KVHead.context`, each row without gaps.
 
-    `shift` is the number of slots that a row has fewer than the target's row, so that new tokens
-    take the target's positions. With 10 slots of text and an image pooled from 576 slots to 64,
-    length is 74 and shift 512.
+    `shift` is the target's length minus the head's, so new tokens take the target's positions. With
+    10 slots of text and an image pooled from 576 slots to 64, length is 74 and shift 512.
     """
     head = module_of(config)
     context: Context = apply(head, params, *keys_of(config, target), rows, method="context")
     there = context.since < target.length[:, None]
     length = there.sum(1)
-    places = jnp.where(there, jnp.cumsum(there, axis=1) - 1, slots)
+    targets = jnp.where(there, jnp.cumsum(there, axis=1) - 1, slots)
 
     def packed(leaf: Array) -> Array:
         batch, _, heads, width = leaf.shape
-        return write(jnp.zeros((batch, heads, slots, width), leaf.dtype), leaf, places)
+        return write(jnp.zeros((batch, heads, slots, width), leaf.dtype), leaf, targets)
 
     bias = None
     if context.bias is not None:
@@ -162,13 +161,13 @@ def adopt_target_kv(
         )
         return cache.replace(shift=cache.shift + emitted, hidden=hidden)
     source = (target.length - emitted)[:, None] + new
-    places = cache.length[:, None] + new
+    targets = cache.length[:, None] + new
 
     def adopted(leaf: Array, target_leaf: Any) -> Array:
         verified = jnp.take_along_axis(
             target_leaf, source[:, None, :, None], axis=2, mode="clip"
         ).swapaxes(1, 2)
-        return write(leaf, verified, places)
+        return write(leaf, verified, targets)
 
     layers = config.key_layers or (-1,) * len(cache.k)
     return cache.replace(

@@ -171,15 +171,15 @@ def _continuations(
     """
     slots = jnp.arange(tokens.shape[1])
     possible = (slots <= last[..., None]) & (tokens != UNKNOWN)[:, None]
-    places = []
+    latest = []
     for back in range(LONGEST):
         token = jax.vmap(lambda row, at: row[at])(tokens, suffix[..., back])[..., None]
         earlier = jnp.pad(tokens, ((0, 0), (back + 1, 0)), constant_values=UNKNOWN)
         matches = (earlier[:, None, : len(slots)] == token) & (token != UNKNOWN)
         possible &= matches & (suffix[..., back, None] >= 0)
-        places.append(jnp.where(possible, slots, -1).max(-1))
+        latest.append(jnp.where(possible, slots, -1).max(-1))
     probs, mass = jnp.zeros((*last.shape, vocabulary)), jnp.ones(last.shape)
-    for slot, length in zip(places[::-1], range(LONGEST, 0, -1)):
+    for slot, length in zip(latest[::-1], range(LONGEST, 0, -1)):
         follows = jax.vmap(lambda row, at: row[at])(tokens, jnp.maximum(slot, 0))
         share = jnp.where(slot >= 0, mass * CONFIDENCE[length], 0.0)
         probs += share[..., None] * (jnp.arange(vocabulary) == follows[..., None])

@@ -51,9 +51,9 @@ class Committed:
     def newest(self, count: int | Array, width: int) -> Int[Array, "B T"]:
         """Return `width` new tokens, of which the first `count` are the newest committed ones."""
         first = jnp.broadcast_to(self.count - count, self.count.shape)
-        places = first[:, None] + jnp.arange(width)
+        indices = first[:, None] + jnp.arange(width)
         last = self.tokens.shape[1] - 1
-        return jnp.take_along_axis(self.tokens, jnp.clip(places, 0, last), axis=1)
+        return jnp.take_along_axis(self.tokens, jnp.clip(indices, 0, last), axis=1)
 
 
 class Buckets(NamedTuple):

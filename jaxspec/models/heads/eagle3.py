@@ -148,7 +148,7 @@ class Eagle3Head(nn.Module):
 
     @nn.nowrap
     def slots(self, slot_images: Sequence[np.ndarray], width: int, images: int) -> None:
-        """Return no slots: it reads hidden states in the place of keys."""
+        """Return no slots: it reads hidden states instead of keys."""
 
     @nn.nowrap
     def reading(self, read: Callable[[tuple[int, ...] | None], tuple[Array, KVCache]]) -> Reading:

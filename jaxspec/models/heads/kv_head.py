@@ -171,8 +171,8 @@ class KVHead(nn.Module):
         before = None
         if self.config.reads_hidden:
             before = states_before(reading.hidden, blocks.anchors)
-        places = blocks.anchors, blocks.rotary(blocks.at)
-        return blocks.embeds, *places, reading.k, reading.v, blocks.slots, before
+        starts = blocks.anchors, blocks.rotary(blocks.at)
+        return blocks.embeds, *starts, reading.k, reading.v, blocks.slots, before
 
     @nn.nowrap
     def initial(self, target: Params | None, key: jax.Array) -> Params:

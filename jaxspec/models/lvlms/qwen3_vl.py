@@ -155,7 +155,7 @@ class Qwen3VL(Lvlm):
 
 
 class Qwen3Images(QwenImages):
-    """Qwen3-VL: tiles as Qwen2.5-VL's; `place` also has the image's height and width in patches."""
+    """Make Qwen2.5-VL's tiles; `window` also has the image's height and width in patches."""
 
     @staticmethod
     def shapes(config: Any) -> Shapes:

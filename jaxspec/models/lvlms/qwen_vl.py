@@ -34,11 +34,11 @@ EPSILON, ROPE_THETA = 1e-6, 10000.0
 """Constants of the tower's norms and rotary positions; no configuration names them."""
 
 
-def window_places(config: QwenTowerConfig) -> np.ndarray:
+def patch_positions(config: QwenTowerConfig) -> np.ndarray:
     """Return int32 [2, P]: row and column of a window's patches, merge group by merge group."""
     groups, group = config.window_groups, config.spatial_merge_size
-    places = np.indices((groups * group,) * 2, np.int32)
-    return places.reshape(2, groups, group, groups, group).swapaxes(2, 3).reshape(2, -1)
+    positions = np.indices((groups * group,) * 2, np.int32)
+    return positions.reshape(2, groups, group, groups, group).swapaxes(2, 3).reshape(2, -1)
 
 
 def window_contents(config: QwenTowerConfig, window: Int[Array, "B U n"]) -> tuple[Array, Array]:
@@ -47,7 +47,7 @@ def window_contents(config: QwenTowerConfig, window: Int[Array, "B U n"]) -> tup
     The image of a padding patch is -1. `window` begins with row and column of a window's first
     patch, and its height and width in patches. An image's first window is at row and column 0.
     """
-    inside = jnp.asarray(window_places(config))
+    inside = jnp.asarray(patch_positions(config))
     first, extent = window[..., :2, None], window[..., 2:4, None]
     image = jnp.cumsum(jnp.all(window[..., :2] == 0, axis=-1) & (window[..., 2] > 0), axis=-1) - 1
     return first + inside, jnp.where(jnp.all(inside < extent, axis=-2), image[..., None], -1)
@@ -88,9 +88,9 @@ class VisionAttention(nn.Module):
         qkv = Dense(3 * width, bias=True, name="qkv")(x).reshape(
             batch * tiles, patches, 3, c.num_heads, head
         )
-        places = rotary.reshape(batch * tiles, 2, patches)
+        positions = rotary.reshape(batch * tiles, 2, patches)
         axes = np.repeat([0, 1], head // 4)
-        q, k = (rotate(qkv[:, :, i], places, inverse, axes=axes) for i in range(2))
+        q, k = (rotate(qkv[:, :, i], positions, inverse, axes=axes) for i in range(2))
         q, k, v = (part.reshape(batch, tiles, *part.shape[1:]) for part in (q, k, qkv[:, :, 2]))
         out = (
             self.within_images(q, k, v, image)
@@ -339,7 +339,7 @@ class QwenImages:
         return -(-groups // self.config.vision_config.window_groups)
 
     def _source(self, row: np.ndarray, column: np.ndarray, columns: int) -> np.ndarray:
-        """Return the feature row that shows the token in that place of a grid."""
+        """Return the feature row of the token at a row and column of a grid."""
         side = self.config.vision_config.window_groups
         window = row // side * self._windows(columns) + column // side
         return (window * side**2 + row % side * side + column % side).astype(np.int32)
@@ -347,5 +347,5 @@ class QwenImages:
 
 def _positions(grid: tuple[int, int]) -> np.ndarray:
     """Return int32 [3, P]: time, row and column of a still image's tokens."""
-    places = np.indices(grid, np.int32).reshape(2, -1)
-    return np.concatenate([np.zeros_like(places[:1]), places])
+    positions = np.indices(grid, np.int32).reshape(2, -1)
+    return np.concatenate([np.zeros_like(positions[:1]), positions])

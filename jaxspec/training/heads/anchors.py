@@ -24,7 +24,7 @@ Loss = Literal["kl", "ce"]
 
 @dataclass(frozen=True)
 class Anchoring:
-    """Set the places of blocks in dialogues, and their loss."""
+    """Set the anchors of blocks in dialogues, and their loss."""
 
     anchors: int
     """A: sampled blocks of a row. Memory grows with it."""
@@ -79,13 +79,13 @@ class HeadBatches:
 def draw_anchors(
     mask: Bool[np.ndarray, "B L"], count: int, draws: Iterable[np.random.Generator]
 ) -> Int[np.ndarray, "B A"]:
-    """Return `count` places of each row where a block can begin, drawn without replacement, sorted.
+    """Draw `count` slots of each row where a block can begin, without replacement.
 
-    -1 fills rows with fewer places.
+    They are sorted; -1 fills rows with fewer slots.
     """
     anchors = np.full((len(mask), count), -1, np.int32)
     for row, (starts, rng) in enumerate(zip(mask[:, :-1] & mask[:, 1:], draws, strict=True)):
-        (places,) = np.nonzero(starts)
-        sample = np.sort(rng.permutation(places)[:count])
+        (slots,) = np.nonzero(starts)
+        sample = np.sort(rng.permutation(slots)[:count])
         anchors[row, : len(sample)] = sample
     return anchors

@@ -70,12 +70,12 @@ class MeasuredStep:
         jax.block_until_ready(before)
         self._steps += 1
         tokens = getattr(batch, "tokens", None)
-        places = self._config.batch if tokens is None else tokens.size
-        flops = model_flops(state.params, self._frozen, places)
+        count = self._config.batch if tokens is None else tokens.size
+        flops = model_flops(state.params, self._frozen, count)
         self._done["samples_per_second"] += self._config.batch
         self._done["model_flops_per_second"] += flops
         if tokens is not None:
-            self._done["tokens_per_second"] += places
+            self._done["tokens_per_second"] += count
         return state
 
     def _run(self, state: TrainState, batch: Any) -> TrainState:

@@ -1,6 +1,6 @@
 """The training loop. A stopped run goes on to the same parameters, on any mesh.
 
-A checkpoint holds the state and the place in the data after the same step, so the next run reads
+A checkpoint holds the state and the position in the data after the same step, so the next run reads
 the next batch.
 """
 
