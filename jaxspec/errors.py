@@ -46,7 +46,7 @@ def check_counts(**counts: object) -> None:
 def check_numbers(least: float = 0.0, most: float = 3.4e38, **numbers: object) -> None:
     """Raise InputError, with the name, for the first value that is no number in a range.
 
-    The default range is that of float32, from 0 on.
+    By default the range is float32's, from 0 on.
     """
     for name, number in numbers.items():
         if not is_number(number) or not least <= number <= most:  # type: ignore[operator]

@@ -59,7 +59,7 @@ class LoadedHead:
 
     config: HeadConfig
     params: Params
-    """The head's own, and the target's output matrix for the words of a draft vocabulary."""
+    """The head's own, and the target's output matrix for the tokens of a draft vocabulary."""
 
     @classmethod
     def load(cls, path: str | Path, target: LoadedModel) -> LoadedHead:

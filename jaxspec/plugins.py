@@ -19,7 +19,7 @@ from jaxspec.errors import CLONE, reading
 def plugins(kind: Literal["models", "commands"]) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name.
 
-    A checkout's are read from its pyproject.toml: what pip has noted of it may be older.
+    A checkout's are read from its pyproject.toml, because pip's copy of it may be older.
     """
     group = f"jaxspec.{kind}"
     entries = {entry.name: entry for entry in entry_points(group=group)}

@@ -179,7 +179,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
 
 
 def _original_llava(raw: Mapping[str, Any]) -> str:
-    """Return what a config.json of LLaVA's own repository is, and the hub's twin of it."""
+    """Describe a config.json of LLaVA's own repository, and name its twin on the hub."""
     size = {4096: "7b", 5120: "13b"}.get(raw.get("hidden_size", 0), "")
     name = str((raw.get("architectures") or ["LLaVA"])[0])
     recent = "anyres" in str(raw.get("image_aspect_ratio"))

@@ -59,7 +59,7 @@ def survey(path: Path) -> Survey:
         stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
         if stored or whole:
             misfit = unfit(config, lambda: slots_of(config)[0], stored)
-            # The tensors of an unreadable shard are not listed once more.
+            # The tensors of an unreadable shard are not listed a second time.
             problems += [line for line in misfit if whole or not line.endswith(" is missing")]
             if problems and (path / SINGLE).is_file() and shards_of(path, SINGLE):
                 stray = "shards are there too; remove those, or the file if it is not this model's"
@@ -173,7 +173,7 @@ def unfit(
 def misfits(
     config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
 ) -> list[str]:
-    """Return how the tensors contradict config.json; drop an output head that is the embedding."""
+    """Return how the tensors contradict config.json; drop an output matrix that is tied."""
     problems = _drop_tied_head(config, slots, stored)
     missing = [name for name in slots if name not in stored]
     surplus = sorted(stored.keys() - slots.keys())

@@ -176,7 +176,7 @@ class Checkpoints:
 
 @contextmanager
 def _raised_once() -> Iterator[None]:
-    """Do not print the error of a failing block once more, from the coroutines that it leaves."""
+    """Do not print a failing block's error a second time, from the coroutines that it leaves."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         yield

@@ -37,7 +37,7 @@ def tower_files(path_or_id: str | Path) -> list[Path]:
 
 
 def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
-    """Return a checkpoint's tree of parameters with its vision tower alone.
+    """Return a checkpoint's tree of parameters with only its vision tower.
 
     Raises InputError where tensors are missing or do not fit config.json.
     """

@@ -81,7 +81,7 @@ class RotaryConfig(TextConfig):
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
     draft_vocabulary: tuple[int, ...] = field(default=(), repr=False)  # pyright: ignore
-    """The tokens that its output head scores, see `jaxspec.models.vocabulary`; empty: all."""
+    """The tokens that its output matrix scores, see `jaxspec.models.vocabulary`; empty: all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(

@@ -41,7 +41,7 @@ def on_disk(path: Path) -> Path:
 def hub_rows(
     repository: str, config: str, split: str, columns: re.Pattern[str], only: tuple[str, str] | None
 ) -> Iterator[DataRow]:
-    """Yield rows of a public data set, from the hub's own parquet copy of it.
+    """Yield rows of a public data set, from the hub's own parquet copy.
 
     Only the needed columns and row groups come over the network. Without a network, or with
     HF_HUB_OFFLINE, the local cache is read (`hf download OWNER/NAME --repo-type dataset`).

@@ -92,7 +92,7 @@ class TargetProgram(Program[TargetState[Drafting]]):
 
 @dataclass(frozen=True)
 class Autoregressive(TargetProgram[None]):
-    """Decode with the target alone, one token in each step."""
+    """Decode only with the target, one token in each step."""
 
     target: LanguageModel
     width: int = 1

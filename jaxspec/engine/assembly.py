@@ -90,7 +90,7 @@ class Assembly:
 def speculation(
     target: LoadedModel, drafts: Sequence[LoadedDraft], config: EngineConfig
 ) -> Assembly:
-    """Assemble a target with its drafts and lookup, or alone.
+    """Assemble a target with its drafts and lookup, or a target that decodes plainly.
 
     Raises InputError if draft and target do not share a tokeniser, a view needs what the draft
     lacks, or a head was made for another target.
@@ -123,7 +123,7 @@ def speculation(
 def build_program(
     target: LanguageModel, sources: Sequence[Source], config: EngineConfig
 ) -> Autoregressive | Speculator:
-    """Return the program of a target with its sources of drafts; without any it decodes alone."""
+    """Return the program of a target with its sources of drafts; without sources it is plain."""
     if not sources:
         return Autoregressive(target, config.width or 1)
     tree = None if config.tree is None else parse_tree(config.tree, config.gamma)

@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
     """Sizes of the inputs of each source of drafts, see `Source.sizes`."""
 
     def of_members(self, count: int) -> Sizes:
-        """Return the sizes of the first `count` models alone."""
+        """Return the sizes of only the first `count` models."""
         return Sizes(self.length, self.tiles[:count], self.new)
 
     @property

@@ -1,4 +1,4 @@
-"""Estimate the memory and least times of decoding on any devices, from configurations alone."""
+"""Estimate the memory and least times of decoding on any devices, only from configurations."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """Run a decoder and its output head, as Hugging Face's `LlamaForCausalLM` and similar
+    """Run a decoder and its output matrix, as Hugging Face's `LlamaForCausalLM` and similar
     models."""
 
     config: RotaryConfig

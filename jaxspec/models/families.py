@@ -62,7 +62,7 @@ class Family:
 
 
 _LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
-"""Layouts of files saved from the model without its head."""
+"""Layouts of files saved from the model without its output matrix."""
 _OPT_LAYOUTS = (
     (r"^(?!model\.|decoder\.|lm_head\.)", "decoder."),
     (r"^decoder\.", "model.decoder."),

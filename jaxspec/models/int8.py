@@ -3,7 +3,7 @@
 A matrix w [in, out] is held as a `kernel` of int8 and a `scale` [out] of float32, one for each
 output channel: w ~ kernel * scale, with at most half a scale between the two. A product is
 `(x @ kernel) * scale` with the kernel cast to x's dtype, which XLA does in the product on TPUs.
-Embeddings, norms, biases, the output head, projectors and towers keep their dtype.
+Embeddings, norms, biases, the output matrix, projectors and towers keep their dtype.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Draft vocabularies: the tokens that a draft or a KV head scores, most frequent first.
 
-FR-Spec (Zhao et al. 2025, arXiv 2502.14856) and EAGLE-3 use them, because the output head is the
-largest part of a small draft. The head has columns for these tokens alone; all others get the score
--inf. Sampling, mixtures and trees need no special case: on two CPU cores filling a row of 49,152
-scores costs 0.3 ms, and its head 5 ms.
+FR-Spec (Zhao et al. 2025, arXiv 2502.14856) and EAGLE-3 use them, because the output matrix is the
+largest part of a small draft. The matrix has columns only for these tokens; all others get the
+score -inf. Sampling, mixtures and trees need no special case: on two CPU cores filling a row of
+49,152 scores costs 0.3 ms, and its output matrix 5 ms.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class PromptRow:
     rotary: np.ndarray | None = None
     """int32 [3, L]."""
     image: np.ndarray | None = None
-    """Index of the image that each slot shows, -1 for text, int32 [L]; None for text alone."""
+    """Index of the image that each slot shows, -1 for text, int32 [L]; None without images."""
 
     def __len__(self) -> int:
         return len(self.tokens)

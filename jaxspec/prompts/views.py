@@ -10,7 +10,7 @@
 | P    | its features average-pooled to a quarter, before the projector | pooled |
 | P36  | the same, to 36 tokens                                | IbED         |
 
-For images in tiles, view P shows the base tile alone, which is the whole image. Where a quarter of
+For images in tiles, view P shows only the base tile, which is the whole image. Where a quarter of
 its tokens is no square, P keeps the nearest square below (169 of OneVision's 729 tokens).
 Every view keeps the template's tokens around an image (Qwen2.5-VL's <|vision_start|> and
 <|vision_end|>). There P is the mean of 2x2 image tokens: the projector merges patches, so nothing

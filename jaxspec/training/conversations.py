@@ -2,7 +2,7 @@
 
 The samples of a group of steps are sorted by length, so a batch is padded to the bucket of its own
 longest row. Every process tokenises all rows of a group, which makes shapes equal everywhere, and
-decodes the images of its own rows alone.
+decodes only the images of its own rows.
 """
 
 from __future__ import annotations

@@ -127,13 +127,13 @@ def draft_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Return the loss of blocks, the mean over steps s weighted by decay^s, and metrics.
 
-    The output head scores one step of all blocks at a time, also in the backward pass, so J times
+    The output matrix scores one step of all blocks at a time, also in the backward pass, so J times
     fewer logits exist at once.
 
     Args:
-      score: Output head, `drafted` to logits.
-      score_teacher: The target's output head; None if it is the draft's too.
-      drafted: The draft's hidden states, and what else its output head reads, each [B, A, J, D].
+      score: Output matrix, `drafted` to logits.
+      score_teacher: The target's output matrix; None if it is the draft's too.
+      drafted: The draft's hidden states, and what else its output matrix reads, each [B, A, J, D].
       teacher: The target's hidden states at the same tokens.
       labels: Following tokens; -1, a token that the draft does not score, ends a block.
       mask: Tokens that count, from the beginning of a block.

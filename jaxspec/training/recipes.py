@@ -74,7 +74,7 @@ class Stage:
     data: tuple[tuple[str, float], ...]
     """(data set, weight) pairs. A data set is a name under `runs/data`, or the caller passes it."""
     plain: bool = False
-    """Leave out questions and roles: images and captions alone."""
+    """Leave out questions and roles, and keep images and captions."""
 
 
 @dataclass(frozen=True, kw_only=True)

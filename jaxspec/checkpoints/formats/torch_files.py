@@ -1,7 +1,7 @@
 """Listing PyTorch's .bin: the tensors of a file of torch.save, and the position of their numbers.
 
 torch's weights-only unpickler reads the file's pickle, on the device "meta": it makes tensors
-alone, and they have shapes and no numbers. torch is imported for this and nothing else.
+alone, and they have shapes and no numbers. torch is imported only for this.
 """
 
 from __future__ import annotations

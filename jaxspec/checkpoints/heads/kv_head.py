@@ -11,7 +11,7 @@ All layers of the head read the rotated keys and values of the target's last lay
 | `layers.i.{input,post_attention}_layernorm.weight` | [D]       | Llama's layers, as everywhere |
 | `layers.i.self_attn.{q,k,v,o}_proj.weight`         | [out, in] | (`.bias` where the target     |
 | `layers.i.mlp.{gate,up,down}_proj.weight`          | [out, in] | has one)                      |
-| `norm.weight`                                      | [D]       | before the target's own head  |
+| `norm.weight`                                      | [D]       | before the output matrix      |
 | `kv_projector.{k,v}`                               | [k, n]    | pooling "linear"              |
 | `kv_projector.queries`                             | [k, K, H] | pooling "attention"           |
 | `slot_bias`                                        | [1]       | `slot_bias`                   |
@@ -20,7 +20,7 @@ All layers of the head read the rotated keys and values of the target's last lay
 | `markov_in`                                        | [D, r]    | `markov` r                    |
 | `markov_out`                                       | [r, V]    | `markov` r; V: tokens scored  |
 
-Embedding and output head are the target's and are not stored. `fc` reads a token's embedding and,
+Embedding and output matrix are the target's and are not stored. `fc` reads a token's embedding and,
 behind it, the hidden state that the token was predicted from. EAGLE heads use the same names.
 """
 

@@ -1,4 +1,4 @@
-"""New heads of any kind for a target, by the words of a recipe."""
+"""New heads of any kind for a target, by the options of a recipe."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def new_head(
 
     Args:
       target: A `ModelConfig`.
-      feature: `fused` makes an EAGLE-3 head, which ignores words about images.
+      feature: `fused` makes an EAGLE-3 head, which ignores options about images.
       parallel: Whether the head drafts a block in one pass.
       markov: See `OnePassConfig`.
       target_layers: See `Eagle3Config.of_target`.
       options: See `KVHeadConfig.of_target`.
 
-    Raises InputError for words that do not go together, and what `of_target` raises.
+    Raises InputError for options that exclude each other, and what `of_target` raises.
     """
     fused, layers = feature == "fused", list(options.get("key_layers", ()))
     refused = {

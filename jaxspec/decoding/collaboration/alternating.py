@@ -54,7 +54,7 @@ class Alternating(Collaboration[Pending]):
     The ring determines two facts, which need no state:
     - The oldest pending run belongs to the next model, so its owner and its length are static in
       each model's turn.
-    - A run is verified in the turn before its owner's, and the owner has read all of it but the
+    - A run is verified in the turn before its owner's, and the owner has read all of it except the
       last token. So at a model's turn its cache holds all committed tokens but the newest: one
       count for each row serves all models.
 

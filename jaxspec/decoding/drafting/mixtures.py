@@ -61,7 +61,7 @@ def costs(
 def view_costs(
     measures: Measures, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"]
 ) -> Float[Array, "B J measures R"]:
-    """Return the cost of each view alone."""
+    """Return the cost of each view by itself."""
     return jnp.moveaxis(costs(measures, p, view_probs), 0, -1)
 
 

@@ -80,7 +80,7 @@ class KVHeadSource(TargetKeys[KVCache]):
     def begin(
         self, committed: Committed, state: KVCache
     ) -> tuple[Float[Array, "one B one V"], KVCache]:
-        """Read the newest token alone, since the target has read the others."""
+        """Read only the newest token, since the target has read the others."""
         return self.score(committed, state, committed.newest(1, 1))
 
     def score(

@@ -96,7 +96,7 @@ class Source(ABC, Generic[State, Scratch]):
 
     @property
     def forms(self) -> tuple[Member, ...]:
-        """Return the forms of the prompt that it reads, beside the target's own."""
+        """Return the forms of the prompt that it reads, besides the target's own."""
         return ()
 
     @property
@@ -177,7 +177,7 @@ class Source(ABC, Generic[State, Scratch]):
         slot_images: Sequence[np.ndarray],
         sizes: tuple[int, ...],
     ) -> Any:
-        """Return the arrays that `prefill` reads beside the target's prompts.
+        """Return the arrays that `prefill` reads besides the target's prompts.
 
         Args:
           rows: Prompts in each of its `forms`.

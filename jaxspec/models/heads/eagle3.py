@@ -1,6 +1,6 @@
 """EAGLE-3's head (Li et al. 2025, arXiv 2503.01840), which reads hidden states of its target.
 
-It has one layer, keys and values of its own, and its own output head. Its slot p reads the
+It has one layer, keys and values of its own, and its own output matrix. Its slot p reads the
 embedding of token p + 1 next to the hidden state of token p. That state is `fc` of three of the
 target's, or, of a token that it drafted itself, its own output. It takes the position of token p.
 """
@@ -76,7 +76,7 @@ class FusedLM(CausalLM):
 
 
 class Eagle3Head(nn.Module):
-    """Hold a head's parameters but those of its embedding and output head, and run its training
+    """Hold a head's parameters but those of its embedding and output matrix, and run its training
     pass."""
 
     config: Eagle3Config
@@ -170,7 +170,7 @@ class Eagle3Head(nn.Module):
 
     @nn.nowrap
     def initial(self, target: Params | None, key: jax.Array) -> Params:
-        """Return initial parameters, float32: random, but the target's norm and output head."""
+        """Return initial parameters, float32: random, but the target's norm and output matrix."""
         text = self.config.text_config
         states = jnp.zeros((1, 1, 3 * text.target_hidden_size))
         zero, embeds = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, 1, text.hidden_size))

@@ -1,8 +1,8 @@
 """A KV head that drafts a block in one pass, as DFlash, P-EAGLE and DSpark do.
 
 Mask embeddings stand for the tokens that it does not know. With gamma = 3 and the newest token x,
-it reads x m1 m2, and scores what follows each of them. So it reads its layers and the output head
-once a block, and a token's scores depend on the tokens drafted before it by `correction` alone.
+it reads x m1 m2, and scores what follows each of them. So it reads its layers and the output matrix
+once a block, and a token's scores depend on the tokens drafted before it only by `correction`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The target's passes over rows, kept in files: each row is read once.
 
-So the target reads a row once over all epochs, and over all heads that read the same of it.
+So the target reads a row once, for all epochs and for all heads that need the same reading.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class MetricsLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Closing writes once more what failed, and that was an error.
+        # Closing repeats the write that failed, whose error was raised already.
         with suppress(*[InputError] * (kind is not None)), writing(self._path, AGAIN):
             for log in (self._file, self._board):
                 if log is not None:
