@@ -316,7 +316,7 @@ def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
         raise InputError(f"{name} tokeniser: {beyond} ids are over vocab_size {size}; use its own")
 
 
-def check_words(
+def check_tokens(
     tokenizer: PreTrainedTokenizerBase,
     other: PreTrainedTokenizerBase,
     name: str = "draft",
@@ -350,7 +350,7 @@ def check_words(
 
 def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:
     """Refuse a draft with other token ids than the target's, and views that it cannot read."""
-    check_words(target.tokenizer, draft.tokenizer)
+    check_tokens(target.tokenizer, draft.tokenizer)
     check_vocabulary("draft", draft, SPARE_TOKENS)
     counting = [view.name for view in views if view.counts_slots]
     token = getattr(target.config, "image_token_index", 0)

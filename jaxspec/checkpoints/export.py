@@ -21,7 +21,7 @@ from jaxspec.checkpoints.served_draft import check_served
 from jaxspec.config import HeadConfig, ModelConfig, TextConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.models.families import text_params
-from jaxspec.models.vocabulary import first_words, narrowed, widened
+from jaxspec.models.vocabulary import first_tokens, narrowed, widened
 from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.typing import Array, Params
@@ -84,7 +84,7 @@ def export(
         check_served(path, config, engine, target is not None and draft_vocabulary is None)
     scored = vocabulary = text_config(config).draft_vocabulary
     if draft_vocabulary is not None:
-        scored = first_words(path, vocabulary, draft_vocabulary)
+        scored = first_tokens(path, vocabulary, draft_vocabulary)
     size = text_config(config).vocab_size
     config, params = widened(config, params)
     if target is not None:
@@ -190,10 +190,10 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
 
     text = replace(text, vocab_size=size)
     padded = text if text_config(config) is config else replace(config, text_config=text)
-    return padded, with_words(params, size)
+    return padded, with_vocabulary(params, size)
 
 
-def with_words(params: Params, count: int) -> Params:
+def with_vocabulary(params: Params, count: int) -> Params:
     """Return parameters with this many tokens: the first ones, then copies of the mean."""
 
     def resized(path: Any, leaf: Array) -> Array:

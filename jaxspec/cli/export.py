@@ -22,7 +22,7 @@ from jaxspec.checkpoints.served_draft import draft_command
 from jaxspec.cli.shared import progress
 from jaxspec.config import HeadConfig
 from jaxspec.errors import InputError, printable
-from jaxspec.loading import check_words
+from jaxspec.loading import check_tokens
 from jaxspec.runtime import human_bytes, setup_runtime
 
 
@@ -90,7 +90,7 @@ def run(args: Export) -> None:
         path = locate(args.vocab_of)
         target = Target(model_name(path), directories.read_config(path))
         if not is_head(source):  # a head has no tokeniser
-            check_words(load_tokenizer(path), load_tokenizer(source))
+            check_tokens(load_tokenizer(path), load_tokenizer(source))
     progress(f"exporting {source}")
     config = export(
         source,

@@ -42,7 +42,7 @@ class _Lvlm:
                 raise InputError(f"{part}: {f.name} {value} is not supported; give 0 or more")
 
     @classmethod
-    def known(cls, raw: dict[str, Any]) -> dict[str, Any]:
+    def own_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """Return the entries of a file that are fields, without the two parts."""
         parts = ("text_config", "vision_config")
         entries = {k: v for k, v in raw.items() if v is not None and k not in parts}
@@ -105,7 +105,7 @@ class LlavaConfig(_Lvlm):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        entries = cls.known(raw)
+        entries = cls.own_fields(raw)
         if raw.get("text_config") is not None:
             entries["text_config"] = decoder_config(raw["text_config"], cls._decoder)
         if raw.get("vision_config") is not None:
@@ -265,7 +265,7 @@ class QwenVLConfig(_Lvlm):
         return cls(
             text_config=replace(decoder, rope_scaling=rope),
             vision_config=cls._tower.from_hf(raw.get("vision_config") or {}),
-            **cls.known(raw),
+            **cls.own_fields(raw),
         )
 
     def to_hf(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxspec.data.rows import SUFFIXES, DataRow, kept, parquet_rows, raised
+from jaxspec.data.rows import SUFFIXES, DataRow, matching_rows, parquet_rows, raised
 from jaxspec.errors import InputError, first_line, reading
 from jaxspec.files import lacking_files
 
@@ -68,7 +68,9 @@ def hub_rows(
                 raise
         for shard in sorted(shards):
             with files.open(shard, "rb") as handle:
-                yield from raised(kept(parquet_rows(handle, shard, None, columns, only), only))
+                yield from raised(
+                    matching_rows(parquet_rows(handle, shard, None, columns, only), only)
+                )
     except unreachable as error:
         raise InputError(
             f"hub data set {repository}, config {config}, split {split}: cannot be read "

@@ -65,10 +65,10 @@ def rows_and_errors(
         rows: Iterable[Any] = (DataRow(*record, None) for record in tfds_records(str(path)))
     else:
         rows = (row for file in _files(path) for row in _file_rows(file, columns, only))
-    yield from kept(rows, only)
+    yield from matching_rows(rows, only)
 
 
-def kept(
+def matching_rows(
     rows: Iterable[DataRow | InputError], only: tuple[str, str] | None
 ) -> Iterator[DataRow | InputError]:
     """Yield the errors, and the rows with the wanted value; all rows without `only`."""

@@ -26,8 +26,8 @@ from jaxspec.loading import (
     LoadedDraft,
     LoadedModel,
     check_pair,
+    check_tokens,
     check_vocabulary,
-    check_words,
     same_tower,
 )
 from jaxspec.models.families import split_tower
@@ -176,7 +176,7 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
                 "models that write together need one vocabulary"
             )
         if other is not first:
-            check_words(first.tokenizer, other.tokenizer, f"model {number}", "model 1")
+            check_tokens(first.tokenizer, other.tokenizer, f"model {number}", "model 1")
     marks = {
         model.config.image_token_index for model in models if isinstance(model.config, LvlmConfig)
     }

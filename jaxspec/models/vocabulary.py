@@ -24,7 +24,7 @@ def fill_vocabulary(config: TextConfig, scores: Float[Array, "... words"]) -> Fl
     return whole.at[..., np.asarray(config.draft_vocabulary)].set(scores, unique_indices=True)
 
 
-def places(config: TextConfig, tokens: Int[Array, " ..."]) -> Int[Array, " ..."]:
+def draft_indices(config: TextConfig, tokens: Int[Array, " ..."]) -> Int[Array, " ..."]:
     """Return the tokens' indices in the draft vocabulary; -1 for others."""
     if not config.draft_vocabulary:
         return tokens
@@ -89,7 +89,7 @@ def _with_head(
     return config, {**params, "language_model": {**params["language_model"], **head}}
 
 
-def first_words(path: object, vocabulary: tuple[int, ...], count: int) -> tuple[int, ...]:
+def first_tokens(path: object, vocabulary: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Return the first tokens of a checkpoint's draft vocabulary; InputError for too many."""
     if not vocabulary:
         raise InputError(f"{path}: has no draft vocabulary; leave out --draft-vocabulary")

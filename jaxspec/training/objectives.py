@@ -15,7 +15,7 @@ from jaxspec.loading import LoadedModel, same_tower
 from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lora import Lora, merged
-from jaxspec.models.vocabulary import places
+from jaxspec.models.vocabulary import draft_indices
 from jaxspec.prompts.views import VIEWS, View
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.loop.step import flatten, in_dtype, partition
@@ -93,7 +93,7 @@ def tuning_loss(
         if batch.answers is not None:
             return _answers_loss(model, trained, batch, features, view, gamma)
         logits = model.score(trained, batch.rows, features, view.pool)
-        tokens = places(model.text, batch.tokens)
+        tokens = draft_indices(model.text, batch.tokens)
         # A draft with a small vocabulary learns only the tokens that it scores.
         mask = batch.mask & (tokens >= 0)
         loss, metrics = next_token_loss(logits, tokens, mask)
@@ -103,7 +103,7 @@ def tuning_loss(
             taught = jax.lax.stop_gradient(
                 teacher_logits(teacher, params[TEACHER], batch, features)
             )
-            best = places(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
+            best = draft_indices(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
             if vocabulary := model.text.draft_vocabulary:
                 taught = taught[..., np.asarray(vocabulary)]
             divergence, learned = distillation_loss(
@@ -133,7 +133,7 @@ def _answers_loss(
     assert batch.answers is not None
     slots = jnp.maximum(batch.answers, 0)
     logits = model.score(params, batch.rows, features, view.pool, slots)
-    tokens = places(model.text, batch.tokens)
+    tokens = draft_indices(model.text, batch.tokens)
     labels = jnp.take_along_axis(tokens, slots + 1, axis=1)
     loss, metrics = cross_entropy(logits, labels, (batch.answers >= 0) & (labels >= 0))
     rows = jnp.arange(len(slots))[:, None]
@@ -187,7 +187,7 @@ def simulated(
     @jax.jit
     def count(params: Params, batch: ConversationBatch) -> tuple[Array, Array]:
         logits = score(model, merged(params, lora), batch, view)
-        tokens = places(model.text, batch.tokens)
+        tokens = draft_indices(model.text, batch.tokens)
         return count_blocks(agreement(logits, tokens), batch.mask, gamma)
 
     def evaluate(params: Params) -> dict[str, float]:

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxspec.checkpoints.adapters import CONFIG as ADAPTER
 from jaxspec.checkpoints.adapters import base_of, composed, read_pairs
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.export import with_words
+from jaxspec.checkpoints.export import with_vocabulary
 from jaxspec.checkpoints.huggingface import read_params
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.tower import read_tower, tower_files
@@ -201,7 +201,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     text = replace(start.config, vocab_size=vocab_size)
     config: ModelConfig = replace(target.config, text_config=text)
     params = {**init_params(config, key), **tower()}
-    params["language_model"] = with_words(start.params, vocab_size)
+    params["language_model"] = with_vocabulary(start.params, vocab_size)
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
 
 
@@ -211,7 +211,7 @@ def _with_placeholder(start: LoadedModel, target: ModelConfig) -> LoadedModel:
     if isinstance(start.config, LvlmConfig) or start.config.vocab_size >= vocab_size:
         return start
     config = replace(start.config, vocab_size=vocab_size)
-    return replace(start, config=config, params=with_words(start.params, vocab_size))
+    return replace(start, config=config, params=with_vocabulary(start.params, vocab_size))
 
 
 def _takes_tower(recipe: Recipe, start: ModelConfig) -> bool:

@@ -35,7 +35,7 @@ import numpy as np
 from jaxspec.checkpoints.heads.kind import Kind, Server
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
-from jaxspec.models.vocabulary import first_words
+from jaxspec.models.vocabulary import first_tokens
 from jaxspec.typing import Params
 
 
@@ -70,7 +70,7 @@ class KVHeadFiles(Kind[KVHeadConfig]):
         if draft_vocabulary is None:
             return config, params
         text = config.text_config
-        vocabulary = first_words(source, text.draft_vocabulary, draft_vocabulary)
+        vocabulary = first_tokens(source, text.draft_vocabulary, draft_vocabulary)
         config = replace(config, text_config=replace(text, draft_vocabulary=vocabulary))
         if "markov_out" in params:
             params = {**params, "markov_out": params["markov_out"][:, : len(vocabulary)]}

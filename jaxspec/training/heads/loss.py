@@ -11,7 +11,7 @@ from jaxspec.models.heads.borrowed import joined
 from jaxspec.models.heads.one_pass import corrected
 from jaxspec.models.heads.reading import Reading
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.models.vocabulary import places
+from jaxspec.models.vocabulary import draft_indices
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.heads.anchors import Anchoring, HeadBatch
 from jaxspec.training.loop.step import LossFn
@@ -45,7 +45,7 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
             lambda x: corrected(config, params["head"], drafts.scores(drafting, x[0]), x[1]),
             drafted(params["head"]),
             pick(reading.hidden, block),
-            places(drafts.text, pick(tokens, at[..., 1:])),
+            draft_indices(drafts.text, pick(tokens, at[..., 1:])),
             wrote[..., 1:],
             anchoring.loss == "kl",
             anchoring.decay,

@@ -29,7 +29,7 @@ class MetricsLog:
         if jax.process_index():
             return
         with writing(self._path):
-            write_text(self._path, _kept(self._path, start))
+            write_text(self._path, _lines_until(self._path, start))
             self._file = self._path.open("a", encoding="utf-8")
         if config.tensorboard:
             self._board = _tensorboard(directory / "tensorboard", start)
@@ -61,7 +61,7 @@ class MetricsLog:
             self._wandb.log(dict(values), step=step)
 
 
-def _kept(path: Path, start: int) -> str:
+def _lines_until(path: Path, start: int) -> str:
     """Return the lines of metrics up to a step, without half a line that a kill may have left."""
     lines = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
