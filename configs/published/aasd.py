@@ -26,8 +26,9 @@ def published(size: str, text: str) -> tuple[Published, ...]:
         for name, line in read_numbers(f"row {columns}\n{text.strip()}").items()
     }
     source = (
-        "AASD, Tables 1 and 2, of LLaVA of 'Visual Instruction Tuning', which is not LLaVA-1.5; it says neither dtype, "
-        "length and temperature nor the device, and its tau is not 1 + gamma alpha; heads and drafts are by the recipes"
+        "AASD, Tables 1 and 2, of LLaVA of 'Visual Instruction Tuning', which is not LLaVA-1.5; it "
+        "says neither dtype, length and temperature nor the device, and its tau is not 1 + gamma "
+        "alpha; heads and drafts are by the recipes"
     )
     settings = {
         "target": f"llava-hf/llava-1.5-{size}-hf",

@@ -127,7 +127,8 @@ def _of(
 
 MIXTURES = (
     _of(
-        "Tables 1 to 3 and 9, which contradict TABED's Table 18 on MTCP (PororoSV 1.99 and 2.10, VIST 1.93 and 2.13)",
+        "Tables 1 to 3 and 9, which contradict TABED's Table 18 on MTCP (PororoSV 1.99 and 2.10, "
+        "VIST 1.93 and 2.13)",
         _PLAIN,
     ),
     _of(
@@ -146,7 +147,8 @@ MIXTURES = (
     ),
     *(
         _of(
-            "Table 5, of its own draft; ours is by the recipe pooled, which starts from the finished draft",
+            "Table 5, of its own draft; ours is by the recipe pooled, which starts from the "
+            "finished draft",
             {name: _POOLED[name]},
             draft=(f"runs/train/pooled_{tokens}/hf",),
         )
@@ -198,8 +200,8 @@ _COUNTS = {
 }
 SCORES = tuple(
     Published(
-        f"IbED, Table 12 (TABED's Table 17 has the same), {name}, {count}; its own pooled drafts, ours "
-        "by the recipe pooled",
+        f"IbED, Table 12 (TABED's Table 17 has the same), {name}, {count}; its own pooled drafts, "
+        "ours by the recipe pooled",
         SCORED | {"limit": limit},
         {1: {row: {name: line[name]} for row, line in _ANSWERS.items() if name in line}},
         places={

@@ -54,7 +54,10 @@ WINDOW_ROWS = (
     Variant("MT*, h = ALL", ("M", "T"), weighting="mt-release"),
     Variant("MT AdaBoost", ("M", "T"), weighting="adaboost"),
 )
-RULES = "of starred rows it says the kind of rule (MT* a grid, MTCP* inverse KL) but not the form that was run"
+RULES = (
+    "of starred rows it says the kind of rule (MT* a grid, MTCP* inverse KL) but not the "
+    "form that was run"
+)
 Numbers = dict[str, dict[str, float]]
 
 
@@ -163,7 +166,8 @@ def _chains(turn: Numbers) -> Numbers:
 _CAPTIONED = SETTINGS | {"captioner": CAPTIONER}
 VIEWS = (
     *both_turns(
-        "TABED, Tables 1, 3, 4 and 18, which give 2.29 tokens (both turns' means of MT*), 5 % more than M and T, and 1.74 "
+        "TABED, Tables 1, 3, 4 and 18, which give 2.29 tokens (both turns' means of MT*), 5 "
+        "% more than M and T, and 1.74 "
         "times the speed by Eq. (1) with the 0.063 of Table 13",
         _CAPTIONED,
         _FIRST,
@@ -188,7 +192,8 @@ SCORED = {
 }
 SCORES = (
     Published(
-        "TABED, Table 12, of a measure that it does not name; GPT-4o has 19.1 and 10.5, GPT-4o-mini 12.0 and 9.1",
+        "TABED, Table 12, of a measure that it does not name; GPT-4o has 19.1 and 10.5, "
+        "GPT-4o-mini 12.0 and 9.1",
         SCORED,
         {
             1: read_numbers("""

@@ -17,8 +17,8 @@ from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
 
 VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and "
-    "polite answers to the user's questions."
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the user's questions."
 )
 
 # AdamW as transformers' Trainer has it. Warm-up is 0.03 of the steps, rounded up; then a cosine to
