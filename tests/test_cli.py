@@ -112,6 +112,26 @@ def test_a_head_drafts_alone_or_with_a_model(
         assert answer["stats"]["views"] == views
 
 
+def test_messages_are_a_prompt_in_another_form(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same tokens, with images of a file's folder and of --image, and a system prompt."""
+    text = {"type": "text", "text": "Hi"}
+    page, next_page = {"type": "image", "path": "rgb.png"}, {"type": "image"}
+    system = {"role": "system", "content": "Be kind."}
+    file = world / "messages.json"
+    args = ["generate", "--target", str(world / "target"), "--max-new-tokens", str(NEW), "--json"]
+    both = pictures(world, "rgb", "gray")
+    for messages, images, options in [
+        ([{"role": "user", "content": [page, next_page, text]}], both[2:], []),
+        ([system, {"role": "user", "content": "Hi"}], both, ["--system", "Be kind."]),
+    ]:
+        file.write_text(json.dumps({"model": "any", "messages": messages}))
+        main([*args, "--messages", str(file), *images])
+        answer = json.loads(capsys.readouterr().out)["tokens"]
+        assert answer == run(capsys, world, *both, *options, draft=None)["tokens"]
+
+
 def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoken = run(capsys, world, "--weights", "1,3")
     assert spoken.keys() == {"text", "tokens", "stats"}
@@ -418,6 +438,15 @@ print([name for name in {heavy} if sys.modules.get(name)])
         (["--image", "{}/target"], "target: a folder; give an image file"),
         (["--image", "{}/empty.png"], "empty.png: an empty file; fetch it again"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
+        (
+            ["--prompt", "Hi", "--messages", "{}/x"],
+            "--prompt: --messages is given too; give --prompt",
+        ),
+        (["--system", "Hi", "--no-chat-template"], "--system: --no-chat-template has no roles"),
+        (
+            ["--messages", "{}/empty.png"],
+            "empty.png (Expecting value: line 1 column 1 (char 0)); give",
+        ),
         (["--target", "{}/nothing"], "nothing': no such directory"),
         (["--gamma", "3"], "--gamma: needs a draft; give --draft, or leave it out"),
         (["--draft-revision", "v2"], "--draft-revision: needs --draft with a hub id"),
@@ -433,7 +462,7 @@ def test_refused_before_a_model_is_read(
 ) -> None:
     monkeypatch.setattr("jaxspec.cli.generate.LoadedModel", None)
     args = [part.format(world) for part in args]
-    if "--prompt" not in args:
+    if not {"--prompt", "--messages"} & {*args}:
         args += ["--prompt", "Hi"]
     if "--target" not in args:
         args += ["--target", str(world / "target")]

@@ -52,7 +52,7 @@ def run(args: Collaborate) -> None:
         batch_size=1,
     )
     config.checked(len(names))
-    images, request = args.pictures(), args.request()
+    request = args.request()
     paths = [locate(name) for name in names]
     loaded: dict[Path, LoadedModel] = {}
     for path in paths:
@@ -76,4 +76,4 @@ def run(args: Collaborate) -> None:
         }
         return stats, f"{calls} passes of each model a token"
 
-    answer(args, engine, request, images, describe)
+    answer(args, engine, request, describe)

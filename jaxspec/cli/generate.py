@@ -91,7 +91,7 @@ def run(args: Generate) -> None:
         width=args.width,
         batch_size=1,
     )
-    images, request = args.pictures(), args.request()
+    request = args.request()
     drafts = [locate(name, args.draft_revision) for name in args.draft]
     parts = mixture(config.views, [read_draft_config(path) for path in drafts])
     _check_drafts(args, parts)
@@ -127,7 +127,7 @@ def run(args: Generate) -> None:
         stats["weighting"] = str(parse_weighting(config.weighting)) if names else None
         return stats, f"{'-' if length is None else f'{length:.2f}'} tokens per target pass"
 
-    answer(args, engine, request, images, describe, *reports)
+    answer(args, engine, request, describe, *reports)
 
 
 def _check_drafts(args: Generate, parts: Mixture) -> None:

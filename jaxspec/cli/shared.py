@@ -12,17 +12,18 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tyro
 from PIL.Image import Image
 
-from jaxspec.data.images import load_image
+from jaxspec.data.images import ImageSource, Picture, load_image
+from jaxspec.data.messages import image_source, read_messages
 from jaxspec.decoding.sources.lookup import LOOKUP
 from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine, Request, Result
-from jaxspec.errors import InputError, reading
+from jaxspec.engine.requests import EMPTY
+from jaxspec.errors import InputError, located, reading
 from jaxspec.models.int8 import Weights
-from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.messages import Message
 from jaxspec.prompts.placeholders import place_images
 from jaxspec.runtime import clear, say
 
@@ -53,9 +54,14 @@ def show(answer: Iterator[Result]) -> Result:
 class Ask:
     """The options of a prompt and its answer."""
 
-    prompt: str
+    prompt: str | None = None
     """The question. Each <image> in it marks the place of an image; without marks, images come
     first."""
+    messages: Path | None = None
+    """In place of --prompt, a JSON file with a conversation: a list of {role, content}, the user's
+    last, as OpenAI's and transformers' chats have it. Its image files are relative to it."""
+    system: str | None = None
+    """System prompt before the conversation."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """An image file. Repeat the option for several images, in order."""
     chat_template: Path | None = None
@@ -88,12 +94,20 @@ class Ask:
 
     def request(self) -> Request:
         """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
-        place_images(self.prompt, len(self.image))
+        if (self.prompt is None) == (self.messages is None):
+            given = "neither is given" if self.prompt is None else "--messages is given too"
+            raise InputError(f"--prompt: {given}; give --prompt TEXT or --messages FILE")
+        if self.no_chat_template and (self.messages or self.system):
+            option = "--messages" if self.messages else "--system"
+            raise InputError(f"{option}: --no-chat-template has no roles; give one of them")
+        if self.prompt is not None:
+            place_images(self.prompt, len(self.pictures))
+        elif self.conversation[0].role == "system" and self.system:
+            raise InputError(f"--system: {self.messages} has a system prompt; leave one out")
         if self.template is not None and self.no_chat_template:
             raise InputError("--chat-template: --no-chat-template leaves it out; give one of them")
-        nothing = Prompt(np.zeros(0, np.int32))
         sampling = self.temperature, self.top_k, self.top_p, self.seed
-        return Request(nothing, self.max_new_tokens, *sampling, self.stop)
+        return Request(EMPTY, self.max_new_tokens, *sampling, self.stop)
 
     @cached_property
     def template(self) -> str | None:
@@ -103,6 +117,22 @@ class Ask:
         with reading(f"--chat-template: {self.chat_template}", "give a file with a jinja template"):
             return self.chat_template.read_text(encoding="utf-8")
 
+    @cached_property
+    def conversation(self) -> list[Message[ImageSource]]:
+        """Return the messages of the file; InputError for a file without any."""
+        assert self.messages is not None
+        mend = 'give [{"role": "user", "content": "..."}]'
+        with reading(f"--messages: {self.messages}", mend):
+            values = json.loads(self.messages.read_text(encoding="utf-8"))
+        if isinstance(values, dict):  # the body of a request to OpenAI's interface
+            values = values.get("messages")
+        with located(self.messages):
+            folder = self.messages.parent
+            return read_messages(
+                values, self.pictures, lambda value: Picture.of(image_source(value, folder))
+            )
+
+    @cached_property
     def pictures(self) -> list[Image]:
         """Return the images; raise InputError for a file that is no image."""
         return [load_image(path) for path in self.image]
@@ -121,7 +151,6 @@ def answer(
     args: Ask,
     engine: Engine,
     request: Request,
-    images: list[Image],
     describe: Callable[[Result], tuple[dict[str, Any], str]],
     *loaded: str,
 ) -> None:
@@ -133,8 +162,14 @@ def answer(
     """
     if args.template is not None:
         engine.encoder.tokenizer.chat_template = args.template
-    encode = engine.encoder.completion if args.no_chat_template else engine.encoder.prompt
-    request = replace(request, prompt=encode(args.prompt, images))
+    encoder = replace(engine.encoder, system=args.system or "")
+    if args.prompt is None:
+        prompt = encoder.prompt(args.conversation)
+    elif args.no_chat_template:
+        prompt = encoder.completion(args.prompt, args.pictures)
+    else:
+        prompt = encoder.prompt(args.prompt, args.pictures)
+    request = replace(request, prompt=prompt)
     memory = engine.memory_report([request])  # validates the request before anything is printed
     for line in (*loaded, memory):
         say(line)

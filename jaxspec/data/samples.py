@@ -26,6 +26,7 @@ from typing import Any
 from jaxspec.data.images import StoredImage
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.errors import InputError, located, reading
+from jaxspec.prompts.messages import Message, dialogue
 from jaxspec.prompts.placeholders import place_in_turns
 
 
@@ -46,6 +47,11 @@ class Sample:
     """Short answers to the first question that count as right."""
     labels: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     """Further columns of the sample, such as MMSpec's topic and category."""
+
+    @property
+    def messages(self) -> tuple[Message[Any], ...]:
+        """Return the whole conversation."""
+        return dialogue(self.turns, self.images)
 
 
 def own_samples(

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from PIL.Image import Image
 
 from jaxspec.data.images import ImageSource, Picture
+from jaxspec.data.messages import read_messages
 from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.memory import Sizes
 from jaxspec.errors import InputError, check_counts, is_number
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow
 
 Made = TypeVar("Made")
 Stats = TypeVar("Stats", bound=DecodeStats | CollaborationStats | None)
 
 UNSIZED = Sizes(0, (), 0)
+EMPTY = Prompt(np.zeros(0, np.int32))
 HOTTEST = 1e30
 """Highest temperature that float32 logits can be divided by without underflow."""
 
@@ -31,7 +35,8 @@ class Request:
     """Ask one question and say how to decode its answer.
 
     Attributes:
-      prompt: Question for the chat template, or token ids from an engine's `encoder`.
+      prompt: Question for the chat template, or token ids from an engine's `encoder`; None with
+        `messages`.
       max_new_tokens: Most tokens of the answer.
       temperature: Sampling temperature; 0 decodes greedily.
       top_k: Number of likeliest tokens to sample from; 0: all.
@@ -40,9 +45,11 @@ class Request:
       stop: Strings that end the answer; its text ends before the first one.
       images: Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each replaces
         an `<image>` in the question, or precedes its text.
+      messages: Conversation in place of a question, the user's last: {role, content} as in OpenAI's
+        and transformers' form, see `jaxspec.data.messages`.
     """
 
-    prompt: Prompt[ImageSource] | str
+    prompt: Prompt[ImageSource] | str | None = None
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_k: int = 0
@@ -50,15 +57,20 @@ class Request:
     seed: int = 0
     stop: Sequence[str] = ()
     images: Sequence[ImageSource] = ()
+    messages: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.prompt, Prompt | str):
+        if self.prompt is None and not self.messages:
+            raise InputError("prompt: None; give a question, or messages=[...]")
+        if self.messages and self.prompt is not None:
+            raise InputError("messages: there is a prompt too; give one of them")
+        if not isinstance(self.prompt, Prompt | str | None):
             kind = type(self.prompt).__name__
             raise InputError(f"prompt: a {kind}; give a string or engine.encoder.prompt(question)")
         if not isinstance(self.images, list | tuple):
             kind = type(self.images).__name__
             raise InputError(f"images: a {kind}; give a list of images, as images=[page]")
-        if self.images and not isinstance(self.prompt, str):
+        if self.images and isinstance(self.prompt, Prompt):
             raise InputError("images: the prompt is token ids; give its images to the encoder")
         check_counts(max_new_tokens=self.max_new_tokens)
         if not is_number(self.temperature) or not 0 <= self.temperature <= HOTTEST:
@@ -113,7 +125,7 @@ class Result(Generic[Stats]):
 class EncodedRequest(Request):
     """Extend a request by its token ids, images of known size, rows and bucket."""
 
-    prompt: Prompt[Picture]
+    prompt: Prompt[Picture] = EMPTY
     name: str = ""
     """Name in error messages, if there are several."""
     rows: tuple[PromptRow, ...] = ()
@@ -137,15 +149,23 @@ def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[En
                 raise InputError(f"requests: a {kind}; give a Request, or a question as a string")
             request = Request(request) if isinstance(request, str) else request
             prompt = request.prompt
-            if isinstance(prompt, str):
-                prompt = encoder.prompt(prompt, tuple(request.images))
+            if not isinstance(prompt, Prompt):
+                prompt = encoder.prompt(*contents(request))
             values = {f.name: getattr(request, f.name) for f in fields(Request)}
             values |= {
                 "prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))),
                 "images": (),
+                "messages": (),
             }
             encoded.append(EncodedRequest(**values, name=name))
     return encoded
+
+
+def contents(request: Request) -> tuple[str | list[Message], Sequence[ImageSource]]:
+    """Return a request's question and its images, or its messages with their images."""
+    if isinstance(request.prompt, str):
+        return request.prompt, request.images
+    return read_messages(request.messages, request.images), ()
 
 
 def each(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from jaxspec.cache import KVCache
 from jaxspec.data.images import ImageSource
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.requests import Request, Result
+from jaxspec.engine.requests import Request, Result, contents
 from jaxspec.engine.running import RunningBatch
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
@@ -40,20 +41,25 @@ class Session:
         self._cached: PromptRow | None = None
         """Row of tokens and image slots that the cache holds."""
 
-    def ask(self, question: str, images: Sequence[ImageSource] = (), **options: Any) -> Result:
-        """Answer the next question; `options` are fields of `Request`."""
+    def ask(
+        self, question: str | None = None, images: Sequence[ImageSource] = (), **options: Any
+    ) -> Result:
+        """Answer the next question; `options` are fields of `Request`.
+
+        `messages` are what is new since the last answer; the first ones may hold a system prompt
+        and earlier turns.
+        """
         encoder = self.engine.encoder
-        if not isinstance(question, str):
+        if not isinstance(question, str | None):
             kind = type(question).__name__
             raise InputError(f"question: a {kind}; give a string, and options by name")
-        if not isinstance(images, list | tuple):
-            kind = type(images).__name__
-            raise InputError(f"images: a {kind}; give a list of images, as images=[page]")
+        request = Request(question, images=images, **options)
         if self._prompt is None:
-            prompt = encoder.prompt(question, images)
+            prompt = encoder.prompt(*contents(request))
         else:
-            prompt = encoder.follow_up(self._prompt, self._answer, question, images)
-        (read,) = self.engine.batcher.read([Request(prompt, **options)])
+            prompt = encoder.follow_up(self._prompt, self._answer, *contents(request))
+        request = replace(request, prompt=prompt, images=(), messages=())
+        (read,) = self.engine.batcher.read([request])
         row = read.rows[0]
         batch = RunningBatch(self.engine.batcher, [read], past=self._past(row))
         while batch.busy:

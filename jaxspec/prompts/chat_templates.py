@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.messages import Message
 from jaxspec.prompts.templates import bos_before, has_vicuna_form
 
 _VICUNA = (
-    "{% for message in messages %}{{ 'USER: ' if message['role'] == 'user' else 'SPACE' }}"
+    "{% for message in messages %}"
+    "{{ {'user': 'USER: ', 'assistant': 'SPACE', 'system': ''}[message['role']] }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] if part['type'] == 'image' %}{{ 'IMAGE\\n' }}{% endfor %}"
-    "{% for part in message['content'] if part['type'] == 'text' %}"
-    "{{ part['text'] }}{% endfor %}{% endif %}"
-    "{{ ' ASSISTANT:' if message['role'] == 'user' else eos_token }}{% endfor %}"
+    "{{ message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text')"
+    " | join('\\n') }}{% endif %}"
+    "{{ {'user': ' ASSISTANT:', 'assistant': eos_token, 'system': ' '}[message['role']] }}"
+    "{% endfor %}"
 )
 """Vicuna's form as a template. `SPACE` and `IMAGE` are replaced by the tokeniser's own."""
 
@@ -28,8 +31,9 @@ def chat_templates(encoder: PromptEncoder) -> dict[str, str]:
     templates = (
         dict(template) if isinstance(template, dict) else {"default": template or _vicuna(encoder)}
     )
+    hello = Message("user", ("Hello.",))
     is_text = encoder.image_token is None and "default" in templates
-    if is_text and bos_before(encoder.tokenizer, encoder.opening("Hello.")):
+    if is_text and bos_before(encoder.tokenizer, encoder.opening([hello])):
         templates["default"] = "{{ bos_token }}" + templates["default"]
     return templates
 

@@ -6,29 +6,28 @@ answer; other models are refused:
 
     USER: <image>\\n{question} ASSISTANT: {answer}</s>USER: {question} ASSISTANT:
 
-Turns are joined as token ids. They are never decoded and encoded again.
+A turn after a model's own answer is joined to it as token ids, which are never decoded and encoded
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self
 
 import numpy as np
 
 from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
-from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, check_text, place_images
-from jaxspec.prompts.templates import bos_before, own_turn, render_follow_up, render_turns
+from jaxspec.prompts.messages import Message, Source, user_message
+from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, check_text
+from jaxspec.prompts.templates import bos_before, own_turn, render, render_follow_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Source = TypeVar("Source", covariant=True)
-"""An image of a prompt, such as `data.images.Pixels`. The encoder only counts images."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class PromptEncoder:
     decoder: str = "llama"
     """`model_type` of the language model, which tells its form without a chat template."""
     system: str = ""
-    """Text before the first `USER:` of a conversation in Vicuna's form."""
+    """System prompt of conversations that begin without one."""
 
     def __post_init__(self) -> None:
         if self.image_token is None:
@@ -87,80 +86,84 @@ class PromptEncoder:
             return PLACEHOLDER
         return "".join(map(str, self.tokenizer.convert_ids_to_tokens(self._image_ids)))
 
-    def prompt(self, question: str, images: Sequence[Source] = ()) -> Prompt[Source]:
-        """Return the first turn. Images without a placeholder in the question precede it."""
-        text = self.opening(question, len(images))
-        ids = [*bos_before(self.tokenizer, text), *self.ids(text)]
-        return Prompt(np.asarray(ids, np.int32), tuple(images))
+    def prompt(
+        self, messages: str | Sequence[Message[Source]], images: Sequence[Source] = ()
+    ) -> Prompt[Source]:
+        """Return the prompt of a question, or of messages that end with the user's.
+
+        images: Images of a question. Without a placeholder in it they precede it.
+        """
+        conversation = self._checked(messages, images)
+        if self.system and conversation[0].role != "system":
+            conversation = [Message("system", (self.system,)), *conversation]
+        if self.tokenizer.chat_template:
+            text = self.opening(conversation)
+            ids = [*bos_before(self.tokenizer, text), *self.ids(text)]
+        else:
+            ids = self.dialogues([conversation])[0][0].tolist()
+        return _prompt(ids, conversation)
 
     def completion(self, text: str, images: Sequence[Source] = ()) -> Prompt[Source]:
         """Return the bare text, after BOS if there is one: for models without a chat template."""
-        ids = self.ids(self._placed(text, len(images)))
+        conversation = self._checked(text, images)
+        ids = self.ids(conversation[0].text(self.image_text))
         bos = self.tokenizer.bos_token_id
-        return Prompt(np.asarray(ids if bos is None else [bos, *ids], np.int32), tuple(images))
+        return _prompt(ids if bos is None else [bos, *ids], conversation)
 
     def follow_up(
         self,
         prompt: Prompt[Source],
         answer: Sequence[int],
-        question: str,
+        messages: str | Sequence[Message[Source]],
         images: Sequence[Source] = (),
     ) -> Prompt[Source]:
-        """Return the next turn: the prompt, the answer's own ids, and another question."""
+        """Return the next turn: the prompt, the answer's own ids, and a question or messages."""
+        conversation = self._checked(messages, images)
         # A model may write a placeholder, which shows no image of the prompt.
         answer = [token for token in answer if token != self.image_token]
         if not self.tokenizer.chat_template and answer[-1:] != self._end:
             answer = [*answer, *self._end]
-        text = self._following(question, answer, len(images))
-        ids = [*prompt.tokens.tolist(), *answer, *self.ids(text)]
-        return Prompt(
-            np.asarray(ids, np.int32), (*prompt.images, *images), prompt.sample, prompt.turn + 1
+        ids = [*prompt.tokens.tolist(), *answer, *self.ids(self._following(conversation, answer))]
+        after = _prompt(ids, conversation)
+        return replace(
+            prompt,
+            tokens=after.tokens,
+            images=(*prompt.images, *after.images),
+            turn=prompt.turn + 1,
         )
 
     def dialogues(
-        self, conversations: Sequence[Sequence[tuple[str, str]]]
+        self, conversations: Sequence[Sequence[Message]]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return whole conversations for training: ids [L], and the mask [L] of answers.
 
         A first question without words gets no roles: the answer is plain text, or a caption after
         its images. One call encodes all texts: one call per text costs more than a training step.
         """
-        texts, heads = [], []
-        for turns in conversations:
-            asked = [self._asked(question, turn) for turn, (question, _) in enumerate(turns)]
-            heads.append(bos_before(self.tokenizer, asked[0]) if asked else [])
-            for text, (_, answer) in zip(asked, turns, strict=True):
-                texts += [text.replace(PLACEHOLDER, self.image_text), answer]
-        pieces = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"])
+        pieces = [self._pieces(messages) for messages in conversations]
+        texts = [text for conversation in pieces for text in conversation]
+        encoded = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"])
         out = []
-        for turns, ids in zip(conversations, heads, strict=True):
+        for conversation in pieces:
+            ids = bos_before(self.tokenizer, conversation[0]) if conversation else []
             mask = [False] * len(ids)
-            for _ in turns:
-                asked, answer = next(pieces), [*next(pieces), *self._end]
-                ids += asked + answer
-                mask += [False] * len(asked) + [True] * len(answer)
+            for number in range(len(conversation)):
+                is_answer = number % 2 == 1
+                piece = [*next(encoded), *(self._end if is_answer else ())]
+                ids += piece
+                mask += [is_answer] * len(piece)
             out.append((np.asarray(ids, np.int32), np.asarray(mask)))
         return out
 
-    def opening(self, question: str, images: int = 0) -> str:
-        """Return the first turn as text, up to where the answer begins."""
-        placed = self._placed(question, images)
+    def opening(self, messages: Sequence[Message]) -> str:
+        """Return messages as text, up to where the next answer begins."""
         if self.tokenizer.chat_template:
-            text = render_turns(self.tokenizer, [question], placed, self.image_text)
-        else:
-            text = own_turn(self.tokenizer, self.decoder, placed)
-        if self.system and not text.startswith("USER: "):
-            raise InputError(
-                f"system {self.system[:40]!r}: the chat template begins with {text[:20]!r}, and a "
-                "system prompt is written before 'USER: ' alone; leave it out"
-            )
-        return f"{self.system} {text}" if self.system else text
+            return render(self.tokenizer, messages, self.image_text)
+        return own_turn(self.tokenizer, self.decoder, messages, self.image_text)
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a text without BOS; `<image>` becomes the placeholder's."""
-        return self.tokenizer.encode(
-            text.replace(PLACEHOLDER, self.image_text), add_special_tokens=False
-        )
+        """Return the ids of a text without BOS."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return an answer's text, without special tokens and outer spaces."""
@@ -189,29 +192,71 @@ class PromptEncoder:
     def _end(self) -> list[int]:
         return [] if self.eos is None else [self.eos]
 
-    def _placed(self, question: str, images: int) -> str:
-        """Return the question with a placeholder for each image; InputError for videos."""
-        if VIDEO in question and self.tokenizer.get_vocab().get(VIDEO) is not None:
-            raise InputError(f"prompt {question[:60]!r}: {VIDEO}s are not supported; give images")
-        if self.image_token is not None:
-            return place_images(question, images)
-        check_text(question)
-        if images:
-            raise InputError(f"prompt {question[:60]!r}: the target is a text model; give no image")
-        return question
+    def _checked(
+        self, messages: str | Sequence[Message[Source]], images: Sequence[Source]
+    ) -> list[Message[Source]]:
+        """Return a question or messages as messages; InputError where the model cannot read them.
 
-    def _following(self, question: str, answer: Sequence[int], images: int) -> str:
+        A text model reads `<image>` as it is written.
+        """
+        if isinstance(messages, str):
+            is_text = self.image_token is None
+            question = Message("user", (messages,), tuple(images))
+            conversation = [question if is_text else user_message(messages, images)]
+        else:
+            conversation = list(messages)
+            if conversation[-1].role not in ("user", "tool"):
+                raise InputError(
+                    f"messages: the last is the {conversation[-1].role}'s; end with the user's"
+                )
+        for message in conversation:
+            for text in message.texts:
+                check_text(text)
+                where = f"{'prompt' if message.role == 'user' else message.role} {text[:60]!r}"
+                if VIDEO in text and VIDEO in self.tokenizer.get_vocab():
+                    raise InputError(f"{where}: {VIDEO}s are not supported; give images")
+                if self.image_token is not None and self.image_text in text:
+                    raise InputError(
+                        f"{where}: {self.image_text} marks an image in this model, and none is "
+                        "given for it; leave it out"
+                    )
+            if message.images and self.image_token is None:
+                text = " ".join(message.texts)[:60]
+                raise InputError(f"prompt {text!r}: the target is a text model; give no image")
+        return conversation
+
+    def _following(self, messages: Sequence[Message], answer: Sequence[int]) -> str:
         """Return the text from the end of an answer to the beginning of the next one."""
-        placed = self._placed(question, images)
         if not self.tokenizer.chat_template:
-            return own_turn(self.tokenizer, self.decoder, placed)
-        return render_follow_up(self.tokenizer, answer, question, placed, self.image_text)
+            return own_turn(self.tokenizer, self.decoder, messages, self.image_text)
+        return render_follow_up(self.tokenizer, answer, messages, self.image_text)
 
-    def _asked(self, question: str, turn: int) -> str:
-        """Return the text before the answer of a training dialogue's turn."""
-        images = question.count(PLACEHOLDER)
-        if turn:
-            return self._following(question, self._end, images)
-        if not question.replace(PLACEHOLDER, "").strip():
-            return PLACEHOLDER * images
-        return self.opening(question, images)
+    def _pieces(self, messages: Sequence[Message]) -> list[str]:
+        """Return a conversation as texts, by turns what is said before an answer, and the answer.
+
+        [system, user, assistant, user] is "... USER: Who? ASSISTANT:", "Me.", "USER: ...".
+        """
+        pieces: list[str] = []
+        asked: list[Message] = []
+        for message in messages:
+            if message.role == "assistant":
+                pieces += [self._asked(asked, first=not pieces), message.text(self.image_text)]
+                asked = []
+            else:
+                asked.append(message)
+        return [*pieces, self._asked(asked, first=not pieces)] if asked else pieces
+
+    def _asked(self, messages: Sequence[Message], first: bool) -> str:
+        """Return the text before an answer."""
+        if not first:
+            return self._following(messages, self._end)
+        if len(messages) == 1 and not "".join(messages[0].texts).strip():
+            return self.image_text * len(messages[0].images)
+        if self.system and messages[0].role != "system":
+            messages = [Message("system", (self.system,)), *messages]
+        return self.opening(messages)
+
+
+def _prompt(ids: Sequence[int], messages: Sequence[Message[Source]]) -> Prompt[Source]:
+    images = tuple(image for message in messages for image in message.images)
+    return Prompt(np.asarray(ids, np.int32), images)

@@ -1,19 +1,21 @@
-"""Turns of user and assistant as text, by a tokeniser's chat template or in Vicuna's form."""
+"""Messages as text, by a tokeniser's chat template or in Vicuna's form."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import cycle
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.errors import InputError, first_line
-from jaxspec.prompts.placeholders import PLACEHOLDER
+from jaxspec.prompts.messages import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ANSWER = "<<the answer>>"
 """An answer that a template is given, to find the text that it writes next."""
+_REASONED = "</think>"
+"""Mark behind an answer's reasoning, which templates leave out of earlier turns."""
 
 
 _MARKS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]")
@@ -29,8 +31,13 @@ def has_vicuna_form(tokenizer: PreTrainedTokenizerBase, decoder: str) -> bool:
     return decoder == "llama" and tokenizer.get_vocab().keys().isdisjoint(_MARKS)
 
 
-def own_turn(tokenizer: PreTrainedTokenizerBase, decoder: str, question: str) -> str:
-    """Return a question in Vicuna's form; InputError for a model that has another form, or none."""
+def own_turn(
+    tokenizer: PreTrainedTokenizerBase, decoder: str, messages: Sequence[Message], image_text: str
+) -> str:
+    """Return a question in Vicuna's form; InputError for a model that has another form, or none.
+
+    messages: The system's and then the user's messages.
+    """
     if not has_vicuna_form(tokenizer, decoder):
         where = tokenizer.name_or_path or "tokeniser"
         raise InputError(
@@ -38,56 +45,54 @@ def own_turn(tokenizer: PreTrainedTokenizerBase, decoder: str, question: str) ->
             "its publisher's chat_template.jinja there, or give jaxspec generate --chat-template "
             "FILE, or --no-chat-template for a base model"
         )
-    return f"USER: {question} ASSISTANT:"
+    roles = [message.role for message in messages]
+    if roles not in (["user"], ["system", "user"]):
+        raise InputError(
+            f"messages: {', '.join(roles) or 'an answer'} before an answer; Vicuna's form has a "
+            "system prompt at most, and turns of user and assistant"
+        )
+    *first, question = (message.text(image_text) for message in messages)
+    return " ".join([*first, f"USER: {question} ASSISTANT:"])
 
 
-def render_turns(
-    tokenizer: PreTrainedTokenizerBase, said: Sequence[str], placed: str, image_text: str
-) -> str:
-    """Return the text that the tokeniser's chat template makes of some turns.
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], image_text: str) -> str:
+    """Return the text that the tokeniser's chat template makes of messages.
 
     A template is a stranger's program. transformers runs it in jinja's immutable sandbox, wherever
     the checkpoint holds it: it reaches no Python internals, no file and no module.
 
     Templates take a message as text or as a list of parts. The first form whose rendering shows all
-    texts and images counts: a template that wants parts silently leaves out a text.
+    texts and images counts: a template that wants parts silently leaves out a text. A system prompt
+    that a template does not take precedes the first question.
 
     Args:
-      said: Texts of user and assistant by turns; the template asks for the next answer.
-      placed: The last text with a placeholder for each of its images.
+      messages: Messages, the user's last; the template asks for the next answer.
       image_text: The text of one image in the tokeniser's vocabulary.
     """
-    texts, images = [*said[:-1], placed], placed.count(PLACEHOLDER)
-    forms: list[list[Any]] = [texts, [[_text(text)] for text in texts]]
-    if placed != said[-1]:  # no placeholders of its own: the template places the images
-        turns: list[Any] = [[_text(text)] for text in said]
-        turns[-1] = [{"type": "image"}] * images + turns[-1]
-        forms.insert(0, turns)
     reason = "it leaves out what was said"
-    for contents in forms:
-        messages = [
-            {"role": role, "content": content}
-            for role, content in zip(cycle(("user", "assistant")), contents)
-        ]
+    images = sum(message.parts.count(None) for message in messages)
+    texts = [text for message in messages for text in _lasting(message)]
+    for contents in _forms(messages, image_text):
         try:
             text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                contents, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # anything that a stranger's template raises
             reason = first_line(error)
             continue
-        shown = text.replace(PLACEHOLDER, image_text).count(image_text)
-        printed = isinstance(contents[-1], list) and str(contents[-1]) in text  # not read
-        if all(words.strip() in text for words in said) and shown >= images and not printed:
+        parts = (entry["content"] for entry in contents if isinstance(entry["content"], list))
+        printed = any(str(part) in text for part in parts)  # not read
+        whole = all(part.strip() in text for part in texts)
+        if whole and text.count(image_text) >= images and not printed:
             return text
-    raise InputError(f"chat template: cannot render turns of user and assistant ({reason})")
+    roles = " and ".join(dict.fromkeys(message.role for message in messages))
+    raise InputError(f"chat template: cannot render messages of {roles} ({reason})")
 
 
 def render_follow_up(
     tokenizer: PreTrainedTokenizerBase,
     answer: Sequence[int],
-    question: str,
-    placed: str,
+    messages: Sequence[Message],
     image_text: str,
 ) -> str:
     """Return the template's text from the end of an answer to the beginning of the next one.
@@ -95,8 +100,8 @@ def render_follow_up(
     A template closes the answer. Where the answer's last id closes it already, that token is left
     out: after `... <|im_end|>` follows "\\n<|im_start|>user ...".
     """
-    said = ["Hello.", _ANSWER, question]
-    text = render_turns(tokenizer, said, placed, image_text).partition(_ANSWER)[2]
+    before = Message("user", ("Hello.",)), Message("assistant", (_ANSWER,))
+    text = render(tokenizer, [*before, *messages], image_text).partition(_ANSWER)[2]
     added = tokenizer.added_tokens_decoder
     closing = added[answer[-1]].content if answer and answer[-1] in added else None
     if closing and text.lstrip().startswith(closing):
@@ -119,5 +124,43 @@ def bos_before(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return [bos]
 
 
-def _text(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
+def _forms(messages: Sequence[Message], image_text: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the messages in the forms that templates take, transformers' own form first."""
+    for conversation in (
+        (messages, _without_system(messages)) if _has_system(messages) else (messages,)
+    ):
+        texts = [message.text(image_text) for message in conversation]
+        parts = [_parts(message, image_text) for message in conversation]
+        mixed = [
+            text if message.inline or message.parts == message.texts[:1] else part
+            for message, text, part in zip(conversation, texts, parts)
+        ]
+        for contents in (mixed, parts, texts):
+            yield [
+                {"role": message.role, "content": content}
+                for message, content in zip(conversation, contents)
+            ]
+
+
+def _parts(message: Message, image_text: str) -> list[dict[str, str]]:
+    parts = [message.text(image_text)] if message.inline else message.parts
+    return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
+
+
+def _has_system(messages: Sequence[Message]) -> bool:
+    return [message.role for message in messages[:2]] == ["system", "user"]
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with the system prompt at the head of the first question."""
+    system, first, *rest = messages
+    begin, parts = "\n".join(system.texts) + "\n\n", first.parts
+    parts = (begin + parts[0], *parts[1:]) if parts and parts[0] else (begin, *parts)
+    return [replace(first, parts=parts), *rest]
+
+
+def _lasting(message: Message) -> Sequence[str]:
+    """Return the texts that a template must show."""
+    if message.role != "assistant":
+        return message.texts
+    return [text.rpartition(_REASONED)[2] for text in message.texts]

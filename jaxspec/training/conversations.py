@@ -28,7 +28,7 @@ from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import TEXT, ImageInputs, PromptRows, Slots
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.prompts.placeholders import PLACEHOLDER
+from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow, Showing, bucket, rewrite, stack_rows
 from jaxspec.prompts.views import VIEWS, View
 from jaxspec.typing import Bool, Int, UInt
@@ -239,11 +239,17 @@ def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
 
 
 def _read(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_TrainingRow]:
-    turns = [sample.turns for sample in samples]
+    conversations = [sample.messages for sample in samples]
     if batches.plain:
-        turns = [((PLACEHOLDER * len(sample.images), sample.turns[0][1]),) for sample in samples]
-    encoded = batches.encoder.dialogues(turns)
+        conversations = [_caption(sample) for sample in samples]
+    encoded = batches.encoder.dialogues(conversations)
     return [_row(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
+
+
+def _caption(sample: Sample) -> tuple[Message, ...]:
+    """Return a sample's images and its first answer."""
+    images = Message("user", (None,) * len(sample.images), sample.images)
+    return images, Message("assistant", (sample.turns[0][1],))
 
 
 def _row(
@@ -299,7 +305,7 @@ def frequent_tokens(
     """
     written = np.zeros(len(encoder.tokenizer), np.int64)
     for start in range(0, count, GROUP):
-        chunk = [samples[i].turns for i in range(start, min(start + GROUP, count))]
+        chunk = [samples[i].messages for i in range(start, min(start + GROUP, count))]
         for tokens, mask in encoder.dialogues(chunk):
             counts = np.bincount(tokens[mask])
             written = np.pad(written, (0, max(len(counts) - len(written), 0)))

@@ -11,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from jaxspec.errors import InputError
 from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.messages import dialogue, user_message
 from tests import tiny
 
 CHATML = (
@@ -101,7 +102,7 @@ def test_turns(name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_training_dialogues_are_what_decoding_will_see(name):
     encoder = PromptEncoder(tokenizer(*FORMATS[name][:2]))
-    ((tokens, mask),) = encoder.dialogues([[("Who?", "Me."), ("Why?", "No.")]])
+    ((tokens, mask),) = encoder.dialogues([dialogue([("Who?", "Me."), ("Why?", "No.")])])
     told = [*encoder.tokenizer.encode("Me.", add_special_tokens=False), encoder.eos]
     second = encoder.follow_up(encoder.prompt("Who?"), told, "Why?")
     assert tokens[: len(second.tokens)].tolist() == second.tokens.tolist()
@@ -139,7 +140,7 @@ def test_what_is_written_without_a_template_is_one_for_transformers():
     """Whole conversations with images, and contents as text and as parts."""
     encoder = PromptEncoder(tiny.tokenizer(), tiny.SPECIAL.index("<image>"))
     turns = [("<image>\nWho?", "Me."), ("Why?", "No.")]
-    ((tokens, _),) = encoder.dialogues([turns])
+    ((tokens, _),) = encoder.dialogues([dialogue(turns, [None])])
     template = chat_templates(encoder)["default"]
     for image in ([{"type": "image"}, {"type": "text", "text": "Who?"}], turns[0][0]):
         contents = [image, "Me.", [{"type": "text", "text": "Why?"}], "No."]
@@ -195,9 +196,10 @@ def test_only_vicunas_family_is_asked_in_vicunas_form(decoder, mark, form):
     words.add_tokens([AddedToken(mark, special=True, normalized=False)] if mark else [])
     encoder = PromptEncoder(words, decoder=decoder)
     said = [("Who?", "Me."), ("Why?", "No.")]
-    asks = (lambda: encoder.opening("Who?"), lambda: encoder.dialogues([said]))
+    who = [user_message("Who?")]
+    asks = (lambda: encoder.opening(who), lambda: encoder.dialogues([dialogue(said)]))
     if form:
-        assert encoder.opening("Who?") == form
+        assert encoder.opening(who) == form
         assert chat_templates(encoder)
         return
     for ask in asks:
@@ -208,7 +210,7 @@ def test_only_vicunas_family_is_asked_in_vicunas_form(decoder, mark, form):
             ask()
     assert chat_templates(encoder) == {}
     assert encoder.completion("Who?").tokens.tolist()[1:] == encoder.ids("Who?")  # base models
-    ((tokens, _),) = encoder.dialogues([[("", "It rains.")]])  # text without roles
+    ((tokens, _),) = encoder.dialogues([dialogue([("", "It rains.")])])  # text without roles
     assert encoder.decode(tokens) == "It rains."
 
 
@@ -216,7 +218,10 @@ def test_contents_are_not_printed_as_python_does():
     """A template that prints contents as they are gets text, whatever else it writes."""
     template = "You may see <image>. {% for m in messages %}{{ m['role'] + ': ' }}{{ m['content'] }}{% endfor %}"
     encoder = PromptEncoder(tokenizer(template), tiny.SPECIAL.index("<image>"))
-    assert encoder.opening("Who?", 1) == "You may see <image>. user: <image>\nWho?"
+    assert (
+        encoder.opening([user_message("Who?", [None])])
+        == "You may see <image>. user: <image>\nWho?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,7 +235,7 @@ def test_contents_are_not_printed_as_python_does():
     ],
 )
 def test_templates_run_in_a_sandbox(template, reason):
-    with pytest.raises(InputError, match="cannot render turns of user and assistant") as caught:
+    with pytest.raises(InputError, match="cannot render messages of user") as caught:
         PromptEncoder(tokenizer(template)).prompt("Who?")
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)

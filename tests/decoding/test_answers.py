@@ -150,7 +150,12 @@ def test_a_session_answers_as_whole_prompts_do(
         ("And then?", [], 0.0),
         ("This?", PAGES[1:], last),
     ):
-        told = session.ask(question, images, max_new_tokens=NEW, temperature=temperature)
+        asked = {"question": question, "images": images}
+        if prompt is not None:  # the same as messages
+            parts = [{"type": "image", "image": image} for image in images]
+            content = [*parts, {"type": "text", "text": question}]
+            asked = {"messages": [{"role": "user", "content": content}]}
+        told = session.ask(**asked, max_new_tokens=NEW, temperature=temperature)
         prompt = (
             engine.encoder.prompt(question, images)
             if prompt is None
@@ -230,6 +235,11 @@ def test_wrong_arguments_are_one_line(
         (
             "image photo.jpg: no such file",
             lambda: engine.generate(Request("Hi", images=["photo.jpg"])),
+        ),
+        ("prompt: None; give a question, or messages=[...]", Request),
+        (
+            "messages: there is a prompt too; give one of them",
+            lambda: Request("Hi", messages=[{"role": "user", "content": "Hi"}]),
         ),
         ("prompt: has no tokens", lambda: engine.generate(Request(Prompt(np.zeros(0, np.int32))))),
         (

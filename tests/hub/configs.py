@@ -50,15 +50,25 @@ CHATML = (
     "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Qwen's template of text and images; `IMAGE` is replaced by the placeholder."""
+ONEVISION = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }} "
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\n' + part['text'] }}{% endfor %}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""What LLaVA-OneVision's says: parts only, all images first, each text on a line of its own."""
 LLAMA3 = (
     "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
     "{{ message['content'] }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST] {{ message['content'] }}"
-    "[/INST]{% else %} {{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set system, said = messages[0]['content'] + '\n\n', messages[1:] %}"
+    "{% else %}{% set system, said = '', messages %}{% endif %}{% for message in said %}"
+    "{% if message['role'] == 'user' %}[INST] {{ system if loop.last }}{{ message['content'] }}[/INST]"
+    "{% else %} {{ message['content'] | trim }}{{ eos_token }}{% endif %}{% endfor %}"
 )
+"""Mistral's, whose system prompt moves to the last question."""
 
 Files = dict[str, dict[str, Any]]
 
@@ -270,7 +280,7 @@ def llava_onevision(words: Mapping[str, int], text: dict[str, Any]) -> Files:
             "vision_feature_select_strategy": "full",
         },
     }
-    template = {"chat_template": CHATML.replace("IMAGE", "<image>\n")}
+    template = {"chat_template": ONEVISION}
     return {
         **{"config.json": config, "preprocessor_config.json": images},
         **{"processor_config.json": processor, "chat_template.json": template},

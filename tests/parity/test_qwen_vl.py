@@ -18,6 +18,7 @@ from jaxspec.loading import LoadedModel, image_inputs
 from jaxspec.models.families import build
 from jaxspec.models.lvlms.qwen_vl import VisionTower, window_contents
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.messages import dialogue
 from jaxspec.prompts.rows import rewrite, stack_rows
 
 torch = pytest.importorskip(
@@ -209,7 +210,7 @@ def test_prompts(pair):
         said = words.decode(encoder.prompt(question, [None, None]).tokens)
         assert said.endswith(f"<|im_start|>user\n{expected}<|im_end|>\n<|im_start|>assistant\n")
         ((tokens, _),) = encoder.dialogues(
-            [[(question.replace("Alike", "<image><image>Alike"), "Yes.")]]
+            [dialogue([(question.replace("Alike", "<image><image>Alike"), "Yes.")], [None, None])]
         )
         assert words.decode(tokens).endswith(
             f"{expected}<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>"

@@ -17,6 +17,7 @@ from jaxspec.data.prepared import mixture
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models.inputs import TEXT
+from jaxspec.prompts.messages import dialogue
 from jaxspec.prompts.views import parse_views
 from jaxspec.training import reading
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
@@ -49,7 +50,12 @@ def joined(*parts: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "template", [None, "{% for m in messages %}USER: {{ m['content'] }} ASSISTANT:{% endfor %}"]
+    "template",
+    [
+        None,
+        "{% for m in messages %}{{ m['content'] + ' ' if m['role'] == 'system' else"
+        " 'USER: ' + m['content'] + ' ASSISTANT:' }}{% endfor %}",
+    ],
 )
 def test_a_system_prompt_is_written_once_before_a_conversation_and_never_before_plain_text(
     template: str | None,
@@ -57,15 +63,14 @@ def test_a_system_prompt_is_written_once_before_a_conversation_and_never_before_
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = template
     encoder = replace(ENCODER, tokenizer=tokenizer)
-    said = (("Is it?", "It is."), ("And?", "No."))
-    (with_system, _), (plain, _) = replace(encoder, system="Be kind.").dialogues(
-        [said, (("", "It is."),)]
-    )
+    said = dialogue((("Is it?", "It is."), ("And?", "No.")))
+    text = dialogue((("", "It is."),))
+    (with_system, _), (plain, _) = replace(encoder, system="Be kind.").dialogues([said, text])
     (bare, _) = encoder.dialogues([said])[0]
     assert tokenizer.decode(with_system) == tokenizer.decode(bare).replace(
         "USER:", "Be kind. USER:", 1
     )
-    np.testing.assert_array_equal(plain, encoder.dialogues([(("", "It is."),)])[0][0])
+    np.testing.assert_array_equal(plain, encoder.dialogues([text])[0][0])
 
 
 def test_the_mask_marks_what_the_assistant_wrote() -> None:

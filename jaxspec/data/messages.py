@@ -1,0 +1,178 @@
+"""Messages as people write them: a list of {role, content} in OpenAI's or transformers' form.
+
+A content is a text, or a list of parts: {"type": "text", "text": ...} and images. An image is
+OpenAI's {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}, or transformers'
+{"type": "image"} with its source as `image`, `url`, `path` or `base64`. Without a source it is the
+next of the images beside the messages, as is an `<image>` in a text that is no part.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from jaxspec.data.images import ImageSource, StoredImage
+from jaxspec.errors import InputError, located, nearest
+from jaxspec.prompts.messages import Message, Role, user_message
+from jaxspec.prompts.placeholders import PLACEHOLDER
+
+ROLES: dict[str, Role] = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "chatbot", "model"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "observation"), "tool"),
+}
+"""The usual names of roles."""
+_IMAGES = ("image", "image_url", "input_image")
+_TEXTS = ("text", "input_text", "output_text")
+_SOURCES = ("image_url", "image", "url", "path", "base64")
+"""Entries of an image's part that may hold its source; the first one with a value counts."""
+
+
+def image_source(value: Any, folder: Path | None = None) -> ImageSource:
+    """Return an image of a message: pixels, a file's name, a data URL or a file's URL.
+
+    folder: Folder of relative names; None means the working directory.
+    """
+    if not isinstance(value, str) or re.match(r"https?:", value):
+        return value
+    if value.startswith("data:"):
+        return decoded_url(value)
+    path = unquote(urlparse(value).path) if value.startswith("file://") else value
+    return path if folder is None else folder / path
+
+
+def decoded_url(url: str) -> StoredImage:
+    """Return the image of a data URL, not yet decoded; InputError if it is no base64."""
+    head, comma, content = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise InputError(f"image {url[:40]!r}: no data URL; give data:image/png;base64,...")
+    return StoredImage(_from_base64(content, head), f"{head[:40]},...")
+
+
+def read_messages(
+    values: Any,
+    images: Sequence[Any] = (),
+    source: Callable[[Any], ImageSource] = image_source,
+    keys: tuple[str, str] = ("role", "content"),
+) -> list[Message[ImageSource]]:
+    """Return messages with all their images.
+
+    Args:
+      images: Images beside the messages. If no message shows any, they precede the first question.
+      source: Reader of an image's source.
+      keys: Entries of a message: who speaks, and what is said.
+
+    Raises InputError that names the message.
+    """
+    if not isinstance(values, list | tuple) or not values:
+        raise InputError(f"messages: {values!r:.60}; give a list of {{{', '.join(keys)}}}")
+    queue = _ImageQueue(images)
+    messages = []
+    for number, value in enumerate(values):
+        with located(f"messages[{number}]"):
+            messages.append(_message(value, queue, source, keys))
+    if queue.taken == 0 and images:
+        return _before_the_first(messages, [source(image) for image in images])
+    if queue.taken < len(images):
+        raise InputError(
+            f"messages: show {queue.taken} of {len(images)} images; mark each with a part "
+            f'{{"type": "image"}} or {PLACEHOLDER}'
+        )
+    return messages
+
+
+class _ImageQueue:
+    """Hand out the images that come apart from the messages, in their order."""
+
+    def __init__(self, images: Sequence[Any]) -> None:
+        self.images, self.taken = images, 0
+
+    def next(self) -> Any:
+        if self.taken == len(self.images):
+            raise InputError(
+                f"shows an image without a source after all {self.taken} images beside the "
+                'messages; give {"type": "image", "path": "photo.jpg"}'
+            )
+        self.taken += 1
+        return self.images[self.taken - 1]
+
+
+def _message(
+    value: Any, queue: _ImageQueue, source: Callable[[Any], ImageSource], keys: tuple[str, str]
+) -> Message[ImageSource]:
+    entries = value if isinstance(value, Mapping) else {}
+    role, content = entries.get(keys[0]), entries.get(keys[1])
+    if not isinstance(value, Mapping) or not isinstance(role, str) or keys[1] not in entries:
+        raise InputError(f"{value!r:.60} is no message {{{', '.join(keys)}}}")
+    if role not in ROLES:
+        raise InputError(f"{keys[0]} {role!r} is unknown; {nearest(role, list(ROLES))}")
+    if isinstance(content, str):
+        marks = content.count(PLACEHOLDER) if queue.images else 0
+        sources = [source(queue.next()) for _ in range(marks)]
+        message = user_message(content, sources) if marks else Message("user", (content,))
+        return replace(message, role=ROLES[role])
+    if not isinstance(content, list | tuple) or not content:
+        raise InputError(f"{keys[1]} {content!r:.60}; give a text or a list of parts")
+    parts: list[str | None] = []
+    images = []
+    for number, part in enumerate(content):
+        with located(f"{keys[1]}[{number}]"):
+            text = _text(part)
+            parts.append(text)
+            if text is None:
+                images.append(source(_source(part, queue)))
+    return Message(ROLES[role], tuple(parts), tuple(images))
+
+
+def _text(part: Any) -> str | None:
+    """Return a part's text, or None for an image."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in _TEXTS and isinstance(part.get("text"), str):
+        return part["text"]
+    if kind in _IMAGES:
+        return None
+    raise InputError(
+        f'{part!r:.60} is no part that is read; give {{"type": "text", "text": ...}} or '
+        '{"type": "image", ...}'
+    )
+
+
+def _source(part: Mapping[str, Any], queue: _ImageQueue) -> Any:
+    """Return the source of a part's image, or the next image of those beside the messages."""
+    name = next((name for name in _SOURCES if part.get(name) is not None), None)
+    if name is None:
+        return queue.next()
+    value = part[name]
+    if isinstance(value, Mapping) and "url" in value:
+        value = value["url"]
+    if name == "base64" and isinstance(value, str):
+        return StoredImage(_from_base64(value, name), "base64")
+    return value
+
+
+def _from_base64(content: str, name: str) -> bytes:
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"image {name[:40]!r}: not base64 ({error}); encode the file") from None
+
+
+def _before_the_first(
+    messages: list[Message[ImageSource]], images: list[ImageSource]
+) -> list[Message[ImageSource]]:
+    """Return the messages with images that none shows before the first question."""
+    for number, message in enumerate(messages):
+        if message.role == "user":
+            parts = (*[None] * len(images), *message.parts)
+            first = replace(message, parts=parts, images=(*images, *message.images))
+            return [*messages[:number], first, *messages[number + 1 :]]
+    raise InputError(f"messages: no question shows the {len(images)} images; add the user's")

@@ -1,0 +1,170 @@
+"""Messages in OpenAI's and transformers' forms: roles, parts, sources of images, and what is wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxspec.data.images import Picture
+from jaxspec.data.messages import image_source, read_messages
+from jaxspec.errors import InputError
+from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.messages import Message, dialogue, user_message
+from tests import tiny
+
+PAGE = Image.fromarray(np.arange(60, dtype=np.uint8).reshape(4, 5, 3))
+
+
+def encoded(page: Image.Image = PAGE) -> str:
+    out = io.BytesIO()
+    page.save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def user(*content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(content)}]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,PAGE", "detail": "low"}},
+        {"type": "image_url", "image_url": "data:image/png;base64,PAGE"},
+        {"type": "input_image", "image_url": "data:image/png;base64,PAGE"},
+        {"type": "image_url", "image_url": {"url": "file://FOLDER/a%20page.png"}},
+        {"type": "image", "image": "data:image/png;base64,PAGE"},
+        {"type": "image", "base64": "PAGE"},
+        {"type": "image", "url": "a page.png"},
+        {"type": "image", "path": "a page.png"},
+        {"type": "image", "image": "FOLDER/a page.png", "text": None},
+        {"type": "image", "image": None},
+        {"type": "image"},
+    ],
+    ids=str,
+)
+def test_forms_of_an_image(part: dict[str, Any], tmp_path: Path) -> None:
+    PAGE.save(tmp_path / "a page.png")
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: filled(inner) for name, inner in value.items()}
+        is_text = isinstance(value, str)
+        return (
+            value.replace("PAGE", encoded()).replace("FOLDER", str(tmp_path)) if is_text else value
+        )
+
+    beside = [] if set(part) - {"type"} and list(part.values())[1] else [PAGE]
+    text = {"type": "text", "text": "What?"}
+    (message,) = read_messages(
+        user(filled(part), text), beside, lambda value: image_source(value, tmp_path)
+    )
+    assert message.parts == (None, "What?")
+    (image,) = message.images
+    np.testing.assert_array_equal(Picture.of(image).rgb(), PAGE)
+
+
+def test_roles_and_contents() -> None:
+    assert read_messages(
+        [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "human", "content": ["Hi", {"type": "input_text", "text": "there"}]},
+            {"role": "gpt", "content": "Ho"},
+            {"role": "user", "content": "And <image>?"},
+        ],
+        [PAGE],
+    ) == [
+        Message("system", ("Be brief.",)),
+        Message("user", ("Hi", "there")),
+        Message("assistant", ("Ho",)),
+        Message("user", ("And ", None, "?"), (PAGE,), inline=True),
+    ]
+    # Images that no message shows precede the first question; without images a mark is text.
+    said = [{"from": "system", "value": "S"}, {"from": "human", "value": "Q"}]
+    assert read_messages(said, [PAGE], keys=("from", "value"))[1] == user_message("Q", [PAGE])
+    assert read_messages(user("<image>"))[0].parts == ("<image>",)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"role": "user"}, "messages: {'role': 'user'}; give a list of {role, content}"),
+        ([], "messages: []; give a list"),
+        (["Hi"], "messages[0]: 'Hi' is no message {role, content}"),
+        ([{"role": "user"}], "messages[0]: {'role': 'user'} is no message"),
+        (
+            [{"role": "usr", "content": "Hi"}],
+            "messages[0]: role 'usr' is unknown; did you mean 'user'?",
+        ),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": []}],
+            "messages[0]: content None; give a text or a list of parts",
+        ),
+        (user({"type": "video"}), "messages[0]: content[0]: {'type': 'video'} is no part"),
+        (user({"type": "text"}), "content[0]: {'type': 'text'} is no part"),
+        (
+            user("Hi", {"type": "image"}, {"type": "image"}),
+            "messages[0]: content[2]: shows an image without a source after all 1 images",
+        ),
+        (
+            user({"type": "image", "url": "data:image/png,x"}, {"type": "image"}),
+            "image 'data:image/png,x': no data URL; give data:image/png;base64,...",
+        ),
+        (
+            user({"type": "image", "base64": "?"}, {"type": "image"}),
+            "messages[0]: content[0]: image 'base64': not base64",
+        ),
+    ],
+)
+def test_wrong_messages_are_one_line(values: Any, reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_messages(values, [PAGE])
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_left_over_and_web_addresses() -> None:
+    with pytest.raises(InputError, match="messages: show 1 of 2 images; mark each with a part"):
+        read_messages(user({"type": "image"}, "Hi"), [PAGE, PAGE])
+    (message,) = read_messages(user({"type": "image", "url": "https://a.org/b.png"}))
+    with pytest.raises(InputError, match=r"image https://a\.org/b\.png: a web address; fetch it"):
+        Picture.of(message.images[0])
+
+
+ENCODER = PromptEncoder(tiny.tokenizer(), tiny.SPECIAL.index("<image>"))
+
+
+def test_messages_in_vicunas_form() -> None:
+    """What a conversation reads equals question and follow-up, and training's dialogue."""
+    turns = [("<image>\nWho?", "Me."), ("Why?", "No.")]
+    said = dialogue([*turns, ("So <image>?", "")], "ab", "Be brief.")[:-1]
+    prompt = ENCODER.prompt(said)
+    assert ENCODER.decode(prompt.tokens) == (
+        "Be brief. USER: \nWho? ASSISTANT:Me.USER: Why? ASSISTANT:No.USER: So ? ASSISTANT:"
+    )
+    assert prompt.images == ("a", "b")
+    first = ENCODER.prompt(said[:2])
+    second = ENCODER.follow_up(first, ENCODER.ids("Me."), "Why?")
+    third = ENCODER.follow_up(second, ENCODER.ids("No."), said[-1:])
+    assert third.tokens.tolist() == prompt.tokens.tolist()
+    ((tokens, mask),) = ENCODER.dialogues([said[:-1]])
+    assert tokens.tolist() == prompt.tokens.tolist()[: len(tokens)]
+    assert ENCODER.decode(tokens[mask]) == "Me.No."
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (dialogue([("Who?", "Me.")]), "the last is the assistant's; end with the user's"),
+        ([Message("user", ("A",))] * 2, "user, user before an answer; Vicuna's form has"),
+        ([Message("user", ("An <image> tag",))], "<image> marks an image in this model"),
+    ],
+)
+def test_messages_that_no_prompt_can_hold(messages: list[Message], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        ENCODER.prompt(messages)
