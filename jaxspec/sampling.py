@@ -1,10 +1,10 @@
 """Turn logits into the distributions that tokens are drawn from and accepted against.
 
-Acceptance is lossless only if draft and target are processed alike: temperature first, then top-k,
-then top-p, then renormalisation, all in float32. For an ensemble of views the filters apply to the
-*mixture*. A row at temperature 0 becomes one-hot. So greedy decoding is a special case of rejection
-sampling: the draft is accepted exactly where it equals the target's argmax, and the residual is the
-target's argmax.
+Acceptance is lossless only if tokens are verified against the distribution that they were drawn
+from: temperature first, then top-k, top-p, min-p and renormalisation, all in float32. For an
+ensemble of views the filters apply to the *mixture*. A row at temperature 0 becomes one-hot. So
+greedy decoding is a special case of rejection sampling: the draft is accepted exactly where it
+equals the target's argmax, and the residual is the target's argmax.
 """
 
 from __future__ import annotations
@@ -16,6 +16,45 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.typing import Array, Bool, Float, Int, UInt
+
+
+class Biases(struct.PyTreeNode):
+    """Hold K additions to the scores of each row's tokens."""
+
+    tokens: Int[Array, "B K"]
+    """Tokens that get the value."""
+    values: Float[Array, "B K"]
+    """-inf bans the token; 0 pads."""
+    until: Int[Array, "B K"]
+    """Number of first new tokens that it holds for."""
+    prefix: Int[Array, "B K P"]
+    """Tokens directly before, without which it does not hold; -1 is any, from the left."""
+
+
+class Processors(struct.PyTreeNode):
+    """Hold what changes scores by the tokens before them, see `decoding.processors`."""
+
+    repetition: Float[Array, " B"]
+    """1 changes nothing."""
+    presence: Float[Array, " B"]
+    frequency: Float[Array, " B"]
+    min_p: Float[Array, " B"]
+    """Least probability that sampling keeps, in units of the largest one."""
+    biases: Biases
+    ngram: Int[Array, " B"] | None
+    """Size of n-grams that come once only, 0 for any; None if no row has one."""
+
+    @property
+    def reads_order(self) -> bool:
+        """Return whether any of them reads the order of the tokens, and not only their counts."""
+        return self.ngram is not None or self.biases.prefix.shape[-1] > 0
+
+    @property
+    def neutral(self) -> Bool[Array, " B"]:
+        """Return whether a row's scores stay as they are."""
+        neutral = (self.repetition == 1) & (self.presence == 0) & (self.frequency == 0)
+        neutral &= jnp.all(self.biases.values == 0, axis=-1)
+        return neutral if self.ngram is None else neutral & (self.ngram == 0)
 
 
 class Sampling(struct.PyTreeNode):
@@ -32,10 +71,14 @@ class Sampling(struct.PyTreeNode):
     """Ids that end a row; pad with -1."""
     key_data: UInt[Array, "B 2"]
     """Data of one PRNG key per row, so that a request's draws do not depend on its batch."""
+    processors: Processors | None = None
+    """None if no row has any, so that its program is that of scores as they are."""
     greedy: bool = struct.field(pytree_node=False, default=False)
     """Whether all rows are at temperature 0, so that a program without draws can write the same
     tokens. A choice on the device would delay an accelerator at every block, and drawing costs a
     CPU as much as a small model."""
+    logprobs: int | None = struct.field(pytree_node=False, default=None)
+    """Number of likeliest tokens to record with each new token; None records nothing."""
 
     @property
     def keys(self) -> Array:
@@ -109,11 +152,17 @@ def tempered(
 def filtered(
     probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B"]
 ) -> Float[Array, "B V"]:
-    """Apply top-k, then top-p, and renormalise; rows at temperature 0 become one-hot at `best`."""
+    """Apply top-k, top-p, then min-p, and renormalise; rows at temperature 0 become one-hot at
+    `best`.
+    """
     warm, size = options.temperature > 0, probs.shape[-1]
     few = warm & (options.top_k > 0) & (options.top_k < size)
     probs = _narrowed(probs, few, jnp.ones_like(probs), options.top_k.astype(probs.dtype))
     probs = _narrowed(probs, warm & (options.top_p < 1), probs, options.top_p)
+    if options.processors is not None:
+        least = options.processors.min_p[:, None]
+        kept = jnp.where(probs >= least * probs.max(-1, keepdims=True), probs, 0.0)
+        probs = jnp.where(least > 0, kept / kept.sum(-1, keepdims=True), probs)
     greedy = jax.nn.one_hot(best, probs.shape[-1], dtype=probs.dtype)
     return jnp.where(warm[:, None], probs, greedy)
 

@@ -56,6 +56,14 @@ class Draft(struct.PyTreeNode):
     """Each view's own distribution at the temperature, from which a weighting learns."""
     tree: TokenTree | None = None
 
+    @property
+    def before(self) -> Bool[Array, "#B J+1 J"]:
+        """Return whether a drafted token comes before each of the target's J + 1 scores."""
+        if self.tree is not None:
+            return self.tree.mask.seen[..., 1:]
+        length = self.tokens.shape[1]
+        return jnp.tri(length + 1, length, -1, dtype=bool)[None]
+
 
 class Verdict(struct.PyTreeNode):
     """Count the accepted tokens of each row, and hold the token after them."""

@@ -90,7 +90,7 @@ class Ask:
     stream: bool = True
     """On a terminal, print the answer as it is written. --json prints it whole."""
     json: bool = False
-    """Print one JSON object with text, tokens and stats instead of the text."""
+    """Print one JSON object with text, tokens, finish_reason and stats instead of the text."""
 
     def request(self) -> Request:
         """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
@@ -199,7 +199,8 @@ def answer(
         "seed": request.seed,
     }
     if args.json:
-        print(json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats}))
+        names = "text", "tokens", "finish_reason", "stop_string"
+        print(json.dumps({name: getattr(result, name) for name in names} | {"stats": stats}))
     elif not streams:
         print(result.text)
 

@@ -14,6 +14,7 @@ from jaxspec.cache import KVCache, TreeMask, keep_path
 from jaxspec.decoding.drafting.drafter import Drafter, States
 from jaxspec.decoding.drafting.weighting import Weighting
 from jaxspec.decoding.inputs import Member, PromptBatch
+from jaxspec.decoding.processors import History, PromptTokens, processed, prompt_tokens
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.sources.source import Committed, Source
 from jaxspec.decoding.state import (
@@ -24,6 +25,7 @@ from jaxspec.decoding.state import (
     Tree,
     commit,
     draw_next,
+    history_of,
     init_state,
     keep_decoding,
     newest,
@@ -110,9 +112,10 @@ class Autoregressive(TargetProgram[None]):
     ) -> TargetState[None]:
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
         logits, _, cache = prefill_target(self.target, params["target"], batch, slots)
-        logits, cache = copied((logits, cache), batch, options)
-        first = first_token(logits, options)
-        return init_state(first, cache, DecodeStats.zeros(len(first), 0), options, new_slots, None)
+        prompt = prompt_tokens(batch.prompt, logits.shape[-1], options.processors)
+        logits, cache, prompt = copied((logits, cache, prompt), batch, options)
+        first, stats = first_token(logits, prompt, options), DecodeStats.zeros(len(logits), 0)
+        return init_state(logits, first, cache, stats, options, new_slots, prompt, None)
 
     def decode(
         self,
@@ -125,9 +128,10 @@ class Autoregressive(TargetProgram[None]):
 
         def step(state: TargetState[None]) -> TargetState[None]:
             logits, cache = self.extend(params, newest(state)[:, None], state.target)
-            token = next_token(logits[:, 0], state.count, options)
+            scores = processed(logits, history_of(state), options.processors)
+            token = next_token(scores[:, 0], state.count, options)
             verdict = Verdict(jnp.zeros_like(token), token)
-            return commit(state.replace(target=cache), nothing, verdict, options)[0]
+            return commit(state.replace(target=cache), nothing, verdict, options, logits)[0]
 
         return jax.lax.while_loop(lambda state: keep_decoding(state, pause), step, state)
 
@@ -175,12 +179,15 @@ class Speculator(TargetProgram[States]):
         assert batch.weights is not None
         room = new_slots + max(self.drafter.nodes, self.drafter.reads) + 1
         drafter = self.drafter.prefill(params, batch, features, cache, room)
-        logits, cache, drafter, weights = copied(
-            (logits, cache, drafter, batch.weights), batch, options
+        prompt = prompt_tokens(batch.prompt, logits.shape[-1], options.processors)
+        logits, cache, drafter, weights, prompt = copied(
+            (logits, cache, drafter, batch.weights, prompt), batch, options
         )
-        first, weighting = first_token(logits, options), self.weighting.init(weights)
+        first, weighting = first_token(logits, prompt, options), self.weighting.init(weights)
         stats = DecodeStats.zeros(len(first), self.drafter.gamma)
-        state = init_state(first, cache, stats, options, new_slots, drafter, weighting)
+        state = init_state(
+            logits, first, cache, stats, options, new_slots, prompt, drafter, weighting
+        )
         return state.replace(trace=init_trace(weights, new_slots)) if self.traces else state
 
     def decode(
@@ -201,29 +208,33 @@ class Speculator(TargetProgram[States]):
     ) -> TargetState[States]:
         """Run one block for all rows; each row accepts as many drafts as its own verdict says."""
         gamma = self.drafter.gamma
-        last = newest(state)
+        last, history = newest(state), history_of(state)
         weights = self.weighting.weights(
             state.weighting, step_keys(options, state.count, WEIGHTS_STREAM)
         )
         with jax.named_scope("draft"):
             committed = Committed(params, state.tokens, state.count, state.target)
-            draft, scratch = self.drafter.draft(committed, state.drafter, weights, options)
+            draft, scratch = self.drafter.draft(committed, state.drafter, weights, options, history)
         with jax.named_scope("extend"):
             tokens = jnp.concatenate([last[:, None], draft.tokens], axis=1)
             mask = None if draft.tree is None else draft.tree.mask
             logits, cache = self.extend(params, tokens, state.target, mask)
         with jax.named_scope("verify"):
-            verdict = self.judge(logits, draft, state, options)
+            behind = history and history.behind(draft.tokens, draft.before)
+            scores = processed(logits, behind, options.processors)
+            verdict = self.judge(scores, draft, state, options)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
             soft, path = (
-                by_place(lambda logits: tempered(logits, options.temperature))(logits),
+                by_place(lambda scores: tempered(scores, options.temperature))(scores),
                 None,
             )
             if verdict.path is not None:  # from here on the accepted path is a chain
                 cache = keep_path(cache, state.target.length, verdict.path)
                 draft, nodes, read = along_path(draft, verdict.path)
-                soft = jnp.take_along_axis(soft, nodes[..., None], axis=1)
+                soft, logits = (
+                    jnp.take_along_axis(x, nodes[..., None], axis=1) for x in (soft, logits)
+                )
                 valid, path = valid & (read[:, :-1] >= 0), read[:, 1:]
             # `soft`, not the verified distribution: filters and one-hots hide how close a view is.
             weighting = self.weighting.observe(
@@ -231,7 +242,7 @@ class Speculator(TargetProgram[States]):
             )
             state = state.replace(target=cache, weighting=weighting)
             count = state.count
-            state, emitted = commit(state, draft.tokens, verdict, options)
+            state, emitted = commit(state, draft.tokens, verdict, options, logits)
             if state.trace is not None:
                 trace = extend_trace(
                     state.trace, count, state.tokens, draft, verdict, weights, valid
@@ -242,15 +253,15 @@ class Speculator(TargetProgram[States]):
 
     def judge(
         self,
-        logits: Float[Array, "B T V"],
+        scores: Float[Array, "B T V"],
         draft: Draft,
         state: TargetState[States],
         options: Sampling,
     ) -> Verdict:
-        """Return the verdict on a draft, given the target's logits after each token it read."""
+        """Return the verdict on a draft, given the target's scores after each token it read."""
         if options.greedy:
-            return match(argmax(logits), draft)
-        p = by_place(lambda logits: distribution(logits, options))(logits)
+            return match(argmax(scores), draft)
+        p = by_place(lambda scores: distribution(scores, options))(scores)
         return verify(
             p, draft, step_keys(options, state.count, self.drafter.reads), options.temperature == 0
         )
@@ -294,13 +305,18 @@ def copied(tree: Tree, batch: PromptBatch, options: Sampling) -> Tree:
     return tree if copies == 1 else jax.tree.map(repeat, tree)
 
 
-def first_token(logits: Float[Array, "B V"], options: Sampling) -> Int[Array, " B"]:
+def first_token(
+    logits: Float[Array, "B V"], prompt: PromptTokens | None, options: Sampling
+) -> Int[Array, " B"]:
     """Draw the first new token of each row."""
-    return next_token(logits, jnp.zeros(len(logits), jnp.int32), options)
+    zero = jnp.zeros(len(logits), jnp.int32)
+    history = None if prompt is None else History.of(prompt, zero[:, None], zero)
+    scores = processed(logits[:, None], history, options.processors)[:, 0]
+    return next_token(scores, zero, options)
 
 
 def next_token(
-    logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling
+    scores: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling
 ) -> Int[Array, " B"]:
     """Draw one token for each row from the model's own distribution."""
-    return draw_next(lambda: argmax(logits), lambda: distribution(logits, options), count, options)
+    return draw_next(lambda: argmax(scores), lambda: distribution(scores, options), count, options)

@@ -13,6 +13,8 @@ from flax import struct
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.drafting.weighting import Scores
+from jaxspec.decoding.logprobs import LogProbs
+from jaxspec.decoding.processors import History, PromptTokens
 from jaxspec.decoding.trace import Trace
 from jaxspec.sampling import Sampling, draw
 from jaxspec.sharding import CACHE_AXES, constrain
@@ -83,6 +85,10 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
     """`DecodeStats`, or `CollaborationStats` of collaborating models."""
     trace: Trace | None = None
     """Origin of each token, if the program traces."""
+    logprobs: LogProbs | None = None
+    """Log probabilities, if the options record them."""
+    prompt: PromptTokens | None = None
+    """What processors read of the prompts, if there are processors."""
 
 
 def map_caches(
@@ -118,28 +124,42 @@ def place(tree: Tree) -> Tree:
 
 
 def init_state(
+    logits: Float[Array, "B V"],
     first: Int[Array, " B"],
     target: Caches,
     stats: Stats,
     options: Sampling,
     slots: int,
+    prompt: PromptTokens | None,
     drafter: Drafting,
     weighting: Scores | Float[Array, "B R"] | None = None,
 ) -> DecodeState[Caches, Drafting, Stats]:
-    """Return the state after prefill, with one new token, drawn by the target.
+    """Return the state after prefill, with one new token, drawn by the target from `logits`.
 
     Rows whose limit is at most one token start out done.
     """
     ended = jnp.any(first[:, None] == options.eos, axis=1)
+    tokens = jnp.zeros((len(first), slots), jnp.int32).at[:, 0].set(first)
+    record = None
+    if options.logprobs is not None:
+        record = LogProbs.zeros(len(first), slots, min(options.logprobs, logits.shape[-1]))
+        record = record.extended(jnp.zeros_like(first), tokens, logits[:, None])
     return DecodeState(
-        tokens=jnp.zeros((len(first), slots), jnp.int32).at[:, 0].set(first),
+        tokens=tokens,
         count=jnp.minimum(1, options.max_new_tokens),
         done=ended | (options.max_new_tokens <= 1),
         target=map_caches(lambda cache: cache.replace(split=True), target),
         drafter=drafter,
         weighting=weighting,
         stats=stats,
+        logprobs=record,
+        prompt=prompt,
     )
+
+
+def history_of(state: DecodeState) -> History | None:
+    """Return the tokens before each row's next score; None without processors."""
+    return None if state.prompt is None else History.of(state.prompt, state.tokens, state.count)
 
 
 def newest(state: DecodeState) -> Int[Array, " B"]:
@@ -211,12 +231,15 @@ def append(
     verdict: Verdict,
     most: Int[Array, " B"],
     options: Sampling,
+    logits: Float[Array, "B T V"] | None,
 ) -> tuple[DecodeState[Caches, Drafting, Stats], Int[Array, " B"]]:
     """Append at most `most` of the accepted drafts and next token, up to EOS or the limit.
 
     With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `most` 3 takes all that is
     verified. Returns the state with its tokens, count, done and lengths of the target's caches
     advanced, and the number of tokens that each row emitted.
+
+    logits: Logits of the block's tokens, for the record of log probabilities.
     """
     places = jnp.arange(drafted.shape[1] + 1)
     padded = jnp.pad(drafted, ((0, 0), (0, 1)))
@@ -226,8 +249,14 @@ def append(
         places < emitted[:, None], state.count[:, None] + places, state.tokens.shape[1]
     )
     count = state.count + emitted
+    tokens = state.tokens.at[jnp.arange(len(count))[:, None], slots].set(block, mode="drop")
+    record = state.logprobs
+    if record is not None:
+        assert logits is not None
+        record = record.extended(state.count, tokens, logits)
     state = state.replace(
-        tokens=state.tokens.at[jnp.arange(len(count))[:, None], slots].set(block, mode="drop"),
+        tokens=tokens,
+        logprobs=record,
         count=count,
         done=state.done | ended | (count >= options.max_new_tokens),
         target=map_caches(lambda cache: cache.replace(length=cache.length + emitted), state.target),
@@ -240,10 +269,15 @@ def commit(
     drafted: Int[Array, "B J"],
     verdict: Verdict,
     options: Sampling,
+    logits: Float[Array, "B T V"],
 ) -> tuple[DecodeState[Caches, Drafting, DecodeStats], Int[Array, " B"]]:
-    """Append the verified tokens of a block to every unfinished row and count them."""
+    """Append the verified tokens of a block to every unfinished row and count them.
+
+    logits: Logits of the block's tokens.
+    """
     live, room = ~state.done, (options.max_new_tokens - state.count)[:, None]
-    state, emitted = append(state, drafted, verdict, jnp.where(live, verdict.count + 1, 0), options)
+    most = jnp.where(live, verdict.count + 1, 0)
+    state, emitted = append(state, drafted, verdict, most, options, logits)
     accepted = jnp.minimum(verdict.count, emitted)[:, None]
     width, stats = drafted.shape[1], state.stats  # the width of this block; others may be longer
     places = jnp.arange(width + 1)

@@ -54,7 +54,7 @@ def run_logprobs(
     inputs = zip(program.members, weights, prompts, starts, strict=True)
     logits = jnp.stack([_logits(*arguments, answer.shape[1]) for arguments in inputs])
     if combination is None:
-        logs = jax.nn.log_softmax(logits[0])
+        logs = jax.nn.log_softmax(logits[0].astype(jnp.float32))
     else:
         logs = jnp.log(combination.soft(logits, jnp.ones(answer.shape[1])))
     return jnp.take_along_axis(logs, answer[0][:, None], axis=1)[:, 0]

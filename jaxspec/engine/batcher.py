@@ -26,6 +26,7 @@ from jaxspec.engine.compile_cache import Held, timed
 from jaxspec.engine.config import BATCH_BUCKETS, Batching, EngineConfig
 from jaxspec.engine.memory import Sizes
 from jaxspec.engine.requests import (
+    TOP,
     EncodedRequest,
     Request,
     decoded,
@@ -55,6 +56,8 @@ class Together(NamedTuple):
     """Program with its parameters."""
     greedy: bool
     """Whether no row samples. It selects the loop's program, not prefill's."""
+    logprobs: int | None
+    """Number of likeliest tokens to record, see `Sampling`."""
     prompts: int | None = None
     """Number of different prompts, if the requests are samples of the first ones."""
     past: KVCache | None = None
@@ -177,7 +180,9 @@ class Batcher:
         """Return the fields that all prefills of these requests share."""
         first = requests[: prompts or self.config.batch_size]
         greedy = all(request.temperature == 0 for request in requests)
-        return Together(self.largest(requests), self.held(first), greedy, prompts, past)
+        top = [request.logprobs for request in requests if request.logprobs is not None]
+        logprobs = bucket(max(top), TOP, "logprobs") if top else None
+        return Together(self.largest(requests), self.held(first), greedy, logprobs, prompts, past)
 
     def prefill(
         self, together: Together, requests: Sequence[EncodedRequest], room: int, least: int = 1
@@ -190,6 +195,7 @@ class Batcher:
         """
         sizes, past = together.sizes, together.past
         batch, options = self.inputs(requests, sizes, least, together.prompts)
+        options = options.replace(logprobs=together.logprobs)
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
         if self.mesh is not None:  # without a placement the compiler chooses one

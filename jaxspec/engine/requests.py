@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from PIL.Image import Image
@@ -23,9 +23,12 @@ from jaxspec.prompts.rows import PromptRow
 
 Made = TypeVar("Made")
 Stats = TypeVar("Stats", bound=DecodeStats | CollaborationStats | None)
+FinishReason = Literal["stop", "length"]
 
 UNSIZED = Sizes(0, (), 0)
 EMPTY = Prompt(np.zeros(0, np.int32))
+TOP = (0, 5, 20)
+"""Numbers of likeliest tokens to compile for."""
 HOTTEST = 1e30
 """Highest temperature that float32 logits can be divided by without underflow."""
 
@@ -42,6 +45,8 @@ class Request:
       top_k: Number of likeliest tokens to sample from; 0: all.
       top_p: Total probability of the likeliest tokens to sample from; 1: all.
       seed: Seed of sampling, 0 to 2**32 - 1.
+      logprobs: Number of likeliest tokens, up to 20, to return with the log probability of each new
+        token; 0: only those of the new tokens; None: none.
       stop: Strings that end the answer; its text ends before the first one.
       images: Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each replaces
         an `<image>` in the question, or precedes its text.
@@ -58,6 +63,7 @@ class Request:
     stop: Sequence[str] = ()
     images: Sequence[ImageSource] = ()
     messages: Sequence[Mapping[str, Any]] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.prompt is None and not self.messages:
@@ -85,6 +91,9 @@ class Request:
             isinstance(text, str) and text for text in self.stop
         ):
             raise InputError(f"stop: {self.stop!r}; give a list of non-empty strings")
+        top = self.logprobs
+        if top is not None and (not isinstance(top, Integral) or not 0 <= top <= TOP[-1]):
+            raise InputError(f"logprobs: {top!r}; give 0 to {TOP[-1]} likeliest tokens, or None")
         if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32:
             raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
 
@@ -96,6 +105,12 @@ class Result(Generic[Stats]):
     Attributes:
       text: Answer, without the stop string.
       tokens: New tokens, up to EOS or to the token that completes a stop string.
+      finish_reason: "stop" after EOS or a stop string, "length" after the last token that the
+        request allows; None while the answer is streamed, and with an `error`.
+      stop_string: Stop string that ended the answer; None for any other end.
+      logprobs: Log probability of each new token, under the target or the models' combination, at
+        temperature 1 and unfiltered; None unless the request has `logprobs`.
+      top_logprobs: Likeliest tokens in the place of each new token, with their log probabilities.
       stats: Counts of the request: `DecodeStats`, or `CollaborationStats` of several models; None
         with an `error`.
       prefill_ms: Prefill time of all requests that ran together, without compilation.
@@ -119,6 +134,10 @@ class Result(Generic[Stats]):
     compile_ms: float = 0.0
     error: str = ""
     caption_ms: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[dict[int, float], ...] | None = None
 
 
 @dataclass(frozen=True)

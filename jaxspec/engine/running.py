@@ -83,16 +83,23 @@ class RunningBatch:
         self.state, ms = timed(run_decode, self.together.held, self.state, self.options, pause)
         self.decode_ms += ms
         state = self.state
-        done, tokens, count, stats, trace = jax.tree.map(
-            np.array, (state.done, state.tokens, state.count, state.stats, state.trace)
+        done, tokens, count, stats, trace, record = jax.tree.map(
+            np.array,
+            (state.done, state.tokens, state.count, state.stats, state.trace, state.logprobs),
         )
-        stopped = False
+        eos, stopped = np.array(self.options.eos), False
         for row, i in self.busy.items():
             request, decoder = self.requests[i], self.batcher.encoder
-            found = _result(decoder, request, row, tokens, count, stats, trace)
-            if found.pop("stopped") and not done[row]:
-                done[row] = stopped = True
-            self.so_far[i] = found
+            fields = _result(decoder, request, row, tokens, count, stats, trace)
+            if record is not None and request.logprobs is not None:
+                fields |= record.of_row(row, len(fields["tokens"]), request.logprobs)
+            stop = fields["stop_string"] is not None
+            stopped |= stop and not done[row]
+            done[row] |= stop
+            if done[row]:
+                stop |= bool(np.isin(fields["tokens"][-1:], eos).any())
+                fields["finish_reason"] = "stop" if stop else "length"
+            self.so_far[i] = fields
         if stopped:
             self.state = state.replace(done=done)
         self.free = [row for row in self.busy if done[row]]
@@ -147,24 +154,35 @@ def _result(
     stats: DecodeStats | CollaborationStats,
     trace: Trace | None,
 ) -> dict[str, Any]:
-    """Return the fields of a row's `Result` so far, and `stopped`: whether a stop string came."""
-    said = tokens[row, : count[row]].tolist()
-    text = decoder.decode(said)
-    end = _first(text, request.stop)
-    if end is not None:
-        whole = [
-            _first(decoder.decode(said[:n]), request.stop) is not None for n in range(len(said))
-        ]
-        text, said = text[:end], said[: bisect_left(whole, True)]
+    """Return the fields of a row's `Result` so far."""
+    new = tokens[row, : count[row]].tolist()
+    text, new, stop = _cut(decoder, new, request.stop)
     return {
         "text": text,
-        "tokens": tuple(said),
+        "tokens": tuple(new),
         "stats": jax.tree.map(lambda x: x[row].item() if x.ndim == 1 else x[row], stats),
-        "trace": trace and trace_record(trace, row, len(said), decoder.pieces(said)),
-        "stopped": end is not None,
+        "trace": trace and trace_record(trace, row, len(new), decoder.pieces(new)),
+        "stop_string": stop,
     }
 
 
-def _first(text: str, stops: Sequence[str]) -> int | None:
-    """Return the first index of any of the strings in the text, or None."""
-    return min((place for place in map(text.find, stops) if place >= 0), default=None)
+def _cut(
+    decoder: PromptEncoder, tokens: list[int], stops: Sequence[str]
+) -> tuple[str, list[int], str | None]:
+    """Return the text before the first stop string, the tokens that complete it, and the string.
+
+    The fewest tokens decide whose text holds any of the strings, so that the answer does not depend
+    on the number of tokens between two looks at it.
+    """
+    text = decoder.decode(tokens)
+    if not any(stop in text for stop in stops):
+        return text, tokens, None
+
+    def holds(count: int) -> bool:
+        text = decoder.decode(tokens[:count])
+        return any(stop in text for stop in stops)
+
+    tokens = tokens[: bisect_left(range(len(tokens)), True, key=holds)]
+    text = decoder.decode(tokens)
+    stop = min((stop for stop in stops if stop in text), key=text.find)
+    return text[: text.index(stop)], tokens, stop

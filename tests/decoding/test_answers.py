@@ -75,8 +75,20 @@ def test_an_answer_ends_before_the_first_string_to_stop_at(
     assert one.tokens == free.tokens[: len(one.tokens)]
     assert middle in engine.encoder.decode(one.tokens)
     assert middle not in engine.encoder.decode(one.tokens[:-1])
+    assert (one.finish_reason, one.stop_string) == ("stop", middle)
+    assert (other.finish_reason, other.stop_string) == ("length", None)
     *parts, last = engine.stream(replace(asked, stop=(middle,)))
-    assert last.text == one.text
+    assert (last.text, last.finish_reason) == (one.text, "stop")
+    assert all(part.finish_reason is None for part in parts if part.tokens != last.tokens)
+    # The longer string begins earlier, but is complete only later.
+    begin = free.text.index(middle)
+    longer = free.text[begin - 1 : begin + 6]
+    assert engine.generate(replace(asked, stop=(longer, middle))).text == one.text
+    text = replace(target.config.text_config, eos_token_id=free.tokens[4])
+    ending = replace(target, config=replace(target.config, text_config=text))
+    ended = Engine(ending, config=replace(CONFIG, views=None)).generate(asked)
+    assert ended.tokens == free.tokens[: free.tokens.index(free.tokens[4]) + 1]
+    assert (ended.finish_reason, ended.stop_string) == ("stop", None)
     assert all(last.text.startswith(part.text) for part in parts)
     with pytest.raises(InputError, match="stop: 'ab'; give a list"):
         Request("What?", stop="ab")
@@ -119,6 +131,44 @@ def test_log_probabilities_are_those_of_full_passes(
         InputError, match=r"prompt: .* and 2000 new ones are over the target's context"
     ):
         engine.logprobs(asked, [5] * 2000)
+
+
+@pytest.mark.parametrize("kind", ["plain", "chain", "tree", "CoS", "standard"])
+def test_an_answer_brings_its_log_probabilities(
+    kind: str, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a full pass over the answer, in caches that grow or rows that are taken over, next
+    to rows that ask for none or fewer.
+    """
+    monkeypatch.setattr(batcher, "FIRST", 8)
+    options = {"batch_size": 2, "continuous_batching": kind == "tree"}
+    config = replace(CONFIG, **options, tree="2:5" if kind == "tree" else None)
+    if kind in ("chain", "tree"):
+        engine = Engine(target, draft, config)
+    elif kind == "plain":
+        engine = Engine(target, config=replace(config, views=None))
+    else:
+        method = "alternating" if kind == "CoS" else kind
+        together = CollaborationConfig(combination="weighted:0.7,0.3", method=method, **options)
+        engine = Engine([target, draft], config=together)
+    asked = Request("What?", NEW, 1.0, logprobs=3, images=PAGES[:1])
+    others = [replace(asked, logprobs=None), replace(asked, logprobs=0, seed=1, max_new_tokens=9)]
+    whole, silent, short = engine.generate([asked, *others])
+    assert silent.tokens == whole.tokens
+    assert silent.logprobs is None
+    assert silent.top_logprobs is None
+    for result in (whole, short):
+        expected = engine.logprobs(asked, result.tokens)
+        np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
+    assert short.top_logprobs == ({},) * len(short.tokens)
+    for place in (0, 1, 5, len(whole.tokens) - 1):
+        top = whole.top_logprobs[place]
+        ending = [
+            engine.logprobs(asked, [*whole.tokens[:place], token])[-1] for token in (*top, 5, 7, 9)
+        ]
+        np.testing.assert_allclose([*top.values()], ending[:3], atol=1e-4)
+        assert max(ending) - 1e-4 < ending[0]
+        assert min(ending[:3]) > max(ending[3 + i] for i, t in enumerate((5, 7, 9)) if t not in top)
 
 
 @pytest.mark.parametrize("kind", ["views", "head", "eagle", "lookup"])
@@ -265,6 +315,7 @@ def test_wrong_arguments_are_one_line(
         ("temperature: '1'; give 0", lambda: Request("Hi", temperature="1")),
         # type: ignore[arg-type]
         ("top_p: None; give more than 0", lambda: Request("Hi", top_p=None)),
+        ("logprobs: 21; give 0 to 20", lambda: Request("Hi", logprobs=21)),
         ("stop: None; give a list", lambda: Request("Hi", stop=None)),  # type: ignore[arg-type]
         ("max_new_tokens: True; give a whole number", lambda: Request("Hi", True)),
         # type: ignore[arg-type]

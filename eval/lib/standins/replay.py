@@ -167,6 +167,8 @@ class RecordedBatcher(Batcher):
             raise InputError(
                 f"temperature {request.temperature}: recorded answers are greedy; give 0"
             )
+        if request.logprobs is not None:
+            raise InputError("logprobs: recorded answers have no probabilities; leave it out")
         known = len(self.recorded.answer(request.prompt))
         return replace(request, max_new_tokens=min(request.max_new_tokens, known))
 

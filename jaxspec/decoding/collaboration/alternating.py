@@ -16,12 +16,14 @@ from jaxspec.decoding.collaboration.proposals import (
     SharedState,
     commit_run,
     count_calls,
+    log_combined,
     prefill_members,
     verify_combined,
 )
 from jaxspec.decoding.inputs import Member, PromptBatch
+from jaxspec.decoding.processors import History, processed
 from jaxspec.decoding.speculative import next_token
-from jaxspec.decoding.state import Pause, keep_decoding
+from jaxspec.decoding.state import Pause, history_of, keep_decoding
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Verdict
@@ -130,23 +132,24 @@ class Alternating(Collaboration[Pending]):
         with jax.named_scope("verify"):
             drafted = tokens[:, 1 : run + 1]
 
-            def check() -> tuple[Verdict, Array]:
+            def check() -> tuple[Verdict, Array, Array | None]:
                 slots = (state.count[:, None] + jnp.arange(run)) % pending.logits[0].shape[1]
-                scores = [
-                    logits[:, :run]
-                    if m == model
-                    else jnp.take_along_axis(ring, slots[..., None], axis=1)
-                    for m, ring in enumerate(pending.logits)
-                ]
-                return verify_combined(
-                    params, jnp.stack(scores), drafted, owner, state.count, options
+                scores = jnp.stack(
+                    [
+                        logits[:, :run]
+                        if m == model
+                        else jnp.take_along_axis(ring, slots[..., None], axis=1)
+                        for m, ring in enumerate(pending.logits)
+                    ]
                 )
+                verdict, overlap = verify_combined(
+                    params, scores, drafted, owner, state.count, options, history_of(state)
+                )
+                logs = None if state.logprobs is None else log_combined(params, scores)
+                return verdict, overlap, logs
 
-            none = (
-                Verdict(jnp.zeros_like(state.count), jnp.zeros_like(state.count)),
-                jnp.zeros(drafted.shape),
-            )
-            verdict, overlap = jax.lax.cond(jnp.any(verifying), check, lambda: none)
+            none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(check))
+            verdict, overlap, logs = jax.lax.cond(jnp.any(verifying), check, lambda: none)
             falls = verifying & (verdict.count < run)
             most = jnp.where(verifying, verdict.count + falls, 0)
 
@@ -159,7 +162,7 @@ class Alternating(Collaboration[Pending]):
             indices = state.count[:, None] + jnp.arange(unscored)
             ring = _write(pending, model, indices, stays, logits[:, :unscored])
         state = state.replace(target=_with(state.target, model, cache))
-        state = commit_run(state, drafted, verdict, overlap, owner, most, options)
+        state = commit_run(state, drafted, verdict, overlap, owner, most, options, logs)
 
         with jax.named_scope("propose"):
             proposing = active & ~falls & ~state.done
@@ -196,7 +199,11 @@ class Alternating(Collaboration[Pending]):
         rows = jnp.arange(len(index))
 
         def put(i: Any, logits: Array, tokens: Array, ring: Array) -> tuple[Array, Array, Array]:
-            token = next_token(logits, index + i, options)
+            scores = logits
+            if state.prompt is not None:
+                history = History.of(state.prompt, tokens, index + i)
+                scores = processed(logits[:, None], history, options.processors)[:, 0]
+            token = next_token(scores, index + i, options)
             tokens = tokens.at[rows, jnp.where(proposing, index + i, tokens.shape[1])].set(
                 token, mode="drop"
             )

@@ -16,6 +16,9 @@ tokens are plausible.
 At temperature 0 the combined distribution is one-hot at the argmax of the combined logits or, for
 `weighted`, of sum_m w_m softmax(l_m), as in the released code. `weighted:0.6,0.4,greedy=vote` is
 the other reading: each model's argmax gets its weight as votes, and the first rule breaks ties.
+
+Processors (`decoding.processors`) change the combined distribution r: T log r are its scores, whose
+likeliest token is that of temperature 0. A row without any keeps the law above to the last bit.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxspec.decoding.processors import History, processed
 from jaxspec.errors import InputError, nearest
-from jaxspec.sampling import Sampling, argmax, filtered, tempered
+from jaxspec.sampling import Sampling, argmax, by_place, filtered, tempered
 from jaxspec.typing import Array, Float, Int
 
 GreedyRule = Literal["mean", "vote"]
@@ -61,6 +65,32 @@ def combined(
 def greedy_token(combination: Combination, logits: Float[Array, "M B V"]) -> Int[Array, " B"]:
     """Return the token that `combined` takes at temperature 0."""
     return combination.best(logits, combination.soft(logits, jnp.ones(logits.shape[1])))
+
+
+def processed_law(
+    combination: Combination,
+    logits: Float[Array, "M B T V"],
+    options: Sampling,
+    history: History,
+) -> tuple[Float[Array, "B T V"], Int[Array, "B T"]]:
+    """Return the processed distribution at T places before filters, and the greedy tokens.
+
+    Raises InputError for votes, which have no scores.
+    """
+    processors = options.processors
+    assert processors is not None
+    if getattr(combination, "greedy", None) == "vote":
+        raise InputError(
+            "combination: greedy=vote has no scores for penalties, biases or bans; leave out one "
+            "or the other"
+        )
+    soft = by_place(lambda logits: combination.soft(logits, options.temperature))(logits)
+    best = jax.vmap(combination.best, in_axes=(-2, -2), out_axes=-1)(logits, soft)
+    warmth = jnp.where(options.temperature > 0, options.temperature, 1.0)[:, None, None]
+    scores = processed(warmth * jnp.log(soft), history, processors)
+    neutral = processors.neutral[:, None]
+    law = by_place(lambda scores: tempered(scores, options.temperature))(scores)
+    return jnp.where(neutral[..., None], soft, law), jnp.where(neutral, best, argmax(scores))
 
 
 class Weighted(struct.PyTreeNode):

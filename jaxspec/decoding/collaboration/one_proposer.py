@@ -13,12 +13,14 @@ from jaxspec.decoding.collaboration.proposals import (
     SharedState,
     commit_run,
     count_calls,
+    log_combined,
     prefill_members,
     verify_combined,
 )
 from jaxspec.decoding.inputs import Member, PromptBatch
+from jaxspec.decoding.processors import processed
 from jaxspec.decoding.speculative import next_token
-from jaxspec.decoding.state import Pause, keep_decoding, newest
+from jaxspec.decoding.state import Pause, history_of, keep_decoding, newest
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 
@@ -64,22 +66,29 @@ class OneProposer(Collaboration[None]):
     def run(self, params: Params, state: SharedState[None], options: Sampling) -> SharedState[None]:
         """Run once for all rows: propose, score, verify, commit."""
         live = (~state.done).astype(jnp.int32)
-        last = newest(state)
+        last, history = newest(state), history_of(state)
         places = self.gamma + (self.bonus or not self.gamma)
         model = self.members[self.proposer].model
 
         def propose(
-            carry: tuple[Array, KVCache], place: Array
-        ) -> tuple[tuple[Array, KVCache], tuple[Array, Array]]:
-            token, cache = carry
+            carry: tuple[Array, KVCache, Array | None], place: Array
+        ) -> tuple[tuple[Array, KVCache, Array | None], tuple[Array, Array]]:
+            token, cache, drafted = carry
             logits, cache = model.extend(params["models"][self.proposer], token[:, None], cache)
-            token = next_token(logits[:, 0], state.count + place, options)
-            return (token, cache), (token, logits[:, 0])
+            scores = logits
+            if history is not None and drafted is not None:
+                behind = history.behind(drafted, (jnp.arange(places) < place)[None, None])
+                scores = processed(logits, behind, options.processors)
+            token = next_token(scores[:, 0], state.count + place, options)
+            if drafted is not None:
+                drafted = drafted.at[:, place].set(token)
+            return (token, cache, drafted), (token, logits[:, 0])
 
         logits, caches = [], []
         with jax.named_scope("propose"):
-            start = (last, state.target[self.proposer])
-            (_, cache), (tokens, draft_logits) = jax.lax.scan(propose, start, jnp.arange(places))
+            proposals = None if history is None else jnp.zeros((len(last), places), jnp.int32)
+            start = (last, state.target[self.proposer], proposals)
+            (_, cache, _), (tokens, draft_logits) = jax.lax.scan(propose, start, jnp.arange(places))
             drafted = jnp.moveaxis(tokens, 0, 1)[:, : self.gamma]
         with jax.named_scope("score"):
             block = jnp.concatenate([last[:, None], drafted], axis=1)[:, :places]
@@ -95,11 +104,12 @@ class OneProposer(Collaboration[None]):
                 passes = places if m == self.proposer else 1
                 state = count_calls(state, m, passes * live, passes)
         with jax.named_scope("verify"):
+            stacked = jnp.stack(logits)
             verdict, overlap = verify_combined(
-                params, jnp.stack(logits), drafted, self.proposer, state.count, options
+                params, stacked, drafted, self.proposer, state.count, options, history
             )
+            logs = None if state.logprobs is None else log_combined(params, stacked)
             more = (verdict.count < self.gamma) | (places > self.gamma)
         state = state.replace(target=tuple(caches))
-        return commit_run(
-            state, drafted, verdict, overlap, self.proposer, live * (verdict.count + more), options
-        )
+        most = live * (verdict.count + more)
+        return commit_run(state, drafted, verdict, overlap, self.proposer, most, options, logs)

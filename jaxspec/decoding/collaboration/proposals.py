@@ -22,8 +22,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.collaboration.combination import combined, greedy_token
+from jaxspec.decoding.collaboration.combination import combined, greedy_token, processed_law
 from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
+from jaxspec.decoding.processors import History, processed, prompt_tokens
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.speculative import copied
 from jaxspec.decoding.state import (
@@ -35,7 +36,7 @@ from jaxspec.decoding.state import (
     same_values,
     step_keys,
 )
-from jaxspec.sampling import Sampling, by_place, distribution
+from jaxspec.sampling import Sampling, by_place, distribution, filtered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, match, rejection
 
@@ -107,20 +108,41 @@ def prefill_members(
         )
         logits.append(after)
         caches.append(cache)
-    logits, caches = copied((logits, tuple(caches)), batch, options)
-    zero = jnp.zeros(len(logits[0]), jnp.int32)
-    first = draw_combined(params, jnp.stack(logits), zero, options)
+    prompt = prompt_tokens(batch.target, logits[0].shape[-1], options.processors)
+    logits, caches, prompt = copied((logits, tuple(caches), prompt), batch, options)
+    zero, stacked = jnp.zeros(len(logits[0]), jnp.int32), jnp.stack(logits)
+    history = None if prompt is None else History.of(prompt, zero[:, None], zero)
+    first = draw_combined(params, stacked, zero, options, history)
     per_model = jnp.zeros((len(zero), len(members)), jnp.int32)
     overlap = per_model.astype(jnp.float32)
     stats = CollaborationStats(zero, zero, per_model, per_model, per_model, overlap, per_model)
-    return init_state(first, caches, stats, options, new_slots + spare, pending)
+    logs = log_combined(params, stacked)
+    return init_state(logs, first, caches, stats, options, new_slots + spare, prompt, pending)
+
+
+def log_combined(params: Params, logits: Float[Array, "M *B V"]) -> Float[Array, "*B V"]:
+    """Return the logarithm of the combined distribution at temperature 1."""
+    combination, ones = params["combination"], jnp.ones(logits.shape[1])
+
+    def soft(logits: Float[Array, "M B V"]) -> Float[Array, "B V"]:
+        return combination.soft(logits, ones)
+
+    return jnp.log(soft(logits) if logits.ndim == 3 else by_place(soft)(logits))
 
 
 def draw_combined(
-    params: Params, logits: Float[Array, "M B V"], index: Int[Array, " B"], options: Sampling
+    params: Params,
+    logits: Float[Array, "M B V"],
+    index: Int[Array, " B"],
+    options: Sampling,
+    history: History | None,
 ) -> Int[Array, " B"]:
     """Draw the token at an index from the combined distribution."""
     combination = params["combination"]
+    if history is not None:
+        law, best = processed_law(combination, logits[:, :, None], options, history)
+        law, best = law[:, 0], best[:, 0]
+        return draw_next(lambda: best, lambda: filtered(law, options, best), index, options)
     return draw_next(
         lambda: greedy_token(combination, logits),
         lambda: combined(combination, logits, options),
@@ -136,23 +158,35 @@ def verify_combined(
     proposer: int,
     count: Int[Array, " B"],
     options: Sampling,
+    history: History | None,
 ) -> tuple[Verdict, Float[Array, "B J"]]:
     """Verify one model's run of proposals against the combination.
 
     With T = J + 1 the logits after the run give a bonus token. Returns the verdict and each
     place's chance of acceptance, sum_x min(d(x), r(x)).
+
+    history: Tokens before the run, for processors.
     """
     if not drafted.shape[1]:
-        token = draw_combined(params, logits[:, :, 0], count, options)
+        token = draw_combined(params, logits[:, :, 0], count, options, history)
         return Verdict(jnp.zeros_like(token), token), jnp.zeros(drafted.shape)
     combination, length = params["combination"], drafted.shape[1]
+    law, draft_scores = None, logits[proposer]
+    if history is not None:
+        history = history.behind(drafted, jnp.tri(logits.shape[2], length, -1, dtype=bool)[None])
+        law = processed_law(combination, logits, options, history)
+        draft_scores = processed(draft_scores, history, options.processors)
     if options.greedy:
-        best = jax.vmap(partial(greedy_token, combination), in_axes=-2, out_axes=-1)(logits)
+        greedy = jax.vmap(partial(greedy_token, combination), in_axes=-2, out_axes=-1)
+        best = greedy(logits) if law is None else law[1]
         unread = jnp.zeros((0, *drafted.shape, logits.shape[-1]))
         chance = (drafted == best[:, :length]).astype(jnp.float32)
         return match(best, Draft(drafted, None, unread)), chance
-    r = by_place(lambda logits: combined(combination, logits, options))(logits)
-    d = by_place(lambda logits: distribution(logits, options))(logits[proposer, :, :length])
+    if law is None:
+        r = by_place(lambda logits: combined(combination, logits, options))(logits)
+    else:
+        r = jax.vmap(filtered, in_axes=(1, None, 1), out_axes=1)(law[0], options, law[1])
+    d = by_place(lambda scores: distribution(scores, options))(draft_scores[:, :length])
     keys = step_keys(options, count, VERIFY)
     verdict = rejection(r, Draft(drafted, d, d[None]), keys, options.temperature == 0)
     return verdict, jnp.minimum(r[:, :length], d).sum(-1)
@@ -166,9 +200,13 @@ def commit_run(
     proposer: int,
     most: Int[Array, " B"],
     options: Sampling,
+    logs: Float[Array, "B T V"] | None,
 ) -> SharedState[Drafting]:
-    """Append and count at most `most` of the accepted proposals and the token after them."""
-    state, emitted = append(state, drafted, verdict, most, options)
+    """Append and count at most `most` of the accepted proposals and the token after them.
+
+    logs: Result of `log_combined` for the run; None without a record of log probabilities.
+    """
+    state, emitted = append(state, drafted, verdict, most, options, logs)
     is_proposer = jnp.arange(len(state.target)) == proposer
     accepted = jnp.minimum(verdict.count, emitted)
     # The first rejected proposal was tested too, if its replacement was emitted.

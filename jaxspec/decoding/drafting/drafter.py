@@ -7,18 +7,20 @@ sources, are mixed, and all are fed the same drawn tokens. A drafter knows no ki
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask
 from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.processors import History, processed
 from jaxspec.decoding.sources.lookup import backed_off
 from jaxspec.decoding.sources.source import Committed, Source
 from jaxspec.decoding.state import step_keys
 from jaxspec.sampling import Sampling, by_place, fit_vocabulary, mix, tempered
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Draft
 
 States = tuple[Any, ...]
@@ -33,6 +35,14 @@ class Mixing:
     options: Sampling
     count: Int[Array, " B"]
     """Number of committed new tokens."""
+    history: History | None
+    """Tokens before the scores; None without processors."""
+
+    def behind(self, drafted: Int[Array, "B N"], before: Bool[Array, "#B T N"]) -> Mixing:
+        """Return the mixing of scores behind drafted tokens, as `History.behind`."""
+        if self.history is None:
+            return self
+        return replace(self, history=self.history.behind(drafted, before))
 
     def keys(self, place: int | Array) -> Array:
         """Return the rows' keys for the draws at a place of the block."""
@@ -85,10 +95,14 @@ class Drafter(ABC):
         states: States,
         weights: Float[Array, "B R"],
         options: Sampling,
+        history: History | None = None,
     ) -> tuple[Draft, States]:
-        """Propose a block. Return it with each source's scratch, which `commit` takes."""
+        """Propose a block. Return it with each source's scratch, which `commit` takes.
+
+        history: Tokens before the block, for processors.
+        """
         starts = [source.begin(committed, state) for source, state in zip(self.sources, states)]
-        mixing = Mixing(weights, options, committed.count)
+        mixing = Mixing(weights, options, committed.count, history)
         return self._propose(committed, mixing, *self._joined(starts))
 
     @abstractmethod
@@ -140,7 +154,9 @@ class Drafter(ABC):
         """Return the mixture at T places, and each source's own distributions."""
         temperature, weights = mixing.options.temperature, mixing.weights
         whole = sum(source.width for source in self.sources if not source.partial)
-        probs = by_place(lambda scores: tempered(scores, temperature))(scores[:whole])
+        process = jax.vmap(lambda x: processed(x, mixing.history, mixing.options.processors))
+        logits = process(scores[:whole])
+        probs = by_place(lambda logits: tempered(logits, temperature))(logits)
         partial = [backed_off(matches, probs)[None] for matches in scores[whole:]]
         probs = jnp.concatenate([probs, *partial]) if partial else probs
         return by_place(lambda probs: mix(probs, weights))(probs), probs

@@ -41,10 +41,15 @@ class ChainDrafter(Drafter):
         scores: Float[Array, "R B one V"],
         scratch: States,
     ) -> tuple[Draft, States]:
-        options = mixing.options
+        options, history = mixing.options, mixing.history
 
-        def propose(scores: Array, place: Array) -> tuple[Array, Array, Array]:
-            mixed, view_probs = (probs[..., 0, :] for probs in self._mixed(mixing, scores))
+        def propose(
+            scores: Array, place: Array, drafted: Array | None
+        ) -> tuple[Array, Array, Array]:
+            behind = mixing
+            if drafted is not None:
+                behind = mixing.behind(drafted, (jnp.arange(self.gamma) < place)[None, None])
+            mixed, view_probs = (probs[..., 0, :] for probs in self._mixed(behind, scores))
             best = argmax(mixed)
             if options.greedy:  # `match` needs no distribution
                 return best, mixed, view_probs
@@ -52,15 +57,21 @@ class ChainDrafter(Drafter):
             return draw(mixing.keys(place), probs, options.temperature == 0), probs, view_probs
 
         def step(
-            carry: tuple[Array, States], place: Array
-        ) -> tuple[tuple[Array, States], tuple[Array, ...]]:
-            token, scratch = carry
+            carry: tuple[Array, States, Array | None], place: Array
+        ) -> tuple[tuple[Array, States, Array | None], tuple[Array, ...]]:
+            token, scratch, drafted = carry
             scores, scratch = self.score(committed, scratch, token[:, None])
-            proposal = propose(scores, place)
-            return (proposal[0], scratch), proposal
+            if drafted is not None:
+                drafted = drafted.at[:, place - 1].set(token)
+            proposal = propose(scores, place, drafted)
+            return (proposal[0], scratch, drafted), proposal
 
-        first = propose(scores, jnp.zeros((), jnp.int32))
-        (_, scratch), tails = jax.lax.scan(step, (first[0], scratch), jnp.arange(1, self.gamma))
+        drafted = None
+        if history is not None:  # processors read the tokens drafted so far
+            drafted = jnp.zeros((len(mixing.count), self.gamma), jnp.int32)
+        first = propose(scores, jnp.zeros((), jnp.int32), drafted)
+        carry = first[0], scratch, drafted
+        (_, scratch, _), tails = jax.lax.scan(step, carry, jnp.arange(1, self.gamma))
         tokens, probs, view_probs = (
             jnp.concatenate([head[None], tail]) for head, tail in zip(first, tails)
         )
@@ -81,17 +92,20 @@ class _Grown(Drafter):
     def _read_level(
         self,
         committed: Committed,
+        mixing: Mixing,
         scratch: States,
-        tokens: Int[Array, "B T"],
-        depth: int,
+        levels: Sequence[Int[Array, "B T"]],
         lineage: Array,
-    ) -> tuple[Float[Array, "R B T V"], States]:
-        """Read T nodes of one level.
+    ) -> tuple[Mixing, Float[Array, "R B T V"], States]:
+        """Read the last level; return the mixing of its scores, the scores and the scratch.
 
-        lineage: Whether each node attends to each node read so far, [B or 1, T, nodes].
+        Args:
+          levels: Tokens that are read of each level below the root.
+          lineage: Whether each node attends to each node read so far, [B or 1, T, nodes].
         """
-        mask = TreeMask(jnp.full((1, tokens.shape[1]), depth), lineage)
-        return self.score(committed, scratch, tokens, mask)
+        mask = TreeMask(jnp.full((1, levels[-1].shape[1]), len(levels)), lineage)
+        scores, scratch = self.score(committed, scratch, levels[-1], mask)
+        return mixing.behind(jnp.concatenate(levels, axis=1), lineage[..., 1:]), scores, scratch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +133,7 @@ class TreeDrafter(_Grown):
     ) -> tuple[Draft, States]:
         shape = self.shape
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
-        tokens, levels = [], []
+        tokens, levels, nodes = [], [], []
         children = np.zeros(1, int)
         for depth in range(self.gamma):
             # Tree `2`, gamma 2: node 0 has the children 1, 2; node 1 has 3, 4; node 2 has 5, 6;
@@ -128,9 +142,10 @@ class TreeDrafter(_Grown):
             (read,) = np.nonzero(shape.depth[inner] == depth)
             if depth:
                 lineage = shape.seen[inner[read]][:, inner[: read[-1] + 1]]
-                nodes = tokens[-1][:, np.searchsorted(children, inner[read])]
-                above = jnp.asarray(lineage)[None]
-                scores, scratch = self._read_level(committed, scratch, nodes, depth, above)
+                nodes.append(tokens[-1][:, np.searchsorted(children, inner[read])])
+                mixing, scores, scratch = self._read_level(
+                    committed, mixing, scratch, nodes, jnp.asarray(lineage)[None]
+                )
             (children,) = np.nonzero(shape.depth == depth + 1)
             mixed, view_probs = self._mixed(mixing, scores)
             most = int(shape.rank[children].max()) + 1
@@ -192,7 +207,7 @@ class DynamicTreeDrafter(_Grown):
         # Nodes of each level read so far, and their parents in reading order.
         expanded, above = [read], []
         # Tokens, parents and joint probabilities of each level's nodes; views' distributions.
-        levels, views = [], []
+        levels, views, nodes = [], [], []
         for depth in range(self.gamma):
             if depth:
                 value, best = jax.lax.top_k(levels[-1][2], width)
@@ -200,8 +215,10 @@ class DynamicTreeDrafter(_Grown):
                 expanded.append(read)
                 above.append(max(0, 1 + (depth - 2) * width) + best // width)
                 lineage = ancestors(jnp.concatenate(above, axis=1), depth)[:, -width:]
-                nodes = jnp.take_along_axis(levels[-1][0], best, axis=1)
-                scores, scratch = self._read_level(committed, scratch, nodes, depth, lineage)
+                nodes.append(jnp.take_along_axis(levels[-1][0], best, axis=1))
+                mixing, scores, scratch = self._read_level(
+                    committed, mixing, scratch, nodes, lineage
+                )
             mixed, view_probs = self._mixed(mixing, scores)
             views.append(view_probs)
             chance, choice = largest(mixed, width)

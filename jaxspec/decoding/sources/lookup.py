@@ -19,6 +19,7 @@ from flax import struct
 
 from jaxspec.cache import KVCache, TreeMask, longer
 from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.processors import NO_TOKEN, right_aligned
 from jaxspec.decoding.sources.source import Committed, Source
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.sampling import largest
@@ -34,8 +35,6 @@ CONFIDENCE = {1: 0.2, 2: 0.4, 3: 0.6}
 In LLaVA-1.5-7B's recorded answers to MMSpec a token that the matches of 3, 2 and 1 tokens agree on
 is right 81 % of the time (here 1 - 0.4 * 0.6 * 0.8 = 0.81), of 2 and 1 51 % (0.52), of 1 alone 23 %
 (0.2)."""
-UNKNOWN = -1
-"""Token id of padding and image slots, which match nothing."""
 
 
 class Text(struct.PyTreeNode):
@@ -57,10 +56,8 @@ class Text(struct.PyTreeNode):
         width = rows.tokens.shape[1]
         tokens = rows.tokens
         if rows.sources is not None:
-            tokens = jnp.where(rows.sources[..., 0] == TEXT, tokens, UNKNOWN)
-        at = jnp.arange(width) - width + rows.length[:, None]
-        moved = jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=1)
-        tokens = jnp.pad(jnp.where(at < 0, UNKNOWN, moved), ((0, 0), (0, room)))
+            tokens = jnp.where(rows.sources[..., 0] == TEXT, tokens, NO_TOKEN)
+        tokens = jnp.pad(right_aligned(tokens, rows.length), ((0, 0), (0, room)))
         return cls(tokens, jnp.full_like(rows.length, width), width)
 
     def holding(self, new: Int[Array, "B C"], count: Int[Array, " B"]) -> Text:
@@ -170,12 +167,12 @@ def _continuations(
     last: The last slot that may hold the token behind a match.
     """
     slots = jnp.arange(tokens.shape[1])
-    possible = (slots <= last[..., None]) & (tokens != UNKNOWN)[:, None]
+    possible = (slots <= last[..., None]) & (tokens != NO_TOKEN)[:, None]
     latest = []
     for back in range(LONGEST):
         token = jax.vmap(lambda row, at: row[at])(tokens, suffix[..., back])[..., None]
-        earlier = jnp.pad(tokens, ((0, 0), (back + 1, 0)), constant_values=UNKNOWN)
-        matches = (earlier[:, None, : len(slots)] == token) & (token != UNKNOWN)
+        earlier = jnp.pad(tokens, ((0, 0), (back + 1, 0)), constant_values=NO_TOKEN)
+        matches = (earlier[:, None, : len(slots)] == token) & (token != NO_TOKEN)
         possible &= matches & (suffix[..., back, None] >= 0)
         latest.append(jnp.where(possible, slots, -1).max(-1))
     probs, mass = jnp.zeros((*last.shape, vocabulary)), jnp.ones(last.shape)
