@@ -65,6 +65,6 @@ def check_positive(part: str, config: Any, *names: str) -> None:
 
 
 def check_choice(part: str, config: Any, name: str, *choices: str) -> None:
-    """Raise InputError for a field that is none of the choices."""
+    """Raise InputError for a field with a value that is no choice."""
     if (value := getattr(config, name)) not in choices:
         raise InputError(f"{part}: {name} {value!r} is not supported; give one of {choices}")

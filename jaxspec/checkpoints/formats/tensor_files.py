@@ -157,7 +157,7 @@ def shards_of(path: Path, single: str) -> list[Path]:
 
 
 def _model_files(path: Path) -> list[Path]:
-    """Return the files of a directory's model; InputError where there is none or a shard lacks."""
+    """Return the files of a directory's model; InputError where a file or a shard lacks."""
     for single, index in ((SINGLE, INDEX), (BIN, BIN_INDEX)):
         shards = shards_of(path, single)
         files = [file for file in (path / single, path / index, *shards) if file.is_file()]
