@@ -161,8 +161,8 @@ def filtered(
     probs = _narrowed(probs, warm & (options.top_p < 1), probs, options.top_p)
     if options.processors is not None:
         least = options.processors.min_p[:, None]
-        kept = jnp.where(probs >= least * probs.max(-1, keepdims=True), probs, 0.0)
-        probs = jnp.where(least > 0, kept / kept.sum(-1, keepdims=True), probs)
+        likeliest = jnp.where(probs >= least * probs.max(-1, keepdims=True), probs, 0.0)
+        probs = jnp.where(least > 0, likeliest / likeliest.sum(-1, keepdims=True), probs)
     greedy = jax.nn.one_hot(best, probs.shape[-1], dtype=probs.dtype)
     return jnp.where(warm[:, None], probs, greedy)
 

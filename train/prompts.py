@@ -62,16 +62,18 @@ Prompts = dict[str, list[tuple[str, str]]]
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
     """Write the files, and print how many prompts of each kind they hold."""
     check_counts(most=1 if options.most is None else options.most)
-    learned, held = defaultdict(list), defaultdict(list)
-    for prompts, split in ((learned, "train"), (held, "test")):
+    learned, held_out = defaultdict(list), defaultdict(list)
+    for prompts, split in ((learned, "train"), (held_out, "test")):
         rows = _rows(options.data / "gsm8k" / f"{split}.jsonl")
         prompts["gsm8k"] += [(row["question"], row["answer"]) for row in rows]
     rows = _rows(options.data / "humaneval" / "HumanEval.jsonl.gz")
-    held["humaneval"] += [(_completed(row["prompt"]), row["canonical_solution"]) for row in rows]
-    held["chat"] += [
+    held_out["humaneval"] += [
+        (_completed(row["prompt"]), row["canonical_solution"]) for row in rows
+    ]
+    held_out["chat"] += [
         (row["turns"][0], "") for row in _rows(options.data / "mmspec" / "mmspec_24.jsonl")
     ]
-    held["chat"] += [
+    held_out["chat"] += [
         (row["text"], "") for row in _rows(options.data / "llava" / "qa90_questions.jsonl")
     ]
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -83,7 +85,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
                 _read_source(
                     file.read_text(encoding="utf-8"),
                     ".".join(module.parts),
-                    held if apart else learned,
+                    held_out if apart else learned,
                 )
     out = trial_of(options.out) if options.debug else options.out
     few = 4 if options.debug else None
@@ -99,7 +101,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
     # The kinds take turns, so that any beginning of the file has as many prompts of each.
     rows = [row for _, row in sorted(ranked, key=lambda pair: pair[0])][: options.most]
     _write(out / "train.jsonl", rows)
-    for kind, pairs in held.items():
+    for kind, pairs in held_out.items():
         questions = [
             {"id": i, "turns": [question], "reference": answer}
             for i, (question, answer) in enumerate(pairs[:few])
@@ -108,7 +110,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
     trained = Counter(row["id"].partition("-")[0] for row in rows)
     for name, kinds in (
         ("train.jsonl", trained),
-        ("test", {kind: len(pairs[:few]) for kind, pairs in held.items()}),
+        ("test", {kind: len(pairs[:few]) for kind, pairs in held_out.items()}),
     ):
         print(
             f"wrote {out / name}: "

@@ -95,8 +95,8 @@ class Ask:
     def request(self) -> Request:
         """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
         if (self.prompt is None) == (self.messages is None):
-            given = "neither is given" if self.prompt is None else "--messages is given too"
-            raise InputError(f"--prompt: {given}; give --prompt TEXT or --messages FILE")
+            reason = "neither is given" if self.prompt is None else "--messages is given too"
+            raise InputError(f"--prompt: {reason}; give --prompt TEXT or --messages FILE")
         if self.no_chat_template and (self.messages or self.system):
             option = "--messages" if self.messages else "--system"
             raise InputError(f"{option}: --no-chat-template has no roles; give one of them")

@@ -189,12 +189,10 @@ def _unread(values: dict[str, Any], sample: Sample) -> list[str]:
 
     entries = {name: value for name, value in values.items() if name not in IMAGES}
     form = next((name for name in FORMS if isinstance(entries.get(name), list | Mapping)), "")
-    said = entries.pop(form, ())
-    for message in said if isinstance(said, list) else ():
-        known = {"role", "content"} if form == "messages" else {"from", "value"}
-        unread = {
-            name: text for name, text in message.items() if name not in known | entries.keys()
-        }
+    messages = entries.pop(form, ())
+    for message in messages if isinstance(messages, list) else ():
+        keys = {"role", "content"} if form == "messages" else {"from", "value"}
+        unread = {name: text for name, text in message.items() if name not in keys | entries.keys()}
         entries |= {name: text for name, text in unread.items() if not is_read(text)}
     return [name for name, value in entries.items() if HEARD.fullmatch(name) and not is_read(value)]
 
@@ -208,23 +206,23 @@ def conversation(row: DataRow, frames: int = 8) -> Sample:
     """Return a row's sample, its images decoded once. Raises InputError that names the row."""
     with located(row.place):
         images, turns = _images(row, frames), _turns(row.values)
-        shown = [question.replace(VIDEO, PLACEHOLDER * len(images)) for question, _ in turns]
+        questions = [question.replace(VIDEO, PLACEHOLDER * len(images)) for question, _ in turns]
         answers = [answer for _, answer in turns]
         if not all(answer.strip() for answer in answers):
             raise InputError("an answer is empty; there is nothing to learn from it")
         if any(PLACEHOLDER in answer for answer in answers):
             raise InputError(f"{PLACEHOLDER} in an answer; images belong to questions")
-        asked = place_in_turns(shown, len(images))
-        return Sample("", "", images, tuple(zip(asked, answers, strict=True)))
+        questions = place_in_turns(questions, len(images))
+        return Sample("", "", images, tuple(zip(questions, answers, strict=True)))
 
 
 def _images(row: DataRow, frames: int) -> tuple[StoredImage, ...]:
-    shown = [row.values[name] for name in IMAGES if row.values.get(name)]
-    if not shown:
+    columns = [row.values[name] for name in IMAGES if row.values.get(name)]
+    if not columns:
         return ()
-    if len(shown) > 1:
+    if len(columns) > 1:
         raise InputError("more than one of image, images and video; keep one")
-    values = shown[0] if isinstance(shown[0], list) else [shown[0]]
+    values = columns[0] if isinstance(columns[0], list) else [columns[0]]
     if row.values.get("video"):
         values = _frames(row, values, frames)
     return tuple(stored_image(row, "image", value) for value in values)
@@ -266,18 +264,18 @@ def _messages(values: dict[str, Any]) -> list[tuple[str, str]]:
         return _pairs(values["conversations"], "from", "value")
     if "messages" in values:
         return _pairs(values["messages"], "role", "content")
-    asked = next((values[name] for name in ASKED if name in values), None)
+    question = next((values[name] for name in ASKED if name in values), None)
     answer = next((values[name] for name in ANSWERED if name in values), None)
     text = values.get("text")
-    if isinstance(asked, str) and isinstance(answer, str):
+    if isinstance(question, str) and isinstance(answer, str):
         about = [values.get(name) for name in BEHIND]
-        parts = [asked, *(part for part in about if isinstance(part, str) and part != asked)]
+        parts = [question, *(part for part in about if isinstance(part, str) and part != question)]
         question = "\n".join(part.strip() for part in parts if part.strip())
         return [*_earlier(values.get("history")), (question, answer.strip())]
     if isinstance(text, str) and text.lstrip().startswith("<human>:"):
-        _, *said = SPEAKER.split(text.lstrip())
-        spoken = zip(said[::2], said[1::2], strict=True)
-        messages = [{"from": who, "value": words} for who, words in spoken]
+        _, *speeches = SPEAKER.split(text.lstrip())
+        spoken = zip(speeches[::2], speeches[1::2], strict=True)
+        messages = [{"from": who, "value": speech} for who, speech in spoken]
         return _pairs(messages, "from", "value")
     if isinstance(text, str):
         return [("", text.strip())]
@@ -314,26 +312,26 @@ def _best_path(prompt: Any) -> list[Any]:
     return path
 
 
-def _pairs(said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
+def _pairs(messages: Any, speaker: str, content: str) -> list[tuple[str, str]]:
     """Return pairs of question and answer.
 
     A system message precedes the first question. Answers before it, and a last question without an
     answer, are left out.
     """
-    system, turns, asked = "", [], None
-    for message in said if isinstance(said, list) else [said]:
-        known = message if isinstance(message, Mapping) else {}
-        role, text = ROLES.get(str(known.get(speaker))), known.get(words)
+    system, turns, question = "", [], None
+    for message in messages if isinstance(messages, list) else [messages]:
+        entry = message if isinstance(message, Mapping) else {}
+        role, text = ROLES.get(str(entry.get(speaker))), entry.get(content)
         if role is None or not isinstance(text, str):
-            raise InputError(f"{str(message)[:60]!r} is no message {{{speaker}, {words}}}")
-        if role == "system" and not turns and asked is None:
+            raise InputError(f"{str(message)[:60]!r} is no message {{{speaker}, {content}}}")
+        if role == "system" and not turns and question is None:
             system = f"{text.strip()}\n"
-        elif role == "user" and asked is None:
-            system, asked = "", system + text.strip()
-        elif role == "assistant" and asked is not None:
-            turns.append((asked, text.strip()))
-            asked = None
-        elif turns or asked is not None or role != "assistant":
+        elif role == "user" and question is None:
+            system, question = "", system + text.strip()
+        elif role == "assistant" and question is not None:
+            turns.append((question, text.strip()))
+            question = None
+        elif turns or question is not None or role != "assistant":
             raise InputError(f"message {str(text)[:40]!r} of {role!r} is out of turn; mend the row")
     if not turns:
         raise InputError("no question with an answer; mend the row")

@@ -61,5 +61,5 @@ class LogProbs(struct.PyTreeNode):
         tokens, values = (np.asarray(leaf)[row, :count, :top].tolist() for leaf in leaves)
         return {
             "logprobs": tuple(np.asarray(self.new)[row, :count].tolist()),
-            "top_logprobs": tuple(dict(zip(*place)) for place in zip(tokens, values)),
+            "top_logprobs": tuple(dict(zip(*pair)) for pair in zip(tokens, values)),
         }

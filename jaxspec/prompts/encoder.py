@@ -237,14 +237,14 @@ class PromptEncoder:
         [system, user, assistant, user] is "... USER: Who? ASSISTANT:", "Me.", "USER: ...".
         """
         pieces: list[str] = []
-        asked: list[Message] = []
+        question: list[Message] = []
         for message in messages:
             if message.role == "assistant":
-                pieces += [self._asked(asked, first=not pieces), message.text(self.image_text)]
-                asked = []
+                pieces += [self._asked(question, first=not pieces), message.text(self.image_text)]
+                question = []
             else:
-                asked.append(message)
-        return [*pieces, self._asked(asked, first=not pieces)] if asked else pieces
+                question.append(message)
+        return [*pieces, self._asked(question, first=not pieces)] if question else pieces
 
     def _asked(self, messages: Sequence[Message], first: bool) -> str:
         """Return the text before an answer."""

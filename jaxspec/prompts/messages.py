@@ -58,8 +58,8 @@ def user_message(question: str, images: Sequence[Source] = ()) -> Message[Source
     text = place_images(question, len(images)).removeprefix(head)
     if PLACEHOLDER not in text:
         return Message("user", (*[None] * len(images), text), tuple(images))
-    first, *rest = text.split(PLACEHOLDER)
-    parts = [first, *(part for after in rest for part in (None, after))]
+    first, *texts = text.split(PLACEHOLDER)
+    parts = [first, *(part for after in texts for part in (None, after))]
     return Message("user", tuple(part for part in parts if part != ""), tuple(images), True)
 
 
@@ -70,9 +70,9 @@ def dialogue(
 
     system: System prompt; "" for none.
     """
-    rest = iter(images)
+    unused = iter(images)
     messages: list[Message[Source]] = [Message("system", (system,))] if system else []
     for question, answer in turns:
-        messages.append(user_message(question, tuple(islice(rest, question.count(PLACEHOLDER)))))
+        messages.append(user_message(question, tuple(islice(unused, question.count(PLACEHOLDER)))))
         messages.append(Message("assistant", (answer,)))
     return tuple(messages)

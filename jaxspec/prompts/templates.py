@@ -153,10 +153,10 @@ def _has_system(messages: Sequence[Message]) -> bool:
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with the system prompt at the head of the first question."""
-    system, first, *rest = messages
+    system, first, *later = messages
     begin, parts = "\n".join(system.texts) + "\n\n", first.parts
     parts = (begin + parts[0], *parts[1:]) if parts and parts[0] else (begin, *parts)
-    return [replace(first, parts=parts), *rest]
+    return [replace(first, parts=parts), *later]
 
 
 def _lasting(message: Message) -> Sequence[str]:
