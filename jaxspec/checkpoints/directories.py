@@ -16,7 +16,8 @@ from typing import Any
 from filelock import FileLock
 
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
-from jaxspec.errors import InputError, install_command, reading
+from jaxspec.config.quantisation import Quantisation
+from jaxspec.errors import InputError, install_command, located, reading
 from jaxspec.files import check_directory, whole_directory, writing
 from jaxspec.models.families import family_of
 from jaxspec.runtime import cache_directory, say
@@ -151,10 +152,9 @@ def read_raw_config(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Return the architecture that config.json describes; InputError for a quantised model's."""
+    """Return the architecture that config.json describes; InputError for one that is not read."""
     raw = read_raw_config(path)
-    if problems := quantised(path, raw):
-        raise InputError(problems[0])
+    quantisation_of(path, raw)
     return parse_config(path, raw)
 
 
@@ -192,18 +192,10 @@ def _original_llava(raw: Mapping[str, Any]) -> str:
     )
 
 
-def quantised(path: Path, raw: dict[str, Any]) -> list[str]:
-    """Return a list with one problem if a part of the model is quantised, else an empty list."""
-    parts = [raw, *(part for part in raw.values() if isinstance(part, dict))]
-    keys = ("quantization_config", "compression_config")
-    found = [part[key] for part in parts for key in keys if part.get(key)]
-    if not found:
-        return []
-    method = found[0].get("quant_method", "?") if isinstance(found[0], dict) else found[0]
-    return [
-        f"{path / 'config.json'}: the model is quantised ({method}); "
-        "take the original in float32, float16 or bfloat16, or dequantise it with transformers"
-    ]
+def quantisation_of(path: Path, raw: dict[str, Any]) -> Quantisation | None:
+    """Return how a directory's model is quantised; InputError for a format that is not read."""
+    with located(path):
+        return Quantisation.of(raw)
 
 
 @contextmanager

@@ -13,7 +13,13 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jaxspec.checkpoints.directories import SINGLE, parse_config, quantised, read_raw_config
+from jaxspec.checkpoints.directories import (
+    SINGLE,
+    parse_config,
+    quantisation_of,
+    read_raw_config,
+)
+from jaxspec.checkpoints.formats.quantised import QuantisedMatrix, dequantised
 from jaxspec.checkpoints.formats.tensor_files import FLOATS, StoredTensor, list_directory, shards_of
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError, collected, reading
@@ -52,9 +58,13 @@ def survey(path: Path) -> Survey:
     problems: list[str] = []
     with collected(problems):
         raw = read_raw_config(path)
-        problems += quantised(path, raw)
+        how = None
+        with collected(problems):
+            how = quantisation_of(path, raw)
         config = parse_config(path, raw)
         tensors = list_directory(path, problems)
+        if how is not None:
+            tensors = dequantised(tensors, how, problems)
         whole = not problems
         stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
         if stored or whole:
@@ -175,6 +185,7 @@ def misfits(
 ) -> list[str]:
     """Return how the tensors contradict config.json; drop an output matrix that is tied."""
     problems = _drop_tied_head(config, slots, stored)
+    _drop_zero_biases(slots, stored)
     missing = [name for name in slots if name not in stored]
     surplus = sorted(stored.keys() - slots.keys())
     for name, slot in slots.items():
@@ -191,6 +202,15 @@ def misfits(
         (f"{stored[name].name} is unexpected" for name in surplus),
     )
     return problems + [line for pair in lines for line in pair if line]
+
+
+def _drop_zero_biases(slots: Mapping[str, Slot], stored: dict[str, StoredTensor]) -> None:
+    """Drop the biases of zeros that GPTQ's files have for all quantised matrices."""
+    for name in [name for name in stored if name.endswith(".bias") and name not in slots]:
+        matrix = stored.get(f"{name.removesuffix('bias')}weight")
+        packed = isinstance(matrix, QuantisedMatrix) and stored[name].dtype in FLOATS
+        if packed and not stored[name].read().any():
+            del stored[name]
 
 
 def _untied(name: str) -> str:

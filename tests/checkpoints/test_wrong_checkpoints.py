@@ -164,8 +164,8 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         "model_type 'gpt9' is not supported; supported: llama, ",
     ),
     "quantised": (
-        config(quantization_config={"quant_method": "gptq"}),
-        "the model is quantised (gptq); take the",
+        config(quantization_config={"quant_method": "hqq"}),
+        "the model is quantised (hqq), and AWQ, GPTQ",
     ),
     "float8": (float8, f"{HEAD} is F8_E4M3, supported: F32, F16, BF16"),
     "bin": (without_weights("optimizer.bin"), "it holds only optimizer.bin; give the whole model"),

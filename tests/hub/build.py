@@ -24,6 +24,7 @@ from jaxspec.config import Eagle3Config, text_config
 from tests.hub import configs, words
 from tests.hub.data import DATA
 from tests.hub.data import write as write_data
+from tests.hub.quantised import quantised
 from tests.hub.table import CAPTIONERS, HEADS, TWINS, HeadTwin, Twin
 from tests.tiny import captioners
 from tests.tiny.disk import save_bin
@@ -188,6 +189,9 @@ def write_model(path: Path, twin: Twin) -> None:
     }.items():
         (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _write_weights(path, raw, twin)
+    if twin.quantisation:
+        whole = raw | {"quantization_config": twin.quantisation}
+        (path / "config.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
 
 
 def _in_ids(entries: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
@@ -217,6 +221,8 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
     _end_soon(tensors, text_config(config).eos_token_id)
     if twin.family == "opt":  # saved from the model without its head
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    if twin.quantisation:
+        tensors, _ = quantised(tensors, twin.quantisation, twin.seed)
     names = sorted(tensors)
     bin = twin.bin and TORCH
     stem, ending = ("pytorch_model", "bin") if bin else ("model", "safetensors")

@@ -11,8 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tests.hub import quantised
+
 UNSEEN = "file list not seen"
 PADDLE = "github ZHUI/paddlenlp_model_readme, {}: its list of the mirrored files"
+PACKED = f"{UNSEEN}; names, packing and entries as in {{}}"
 SISTER = f"{UNSEEN}; files as those of {{}}, shards by its size"
 COPY = (
     "github tung2kg1/AI-Stock-Chart-Analysis, llava-1.5-7b-hf/: a copy of its text files; "
@@ -75,6 +78,8 @@ class Twin:
     """Entries of the decoder's configuration in config.json."""
     generation: dict[str, Any] = field(default_factory=dict)
     """generation_config.json."""
+    quantisation: dict[str, Any] = field(default_factory=dict)
+    """quantization_config of config.json; the decoder's layers are stored in that format."""
 
 
 def _llava(source: str, seed: int = 0, family: str = "llava", **changes: Any) -> Twin:
@@ -273,6 +278,38 @@ TWINS: dict[str, Twin] = {
     ),
     "Qwen/Qwen3-VL-2B-Instruct": _qwen(UNSEEN, "qwen3_vl", config={"tie_word_embeddings": True}),
     "Qwen/Qwen3-VL-8B-Instruct": _qwen(UNSEEN, "qwen3_vl", shards=4, seed=1, config={}),
+    "Qwen/Qwen2.5-VL-7B-Instruct-AWQ": _qwen(
+        PACKED.format("AutoAWQ's packing_utils.py and gemm.py"),
+        "qwen2_5_vl",
+        dtype="float16",
+        shards=2,
+        seed=2,
+        config={},
+        quantisation=quantised.AWQ,
+    ),
+    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": _qwen(
+        PACKED.format("GPTQModel's utils/model.py and nn_modules/qlinear"),
+        dtype="float16",
+        shards=2,
+        seed=3,
+        quantisation=quantised.GPTQ,
+    ),
+    "Qwen/Qwen3-VL-8B-Instruct-FP8": _qwen(
+        PACKED.format("transformers' integrations/finegrained_fp8.py"),
+        "qwen3_vl",
+        shards=2,
+        seed=2,
+        config={},
+        quantisation=quantised.FP8,
+    ),
+    "unsloth/Llama-3.2-1B-Instruct-bnb-4bit": _llama3(
+        PACKED.format("bitsandbytes' functional.py, QuantState.as_dict"),
+        ["<|end_of_text|>", "<|eot_id|>"],
+        chat=True,
+        seed=2,
+        config={"tie_word_embeddings": True},
+        quantisation=quantised.NF4,
+    ),
     "facebook/opt-125m": Twin("opt", "opt", OPT_KEYS, "float16", bin=True),
     "facebook/opt-350m": Twin(
         "opt",

@@ -44,7 +44,11 @@ _INTEGERS = {
     **dict.fromkeys(("I64", "int64"), np.dtype(np.int64)),
     **dict.fromkeys(("I32", "int32"), np.dtype(np.int32)),
 }
-_DTYPES = FLOATS | _INTEGERS
+_BYTES = {
+    **dict.fromkeys(("U8", "uint8"), np.dtype(np.uint8)),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+_DTYPES = FLOATS | _INTEGERS | _BYTES
 """Dtypes that can be read; torch's files and safetensors name integers in their own ways."""
 _CHUNK = 1 << 19
 """Numbers that are checked at a time, so that they stay in the processor's cache."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxspec.checkpoints.directories import (
     BIN,
     SINGLE,
-    quantised,
+    quantisation_of,
     read_config,
     read_raw_config,
     write_json,
@@ -34,7 +34,7 @@ from jaxspec.checkpoints.heads.kv_head import KVHeadFiles
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, ModelConfig, OnePassConfig
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, collected
 from jaxspec.models.heads.kinds import abstract_head
 from jaxspec.typing import Params
 
@@ -115,7 +115,10 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     Raises InputError for a configuration that this library cannot read.
     """
     raw = read_raw_config(path)
-    problems = quantised(path, raw)
+    problems: list[str] = []
+    with collected(problems):
+        if (how := quantisation_of(path, raw)) is not None:
+            raise InputError(f"{path}: a quantised head ({how.method}); take the original")
     stored = {tensor.name: tensor for tensor in list_directory(path, problems)}
     name = kind_of_head(raw, _shapes(stored.values()))
     if name not in HEADS:

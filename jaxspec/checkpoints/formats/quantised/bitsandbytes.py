@@ -1,0 +1,100 @@
+"""bitsandbytes in 4 bits (nf4, fp4): places in a map of 16 numbers, with a scale for a block.
+
+| tensor | | |
+|---|---|---|
+| `weight` | uint8 [out in / 2, 1] | two numbers a byte, the high half first |
+| `weight.absmax` | float32 [blocks], or uint8 if nested | a scale for 64 successive numbers |
+| `weight.quant_map` | float32 [16] | the numbers |
+| `weight.nested_absmax`, `weight.nested_quant_map` | float32 | scales of scales, and their map |
+| `weight.quant_state.bitsandbytes__nf4` | uint8 | a JSON object: shape, dtype, block sizes |
+
+Publication: QLoRA (Dettmers et al. 2023, arXiv 2305.14314).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoints.formats.quantised.matrix import (
+    BYTES,
+    ROWS,
+    Parts,
+    QuantisedMatrix,
+    Sizes,
+)
+from jaxspec.config.quantisation import Quantisation
+from jaxspec.errors import is_number, reading
+
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+@dataclass(frozen=True, eq=False)
+class BitsAndBytes(QuantisedMatrix):
+    """Read a matrix of numbers of a map."""
+
+    pattern = re.compile(
+        r"(.+)\.(weight)(?:\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state)"
+        r"(?:\.bitsandbytes__\w+)?)?"
+    )
+    needed = ("weight", "quant_state")
+
+    @classmethod
+    def sizes(cls, how: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
+        state = _state(parts)
+        rows, columns = state["shape"]
+        blocks, nested = -(-rows * columns // state["blocksize"]), state.get("nested_blocksize")
+        floats = (("F32",), (blocks,))
+        sizes = {
+            "weight": (BYTES, (-(-rows * columns // 2), 1)),
+            "absmax": (BYTES, (blocks,)) if nested else floats,
+            "quant_map": (("F32",), (16,)),
+        }
+        if nested:
+            sizes["nested_absmax"] = ("F32",), (-(-blocks // nested),)
+            sizes["nested_quant_map"] = ("F32",), (256,)
+        return (rows, columns), _DTYPES[state["dtype"]], sizes
+
+    def dequantise(self, outs: slice, ins: slice) -> np.ndarray:
+        state, columns = _state(self.parts), self.shape[1]
+        scales, numbers = self._scales(state), self.parts["quant_map"].read()
+        out = self.empty(outs.stop - outs.start, ins.stop - ins.start)
+        for start in range(outs.start, outs.stop, ROWS):
+            stop = min(start + ROWS, outs.stop)
+            first, last = start * columns, stop * columns
+            packed = self.parts["weight"].read([slice(first // 2, -(-last // 2)), slice(0, 1)])
+            halves = np.concatenate([packed >> 4, packed & 15], 1).reshape(-1)
+            places = halves[first % 2 :][: last - first]
+            scale = scales[np.arange(first, last) // state["blocksize"]]
+            rows = (numbers[places] * scale).reshape(-1, columns)
+            out[start - outs.start : stop - outs.start] = rows[:, ins]
+        return out
+
+    def _scales(self, state: dict[str, Any]) -> np.ndarray:
+        """Return the scale of each block; a nested one is itself a number of a map."""
+        stored = self.parts["absmax"].read()
+        if "nested_blocksize" not in state:
+            return stored
+        outer = self.parts["nested_absmax"].read()
+        outer = outer[np.arange(len(stored)) // state["nested_blocksize"]]
+        scales = self.parts["nested_quant_map"].read()[stored] * outer
+        return scales + np.float32(state["nested_offset"])
+
+
+def _state(parts: Parts) -> dict[str, Any]:
+    """Return the description of a matrix, checked."""
+    tensor = parts["quant_state"]
+    with reading(f"{tensor.file}: {tensor.name} is no state of a matrix", "fetch it again"):
+        state = json.loads(bytes(tensor.read()))
+        rows, columns = state["shape"]
+        nested = state.get("nested_blocksize")
+        counts = [rows, columns, state["blocksize"], 1 if nested is None else nested]
+        if not all(isinstance(count, int) and count > 0 for count in counts):
+            raise ValueError(f"sizes {counts}")
+        if state["dtype"] not in _DTYPES or (nested and not is_number(state["nested_offset"])):
+            raise ValueError(f"dtype {state['dtype']}")
+    return state

@@ -1,0 +1,42 @@
+"""fp8 in blocks: float8_e4m3 numbers with a scale for a block, as DeepSeek and Qwen publish them.
+
+`weight` float8 [out, in] times `weight_scale_inv` [out / 128, in / 128], in spite of its name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxspec.checkpoints.formats.quantised.matrix import ROWS, Parts, QuantisedMatrix, Sizes, pair
+from jaxspec.checkpoints.formats.tensor_files import FLOATS
+from jaxspec.config.quantisation import Quantisation
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8(QuantisedMatrix):
+    """Read a matrix of float8 numbers."""
+
+    pattern = re.compile(r"(.+)\.(weight|weight_scale_inv)")
+    needed = ("weight", "weight_scale_inv")
+
+    @classmethod
+    def sizes(cls, how: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
+        shape = pair(parts["weight"])
+        grid = tuple(-(-size // block) for size, block in zip(shape, how.block))
+        sizes = {"weight": (("F8_E4M3",), shape), "weight_scale_inv": (tuple(FLOATS), grid)}
+        return shape, "BF16", sizes
+
+    def dequantise(self, outs: slice, ins: slice) -> np.ndarray:
+        tall, wide = self.how.block
+        numbers = self.parts["weight"].read([outs, ins])
+        scales = self.parts["weight_scale_inv"].read().astype(np.float32)
+        scales = scales[:, np.arange(ins.start, ins.stop) // wide]
+        blocks = np.arange(outs.start, outs.stop) // tall
+        out = self.empty(*numbers.shape)
+        for start in range(0, len(out), ROWS):
+            rows = slice(start, start + ROWS)
+            out[rows] = numbers[rows].astype(np.float32) * scales[blocks[rows]]
+        return out
