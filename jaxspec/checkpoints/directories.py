@@ -163,8 +163,8 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     file = path / "config.json"
     if "model_type" not in raw:
         raise InputError(f"{file}: no model_type; is this a model's directory?")
-    if "mm_vision_tower" in raw or "mm_projector_type" in raw:
-        raise InputError(f"{file}: {_original_llava(raw)}")
+    if is_original_llava(raw):
+        raise InputError(f"{file}: in the original LLaVA format; write it with `jaxspec import`")
     kind = family_of(str(raw["model_type"])).config
     parts = ("text_config", "vision_config")
     if issubclass(kind, TextConfig):
@@ -178,18 +178,9 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
         return kind.from_hf(raw)
 
 
-def _original_llava(raw: Mapping[str, Any]) -> str:
-    """Describe a config.json of LLaVA's own repository, and name its twin on the hub."""
-    size = {4096: "7b", 5120: "13b"}.get(raw.get("hidden_size", 0), "")
-    name = str((raw.get("architectures") or ["LLaVA"])[0])
-    recent = "anyres" in str(raw.get("image_aspect_ratio"))
-    twin = f"llava-hf/llava-v1.6-vicuna-{size}-hf" if recent else f"llava-hf/llava-1.5-{size}-hf"
-    has_twin = size and "Llama" in name
-    return (
-        f"{name[:60]} in the original LLaVA format, which is not read; take a model in Hugging "
-        + (f"Face layout, as {twin} is" if has_twin else "Face layout, whose hub id ends in -hf")
-        + ", or convert it with transformers' convert_llava_weights_to_hf.py"
-    )
+def is_original_llava(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is one of LLaVA's own format, not of transformers'."""
+    return "mm_vision_tower" in raw or "mm_projector_type" in raw
 
 
 def quantisation_of(path: Path, raw: dict[str, Any]) -> Quantisation | None:
@@ -230,7 +221,7 @@ def written_once(
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):  # another process may write it: wait, use its result
             if not (path / "config.json").is_file():
-                say(f"{source}: written to {path}, once, in float32")
+                say(f"{source}: written to {path}, once")
                 write(path)
     return path
 

@@ -58,13 +58,13 @@ def survey(path: Path) -> Survey:
     problems: list[str] = []
     with collected(problems):
         raw = read_raw_config(path)
-        how = None
+        quantisation = None
         with collected(problems):
-            how = quantisation_of(path, raw)
+            quantisation = quantisation_of(path, raw)
         config = parse_config(path, raw)
         tensors = list_directory(path, problems)
-        if how is not None:
-            tensors = dequantised(tensors, how, problems)
+        if quantisation is not None:
+            tensors = dequantised(tensors, quantisation, problems)
         whole = not problems
         stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
         if stored or whole:

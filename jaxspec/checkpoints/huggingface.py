@@ -9,6 +9,7 @@ both read. The other layouts that transformers has written are brought to it by 
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -152,6 +153,31 @@ def read_params(
     return unflatten_dict(jax.block_until_ready(params), sep="/")
 
 
+@dataclass(frozen=True, eq=False)
+class UnreadParameter:
+    """Stand for a parameter that `save` reads when it writes it, so that memory holds one shard.
+
+    Fields:
+      dtype: Dtype of the numbers.
+      read: Returns the numbers as the file has them, in the order of the slot's file axes.
+    """
+
+    slot: Slot
+    dtype: Any
+    read: Callable[[], np.ndarray]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.slot.shape
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.read().transpose(np.argsort(self.slot.order))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
     """Choose how a model is written.
@@ -214,7 +240,7 @@ def save(
         {hub_name(name, renames): entries[name] for name in slots} for entries in (slots, leaves)
     )
     with written_whole(path, options.overwrite) as fresh:
-        _write_configs(fresh, config, options.dtype or jnp.result_type(*leaves.values()), options)
+        write_configs(fresh, config, options.dtype or jnp.result_type(*leaves.values()), options)
         _write_tensors(fresh, slots, leaves, options)
         save_processors(fresh, config, tokenizer, image_processor)
         if write_more is not None:
@@ -278,7 +304,12 @@ def _write_tensors(
         write_json(path / INDEX, index)
 
 
-def _write_configs(path: Path, config: ModelConfig, dtype: Any, options: SaveOptions) -> None:
+def write_configs(path: Path, config: ModelConfig, dtype: Any, options: SaveOptions) -> None:
+    """Write config.json and generation_config.json.
+
+    Args:
+      dtype: Dtype of the tensors, which config.json names.
+    """
     name, by = jnp.dtype(dtype).name, {"transformers_version": version("transformers")}
     # transformers before 4.56 reads `torch_dtype`.
     entries = _with_extra(config.to_hf(), options.extra) | {"dtype": name, "torch_dtype": name} | by

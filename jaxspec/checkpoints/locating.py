@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from jaxspec.checkpoints.directories import without_torch
+from jaxspec.checkpoints.directories import is_original_llava, read_raw_config, without_torch
+from jaxspec.checkpoints.formats import original_llava
 from jaxspec.checkpoints.formats.gguf_files import converted
 from jaxspec.errors import InputError, check_path, reading
 from jaxspec.plugins import load_plugin, plugins
@@ -19,14 +21,35 @@ SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
 def locate(
     path_or_id: str | Path, revision: str | None = None, files: tuple[str, ...] | None = None
 ) -> Path:
-    """Return the local directory of a checkpoint.
+    """Return the local directory of a checkpoint, in Hugging Face layout.
 
-    A hub id is fetched first, or found in the hub's cache. A .gguf file is written to jaxspec's
-    cache; a package that ships models adds their ids (`jaxspec.plugins`).
+    A hub id is fetched first, or found in the hub's cache. A .gguf file, and a directory in the
+    original LLaVA format, are written to jaxspec's cache; a package that ships models adds their
+    ids (`jaxspec.plugins`).
 
     Args:
       files: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
+    path = fetch_checkpoint(path_or_id, revision, files)
+    if not _is_original_llava(path):
+        return path
+    if files is not None:
+        path = fetch_checkpoint(path_or_id, revision, SMALL)
+    name = str(path_or_id).rstrip("/").rpartition("/")[2]
+    tower = fetch_checkpoint(original_llava.tower_name(path), files=files and SMALL)
+    return original_llava.converted(path, tower, name, weights=files is None)
+
+
+def _is_original_llava(path: Path) -> bool:
+    with suppress(InputError):  # whoever reads the model reports it
+        return is_original_llava(read_raw_config(path))
+    return False
+
+
+def fetch_checkpoint(
+    path_or_id: str | Path, revision: str | None = None, files: tuple[str, ...] | None = None
+) -> Path:
+    """Return the local directory of a checkpoint as it was published; arguments as in `locate`."""
     check_path("checkpoint", path_or_id)
     path = Path(path_or_id).expanduser()
     has_name = str(path_or_id) != ""  # an unset variable would name the working directory

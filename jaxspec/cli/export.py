@@ -11,16 +11,16 @@ import tyro
 
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.export import Target, export
-from jaxspec.checkpoints.formats.gguf_files import convert
+from jaxspec.checkpoints.formats import gguf_files, original_llava
 from jaxspec.checkpoints.heads import is_head, kind_of
 from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.checkpoints.huggingface import SaveOptions
-from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.locating import fetch_checkpoint, locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.checkpoints.served_draft import draft_command
 from jaxspec.cli.shared import progress
-from jaxspec.config import HeadConfig
+from jaxspec.config import HeadConfig, ModelConfig
 from jaxspec.errors import InputError, printable
 from jaxspec.loading import check_tokens
 from jaxspec.runtime import human_bytes, setup_runtime
@@ -59,25 +59,37 @@ class Export:
 
 @dataclass(frozen=True)
 class Import:
-    """Write a GGUF file of a Llama or Qwen2, dequantised, as a Hugging Face directory."""
+    """Write a GGUF file of a Llama or Qwen2, dequantised, or a model in the original LLaVA format
+    as a Hugging Face directory."""
 
-    source: Annotated[Path, tyro.conf.Positional]
-    """The .gguf file."""
+    source: Annotated[str, tyro.conf.Positional]
+    """The .gguf file, or the directory or hub id of a LLaVA-1.5 or 1.6 in its original format."""
     destination: Annotated[Path, tyro.conf.Positional]
     """Directory to write."""
     overwrite: bool = False
     """Replace an existing checkpoint in one step; other files of its directory stay."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Data type of the written tensors; float32 is exact for all GGUF types."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Data type of the written tensors; by default float32 for a GGUF file, which is exact for all
+    its types, and a LLaVA's own."""
 
 
 def run_import(args: Import) -> None:
     """Write the directory, and print a line about it."""
     setup_runtime()
-    if not args.source.is_file():
-        raise InputError(f"{args.source}: no such file; give one that ends in .gguf")
+    dtype = args.dtype and jnp.dtype(args.dtype)
     progress(f"importing {args.source}")
-    config = convert(args.source, args.destination, jnp.dtype(args.dtype), args.overwrite)
+    if args.source.endswith(".gguf"):
+        if not (file := Path(args.source).expanduser()).is_file():
+            raise InputError(f"{file}: no such file; give one that ends in .gguf")
+        config: ModelConfig = gguf_files.convert(file, args.destination, dtype, args.overwrite)
+    else:
+        path = fetch_checkpoint(args.source)
+        if not directories.is_original_llava(directories.read_raw_config(path)):
+            raise InputError(
+                f"{path}: in Hugging Face layout already; `jaxspec export` rewrites it"
+            )
+        tower = fetch_checkpoint(original_llava.tower_name(path))
+        config = original_llava.convert(path, tower, args.destination, dtype, args.overwrite)
     _tell(args.destination, config)
 
 

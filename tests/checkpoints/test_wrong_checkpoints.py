@@ -146,8 +146,8 @@ def pointer(name: str) -> Callable[[Path], None]:
     return write
 
 
-def original(path: Path, **changes: Any) -> None:
-    (path / "config.json").write_text(json.dumps(ORIGINAL | changes))
+def original(path: Path) -> None:
+    (path / "config.json").write_text(json.dumps(ORIGINAL))
 
 
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -218,19 +218,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "original format": (
         original,
-        "LlavaLlamaForCausalLM in the original LLaVA format, which is not read; take a model",
-    ),
-    "its 13B": (
-        partial(original, hidden_size=5120),
-        "as llava-hf/llava-1.5-13b-hf is, or convert it",
-    ),
-    "its successor": (
-        partial(original, image_aspect_ratio="anyres"),
-        "as llava-hf/llava-v1.6-vicuna-7b-hf is",
-    ),
-    "its Qwen": (
-        partial(original, architectures=["LlavaQwenForCausalLM"]),
-        "layout, whose hub id ends in -hf, or",
+        "config.json: in the original LLaVA format; write it with `jaxspec import`",
     ),
     "no sizes": (
         config(text_config=None),

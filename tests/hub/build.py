@@ -24,6 +24,7 @@ from jaxspec.config import Eagle3Config, text_config
 from tests.hub import configs, words
 from tests.hub.data import DATA
 from tests.hub.data import write as write_data
+from tests.hub.original import CONVERTED, ORIGINALS
 from tests.hub.quantised import quantised
 from tests.hub.table import CAPTIONERS, HEADS, TWINS, HeadTwin, Twin
 from tests.tiny import captioners
@@ -41,6 +42,9 @@ def build_hub(folder: Path) -> None:
     folder.mkdir()
     for name, twin in TWINS.items():
         add(folder, name, partial(write_model, twin=twin))
+    for name, write in ORIGINALS.items():
+        (converted,) = (folder / f"models--{CONVERTED.replace('/', '--')}" / "snapshots").iterdir()
+        add(folder, name, partial(write, converted=converted))
     for name, head in HEADS.items():
         (target,) = (folder / f"models--{head.target.replace('/', '--')}" / "snapshots").iterdir()
         add(folder, name, partial(write_head, twin=head, target=target))

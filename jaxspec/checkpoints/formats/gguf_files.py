@@ -7,7 +7,6 @@ interleave the two halves that rotate together, back in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,10 +16,10 @@ import jax
 import numpy as np
 
 from jaxspec.checkpoints.directories import written_once
-from jaxspec.checkpoints.fitting import Slot, in_hub_layout, refuse, slots_of, unfit
+from jaxspec.checkpoints.fitting import in_hub_layout, refuse, slots_of, unfit
 from jaxspec.checkpoints.formats.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
-from jaxspec.checkpoints.huggingface import SaveOptions, save
+from jaxspec.checkpoints.huggingface import SaveOptions, UnreadParameter, save
 from jaxspec.config import LlamaConfig, Qwen2Config, RotaryConfig
 from jaxspec.errors import InputError, needing, reading
 from jaxspec.models.layers import rotary_frequencies
@@ -49,41 +48,6 @@ _LAYOUT = (
 CONVERSION = 2
 """Version of the conversion: another one is written anew."""
 _LLAMA3 = {"rope_type": "llama3", "original_max_position_embeddings": 8192}
-
-
-@dataclass(frozen=True, eq=False)
-class _Leaf:
-    """Dequantise a parameter at each reading, so that memory holds one shard.
-
-    Fields:
-      origin: The file and the tensor, for errors.
-      tensor: The `gguf` package's ReaderTensor.
-      heads: Number of heads of q or k, whose rows are in llama.cpp's order; else 0.
-    """
-
-    origin: str
-    tensor: Any
-    slot: Slot
-    heads: int
-
-    dtype = np.dtype(np.float32)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.slot.shape
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        kind = self.tensor.tensor_type
-        with reading(f"{self.origin}: {kind.name} cannot be dequantised", "take another file"):
-            numbers = import_module("gguf").dequantize(self.tensor.data, kind)
-        if self.heads:
-            pairs = numbers.reshape(self.heads, -1, 2, *numbers.shape[1:])
-            numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
-        return numbers.transpose(np.argsort(self.slot.order))
 
 
 def converted(file: Path, name: str = "") -> Path:
@@ -129,20 +93,38 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
     slots, tree = slots_of(config)
     reordered = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
-    def leaf(name: str) -> _Leaf:
+    def leaf(name: str) -> UnreadParameter:
         heads = reordered.get(name.split(".")[-2], 0) if isinstance(config, LlamaConfig) else 0
-        stored_name = stored[name].name
-        return _Leaf(f"{file}: {stored_name}", tensors[stored_name], slots[name], heads)
+        title = stored[name].name
+        read = partial(_dequantised, f"{file}: {title}", tensors[title], heads)
+        return UnreadParameter(slots[name], np.dtype(np.float32), read)
 
     ends = list(dict.fromkeys(ids[role] for role in ("eos", "eot") if role in ids))
     options = SaveOptions(
-        dtype=dtype or _Leaf.dtype,
+        dtype=dtype or np.dtype(np.float32),
         generation={"eos_token_id": ends} if len(ends) > 1 else {},
         overwrite=overwrite,
     )
     params = jax.tree.unflatten(tree, [leaf(name) for name in slots])
     save(path, config, params, options, tokenizer=tokenizer)
     return config
+
+
+def _dequantised(origin: str, tensor: Any, heads: int) -> np.ndarray:
+    """Return a tensor's numbers in float32.
+
+    Args:
+      origin: The file and the tensor, for errors.
+      tensor: The `gguf` package's ReaderTensor.
+      heads: Number of heads of q or k, whose rows are in llama.cpp's order; else 0.
+    """
+    kind = tensor.tensor_type
+    with reading(f"{origin}: {kind.name} cannot be dequantised", "take another file"):
+        numbers = import_module("gguf").dequantize(tensor.data, kind)
+    if heads:
+        pairs = numbers.reshape(heads, -1, 2, *numbers.shape[1:])
+        numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
+    return numbers
 
 
 def _decimal(value: Any) -> Any:

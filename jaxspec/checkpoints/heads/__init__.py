@@ -117,8 +117,8 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     raw = read_raw_config(path)
     problems: list[str] = []
     with collected(problems):
-        if (how := quantisation_of(path, raw)) is not None:
-            raise InputError(f"{path}: a quantised head ({how.method}); take the original")
+        if (quantisation := quantisation_of(path, raw)) is not None:
+            raise InputError(f"{path}: a quantised head ({quantisation.method}); take the original")
     stored = {tensor.name: tensor for tensor in list_directory(path, problems)}
     name = kind_of_head(raw, _shapes(stored.values()))
     if name not in HEADS:

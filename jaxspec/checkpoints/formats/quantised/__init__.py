@@ -21,10 +21,10 @@ FORMATS: dict[str, type[QuantisedMatrix]] = {
 
 
 def dequantised(
-    tensors: Iterable[StoredTensor], how: Quantisation, problems: list[str]
+    tensors: Iterable[StoredTensor], quantisation: Quantisation, problems: list[str]
 ) -> list[StoredTensor]:
     """Return the tensors, those of each quantised matrix as one; misfits go to `problems`."""
-    kind = FORMATS[how.method]
+    kind = FORMATS[quantisation.method]
     modules: dict[str, dict[str, StoredTensor]] = {}
     out: list[StoredTensor] = []
     for tensor in tensors:
@@ -38,5 +38,5 @@ def dequantised(
             out.append(parts["weight"])
             continue
         with collected(problems):
-            out.append(kind.of(f"{module}.weight", how, parts))
+            out.append(kind.of(f"{module}.weight", quantisation, parts))
     return out

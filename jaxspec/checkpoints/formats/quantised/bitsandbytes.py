@@ -1,4 +1,4 @@
-"""bitsandbytes in 4 bits (nf4, fp4): places in a map of 16 numbers, with a scale for a block.
+"""bitsandbytes in 4 bits (nf4, fp4): indices in a map of 16 numbers, with a scale for a block.
 
 | tensor | | |
 |---|---|---|
@@ -44,7 +44,7 @@ class BitsAndBytes(QuantisedMatrix):
     needed = ("weight", "quant_state")
 
     @classmethod
-    def sizes(cls, how: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
+    def sizes(cls, quantisation: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
         state = _state(parts)
         rows, columns = state["shape"]
         blocks, nested = -(-rows * columns // state["blocksize"]), state.get("nested_blocksize")
@@ -68,9 +68,9 @@ class BitsAndBytes(QuantisedMatrix):
             first, last = start * columns, stop * columns
             packed = self.parts["weight"].read([slice(first // 2, -(-last // 2)), slice(0, 1)])
             halves = np.concatenate([packed >> 4, packed & 15], 1).reshape(-1)
-            places = halves[first % 2 :][: last - first]
+            indices = halves[first % 2 :][: last - first]
             scale = scales[np.arange(first, last) // state["blocksize"]]
-            rows = (numbers[places] * scale).reshape(-1, columns)
+            rows = (numbers[indices] * scale).reshape(-1, columns)
             out[start - outs.start : stop - outs.start] = rows[:, ins]
         return out
 

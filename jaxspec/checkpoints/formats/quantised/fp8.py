@@ -23,14 +23,14 @@ class Fp8(QuantisedMatrix):
     needed = ("weight", "weight_scale_inv")
 
     @classmethod
-    def sizes(cls, how: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
+    def sizes(cls, quantisation: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
         shape = pair(parts["weight"])
-        grid = tuple(-(-size // block) for size, block in zip(shape, how.block))
+        grid = tuple(-(-size // block) for size, block in zip(shape, quantisation.block))
         sizes = {"weight": (("F8_E4M3",), shape), "weight_scale_inv": (tuple(FLOATS), grid)}
         return shape, "BF16", sizes
 
     def dequantise(self, outs: slice, ins: slice) -> np.ndarray:
-        tall, wide = self.how.block
+        tall, wide = self.quantisation.block
         numbers = self.parts["weight"].read([outs, ins])
         scales = self.parts["weight_scale_inv"].read().astype(np.float32)
         scales = scales[:, np.arange(ins.start, ins.stop) // wide]

@@ -33,7 +33,7 @@ class QuantisedMatrix(StoredTensor):
     kernels multiply.
     """
 
-    how: Quantisation
+    quantisation: Quantisation
     parts: Parts
 
     pattern: ClassVar[Pattern[str]]
@@ -43,7 +43,7 @@ class QuantisedMatrix(StoredTensor):
 
     @classmethod
     @abstractmethod
-    def sizes(cls, how: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
+    def sizes(cls, quantisation: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
         """Return the matrix's shape and dtype, and the sizes of its parts."""
 
     @abstractmethod
@@ -51,10 +51,10 @@ class QuantisedMatrix(StoredTensor):
         """Return the numbers of these outputs and inputs, in the matrix's dtype."""
 
     @classmethod
-    def of(cls, name: str, how: Quantisation, parts: Parts) -> Self:
+    def of(cls, name: str, quantisation: Quantisation, parts: Parts) -> Self:
         """Return the matrix of these parts; InputError where they do not fit each other."""
         _check_parts(name, parts, cls.needed)
-        shape, dtype, sizes = cls.sizes(how, parts)
+        shape, dtype, sizes = cls.sizes(quantisation, parts)
         _check_parts(name, parts, sizes)
         for part, (dtypes, size) in sizes.items():
             tensor = parts[part]
@@ -64,7 +64,7 @@ class QuantisedMatrix(StoredTensor):
                     f"the matrix ask for {dtypes[0]} {list(size)}"
                 )
         file, nbytes = next(iter(parts.values())).file, sum(part.nbytes for part in parts.values())
-        return cls(name, file, dtype, shape, 0, nbytes, how, parts)
+        return cls(name, file, dtype, shape, 0, nbytes, quantisation, parts)
 
     def read(self, box: Box | None = None) -> np.ndarray:
         box = [slice(None)] * 2 if box is None else box

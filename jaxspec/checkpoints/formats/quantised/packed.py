@@ -45,16 +45,16 @@ class Gptq(QuantisedMatrix):
     """The axis of `qweight` [in, out] along which its numbers are packed."""
 
     @staticmethod
-    def places(bits: int) -> tuple[int, ...]:
-        """Return the places in a word, in units of `bits`, of successive numbers."""
+    def positions(bits: int) -> tuple[int, ...]:
+        """Return the positions in a word, in units of `bits`, of successive numbers."""
         return tuple(range(32 // bits))
 
     @classmethod
-    def sizes(cls, how: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
-        shape, each = [*pair(parts["qweight"])], 32 // how.bits
+    def sizes(cls, quantisation: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
+        shape, each = [*pair(parts["qweight"])], 32 // quantisation.bits
         shape[cls.axis] *= each
         rows, columns = shape
-        groups = 1 if how.group == -1 else -(-rows // how.group)
+        groups = 1 if quantisation.group == -1 else -(-rows // quantisation.group)
         sizes = {
             "qweight": (INTEGERS, parts["qweight"].shape),
             "qzeros": (INTEGERS, (groups, columns // each)),
@@ -65,13 +65,13 @@ class Gptq(QuantisedMatrix):
         return (columns, rows), parts["scales"].dtype, sizes
 
     def dequantise(self, outs: slice, ins: slice) -> np.ndarray:
-        bits, places = self.how.bits, self.places(self.how.bits)
-        numbers = _unpacked(self.parts["qweight"], [ins, outs], self.axis, bits, places)
+        bits, positions = self.quantisation.bits, self.positions(self.quantisation.bits)
+        numbers = _unpacked(self.parts["qweight"], [ins, outs], self.axis, bits, positions)
         scales = self.parts["scales"].read([slice(None), outs]).astype(np.float32)
         # One is added to a word as a whole: its writers subtract so, with a borrow from 0.
-        ones = self.how.zero_offset * sum(1 << bits * place for place in places)
+        ones = self.quantisation.zero_offset * sum(1 << bits * position for position in positions)
         box = [slice(0, len(scales)), outs]
-        zeros = _unpacked(self.parts["qzeros"], box, 1, bits, places, ones).astype(np.float32)
+        zeros = _unpacked(self.parts["qzeros"], box, 1, bits, positions, ones).astype(np.float32)
         groups = self._groups(ins, len(scales))
         out = self.empty(*numbers.shape)
         for start in range(0, len(out), ROWS):
@@ -82,7 +82,7 @@ class Gptq(QuantisedMatrix):
     def _groups(self, ins: slice, count: int) -> np.ndarray:
         """Return the group of each input."""
         if (stored := self.parts.get("g_idx")) is None:
-            size = self.shape[1] if self.how.group == -1 else self.how.group
+            size = self.shape[1] if self.quantisation.group == -1 else self.quantisation.group
             return np.arange(ins.start, ins.stop) // size
         groups = stored.read([ins])
         if groups.size and not 0 <= groups.min() <= groups.max() < count:
@@ -99,23 +99,25 @@ class Awq(Gptq):
     axis = 1
 
     @staticmethod
-    def places(bits: int) -> tuple[int, ...]:
+    def positions(bits: int) -> tuple[int, ...]:
         return (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _unpacked(
-    tensor: StoredTensor, box: Box, axis: int, bits: int, places: tuple[int, ...], added: int = 0
+    tensor: StoredTensor, box: Box, axis: int, bits: int, positions: tuple[int, ...], added: int = 0
 ) -> np.ndarray:
     """Return a box, with both ends, of the numbers that words hold along an axis.
 
     Args:
       added: Added to every word.
     """
-    each, span, words = len(places), box[axis], [*box]
+    each, span, words = len(positions), box[axis], [*box]
     words[axis] = slice(span.start // each, -(-span.stop // each))
     packed = tensor.read(words).view(np.uint32) + np.uint32(added)
     mask = np.uint32((1 << bits) - 1)
-    numbers = [(packed >> np.uint32(bits * place) & mask).astype(np.uint8) for place in places]
+    numbers = [
+        (packed >> np.uint32(bits * position) & mask).astype(np.uint8) for position in positions
+    ]
     shape, cut = [*packed.shape], [slice(None)] * 2
     shape[axis] *= each
     cut[axis] = slice(*(end - words[axis].start * each for end in (span.start, span.stop)))
