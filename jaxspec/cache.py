@@ -135,6 +135,17 @@ def written(
     return write(leaf, new, positions)
 
 
+def unread(
+    hidden: Float[Array, "B 1 S D"], read: Int[Array, " B"], width: int
+) -> tuple[Float[Array, "B T D"], Int[Array, "B T"]]:
+    """Return the hidden states of the `width` tokens behind the first `read` ones, and their slots.
+
+    A row may have fewer of them; what is behind its last token is undefined.
+    """
+    slots = read[:, None] + jnp.arange(width)
+    return jnp.take_along_axis(hidden[:, 0], slots[..., None], axis=1, mode="clip"), slots
+
+
 def remember(
     cache: LayerCache | None,
     k: Float[Array, "B T K H"],

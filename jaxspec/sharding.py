@@ -87,6 +87,7 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"image_newline", (None,)),
     # the KV head
     (r"kv_projector/(?:k|v|queries)|slot_bias|masks|markov_(?:in|out)", ()),
+    (r"markov_head/markov_w1/embedding|markov_head/markov_w2/kernel", ()),
     (r"fc/kernel", ("embed", None)),
 )
 """Regex of the whole path -> logical axis of each dimension; () replicates arrays of any rank."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from jaxspec.config.heads.dflash import DFlashConfig
 from jaxspec.config.heads.eagle3 import Eagle3Config, EagleConfig
 from jaxspec.config.heads.head import HeadConfig
 from jaxspec.config.heads.kv_head import KVHeadConfig
@@ -33,6 +34,7 @@ from jaxspec.config.text import (
 from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVisionConfig, VisionConfig
 
 __all__ = [
+    "DFlashConfig",
     "Eagle3Config",
     "EagleConfig",
     "HeadConfig",

@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, ModelConfig, OnePassConfig
+from jaxspec.config import (
+    DFlashConfig,
+    Eagle3Config,
+    HeadConfig,
+    KVHeadConfig,
+    ModelConfig,
+    OnePassConfig,
+)
 from jaxspec.decoding.inputs import Member
+from jaxspec.decoding.sources.dflash import DFlash
 from jaxspec.decoding.sources.draft_model import DraftModel
 from jaxspec.decoding.sources.eagle3 import Eagle3
 from jaxspec.decoding.sources.head import HeadSource
@@ -29,6 +37,7 @@ HEAD_SOURCES: dict[type[HeadConfig], Callable[..., HeadSource]] = {
     KVHeadConfig: KVHeadSource,
     OnePassConfig: OnePassSource,
     Eagle3Config: Eagle3,
+    DFlashConfig: DFlash,
 }
 """Kinds of heads, and how they draft."""
 

@@ -99,16 +99,19 @@ class Layer(nn.Module):
     config: RotaryConfig
     attention: type[Attention] = Attention
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+        self.input_layernorm = RMSNorm(c.rms_norm_eps)
+        self.self_attn = self.attention(c)
+        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps)
+        self.mlp = GatedMLP(c.intermediate_size, c.biases.mlp)
+
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
-        c = self.config
-        normed = RMSNorm(c.rms_norm_eps, name="input_layernorm")(x)
-        out, cache = self.attention(c, name="self_attn")(normed, at, cache)
+        out, cache = self.self_attn(self.input_layernorm(x), at, cache)
         x = x + out
-        mlp = GatedMLP(c.intermediate_size, c.biases.mlp, name="mlp")
-        return x + mlp(RMSNorm(c.rms_norm_eps, name="post_attention_layernorm")(x)), cache
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
 
 
 def run_layers(

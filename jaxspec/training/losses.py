@@ -133,7 +133,8 @@ def draft_loss(
     Args:
       score: Output matrix, `drafted` to logits.
       score_teacher: The target's output matrix; None if it is the draft's too.
-      drafted: The draft's hidden states, and what else its output matrix reads, each [B, A, J, D].
+      drafted: The draft's hidden states, and what else its output matrix reads, each
+        [B, A, J, ...].
       teacher: The target's hidden states at the same tokens.
       labels: Following tokens; -1, a token that the draft does not score, ends a block.
       mask: Tokens that count, from the beginning of a block.

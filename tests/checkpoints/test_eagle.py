@@ -393,9 +393,9 @@ EAGLE_1 = {
         ({"draft_vocab_size": 4.5}, {}, "draft_vocab_size 4.5; give 1 or more"),
         ({"draft_vocab_size": 7}, {}, r"d2t I64 \[8\] has not 7 tokens"),
         (
-            {"speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"]},
+            {"speculators_model_type": "dflash2", "architectures": ["DFlash2DraftModel"]},
             {},
-            "a DFlash head; give",
+            "a DFlash2 head; give",
         ),
         (
             {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"]},
@@ -405,7 +405,7 @@ EAGLE_1 = {
         (
             {"architectures": ["LlamaForCausalLMEagle"]},
             {},
-            "an EAGLE-1 head; give an EAGLE-3 head or a KV head",
+            "an EAGLE-1 head; give one of KV, one-pass, EAGLE-3, DFlash",
         ),
         (PLAIN | {"draft_vocab_size": ...}, EAGLE_1, "an EAGLE-1 head; give"),
         (PLAIN | {"draft_vocab_size": ...}, EAGLE_1 | {"img_fc.weight": FC}, "a ViSpec head; give"),

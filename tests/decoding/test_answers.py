@@ -54,7 +54,15 @@ def engines(
     eagle = tiny.kv_head(
         LanguageModel(target.config), target.params, feature="fused", target_layers=(0, 1, 2)
     )
+    dflash = tiny.kv_head(
+        LanguageModel(target.config),
+        target.params,
+        feature="block",
+        target_layers=(0, 1),
+        layers=2,
+    )
     return {
+        "dflash": Engine(target, LoadedHead(*dflash), replace(config, views=None)),
         "eagle": Engine(target, LoadedHead(*eagle), replace(config, views=None)),
         "views": Engine(target, draft, config),
         "head": Engine(target, head, replace(config, views=None)),
@@ -171,7 +179,7 @@ def test_an_answer_brings_its_log_probabilities(
         assert min(ending[:3]) > max(ending[3 + i] for i, t in enumerate((5, 7, 9)) if t not in top)
 
 
-@pytest.mark.parametrize("kind", ["views", "head", "eagle", "lookup"])
+@pytest.mark.parametrize("kind", ["views", "head", "eagle", "dflash", "lookup"])
 def test_a_session_answers_as_whole_prompts_do(
     kind: str,
     target: LoadedModel,

@@ -36,6 +36,15 @@ HEADS = {
     "one pass": tiny.kv_head(
         TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2, key_layers=(0, 1)
     ),
+    "DFlash": tiny.kv_head(TARGET, TARGET_PARAMS, feature="block", target_layers=(0, 1), layers=2),
+    "DSpark": tiny.kv_head(
+        *(TARGET, TARGET_PARAMS),
+        feature="block",
+        target_layers=(1,),
+        layers=1,
+        markov=2,
+        anchored=True,
+    ),
 }
 """Each drafts as `head`; here it has a name of its own."""
 SHAPES = [(1, None), (3, None), (7, None), (3, "2:9"), (3, "dynamic:2:6")]
@@ -53,6 +62,10 @@ GRID = [
     (("one pass",), 3, "2:5"),
     (("M", "T", "one pass"), 3, None),
     (("one pass", "lookup"), 3, "dynamic:2:6"),
+    (("DFlash",), 5, None),
+    (("DFlash",), 3, "dynamic:2:6"),
+    (("DSpark",), 3, "2:5"),
+    (("M", "DSpark", "lookup"), 3, None),
     *((("lookup",), 3, tree) for tree in (None, "2:5")),
     *(
         (("M", "eagle", "lookup"), 3, None),

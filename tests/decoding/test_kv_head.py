@@ -23,10 +23,10 @@ from jaxspec.engine.drafts import HEAD_SOURCES
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models.families import text_params
+from jaxspec.models.heads.blocks import corrected, embedder
 from jaxspec.models.heads.head_slots import head_rows
 from jaxspec.models.heads.kinds import init_head, module_of
 from jaxspec.models.heads.kv_head import keys_of
-from jaxspec.models.heads.one_pass import corrected
 from jaxspec.models.heads.reading import states_before
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
@@ -118,7 +118,10 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
             rows,
             before,
         )
-        trained = corrected(config, params, TARGET.logits(PARAMS, hidden), embeds[:, at])
+        block = tokens[:, at].reshape(3, -1)
+        logits = TARGET.logits(PARAMS, hidden).reshape(*block.shape, -1)
+        embed = embedder(config, params, PARAMS)
+        trained = corrected(config, params, logits, block, embed).reshape(*hidden.shape[:3], -1)
 
         prompt = head_rows(config, [image[:start] for image in shown], start, 2)
         source = HEAD_SOURCES[type(config)](config, J)

@@ -96,6 +96,7 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
     [
         {"feature": "fused", "target_layers": (0, 1, 2)},
         {"feature": "last_hidden", "parallel": True, "markov": 2, "key_layers": (1, 0)},
+        {"feature": "block", "target_layers": (0, 1), "layers": 2, "markov": 2},
     ],
 )
 def test_a_kv_head_is_split_as_its_target_is(pair, options):

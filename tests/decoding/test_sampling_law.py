@@ -50,6 +50,10 @@ HEADS = {
     "KV head": kv_head(TARGET, PARAMS),
     "eagle": kv_head(TARGET, PARAMS, feature="fused", target_layers=(0, 1, 2)),
     "one pass": kv_head(TARGET, PARAMS, parallel=True, markov=4, key_layers=(0, 1)),
+    "DFlash": kv_head(TARGET, PARAMS, feature="block", target_layers=(0, 1), layers=2),
+    "DSpark": kv_head(
+        TARGET, PARAMS, feature="block", target_layers=(1,), layers=1, markov=4, anchored=True
+    ),
 }
 
 
@@ -104,7 +108,7 @@ def drawn(
         head = head and replace(
             head, text_config=replace(head.text_config, draft_vocabulary=(4, 0, 2))
         )
-        if kind == "eagle":
+        if kind in ("eagle", "DFlash", "DSpark"):
             head_params = eagle_params(head, PARAMS)
         if kind == "one pass":
             head_params = {**head_params, "markov_out": head_params["markov_out"][:, :3]}
@@ -210,6 +214,29 @@ CASES = [
         }
         | {"few_words": True},
         id="mixed one pass, few words",
+    ),
+    pytest.param(
+        3,
+        {"temperature": 1.0, "views": ("head",), "weights": (1.0,), "kind": "DFlash"},
+        id="DFlash",
+    ),
+    pytest.param(
+        2,
+        {
+            "temperature": 0.7,
+            "top_p": 0.8,
+            "views": ("head",),
+            "weights": (1.0,),
+            "kind": "DSpark",
+            "tree": "2:4",
+        },
+        id="DSpark, tree",
+    ),
+    pytest.param(
+        2,
+        {"temperature": 0.7, "views": ("M", "head", "lookup"), "weighting": "mt-paper"}
+        | {"kind": "DSpark", "few_words": True},
+        id="mixed DSpark, few words",
     ),
     pytest.param(3, {"temperature": 1.0, "views": ("lookup",), "weights": (1.0,)}, id="lookup"),
     pytest.param(

@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import Eagle3Config, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
+from jaxspec.config import (
+    DFlashConfig,
+    Eagle3Config,
+    HeadConfig,
+    LlamaConfig,
+    LlavaConfig,
+    ModelConfig,
+    VisionConfig,
+)
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.models.families import abstract_params
 from jaxspec.models.heads.kinds import abstract_head
@@ -88,7 +96,7 @@ def kv_head(
     """A head that begins as the target's last layer, its weights a bit off."""
     config = new_head(target.config, **{"image_slots": 2, "slot_bias": True} | options)
     theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
-    if isinstance(config, Eagle3Config):
+    if isinstance(config, Eagle3Config | DFlashConfig):
         return config, eagle_params(config, params)
     layers = f"layers_{target.text.num_hidden_layers - 1}"
     shapes = abstract_head(config)
@@ -99,12 +107,14 @@ def kv_head(
     return config, noisy({**drawn, **own}, noise)
 
 
-def eagle_params(config: Eagle3Config, target: Params, seed: int = 0) -> Params:
-    """An EAGLE-3 head of random weights, with the target's output head."""
+def eagle_params(config: HeadConfig, target: Params, seed: int = 0) -> Params:
+    """A head of random weights, with the target's output head where it has one of its own."""
     rng, words = np.random.default_rng(seed), np.asarray(config.text_config.draft_vocabulary, int)
     drawn = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(x.ndim == 1, 0.3, x.shape), x.dtype), abstract_head(config)
     )
+    if "lm_head" not in drawn:
+        return drawn
     kernel = target.get("language_model", target)["lm_head"]["kernel"]
     return drawn | {"lm_head": {"kernel": kernel[:, words] if len(words) else kernel}}
 

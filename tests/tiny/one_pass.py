@@ -14,11 +14,10 @@ from eval.exactness import whole_row
 from jaxspec.config import HeadConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.loading import LoadedHead, LoadedModel, prompt_encoder
-from jaxspec.models.heads.blocks import read_blocks, read_whole
+from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks, read_whole
 from jaxspec.models.heads.borrowed import joined
 from jaxspec.models.heads.head_slots import HeadRows
 from jaxspec.models.heads.kinds import module_of
-from jaxspec.models.heads.one_pass import corrected
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import fill_vocabulary
@@ -90,15 +89,15 @@ def _drafted(
     length = rows.tokens.shape[1]
     at = np.minimum(np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1)
     block = jnp.asarray(at[..., :-1])
-    hidden, embeds = read_blocks(
-        config, params["head"], params["target"], reading, rows, block, prompts
-    )
+    hidden = read_blocks(config, params["head"], params["target"], reading, rows, block, prompts)
+    embed = embedder(config, params["head"], params["target"])
     drafts = LanguageModel(config.text_config)
     own = joined(params["head"], params["target"], drafts.text.draft_vocabulary)
 
     def best(step: tuple[jax.Array, jax.Array]) -> jax.Array:
-        scores = corrected(config, params["head"], drafts.scores(own, step[0]), step[1])
+        scores = corrected(config, params["head"], drafts.scores(own, step[0]), step[1], embed)
         return fill_vocabulary(drafts.text, scores).argmax(-1)
 
-    steps = jax.lax.map(best, tuple(jnp.moveaxis(x, 2, 0) for x in (hidden, embeds)))
+    inputs = hidden, pick(rows.tokens, block)
+    steps = jax.lax.map(best, tuple(jnp.moveaxis(x, 2, 0) for x in inputs))
     return jnp.moveaxis(steps, 0, 2) == rows.tokens[:, at[0]][..., 1:]

@@ -14,6 +14,7 @@ import pytest
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import (
+    DFlashConfig,
     Eagle3Config,
     HeadConfig,
     KVHeadConfig,
@@ -36,6 +37,7 @@ from jaxspec.training.heads.recipe import train_head
 from jaxspec.training.losses import draft_loss
 from tests import tiny
 from tests.tiny import families, training
+from tests.tiny.dflash_reference import draft as dflash
 from tests.tiny.eagle_reference import draft as reference
 from tests.training import child
 from tests.training.test_conversations import batches, joined, same
@@ -277,6 +279,28 @@ def test_a_one_pass_heads_loss_is_that_of_its_definition() -> None:
             np.asarray(jax.nn.log_softmax(x))
             for x in (read.hidden[b, anchor : anchor + 3] @ output, scores)
         )
+        return (np.exp(p) * (p - q[: len(p)])).sum(-1)
+
+    check_loss(target, params, config, head, Anchoring(anchors=2, decay=0.5), scored)
+
+
+def test_a_dflash_heads_loss_is_that_of_its_definition() -> None:
+    """With a draft vocabulary and a Markov head; blocks may reach over the end of a row."""
+    target, params = tiny.text_only(*tiny.lvlm(16, 2, seed=0))
+    config = DFlashConfig.of_target(target.config, 2, (0, 1), gamma=3, markov=2)
+    words = (*range(3, 20), 21)
+    config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
+    head = tiny.eagle_params(config, params)
+    tensors = named_tensors(head) | {"d2t": np.asarray(words) - np.arange(len(words))}
+    embedding = np.asarray(params["model"]["embed_tokens"]["embedding"], np.float64)
+
+    def scored(read: Any, tokens: np.ndarray, b: int, anchor: int) -> np.ndarray:
+        states, drafted = read.states[b, :anchor].astype(np.float64), tokens[b, anchor + 1 :][:2]
+        drafted = np.pad(drafted, (0, 2 - len(drafted)))
+        given = embedding, embedding, states, tokens[b, anchor], 3, drafted
+        q = dflash(config.to_dict(), tensors, *given)[:, list(words)]
+        p = read.hidden[b, anchor : anchor + 3] @ np.asarray(params["lm_head"]["kernel"])
+        p, q = (np.asarray(jax.nn.log_softmax(x)) for x in (p[:, list(words)], q))
         return (np.exp(p) * (p - q[: len(p)])).sum(-1)
 
     check_loss(target, params, config, head, Anchoring(anchors=2, decay=0.5), scored)

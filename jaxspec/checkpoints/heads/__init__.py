@@ -27,17 +27,28 @@ from jaxspec.checkpoints.formats.tensor_files import (
     list_file,
     write_tensors,
 )
+from jaxspec.checkpoints.heads.dflash import DFlashFiles
 from jaxspec.checkpoints.heads.eagle3 import Eagle3Files
 from jaxspec.checkpoints.heads.kind import Kind, Server
 from jaxspec.checkpoints.heads.kinds import kind_of_head
 from jaxspec.checkpoints.heads.kv_head import KVHeadFiles
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
-from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, ModelConfig, OnePassConfig
+from jaxspec.config import (
+    DFlashConfig,
+    Eagle3Config,
+    HeadConfig,
+    KVHeadConfig,
+    ModelConfig,
+    OnePassConfig,
+)
 from jaxspec.errors import InputError, collected
 from jaxspec.models.heads.kinds import abstract_head
 from jaxspec.typing import Params
 
+_DFLASH = DFlashFiles(
+    DFlashConfig, "DFlash head: a draft of a block in one pass, from hidden states of its target"
+)
 _KV = "KV head: a draft that reads its target's key-value cache"
 HEADS: dict[str, Kind[Any]] = {
     "KV": KVHeadFiles(KVHeadConfig, _KV),
@@ -45,6 +56,8 @@ HEADS: dict[str, Kind[Any]] = {
     "EAGLE-3": Eagle3Files(
         Eagle3Config, "EAGLE-3 head: a draft that reads hidden states of its target"
     ),
+    "DFlash": _DFLASH,
+    "DSpark": _DFLASH,
 }
 """Kinds of heads, by the names that `kind_of_head` gives them."""
 
@@ -122,8 +135,8 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     stored = {tensor.name: tensor for tensor in list_directory(path, problems)}
     name = kind_of_head(raw, _shapes(stored.values()))
     if name not in HEADS:
-        article = "an" if name[:1] in "EM" else "a"
-        raise InputError(f"{path}: {article} {name} head; give an EAGLE-3 head or a KV head")
+        article, kinds = "an" if name[:1] in "EM" else "a", ", ".join(HEADS)
+        raise InputError(f"{path}: {article} {name} head; give one of {kinds}")
     kind = HEADS[name]
     config = kind.config.from_dict(raw)
     if problems:

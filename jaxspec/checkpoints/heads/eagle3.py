@@ -16,8 +16,7 @@ SafeAILab's and SpecForge's, which this library writes too:
 | `d2t` int64 or int32 [draft words]                                      | target id less index |
 | `t2d` bool [vocabulary]                                                 | whether it is drafted |
 
-speculators' layer is `layers.0` and its config.json nests the decoder. Readers of `t2d` put the
-draft words in the order of their ids, so heads are written in that order.
+speculators' layer is `layers.0` and its config.json nests the decoder.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ from typing import Any
 import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
-from jaxspec.checkpoints.heads.kind import Kind, Server
-from jaxspec.config import Eagle3Config, EagleConfig
+from jaxspec.checkpoints.heads.draft_words import draft_words, with_words
+from jaxspec.checkpoints.heads.kind import Kind, Server, speculators_entries
+from jaxspec.config import Eagle3Config
 from jaxspec.config.heads.eagle3 import SPECULATORS, counted
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
@@ -114,31 +114,9 @@ def as_own_head(
         count, remainder = divmod(width, max(text.target_hidden_size, 1))
         if count != 3 and not remainder:
             raise InputError(f"EAGLE-3 head: reads {counted(count)} target layers; give three")
-    if "d2t" in stored:
-        text = replace(text, draft_vocabulary=_draft_words(stored["d2t"], text))
-    elif text.draft_vocabulary:
-        raise InputError("EAGLE-3 head: the files lack d2t, the draft vocabulary; fetch it")
+    text = replace(text, draft_vocabulary=draft_words(config.title, stored, text))
     parameters = {name: tensor for name, tensor in stored.items() if name not in ("d2t", "t2d")}
     return replace(config, text_config=text), parameters
-
-
-def _draft_words(offsets: StoredTensor, text: EagleConfig) -> tuple[int, ...]:
-    """Return the target's ids of a head's draft tokens; () for all tokens in their order."""
-    wrong = f"{offsets.file}: d2t {offsets.dtype} {list(offsets.shape)}"
-    size = len(text.draft_vocabulary) or None
-    if len(offsets.shape) != 1 or not offsets.whole_numbers:
-        raise InputError(f"{wrong} is not a list of integers; fetch the head again")
-    count = offsets.shape[0]
-    if size not in (None, count) or not 0 < count <= text.vocab_size:
-        number = size or f"1 to {text.vocab_size}"
-        raise InputError(f"{wrong} has not {number} tokens, as config.json says; fetch both again")
-    tokens = np.arange(count) + offsets.read()
-    if tokens.min() < 0 or tokens.max() >= text.vocab_size:
-        worst = tokens.min() if tokens.min() < 0 else tokens.max()
-        raise InputError(f"{wrong} names token {worst} of {text.vocab_size}; fetch the head again")
-    if len(np.unique(tokens)) < count:
-        raise InputError(f"{wrong} names a token twice; fetch the head again")
-    return () if np.array_equal(tokens, np.arange(text.vocab_size)) else tuple(tokens.tolist())
 
 
 def eagle_tensors(
@@ -147,14 +125,7 @@ def eagle_tensors(
     """Return a head's tensors as an engine reads them, from those by this library's names."""
     text = config.text_config
     layer = "layers.0." if server == "speculators" else "midlayer."
-    out = {_LAYER.sub(layer, name): tensor for name, tensor in tensors.items()}
-    tokens = np.asarray(text.draft_vocabulary or range(text.vocab_size), np.int64)
-    order = np.argsort(tokens)
-    if "lm_head.weight" in out:
-        out["lm_head.weight"] = np.ascontiguousarray(out["lm_head.weight"][order])
-    out["d2t"] = tokens[order] - np.arange(len(tokens))
-    out["t2d"] = np.isin(np.arange(text.vocab_size), tokens)
-    return out
+    return with_words(text, {_LAYER.sub(layer, name): leaf for name, leaf in tensors.items()})
 
 
 def eagle_config(
@@ -176,21 +147,13 @@ def eagle_config(
     outer += ("eagle_aux_hidden_state_layer_ids", "jaxspec", "torch_dtype")
     inner = {k: v for k, v in raw.items() if k not in (*outer, "eagle_config", "architectures")}
     target_size = inner.pop("target_hidden_size")
-    method = {"proposal_type": "greedy", "speculative_tokens": config.gamma}
     return {
         "architectures": [SPECULATORS[0]],
-        "speculators_model_type": "eagle3",
-        "speculators_version": "0.9.0",
         "transformer_layer_config": inner,
         "target_hidden_size": None if target_size == inner["hidden_size"] else target_size,
         "tie_word_embeddings": False,
         **{key: raw[key] for key in outer},
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [method | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
-            "verifier": {"name_or_path": config.target_name, "architectures": architectures or []},
-        },
+        **speculators_entries("eagle3", config, architectures),
     }
 
 

@@ -79,3 +79,25 @@ class Kind(ABC, Generic[Config]):
     def facts(self, config: Config) -> dict[str, str]:
         """Return what the kind adds to a head's card."""
         return {}
+
+
+def speculators_entries(
+    algorithm: str, config: HeadConfig, architectures: list[str] | None
+) -> dict[str, Any]:
+    """Return the entries that every config.json of speculators has.
+
+    Args:
+      algorithm: Name of the kind there.
+      architectures: See `Kind.written`.
+    """
+    method = {"proposal_type": "greedy", "speculative_tokens": config.gamma}
+    return {
+        "speculators_model_type": algorithm,
+        "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
+            "verifier": {"name_or_path": config.target_name, "architectures": architectures or []},
+        },
+    }

@@ -10,6 +10,7 @@ from jaxspec.config import KVHeadConfig
 from jaxspec.config.heads.eagle3 import ARCHITECTURES, SPECULATORS
 
 _OTHER_KINDS = {
+    "dflash2": "DFlash2",
     "dflash": "DFlash",
     "dspark": "DSpark",
     "p-?eagle": "P-EAGLE",

@@ -157,6 +157,7 @@ class Eagle3Config(HeadConfig):
 
     title: ClassVar = "EAGLE-3 head"
     model_type: ClassVar = title
+    orders_vocabulary: ClassVar = True
 
     @property
     def target_states(self) -> tuple[int, ...]:

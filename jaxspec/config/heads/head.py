@@ -30,6 +30,8 @@ class HeadConfig(ABC):
     """Fields that may change when a trained head is trained on."""
     model_type: ClassVar[str]
     """Name of the kind in config.json, or its title where public files name none."""
+    orders_vocabulary: ClassVar[bool] = False
+    """Whether its files have the draft vocabulary in the order of the ids."""
 
     @property
     @abstractmethod
@@ -84,6 +86,11 @@ class HeadConfig(ABC):
     @abstractmethod
     def keeps_vocabulary(self) -> bool:
         """Return whether its parameters have a fixed draft vocabulary."""
+
+    @property
+    def corrects(self) -> bool:
+        """Return whether the token before adds to a token's scores (a Markov head)."""
+        return False
 
     def started(self, trained: HeadConfig, vocabulary: tuple[int, ...], target: Any) -> Self:
         """Return the configuration of a trained head that is trained on as this one says.

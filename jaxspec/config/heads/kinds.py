@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from jaxspec.config.heads.dflash import DFlashConfig
 from jaxspec.config.heads.eagle3 import Eagle3Config
 from jaxspec.config.heads.head import HeadConfig
 from jaxspec.config.heads.kv_head import KVHeadConfig
@@ -11,13 +12,17 @@ from jaxspec.config.heads.one_pass import OnePassConfig
 from jaxspec.errors import InputError
 
 _EAGLE3 = ("layers", "target_layers", "target_name", "gamma")
-"""Words that an EAGLE-3 head reads."""
+_OF_STATES: dict[str, tuple[type[Eagle3Config | DFlashConfig], tuple[str, ...]]] = {
+    "fused": (Eagle3Config, _EAGLE3),
+    "block": (DFlashConfig, (*_EAGLE3, "markov", "mask_token", "anchored")),
+}
+"""Features that make heads with keys of their own, and the options that these read."""
 
 
 def new_head(
     target: Any,
     *,
-    feature: Literal["none", "last_hidden", "fused"] = "none",
+    feature: Literal["none", "last_hidden", "fused", "block"] = "none",
     parallel: bool = False,
     markov: int = 0,
     target_layers: tuple[int, ...] = (),
@@ -27,28 +32,32 @@ def new_head(
 
     Args:
       target: A `ModelConfig`.
-      feature: `fused` makes an EAGLE-3 head, which ignores options about images.
-      parallel: Whether the head drafts a block in one pass.
-      markov: See `OnePassConfig`.
-      target_layers: See `Eagle3Config.of_target`.
+      feature: `fused` makes an EAGLE-3 head, and `block` a DFlash head. Both ignore words about
+        images.
+      parallel: Whether a KV head drafts a block in one pass.
+      markov: See `OnePassConfig`, `DFlashConfig`.
+      target_layers: See `Eagle3Config.of_target`, `DFlashConfig.of_target`.
       options: See `KVHeadConfig.of_target`.
 
     Raises InputError for options that exclude each other, and what `of_target` raises.
     """
-    fused, layers = feature == "fused", list(options.get("key_layers", ()))
+    kind, fields = _OF_STATES.get(feature, (None, ()))
+    layers = list(options.get("key_layers", ()))
     refused = {
-        f"key_layers {layers} with feature 'fused', which has keys of its own; drop them": (
-            fused and layers
+        f"key_layers {layers} with feature {feature!r}, which has keys of its own; drop them": (
+            kind and layers
         ),
-        "parallel with feature 'fused'; give feature none or last_hidden": fused and parallel,
-        f"markov {markov} without parallel; give 0, or parallel": markov and not parallel,
+        f"parallel with feature {feature!r}; give feature none or last_hidden": kind and parallel,
+        f"markov {markov} without parallel; give 0, or parallel": (
+            markov and not parallel and "markov" not in fields
+        ),
     }
     for reason, holds in refused.items():
         if holds:
             raise InputError(f"KV head: {reason}")
-    if fused:
-        eagle3_options = {name: value for name, value in options.items() if name in _EAGLE3}
-        return Eagle3Config.of_target(target, target_layers=target_layers, **eagle3_options)
+    if kind:
+        entries = {**options, "target_layers": target_layers, "markov": markov}
+        return kind.of_target(target, **{name: entries[name] for name in fields if name in entries})
     if parallel:
         return OnePassConfig.of_target(target, feature=feature, markov=markov, **options)
     return KVHeadConfig.of_target(target, feature=feature, **options)

@@ -27,6 +27,10 @@ class OnePassConfig(KVHeadConfig):
     def keeps_vocabulary(self) -> bool:
         return self.markov > 0
 
+    @property
+    def corrects(self) -> bool:
+        return self.markov > 0
+
     def options(self) -> dict[str, Any]:
         """Return the fields by name, and the entry that tells the kind."""
         options = super().options() | {"parallel": True}

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, TreeMask
+from jaxspec.cache import KVCache, TreeMask, unread
 from jaxspec.config import Eagle3Config
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.head import HeadSource
@@ -59,11 +59,10 @@ class Eagle3(HeadSource[KVCache, KVCache]):
         assert target.hidden is not None
         width = self.gamma + 1
         count = target.length - state.length
-        slots = state.length[:, None] + jnp.arange(width)
-        states = jnp.take_along_axis(target.hidden, slots[:, None, :, None], axis=2, mode="clip")
+        states, _ = unread(target.hidden, state.length, width)
         model, weights = self.model, self.weights(committed.params)
         tokens = PromptRows(committed.newest(count, width), state.length)
-        before = self.run(committed.params, "combine", states[:, 0])
+        before = self.run(committed.params, "combine", states)
         fused = self.run(committed.params, "fuse", model.embed(weights, tokens, None), before)
         last = jnp.maximum(count - 1, 0)[:, None]
         logits, cache = model.advance(weights, fused, state, scored=last)

@@ -7,7 +7,7 @@ draft that starts at a sees the same: a is the newest token, and the target has 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,9 @@ class Block(NamedTuple):
 class AnchoredAttention(Attention):
     """Attend from A blocks' next J tokens to the slots before each anchor, and to the own block."""
 
+    causal: ClassVar[bool] = True
+    """Whether a token sees only the tokens of its block up to itself."""
+
     def read(
         self,
         q: Float[Array, "B A*J N H"],
@@ -79,11 +82,18 @@ class AnchoredAttention(Attention):
             jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
         )
         new, total = inside.shape[-2:]  # the new tokens are the last; 2 of 3: 110, 111
-        inside = jnp.where(jnp.tri(new, total, total - new, bool), inside, -jnp.inf)
+        if self.causal:
+            inside = jnp.where(jnp.tri(new, total, total - new, bool), inside, -jnp.inf)
         probs = jax.nn.softmax(jnp.concatenate([before, inside], axis=-1), axis=-1).astype(v.dtype)
         out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : mask.shape[-1]], context.v)
         out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., mask.shape[-1] :], v)
         return out.reshape(batch, -1, heads, width), Block(context, k, v)
+
+
+class FreeAttention(AnchoredAttention):
+    """Attend as `AnchoredAttention`, each token to its whole block."""
+
+    causal: ClassVar[bool] = False
 
 
 def block_reader(

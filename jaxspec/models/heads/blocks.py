@@ -5,6 +5,8 @@ Step s of a block reads the same slots here as in decoding once the tokens befor
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -43,25 +45,51 @@ def read_blocks(
     rows: PromptRows,
     block: Int[Array, "B A J"],
     slots: HeadRows | None,
-) -> tuple[Float[Array, "B A J D"], Float[Array, "B A J D"]]:
-    """Return a head's final hidden states in blocks of J tokens, and the tokens' embeddings.
+) -> Float[Array, "B A J D"]:
+    """Return a head's final hidden states in blocks of J tokens.
 
     Args:
       block: Slots of the blocks' tokens, of which the first is the anchor.
       slots: The target's slots that a KV head reads.
     """
-    drafts, module = LanguageModel(config.text_config), module_of(config)
-    params = joined(head, target, drafts.text.draft_vocabulary)
-    written = PromptRows(pick(rows.tokens, block).reshape(len(block), -1), rows.length)
-    embeds = drafts.embed(params, written, None).reshape(*block.shape, -1)
+    module = module_of(config)
+    embed = embedder(config, head, target)
+    embeds = embed(pick(rows.tokens, block).reshape(len(block), -1)).reshape(*block.shape, -1)
 
     def rotary(slots: Int[Array, "B ..."]) -> Array:
         if rows.rotary is None or not config.text_config.rope_scaling.mrope_section:
             return slots
         return jax.vmap(lambda row, slots: row[:, slots])(rows.rotary, slots)
 
-    blocks = Blocks(block, embeds, slots, rotary, lambda: drafts.embed(params, rows, None))
-    return apply(module, head, *module.inputs(blocks, reading)), embeds
+    blocks = Blocks(block, embeds, slots, rotary, rows.tokens, embed)
+    return apply(module, head, *module.inputs(blocks, reading))
+
+
+def embedder(
+    config: HeadConfig, head: Params, target: Params
+) -> Callable[[Int[Array, "B T"]], Float[Array, "B T D"]]:
+    """Return the function that embeds tokens as a head does."""
+    drafts = LanguageModel(config.text_config)
+    params = joined(head, target, drafts.text.draft_vocabulary)
+    return lambda tokens: drafts.embed(params, PromptRows(tokens, tokens[:, 0]), None)
+
+
+def corrected(
+    config: HeadConfig,
+    head: Params,
+    scores: Float[Array, "B T words"],
+    tokens: Int[Array, "B T"],
+    embed: Callable[[Array], Array],
+) -> Float[Array, "B T words"]:
+    """Return the scores of tokens, with the correction of a head that has one.
+
+    Args:
+      tokens: The tokens before them.
+      embed: What `embedder` returns.
+    """
+    if not config.corrects:
+        return scores
+    return scores + apply(module_of(config), head, tokens, embed(tokens), method="correction")
 
 
 def pick(values: Array, at: Int[Array, "B A J"]) -> Array:

@@ -162,7 +162,7 @@ class Eagle3Head(nn.Module):
         """Return the arguments of `__call__` for blocks of whole rows."""
         assert reading.states is not None
         before = states_before(reading.states, blocks.anchors)
-        embeds = blocks.row()
+        embeds = blocks.embed(blocks.row)
         whole = jnp.broadcast_to(jnp.arange(embeds.shape[1]), embeds.shape[:2])
         row = embeds, reading.states, blocks.rotary(whole)
         rotary = blocks.rotary(jnp.maximum(blocks.at - 1, 0))

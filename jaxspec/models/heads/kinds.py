@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxspec.config import Eagle3Config, HeadConfig, KVHeadConfig, OnePassConfig
+from jaxspec.config import DFlashConfig, Eagle3Config, HeadConfig, KVHeadConfig, OnePassConfig
+from jaxspec.models.heads.dflash import DFlashHead
 from jaxspec.models.heads.eagle3 import Eagle3Head
 from jaxspec.models.heads.kv_head import KVHead
 from jaxspec.models.heads.one_pass import OnePassHead
@@ -17,6 +18,7 @@ MODULES: dict[type[HeadConfig], Any] = {
     KVHeadConfig: KVHead,
     OnePassConfig: OnePassHead,
     Eagle3Config: Eagle3Head,
+    DFlashConfig: DFlashHead,
 }
 
 

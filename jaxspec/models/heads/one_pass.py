@@ -13,10 +13,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import HeadConfig, OnePassConfig
+from jaxspec.config import OnePassConfig
 from jaxspec.models.heads.kv_head import KVHead
-from jaxspec.models.layers import INIT, apply, times, wide
-from jaxspec.typing import Array, Float, Params
+from jaxspec.models.layers import INIT, times, wide
+from jaxspec.typing import Array, Float, Int
 
 
 class OnePassHead(KVHead):
@@ -49,7 +49,9 @@ class OnePassHead(KVHead):
             return x
         return self.fuse(x, jnp.broadcast_to(before[..., None, :], x.shape))
 
-    def correction(self, embeds: Float[Array, "... D"]) -> Float[Array, "... words"]:
+    def correction(
+        self, tokens: Int[Array, "B T"], embeds: Float[Array, "B T D"]
+    ) -> Float[Array, "B T words"]:
         """Return what tokens with these embeddings add to the scores of their followers."""
         exact = embeds.astype(wide(embeds.dtype))
         # Embeddings of any scale learn at the same rate.
@@ -66,18 +68,3 @@ class OnePassHead(KVHead):
         before: Float[Array, "B A D"] | None,
     ) -> Float[Array, "B A J D"]:
         return self.norm(read(self.masked(embeds[:, :, 0], before, embeds.shape[2]), rotary))
-
-
-def corrected(
-    config: HeadConfig,
-    params: Params,
-    scores: Float[Array, "... words"],
-    embeds: Float[Array, "... D"],
-) -> Float[Array, "... words"]:
-    """Return the scores of tokens, with the correction of a head that has one.
-
-    embeds: Embeddings of the tokens before them.
-    """
-    if not (isinstance(config, OnePassConfig) and config.markov):
-        return scores
-    return scores + apply(OnePassHead(config), params, embeds, method="correction")

@@ -21,7 +21,7 @@ class Reading(struct.PyTreeNode):
     """Keys that a KV head reads, as `keys_of` returns them."""
     v: Float[Any, "B K L H"] | None = None
     states: Float[Any, "B L fused"] | None = None
-    """The hidden states of three layers, for an EAGLE-3 head."""
+    """The hidden states of several layers, for a head that keeps keys of its own."""
 
 
 class Blocks(NamedTuple):
@@ -35,8 +35,10 @@ class Blocks(NamedTuple):
     """The target's slots that a KV head reads."""
     rotary: Callable[[Int[Array, "B ..."]], Array]
     """Return the rotary positions of slots; with M-RoPE [B, 3, ...]."""
-    row: Callable[[], Float[Array, "B L D"]]
-    """Return the embeddings of all tokens of the rows."""
+    row: Int[Array, "B L"]
+    """All tokens of the rows."""
+    embed: Callable[[Int[Array, "B T"]], Float[Array, "B T D"]]
+    """Return the embeddings of tokens."""
 
     @property
     def anchors(self) -> Int[Array, "B A"]:

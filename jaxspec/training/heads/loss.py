@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import HeadConfig
-from jaxspec.models.heads.blocks import pick, read_blocks, read_whole
+from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks, read_whole
 from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.one_pass import corrected
 from jaxspec.models.heads.reading import Reading
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import draft_indices
@@ -35,15 +34,16 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
         block, vocabulary = at[..., :-1], drafts.text.draft_vocabulary
         scoring = joined({}, frozen, vocabulary)
         drafting = joined(params["head"], frozen, vocabulary)
+        embed = embedder(config, params["head"], frozen)
 
         @jax.checkpoint
-        def drafted(head: Params) -> tuple[Array, Array]:
+        def drafted(head: Params) -> Array:
             rows = batch.conversations.rows
             return read_blocks(config, head, frozen, reading, rows, block, batch.slots)
 
         return draft_loss(
-            lambda x: corrected(config, params["head"], drafts.scores(drafting, x[0]), x[1]),
-            drafted(params["head"]),
+            lambda x: corrected(config, params["head"], drafts.scores(drafting, x[0]), x[1], embed),
+            (drafted(params["head"]), pick(tokens, block)),
             pick(reading.hidden, block),
             draft_indices(drafts.text, pick(tokens, at[..., 1:])),
             wrote[..., 1:],

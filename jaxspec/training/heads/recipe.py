@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints.heads import load_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
-from jaxspec.config import Eagle3Config, HeadConfig
+from jaxspec.config import HeadConfig
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
@@ -66,7 +66,7 @@ def train_head(
     name = model_name(locate(recipe.target))
     config = new_head(target.config, target_name=name, **recipe.head)
     vocabulary = draft_words(recipe, sources, target)
-    if isinstance(config, Eagle3Config):  # its files have the tokens in this order
+    if config.orders_vocabulary:
         vocabulary = tuple(sorted(vocabulary))
     if recipe.start:
         trained, head = load_head(recipe.start, jnp.float32)

@@ -1,0 +1,283 @@
+"""A DFlash head, which drafts a block in one pass from hidden states of its target.
+
+DFlash (Chen et al. 2026, arXiv 2602.06036) has layers of Qwen3 whose keys and values of committed
+tokens come from the target's hidden states. DSpark adds a Markov head. Two public layouts exist:
+z-lab's has the layers' entries at the top level, and counts target layers from 0 and names their
+outputs; speculators' has them under `transformer_layer_config`, and its numbers are hidden states
+after so many layers. z-lab's 1 is speculators' 2, and here 2.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from jaxspec.config.heads.head import HeadConfig, check_rotary
+from jaxspec.config.heads.target import target_hash
+from jaxspec.config.rope import RopeScaling
+from jaxspec.config.schema import known_fields
+from jaxspec.config.text import Qwen3Config, TextConfig, refuse_window
+from jaxspec.errors import InputError, check_counts, reading
+
+ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel")
+"""Names in config.json: without a Markov head, and with one."""
+_READ = {
+    *("rms_norm_eps", "dflash_config", "draft_vocab_size", "num_target_layers", "mask_token_id"),
+    *("block_size", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+    *("enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal"),
+    *("markov_rank", "markov_head_type", "sample_from_anchor", "target_hidden_size"),
+    *("target_layer_ids", "aux_hidden_state_layer_ids", "rope_scaling", "num_anchors"),
+}
+_OF_HEADS = re.compile(
+    "norm|scale|scaling|softcap|multiplier|conv|selector|sink|gate|causal|swa|window|fc|mask|predicts"
+)
+"""Parts of the names of entries that may change a head's computation."""
+
+
+@dataclass(frozen=True)
+class DFlashConfig(HeadConfig):
+    """Describe a head whose one pass reads the newest token and masks, each seeing all others."""
+
+    text_config: Qwen3Config
+    mask_token: int = 0
+    """Token whose embedding stands for the tokens to draft."""
+    target_layers: tuple[int, ...] = ()
+    """Hidden states of the target that `fc` reads: 2 is the state after two layers."""
+    target_depth: int = 0
+    """Layers of the target; 0 where its files do not say."""
+    anchored: bool = False
+    """Whether each slot of a block scores the token after it, the newest token's too (DSpark).
+    Otherwise a mask's slot scores its own token, and a block has one slot more than drafts."""
+    markov: int = 0
+    """r: rank of DSpark's Markov head, which adds a term for the token before to a token's score;
+    0: none."""
+    own_embedding: bool = False
+    """Whether the head has an embedding of its own, not the target's."""
+    own_output: bool = False
+    """Whether the head has an output matrix of its own; one with a draft vocabulary always has."""
+
+    title: ClassVar = "DFlash head"
+    model_type: ClassVar = title
+    orders_vocabulary: ClassVar = True
+
+    def __post_init__(self) -> None:
+        check_counts(gamma=self.gamma)
+        layers, vocabulary = list(self.target_layers), self.text_config.vocab_size
+        if not layers or layers != sorted(set(layers)) or layers[0] < 0:
+            raise InputError(f"DFlash head: reads target layers {layers}; give them in order")
+        if not 0 <= self.mask_token < vocabulary:
+            raise InputError(f"DFlash head: mask token {self.mask_token} of {vocabulary} tokens")
+
+    def slots_of(self, gamma: int) -> int:
+        """Return the slots of a block that drafts this many tokens."""
+        return gamma + (not self.anchored)
+
+    @property
+    def scores(self) -> int:
+        """Return the number of tokens that it scores."""
+        return len(self.text_config.draft_vocabulary) or self.text_config.vocab_size
+
+    @property
+    def has_output(self) -> bool:
+        """Return whether its output matrix is a parameter."""
+        return self.own_output or bool(self.text_config.draft_vocabulary)
+
+    @property
+    def target_states(self) -> tuple[int, ...]:
+        return self.target_layers
+
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        return "states", self.target_states
+
+    @property
+    def keeps_vocabulary(self) -> bool:
+        return self.has_output or self.markov > 0
+
+    @property
+    def corrects(self) -> bool:
+        return self.markov > 0
+
+    def _fitted(self, target: Any, text: TextConfig) -> Self:
+        decoder, layers, depth = self.text_config, self.target_layers, text.num_hidden_layers
+        fits = layers[-1] < depth and self.target_depth in (0, depth)
+        if not fits or (text.hidden_size, text.vocab_size) != (
+            decoder.hidden_size,
+            decoder.vocab_size,
+        ):
+            raise InputError(
+                f"DFlash head: made for a target{self._named} of width {decoder.hidden_size} and "
+                f"{decoder.vocab_size} tokens, with layers {list(layers)}, and not for this "
+                f"{target.model_type} of {text.hidden_size}, {text.vocab_size} and {depth} layers"
+            )
+        tied = text.tie_word_embeddings and not self.has_output and not self.own_embedding
+        decoder = replace(decoder, tie_word_embeddings=tied)
+        return replace(self, text_config=decoder, target_depth=depth)
+
+    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
+        """Return the trained configuration, with this one's block and target."""
+        names = ("gamma", "target_name", "target_hash")
+        return replace(trained.for_target(target), **{name: getattr(self, name) for name in names})
+
+    @classmethod
+    def of_target(
+        cls,
+        target: Any,
+        layers: int = 5,
+        target_layers: tuple[int, ...] = (),
+        mask_token: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return the configuration of a new head for a target, with layers of the target's sizes.
+
+        Rotary positions are the target's slots, also where the target has M-RoPE.
+
+        Args:
+          target: A `ModelConfig`.
+          layers: Decoder layers of the head, and by default the number of states that it reads.
+          target_layers: Hidden states that it reads; () means `usual_layers`.
+          mask_token: By default the last one, which padded vocabularies do not use.
+          options: Further fields.
+        """
+        text = check_rotary(getattr(target, "text_config", target))
+        names = (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+            *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+            *("rope_theta", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
+        )
+        decoder = Qwen3Config(
+            **{name: getattr(text, name) for name in names},
+            num_hidden_layers=layers,
+            rope_scaling=_one_axis(text.rope_scaling),
+        )
+        return cls(
+            decoder,
+            target_hash(target),
+            mask_token=text.vocab_size - 1 if mask_token is None else mask_token,
+            target_layers=tuple(target_layers) or usual_layers(text.num_hidden_layers, layers),
+            target_depth=text.num_hidden_layers,
+            **options,
+        )
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        """Read any public layout; InputError for options that this library lacks.
+
+        The draft vocabulary has the right size, and its tokens are in the file `d2t`.
+        """
+        with reading("DFlash head: config.json is not readable", "fetch it again"):
+            entries = {**raw, **(raw.get("dflash_config") or {})}
+            _check_entries(entries)
+            extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
+            text = _decoder(raw.get("transformer_layer_config") or raw, entries)
+            if "aux_hidden_state_layer_ids" in entries:
+                states = entries["aux_hidden_state_layer_ids"]
+            else:
+                outputs = entries.get("target_layer_ids") or _outputs(
+                    entries["num_target_layers"], text.num_hidden_layers
+                )
+                states = [layer + 1 for layer in outputs]
+            markov = entries.get("markov_rank") or 0
+            anchored = entries.get("sample_from_anchor")
+            if anchored is None:  # DSpark's own files leave it out
+                anchored = markov > 0 and "speculators_model_type" not in raw
+            fields = known_fields(
+                cls,
+                {
+                    "target_hash": extra.get("target_hash"),
+                    "target_name": extra.get("target_name")
+                    or (spec.get("verifier") or {}).get("name_or_path"),
+                    "mask_token": entries["mask_token_id"],
+                    "target_layers": states,
+                    "target_depth": entries.get("num_target_layers"),
+                    "anchored": anchored,
+                    "markov": markov,
+                    "gamma": entries["block_size"] - (not anchored),
+                },
+            )
+            return cls(**{"text_config": text, "target_hash": ""} | fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entries in z-lab's layout, or DSpark's own with a Markov head."""
+        out = self.text_config.to_hf() | {"tie_word_embeddings": False}
+        vocabulary = out.pop("draft_vocabulary", ())
+        states = {
+            "mask_token_id": self.mask_token,
+            "target_layer_ids": [layer - 1 for layer in self.target_layers],
+        }
+        kind = states if self.markov else {"dflash_config": states}
+        if self.markov:
+            kind |= {"markov_rank": self.markov, "markov_head_type": "vanilla"}
+            kind |= {"enable_confidence_head": False}
+        return (
+            out
+            | kind
+            | {
+                "architectures": [ARCHITECTURES[self.markov > 0]],
+                "block_size": self.slots_of(self.gamma),
+                "num_target_layers": self.target_depth or self.target_layers[-1] + 1,
+                "draft_vocab_size": len(vocabulary) or self.text_config.vocab_size,
+                "sample_from_anchor": self.anchored,
+                "layer_types": ["full_attention"] * self.text_config.num_hidden_layers,
+                "jaxspec": {"target_hash": self.target_hash, "target_name": self.target_name},
+            }
+        )
+
+
+def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> Qwen3Config:
+    """Return the layers' configuration, with as many draft words as the file has."""
+    heads = {"head_dim": layers["hidden_size"] // layers["num_attention_heads"]}
+    fixed = {"model_type": Qwen3Config.model_type, "draft_vocabulary": None}
+    usual = {} if layers.get("model_type") == Qwen3Config.model_type else heads
+    text = Qwen3Config.from_hf({**usual, **layers, **fixed})
+    if "sliding_attention" in (layers.get("layer_types") or ()):
+        refuse_window(layers.get("sliding_window"), text.max_position_embeddings)
+    size = entries.get("draft_vocab_size")
+    if size is not None and (type(size) is not int or size < 1):
+        raise InputError(f"DFlash head: draft_vocab_size {size!r:.40}; give 1 or more")
+    vocabulary = tuple(range(size)) if size is not None and size < text.vocab_size else ()
+    scaling = _one_axis(text.rope_scaling)
+    return replace(
+        text, draft_vocabulary=vocabulary, rope_scaling=scaling, tie_word_embeddings=False
+    )
+
+
+def _check_entries(entries: Mapping[str, Any]) -> None:
+    """Raise InputError for an entry for which a head may compute what this library does not."""
+    neutral = {"markov_head_type": "vanilla", "causal": False, "logit_scale": 1}
+    unsupported = {
+        key: value
+        for key, value in entries.items()
+        if value
+        and (
+            value != neutral[key] if key in neutral else key not in _READ and _OF_HEADS.search(key)
+        )
+    }
+    if unsupported:
+        named = ", ".join(f"{key} {json.dumps(value):.40}" for key, value in unsupported.items())
+        raise InputError(f"DFlash head: config.json has {named}, which is not supported")
+
+
+def _one_axis(scaling: RopeScaling) -> RopeScaling:
+    """Return the scaling of positions without M-RoPE's axes."""
+    return replace(scaling, mrope_section=(), mrope_interleaved=False)
+
+
+def _outputs(depth: int, count: int) -> list[int]:
+    """Return z-lab's numbers of the layers whose outputs a head of `count` layers reads."""
+    if count == 1:
+        return [depth // 2]
+    return [round(1 + i * (depth - 4) / (count - 1)) for i in range(count)]
+
+
+def usual_layers(depth: int, count: int) -> tuple[int, ...]:
+    """Return the states of a target of `depth` layers that heads of `count` layers read."""
+    layers = tuple(layer + 1 for layer in _outputs(depth, count))
+    if sorted(set(layers)) != list(layers) or layers[-1] >= depth:
+        raise InputError(
+            f"DFlash head: layers {list(layers)} of {depth}; give target_layers, in order"
+        )
+    return layers

@@ -1,0 +1,313 @@
+"""DFlash and DSpark heads as files: the public layouts are read and written, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.checkpoints.export import export
+from jaxspec.checkpoints.heads import is_head, load_head, save_head
+from jaxspec.cli import main
+from jaxspec.config import DFlashConfig, Qwen2Config, RopeScaling
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead
+from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks
+from jaxspec.models.heads.borrowed import joined
+from jaxspec.models.heads.reading import Reading
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
+from jaxspec.typing import Params
+from tests import tiny
+from tests.tiny.dflash_reference import draft as reference
+
+J, LENGTH, ANCHOR = 3, 12, 7
+TEXT = Qwen2Config(
+    vocab_size=40,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=7,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    rope_theta=1e6,
+    rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
+    tie_word_embeddings=True,
+)
+TARGET = tiny.random_params(TEXT)
+WORDS = (9, 3, 30, 4, 17, 39, 5, 22)
+"""In no order: files have them in order of their ids."""
+DSPARK = {"markov": 4, "anchored": True}
+
+
+def made(words: tuple[int, ...] = (), **options: Any) -> tuple[DFlashConfig, Params]:
+    config = DFlashConfig.of_target(TEXT, 2, (2, 4), target_name="owner/target", gamma=J, **options)
+    config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
+    output = {"lm_head": {"kernel": TARGET["model"]["embed_tokens"]["embedding"].T}}
+    return config, tiny.eagle_params(config, TARGET | output)
+
+
+def row() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(3, 40, LENGTH)
+    return tokens, rng.normal(size=(LENGTH, 2 * TEXT.hidden_size)).astype(np.float32)
+
+
+def scores(config: DFlashConfig, params: Params) -> np.ndarray:
+    """Ours [J, V] of the block at the anchor, in the forced tokens of the row."""
+    config = config.for_target(TEXT)
+    tokens, states = (jnp.asarray(leaf)[None] for leaf in row())
+    rows, block = PromptRows(tokens, jnp.asarray([LENGTH])), ANCHOR + jnp.arange(J)[None, None]
+    reading = Reading(jnp.zeros((1, LENGTH, 32)), states=states)
+    hidden = read_blocks(config, params, TARGET, reading, rows, block, None)
+    drafts = LanguageModel(config.text_config)
+    scored = drafts.scores(joined(params, TARGET, config.text_config.draft_vocabulary), hidden[0])
+    before = pick(tokens, block)[0]
+    ours = corrected(config, params, scored, before, embedder(config, params, TARGET))
+    whole = np.full((J, TEXT.vocab_size), -np.inf)
+    whole[:, list(config.text_config.draft_vocabulary or range(TEXT.vocab_size))] = ours[0]
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "options", "command"),
+    [
+        ("vllm", WORDS, {}, '"method": "dflash", "model": "{}", "num_speculative_tokens": 3'),
+        ("vllm", WORDS, DSPARK, '"method": "dspark"'),
+        ("sglang", (), {}, "--speculative-algorithm DFLASH --speculative-draft-model-path {}"),
+        ("speculators", (), {"own_embedding": True, "own_output": True}, "vllm serve {}"),
+        ("speculators", WORDS, DSPARK, "vllm serve {}"),
+    ],
+)
+def test_exports_are_read_bit_for_bit_and_score_alike(
+    engine: str,
+    words: tuple[int, ...],
+    options: Any,
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, params = made(words, **options)
+    save_head(tmp_path / "head", config, params, None)
+    main(["export", str(tmp_path / "head"), str(tmp_path / "out"), "--for", engine])
+    assert command.format(tmp_path / "out") in capsys.readouterr().out
+    config, params = load_head(tmp_path / "out")
+    first, again = load_head(tmp_path / "head")
+    # speculators' layout has no place for the target's hash, but for an entry of our own
+    assert config == first
+    assert config.target_layers == (2, 4)
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+    main(["inspect", str(tmp_path / "out")])
+    assert "DFlash head for 'owner/target'" in capsys.readouterr().out
+    raw = json.loads((tmp_path / "head" / "config.json").read_text())
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"], np.float64)
+    tokens, states = row()
+    block = tokens[ANCHOR], J, tokens[ANCHOR + 1 : ANCHOR + J]
+    theirs = reference(raw, tensors, embedding, embedding, states[:ANCHOR], *block)
+    np.testing.assert_allclose(scores(config, params), theirs, atol=1e-4)
+
+
+PARTS: dict[str, Any] = {
+    "attention_bias": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "layer_types": ["full_attention", "full_attention"],
+    "max_position_embeddings": 32768,
+    "model_type": "qwen3",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+    "rope_scaling": None,
+    "rope_theta": 1e6,
+    "use_sliding_window": False,
+    "vocab_size": 40,
+}
+GOLDEN: dict[str, dict[str, Any]] = {
+    "vllm": PARTS
+    | {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": 4,
+        "dflash_config": {"mask_token_id": 39, "target_layer_ids": [1, 3]},
+        "draft_vocab_size": 40,
+        "num_target_layers": 7,
+        "sample_from_anchor": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    },
+    "speculators": {
+        "architectures": ["DFlashDraftModel"],
+        "aux_hidden_state_layer_ids": [2, 4],
+        "block_size": 4,
+        "draft_vocab_size": 40,
+        "mask_token_id": 39,
+        "num_target_layers": 7,
+        "sample_from_anchor": False,
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": 3}
+                | {"accept_tolerance": 0.0, "verifier_accept_k": 1}
+            ],
+            "verifier": {"name_or_path": "owner/target", "architectures": []},
+        },
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.9.0",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "transformer_layer_config": PARTS | {"tie_word_embeddings": False},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("heads") / "head"
+    save_head(path, *made(), None)
+    return path
+
+
+@pytest.mark.parametrize("engine", GOLDEN)
+def test_configurations_are_what_engines_read(head: Path, tmp_path: Path, engine: Any) -> None:
+    export(head, tmp_path / "out", engine=engine)
+    raw = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert raw.pop("jaxspec").keys() == {"target_hash", "target_name"}
+    assert raw == GOLDEN[engine]
+
+
+def rewritten(
+    head: Path, path: Path, change: Callable[[dict[str, Any]], Any], **tensors: Any
+) -> Path:
+    """A copy of a head with a changed configuration and these tensors; None removes one."""
+    raw = json.loads((head / "config.json").read_text())
+    change(raw)
+    stored = load_file(head / "model.safetensors")
+    stored |= {name.replace("__", "."): leaf for name, leaf in tensors.items()}
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(raw))
+    kept = {name: leaf for name, leaf in stored.items() if leaf is not None}
+    save_file(kept, path / "model.safetensors")
+    return path
+
+
+def newer(raw: dict[str, Any]) -> None:
+    """z-lab's files since Qwen3.5 have the block's size within, and M-RoPE's sections."""
+    raw["dflash_config"]["block_size"] = raw.pop("block_size")
+    raw["rope_parameters"]["mrope_section"] = [1, 1, 2]
+    del raw["jaxspec"], raw["sample_from_anchor"], raw["draft_vocab_size"]
+
+
+def usual(raw: dict[str, Any]) -> None:
+    """The layers that they read are the usual ones of 7, for two layers: 1 and 4."""
+    del raw["dflash_config"]["target_layer_ids"], raw["jaxspec"], raw["layer_types"]
+
+
+@pytest.mark.parametrize(("change", "layers"), [(newer, (2, 4)), (usual, (2, 5))])
+def test_heads_are_read_as_publishers_write_them(
+    head: Path, tmp_path: Path, change: Any, layers: tuple[int, ...]
+) -> None:
+    stored = load_file(head / "model.safetensors")
+    prefixed: dict[str, Any] = {f"model.{name}": leaf for name, leaf in stored.items()}
+    path = rewritten(head, tmp_path / "head", change, **prefixed | dict.fromkeys(stored))
+    assert is_head(path)
+    config, params = load_head(path)
+    first, own = load_head(head)
+    assert config == replace(first, target_layers=layers, target_hash="", target_name="")
+    jax.tree.map(np.testing.assert_array_equal, params, own)
+    assert config.for_target(TEXT).text_config.tie_word_embeddings
+
+
+def test_dsparks_own_files_are_read(tmp_path: Path) -> None:
+    """They leave `sample_from_anchor` out, and have parts that no score depends on."""
+    config, params = made(own_embedding=True, own_output=True, **DSPARK)
+    save_head(tmp_path / "own", config, params, None)
+
+    def change(raw: dict[str, Any]) -> None:
+        raw |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+        del raw["sample_from_anchor"], raw["jaxspec"], raw["draft_vocab_size"]
+
+    more = {"confidence_head.proj.weight": np.zeros((1, 36), np.float32)}
+    path = rewritten(tmp_path / "own", tmp_path / "head", change, **more)
+    read, leaves = load_head(path)
+    assert read == replace(config, target_hash="", target_name="").for_target(TEXT)
+    jax.tree.map(np.testing.assert_array_equal, leaves, params)
+
+
+def nothing(raw: dict[str, Any]) -> None:
+    """Change nothing."""
+
+
+def entries(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda raw: raw.update(changes)
+
+
+def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda raw: raw["dflash_config"].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors", "line"),
+    [
+        (entries(architectures=["DFlash2DraftModel"]), {}, "a DFlash2 head; give one of KV, "),
+        (inner(final_logit_softcapping=20.0), {}, "has final_logit_softcapping 20.0, which is not"),
+        (inner(output_multiplier=0.2), {}, "has output_multiplier 0.2, which is not supported"),
+        (entries(markov_rank=4, markov_head_type="rnn"), {}, 'has markov_head_type "rnn", which'),
+        (entries(fc_norm=True, query_zero_predicts_next=True), {}, "has fc_norm true, query_zero"),
+        (
+            entries(sliding_window=512, layer_types=["sliding_attention", "full_attention"]),
+            {},
+            "sliding_window 512 is smaller than max_position_embeddings 32768",
+        ),
+        (inner(target_layer_ids=[3, 1]), {}, r"reads target layers \[4, 2\]; give them in order"),
+        (inner(target_layer_ids="all"), {}, "not readable .*; fetch it again"),
+        (inner(mask_token_id=40), {}, "mask token 40 of 40 tokens"),
+        (entries(block_size=1), {}, "gamma: 0; give a whole number, 1 or more"),
+        (entries(block_size="16"), {}, "not readable .*; fetch it again"),
+        (entries(draft_vocab_size=-5), {}, "draft_vocab_size -5; give 1 or more"),
+        (entries(draft_vocab_size=8), {}, "DFlash head: the files lack d2t, the draft vocabulary"),
+        (nothing, {"d2t": np.full(8, 33)}, "names token 40 of 40; fetch the head again"),
+        (nothing, {"fc__weight": None}, "fc.weight is missing"),
+        (nothing, {"layers__1__mlp__up_proj__weight": None}, "layers.1.mlp.up_proj.weight is miss"),
+        (nothing, {"fc__weight": np.zeros((32, 96), np.float32)}, r"fc.weight.*\[32, 96\]"),
+        (nothing, {"layers__0__self_attn__q_proj__bias": np.zeros(32)}, "q_proj.bias is unexpect"),
+        (entries(quantization_config={"quant_method": "fp8"}), {}, "fp8"),
+    ],
+)
+def test_what_this_library_lacks_is_named(
+    head: Path, tmp_path: Path, change: Any, tensors: dict[str, Any], line: str
+) -> None:
+    path = rewritten(head, tmp_path / "head", change, **tensors)
+    assert is_head(path)
+    with pytest.raises(InputError, match=line) as error:
+        load_head(path)
+    assert "\n" not in str(error.value)
+
+
+def test_other_targets_and_servers_are_refused(head: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a DFlash head keeps its draft vocabulary; leave that"):
+        export(head, tmp_path / "out", draft_vocabulary=5)
+    config, params = made(WORDS)
+    save_head(tmp_path / "words", replace(config, target_name=""), params, None)
+    with pytest.raises(InputError, match=r"has its own output matrix, .* which sglang does not"):
+        export(tmp_path / "words", tmp_path / "out", engine="sglang")
+    with pytest.raises(InputError, match="does not name its target, which speculators needs"):
+        export(tmp_path / "words", tmp_path / "out", engine="speculators")
+    other = replace(TEXT, vocab_size=48)
+    target = tiny.loaded(tiny.random_params(other), other)
+    with pytest.raises(InputError, match=r"made for a target of configuration .*owner/target"):
+        LoadedHead.load(head, target)

@@ -1,0 +1,162 @@
+"""A DFlash head drafts what its definition says, whatever was accepted before, and its training
+pass scores what decoding does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eval.exactness import whole_row
+from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.checkpoints.fitting import named_tensors
+from jaxspec.config import DFlashConfig, Qwen3Config
+from jaxspec.decoding.sources.source import Committed
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead
+from jaxspec.models.families import text_params
+from tests import tiny
+from tests.tiny.dflash_reference import draft as reference
+from tests.tiny.families import FAMILIES
+from tests.tiny.one_pass import blocks_of_head
+
+J, NEW, BLOCKS, TEMPERATURE = 3, 24, 8, 8.0
+OPTIONS: dict[str, dict[str, Any]] = {
+    "llava": {"target_layers": (0, 1, 2)},
+    "qwen2_5_vl": {"target_layers": (1, 2), "anchored": True, "markov": 4},
+    "qwen3_vl": {"target_layers": (1, 2), "markov": 4, "own_embedding": True},
+}
+"""z-lab's form, DSpark's, and a mixture; two targets have M-RoPE, and one of them DeepStack."""
+ENGINE = EngineConfig(
+    gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16)
+)
+
+
+def headed(family: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
+    """A target of three layers, and its head of two."""
+    config, processor = FAMILIES[family]()
+    config = replace(config, text_config=replace(config.text_config, num_hidden_layers=3))
+    text = tiny.tokenizer() if family == "llava" else tiny.chat_tokenizer()
+    params = jax.tree.map(jnp.asarray, tiny.random_params(config))
+    target = LoadedModel(config, params, text, processor)
+    head = DFlashConfig.of_target(config, layers=2, gamma=J + 1, **OPTIONS[family])
+    head = replace(head, text_config=replace(head.text_config, draft_vocabulary=words))
+    head = head.for_target(config)
+    return target, LoadedHead(head, tiny.eagle_params(head, text_params(config, params)))
+
+
+@pytest.mark.parametrize(
+    ("family", "tree"), [*((family, None) for family in OPTIONS), ("llava", "2:5")]
+)
+def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None) -> None:
+    """Rows have an image; blocks follow others of which nothing, a part and all was accepted. A
+    block is shorter than the head's own.
+    """
+    words = tuple(range(3, 100)) if family == "llava" and tree is None else ()
+    target, head = headed(family, words)
+    engine = Engine(target, head, replace(ENGINE, tree=tree))
+    prompt = engine.encoder.prompt("What?", [tiny.page(0)])
+    request = Request(prompt, BLOCKS * (J + 1), temperature=TEMPERATURE, seed=3)
+    state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))
+    (read,) = engine.batcher.read([request])
+    _, options = engine.batcher.inputs([read], read.sizes)
+    options = options.replace(eos=jnp.asarray([-1]))
+    spec, params = engine.assembly.program, engine.assembly.params
+    row = text_params(target.config, target.params)
+    config, tensors = head.config.to_dict(), named_tensors(head.params)
+    if words:
+        tensors["d2t"] = np.asarray(words) - np.arange(len(words))
+    embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
+    output = np.asarray(row["lm_head"]["kernel"], np.float64).T
+
+    @jax.jit
+    def block(state: Any) -> tuple[Any, Any]:
+        committed = Committed(params, state.tokens, state.count, state.target)
+        draft, _ = spec.drafter.draft(committed, state.drafter, jnp.ones((1, 1)), options)
+        return draft, spec.block(params, state, options)
+
+    emitted = []
+    for _ in range(BLOCKS):
+        answer = np.asarray(state.tokens)[0, : int(state.count[0])].tolist()
+        draft, state = block(state)
+        emitted.append(int(state.count[0]) - len(answer))
+        states = read_row(target, head, prompt, answer)
+        drafted = np.asarray(draft.tokens)[0, : J - 1]
+        scores = reference(config, tensors, embedding, output, states, answer[-1], J, drafted)[
+            : 1 if tree else J
+        ]
+        probs = np.exp((scores - scores.max(-1, keepdims=True)) / TEMPERATURE)
+        probs /= probs.sum(-1, keepdims=True)
+        np.testing.assert_allclose(draft.view_probs[0, 0, : len(probs)], probs, atol=2e-6)
+    assert len({*emitted}) > 1, emitted
+
+
+@pytest.mark.parametrize("family", OPTIONS)
+def test_training_predicts_the_blocks(family: str) -> None:
+    """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of
+    decoding.
+    """
+    plain = Engine(headed(family)[0], None, ENGINE)
+    prompts = [
+        plain.encoder.prompt(text, [tiny.page(0)])
+        for text in ("What?", "Tell me more.", "Who is it?", "a")
+    ]
+    answers = [
+        result.tokens for result in plain.generate([Request(prompt, NEW) for prompt in prompts])
+    ]
+    words, _ = zip(
+        *Counter(token for answer in answers for token in answer).most_common(3), strict=True
+    )
+    target, head = headed(family, tuple(sorted(words)))
+    engine, total = Engine(target, head, ENGINE), np.zeros(2, int)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        result = engine.generate(Request(prompt, NEW))
+        blocks = blocks_of_head(target, head, prompt, answer, J)
+        assert blocks == (result.stats.steps, result.stats.emitted)
+        assert result.tokens == answer
+        total += blocks
+    assert 0 < total[0] < total[1]
+
+
+def read_row(target: LoadedModel, head: LoadedHead, prompt: Any, answer: list[int]) -> np.ndarray:
+    """The target's states of the row's tokens but the newest."""
+    rows, images = whole_row(target, prompt, answer)
+    model, length = target.model, int(rows.length[0])
+
+    @jax.jit
+    def states(images: Any) -> Any:
+        embeds = model.embed(target.params, rows, model.encode(target.params, images))
+        width, kept = rows.tokens.shape[1], head.config.target_states
+        return model.read(target.params, embeds, rows, width, kept)[1].hidden
+
+    return np.asarray(states(images), np.float64)[0, 0, : length - 1]
+
+
+def test_targets_and_blocks_that_do_not_fit() -> None:
+    target = replace(tiny.CONFIG.text_config, num_hidden_layers=36)
+    config = DFlashConfig.of_target(target, target_name="owner/name")
+    assert config.target_states == (2, 10, 18, 26, 34)
+    refuse = partial(pytest.raises, InputError)
+    with refuse(match="layers .2, 2, 2, 2, 2. of 4; give target_layers"):
+        DFlashConfig.of_target(replace(target, num_hidden_layers=4))
+    public = replace(config, target_hash="")
+    with refuse(match=r"made for a target \(owner/name\) of width 32 and .* llama of 64, "):
+        public.for_target(replace(target, hidden_size=64))
+    with refuse(match="with layers .2, 10, 18, 26, 34., and not for .* and 34 layers"):
+        public.for_target(replace(target, num_hidden_layers=34))
+    with refuse(match="made for a target of configuration .*; use the head's own target"):
+        config.for_target(replace(target, rope_theta=5e5))
+    with refuse(match="mask token 40 of 40 tokens"):
+        DFlashConfig(Qwen3Config(vocab_size=40), "", mask_token=40, target_layers=(1,))
+    with refuse(match="reads target layers .2, 1.; give them in order"):
+        replace(config, target_layers=(2, 1))
+    engine, head = headed("llava")
+    with refuse(match="gamma: 5 is more than the 4 tokens that the draft writes in one pass"):
+        Engine(engine, head, replace(ENGINE, gamma=5))
