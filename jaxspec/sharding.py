@@ -182,11 +182,15 @@ def partition(
     names = []
     for axis, count in zip(axes, counts):
         name = None if axis is None else MESH_AXES[axis]
-        size = math.prod(
-            mesh.shape[part] for part in ((name,) if isinstance(name, str) else name or ())
-        )
+        size = _size(mesh, name)
         names.append(name if size > 1 and count % size == 0 else None)
     return PartitionSpec(*names)
+
+
+def _size(mesh: Mesh | AbstractMesh, name: str | tuple[str, ...] | None) -> int:
+    """Return the number of parts into which a mesh axis, or several, split a dimension."""
+    parts = (name,) if isinstance(name, str) else name or ()
+    return math.prod(mesh.shape[part] for part in parts)
 
 
 def shardings(config: ModelConfig, params: Params, mesh: Mesh | AbstractMesh) -> Any:
@@ -232,23 +236,17 @@ def put(params: Params, sharding: Any) -> Params:
     def moved(x: Any, sharding: Sharding | None) -> Any:
         return x if getattr(x, "sharding", None) == sharding else jax.device_put(x, sharding)
 
-    targets = (
-        jax.tree.map(lambda _: sharding, params)
-        if sharding is None or isinstance(sharding, Sharding)
-        else sharding
-    )
+    targets = sharding
+    if sharding is None or isinstance(sharding, Sharding):
+        targets = jax.tree.map(lambda _: sharding, params)
     return jax.tree.map(moved, params, targets, is_leaf=lambda x: x is None)
 
 
 def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:
     """Return a context for tracing programs, within which `constrain` places arrays on the mesh."""
-    if mesh is None:
-        return nullcontext()
-    return (
-        jax.sharding.use_abstract_mesh(mesh)
-        if isinstance(mesh, AbstractMesh)
-        else jax.set_mesh(mesh)
-    )
+    if isinstance(mesh, AbstractMesh):
+        return jax.sharding.use_abstract_mesh(mesh)
+    return nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
@@ -297,6 +295,4 @@ def shard_count(axis: str, size: int) -> int:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return 1
-    (name,) = partition(mesh, (axis,), (size,))
-    names = (name,) if isinstance(name, str) else name or ()
-    return math.prod(mesh.shape[part] for part in names)
+    return _size(mesh, *partition(mesh, (axis,), (size,)))

@@ -178,11 +178,9 @@ class ConversationBatches:
         """Return this process's rows, in the shapes of all rows, and the bucket of image tiles."""
         width = bucket(max(len(form.row) for form in forms), self.buckets, "training row")
         most = max(form.tiles for form in forms)
-        tiles = (
-            bucket(most, self.tile_buckets, "image tiles of a training row")
-            if view.reads_images
-            else 0
-        )
+        tiles = 0
+        if view.reads_images:
+            tiles = bucket(most, self.tile_buckets, "image tiles of a training row")
         (rows,) = stack_rows([[form.row for form in forms]], width)
         if tiles and rows.sources is None:  # so that rows without images share the program
             blended = model.model.blended(view.pool)

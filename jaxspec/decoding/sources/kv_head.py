@@ -154,11 +154,9 @@ def adopt_target_kv(
     """
     new = jnp.arange(count)
     if not config.reads_text:
-        hidden = (
-            cache.hidden
-            if cache.hidden is None
-            else _with_newest(cache.hidden, target, cache.length)
-        )
+        hidden = cache.hidden
+        if hidden is not None:
+            hidden = _with_newest(hidden, target, cache.length)
         return cache.replace(shift=cache.shift + emitted, hidden=hidden)
     source = (target.length - emitted)[:, None] + new
     targets = cache.length[:, None] + new
