@@ -31,9 +31,9 @@ from jaxspec.checkpoints.directories import (
 )
 from jaxspec.checkpoints.fitting import (
     hub_name,
+    layouts_of,
     named_tensors,
     refuse,
-    slots_of,
     survey,
     tensor_name,
     tied_names,
@@ -159,7 +159,7 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
 
 
 def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
-    path, layouts = weights.parent, family_of(config.model_type).layouts
+    path, renames = weights.parent, family_of(config.model_type).layouts
     problems: list[str] = []
     factors: dict[str, dict[str, StoredTensor]] = {}
     modules: dict[str, str] = {}
@@ -169,19 +169,19 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
         if tensor.dtype not in FLOATS:
             problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
         elif match := _PAIR.fullmatch(module):
-            name = hub_name(f"{match[1]}.weight", layouts)
+            name = hub_name(f"{match[1]}.weight", renames)
             factors.setdefault(name, {})[match[2]] = tensor
             modules[name] = match[1]
         else:
-            whole[hub_name(module, layouts)] = tensor
+            whole[hub_name(module, renames)] = tensor
     apart = _parted(raw, config, factors.keys(), whole)
     if apart is not None:
         config = untied(config)
-    slots = slots_of(config)[0]
+    layouts = layouts_of(config)[0]
     pairs: dict[str, Pair] = {}
     expected: list[tuple[StoredTensor, tuple[int, ...]]] = []
     for name, halves in factors.items():
-        if name not in slots or slots[name].order != (1, 0):
+        if name not in layouts or layouts[name].order != (1, 0):
             problems.append(f"the model has no matrix {name}")
         elif len(halves) < 2:
             (half,) = halves.values()
@@ -189,12 +189,12 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
         else:
             with reading(f"{path / CONFIG}: no rank and alpha of {modules[name]}", "write it anew"):
                 rank, scale = _rank_and_scale(raw, modules[name])
-            rows, columns = slots[name].shape
+            rows, columns = layouts[name].shape
             expected += [(halves["A"], (rank, rows)), (halves["B"], (columns, rank))]
             pairs[name] = Pair(halves["A"], halves["B"], scale)
     for name, tensor in whole.items():
-        if name in slots:
-            expected.append((tensor, slots[name].file_shape))
+        if name in layouts:
+            expected.append((tensor, layouts[name].file_shape))
         else:
             problems.append(f"the model has no tensor {name}")
     problems += [
@@ -220,7 +220,7 @@ def _parted(
     """
     if not text_config(config).tie_word_embeddings:
         return None
-    embedding, head = tied_names(slots_of(config)[0])
+    embedding, head = tied_names(layouts_of(config)[0])
     matrices = whole.get(embedding), whole.get(head)
     if matrices[0] and matrices[1] and np.array_equal(matrices[0].read(), matrices[1].read()):
         del whole[head]

@@ -68,7 +68,7 @@ def survey(path: Path) -> Survey:
         whole = not problems
         stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
         if stored or whole:
-            misfit = unfit(config, lambda: slots_of(config)[0], stored)
+            misfit = unfit(config, lambda: layouts_of(config)[0], stored)
             # The tensors of an unreadable shard are not listed a second time.
             problems += [line for line in misfit if whole or not line.endswith(" is missing")]
             if problems and (path / SINGLE).is_file() and shards_of(path, SINGLE):
@@ -79,7 +79,7 @@ def survey(path: Path) -> Survey:
 
 
 @dataclass(frozen=True)
-class Slot:
+class StoredLayout:
     """Hold a parameter's layout in the file: file axis a is parameter axis `order[a]`."""
 
     shape: tuple[int, ...]
@@ -101,29 +101,29 @@ def tensor_name(path: tuple[Any, ...]) -> str:
 
 
 @cache
-def slots_of(config: ModelConfig) -> tuple[dict[str, Slot], Any]:
-    """Return `slots_in` of a model's parameters."""
-    return slots_in(abstract_params(config))
+def layouts_of(config: ModelConfig) -> tuple[dict[str, StoredLayout], Any]:
+    """Return `layouts_in` of a model's parameters."""
+    return layouts_in(abstract_params(config))
 
 
-def slots_in(params: Params) -> tuple[dict[str, Slot], Any]:
-    """Return the slot of each tensor name, in the order of the tree's leaves; and the tree."""
+def layouts_in(params: Params) -> tuple[dict[str, StoredLayout], Any]:
+    """Return the layout of each tensor name, in the order of the tree's leaves; and the tree."""
     leaves, tree = jax.tree_util.tree_flatten_with_path(params)
-    slots = {}
+    layouts = {}
     for path, leaf in leaves:
         order = tuple(range(leaf.ndim))
         if path[-1].key == "kernel":
             order = {2: (1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}[leaf.ndim]
-        slots[tensor_name(path)] = Slot(leaf.shape, order)
-    return slots, tree
+        layouts[tensor_name(path)] = StoredLayout(leaf.shape, order)
+    return layouts, tree
 
 
 def named_tensors(params: Params) -> dict[str, np.ndarray]:
     """Return the parameters by the names, and in the layout, of the file."""
-    slots, _ = slots_in(params)
+    layouts, _ = layouts_in(params)
     return {
-        name: np.ascontiguousarray(np.asarray(leaf).transpose(slot.order))
-        for (name, slot), leaf in zip(slots.items(), jax.tree.leaves(params), strict=True)
+        name: np.ascontiguousarray(np.asarray(leaf).transpose(layout.order))
+        for (name, layout), leaf in zip(layouts.items(), jax.tree.leaves(params), strict=True)
     }
 
 
@@ -159,12 +159,12 @@ def refuse(path: Path, problems: Sequence[str]) -> NoReturn:
 
 
 def unfit(
-    config: Any, slots: Callable[[], Mapping[str, Slot]], stored: dict[str, StoredTensor]
+    config: Any, layouts: Callable[[], Mapping[str, StoredLayout]], stored: dict[str, StoredTensor]
 ) -> list[str]:
     """Return how the tensors contradict config.json; see `misfits`.
 
     Args:
-      slots: Builds the slots, after the depth was checked: tracing a layer takes time.
+      layouts: Builds the layouts, after the depth was checked: tracing a layer takes time.
     """
     parts = [config, *(getattr(config, name, None) for name in ("text_config", "vision_config"))]
     for part in parts:
@@ -176,22 +176,22 @@ def unfit(
                 ]
     problems: list[str] = []
     with collected(problems), reading("config.json describes no model", "fetch it again"):
-        return misfits(config, slots(), stored)
+        return misfits(config, layouts(), stored)
     return problems
 
 
 def misfits(
-    config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
+    config: ModelConfig, layouts: Mapping[str, StoredLayout], stored: dict[str, StoredTensor]
 ) -> list[str]:
     """Return how the tensors contradict config.json; drop an output matrix that is tied."""
-    problems = _drop_tied_head(config, slots, stored)
-    _drop_zero_biases(slots, stored)
-    missing = [name for name in slots if name not in stored]
-    surplus = sorted(stored.keys() - slots.keys())
-    for name, slot in slots.items():
+    problems = _drop_tied_head(config, layouts, stored)
+    _drop_zero_biases(layouts, stored)
+    missing = [name for name in layouts if name not in stored]
+    surplus = sorted(stored.keys() - layouts.keys())
+    for name, layout in layouts.items():
         if name not in stored:
             continue
-        tensor, shape = stored[name], list(slot.file_shape)
+        tensor, shape = stored[name], list(layout.file_shape)
         if list(tensor.shape) != shape:
             problems.append(f"{tensor.name} is {list(tensor.shape)}, config.json asks for {shape}")
         if tensor.dtype not in FLOATS:
@@ -204,9 +204,9 @@ def misfits(
     return problems + [line for pair in lines for line in pair if line]
 
 
-def _drop_zero_biases(slots: Mapping[str, Slot], stored: dict[str, StoredTensor]) -> None:
+def _drop_zero_biases(layouts: Mapping[str, StoredLayout], stored: dict[str, StoredTensor]) -> None:
     """Drop the biases of zeros that GPTQ's files have for all quantised matrices."""
-    for name in [name for name in stored if name.endswith(".bias") and name not in slots]:
+    for name in [name for name in stored if name.endswith(".bias") and name not in layouts]:
         matrix = stored.get(f"{name.removesuffix('bias')}weight")
         packed = isinstance(matrix, QuantisedMatrix) and stored[name].dtype in FLOATS
         if packed and not stored[name].read().any():
@@ -218,16 +218,16 @@ def _untied(name: str) -> str:
     return "tie_word_embeddings is false, and " if name.endswith("lm_head.weight") else ""
 
 
-def tied_names(slots: Iterable[str]) -> tuple[str, str]:
-    """Return the names of a decoder's embedding and output matrix, which has no slot if tied."""
-    embedding = next((name for name in slots if name.endswith("embed_tokens.weight")), "")
+def tied_names(layouts: Iterable[str]) -> tuple[str, str]:
+    """Return the names of a decoder's embedding and output matrix, which has no layout if tied."""
+    embedding = next((name for name in layouts if name.endswith("embed_tokens.weight")), "")
     return embedding, re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embedding)
 
 
 def _drop_tied_head(
-    config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
+    config: ModelConfig, layouts: Mapping[str, StoredLayout], stored: dict[str, StoredTensor]
 ) -> list[str]:
-    embeddings, name = tied_names(slots)
+    embeddings, name = tied_names(layouts)
     if not text_config(config).tie_word_embeddings or name not in stored:
         return []
     head, embedding = stored.pop(name), stored.get(embeddings)

@@ -28,7 +28,14 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.adapters import Adapter, read_adapter
 from jaxspec.checkpoints.directories import INDEX, write_json, written_whole
-from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, survey, tensor_name
+from jaxspec.checkpoints.fitting import (
+    StoredLayout,
+    hub_name,
+    layouts_of,
+    refuse,
+    survey,
+    tensor_name,
+)
 from jaxspec.checkpoints.formats.tensor_files import FLOATS, StoredTensor, cast, write_tensors
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.config import ModelConfig, text_config
@@ -132,8 +139,8 @@ def read_params(
       places: Pytree of shardings, shaped like the parameters, with the scales of int8 weights.
       title: Name of the model for the progress bar.
     """
-    slots, tree = slots_of(config)
-    names = flatten_dict(jax.tree.unflatten(tree, list(slots)), sep="/")
+    layouts, tree = layouts_of(config)
+    names = flatten_dict(jax.tree.unflatten(tree, list(layouts)), sep="/")
     at = flatten_dict(places or {}, sep="/")
     tensors = adapter.applied(tensors) if adapter else tensors
     work = tqdm(names.items(), f"load {title}", unit="tensor", delay=2, disable=None)
@@ -143,7 +150,7 @@ def read_params(
         cast = dtype if scale is None else None  # int8 is rounded from what the file holds
         pair = adapter.pairs.get(name) if adapter else None
         exact = cast if pair is None else jnp.dtype("float32")
-        params[key] = read_tensor(tensors[name], slots[name], exact, at.get(key))
+        params[key] = read_tensor(tensors[name], layouts[name], exact, at.get(key))
         if pair is not None:
             stored = FLOATS[tensors[name].dtype] if scale is None else exact
             params[key] = pair.added(params[key], cast or stored)
@@ -159,23 +166,23 @@ class UnreadParameter:
 
     Fields:
       dtype: Dtype of the numbers.
-      read: Returns the numbers as the file has them, in the order of the slot's file axes.
+      read: Returns the numbers as the file has them, in the order of the layout's file axes.
     """
 
-    slot: Slot
+    layout: StoredLayout
     dtype: Any
     read: Callable[[], np.ndarray]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.slot.shape
+        return self.layout.shape
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.read().transpose(np.argsort(self.slot.order))
+        return self.read().transpose(np.argsort(self.layout.order))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,24 +231,25 @@ def save(
         config.
     """
     options = options or SaveOptions()
-    slots, _ = slots_of(config)
+    layouts, _ = layouts_of(config)
     leaves = {
         tensor_name(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
     }
     wrong = sorted(
         name
-        for name in slots.keys() | leaves.keys()
-        if name not in slots or name not in leaves or slots[name].shape != leaves[name].shape
+        for name in layouts.keys() | leaves.keys()
+        if name not in layouts or name not in leaves or layouts[name].shape != leaves[name].shape
     )
     if wrong:
         refuse(Path(path), [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]])
     renames = family_of(config.model_type).written
-    slots, leaves = (
-        {hub_name(name, renames): entries[name] for name in slots} for entries in (slots, leaves)
+    layouts, leaves = (
+        {hub_name(name, renames): entries[name] for name in layouts}
+        for entries in (layouts, leaves)
     )
     with written_whole(path, options.overwrite) as fresh:
         write_configs(fresh, config, options.dtype or jnp.result_type(*leaves.values()), options)
-        _write_tensors(fresh, slots, leaves, options)
+        _write_tensors(fresh, layouts, leaves, options)
         save_processors(fresh, config, tokenizer, image_processor)
         if write_more is not None:
             write_more(fresh)
@@ -255,23 +263,25 @@ def _peak_memory() -> int:
 
 
 def read_tensor(
-    tensor: StoredTensor, slot: Slot, dtype: jnp.dtype | None, sharding: Any | None = None
+    tensor: StoredTensor, layout: StoredLayout, dtype: jnp.dtype | None, sharding: Any | None = None
 ) -> jax.Array:
     """Read this process's part of a tensor once, and give each device its part."""
-    back = np.argsort(slot.order)
+    back = np.argsort(layout.order)
     if sharding is None:
         whole = tensor.read()
         return jax.device_put(whole.astype(dtype or whole.dtype, copy=False).transpose(back))
-    pieces = sharding.addressable_devices_indices_map(slot.shape).values()
-    spans = [[part.indices(size)[:2] for part, size in zip(piece, slot.shape)] for piece in pieces]
+    pieces = sharding.addressable_devices_indices_map(layout.shape).values()
+    spans = [
+        [part.indices(size)[:2] for part, size in zip(piece, layout.shape)] for piece in pieces
+    ]
     box = [
         slice(min(s[axis][0] for s in spans), max(s[axis][1] for s in spans))
-        for axis in range(len(slot.shape))
+        for axis in range(len(layout.shape))
     ]
-    values = tensor.read([box[axis] for axis in slot.order]).transpose(back)
+    values = tensor.read([box[axis] for axis in layout.order]).transpose(back)
 
     def part(index: Any) -> np.ndarray:
-        inner = [part.indices(size)[:2] for part, size in zip(index, slot.shape)]
+        inner = [part.indices(size)[:2] for part, size in zip(index, layout.shape)]
         portion = values[tuple(slice(a - b.start, z - b.start) for (a, z), b in zip(inner, box))]
         # Copies, so that no device keeps the whole box alive; numpy copies integers faster than
         # bfloat16.
@@ -279,16 +289,16 @@ def read_tensor(
             return np.array(portion.view(f"u{portion.itemsize}"), order="C").view(portion.dtype)
         return np.array(portion, dtype, order="C")
 
-    return jax.make_array_from_callback(slot.shape, sharding, part)
+    return jax.make_array_from_callback(layout.shape, sharding, part)
 
 
 def _write_tensors(
-    path: Path, slots: dict[str, Slot], leaves: dict[str, Any], options: SaveOptions
+    path: Path, layouts: dict[str, StoredLayout], leaves: dict[str, Any], options: SaveOptions
 ) -> None:
     from huggingface_hub import split_state_dict_into_shards_factory
 
     split = split_state_dict_into_shards_factory(
-        {name: leaves[name] for name in slots},
+        {name: leaves[name] for name in layouts},
         get_storage_size=lambda leaf: leaf.size * jnp.dtype(options.dtype or leaf.dtype).itemsize,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=options.max_shard_bytes,
@@ -296,7 +306,7 @@ def _write_tensors(
     for file, names in split.filename_to_tensors.items():
         tensors = {}
         for name in names:
-            leaf = np.asarray(leaves[name]).transpose(slots[name].order)
+            leaf = np.asarray(leaves[name]).transpose(layouts[name].order)
             tensors[name] = cast(leaf, options.dtype or leaf.dtype)
         write_tensors(path / file, tensors)
     if split.is_sharded:

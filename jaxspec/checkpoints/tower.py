@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import INDEX, SINGLE, read_config, weight_files
-from jaxspec.checkpoints.fitting import Slot, hub_name, in_hub_layout, misfits, refuse, slots_in
+from jaxspec.checkpoints.fitting import (
+    StoredLayout,
+    hub_name,
+    in_hub_layout,
+    layouts_in,
+    misfits,
+    refuse,
+)
 from jaxspec.checkpoints.formats.tensor_files import list_file, read_index
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import SMALL, locate
@@ -28,10 +35,10 @@ def tower_files(path_or_id: str | Path) -> list[Path]:
     if (path / SINGLE).is_file() or not (path / INDEX).is_file():
         return weight_files(locate(path_or_id))
     config = read_config(path)
-    slots, _ = _slots(config)
-    layouts = family_of(config.model_type).layouts
+    layouts, _ = _layouts(config)
+    renames = family_of(config.model_type).layouts
     index = read_index(path / INDEX)
-    shards = {shard for name, shard in index.items() if hub_name(name, layouts) in slots}
+    shards = {shard for name, shard in index.items() if hub_name(name, renames) in layouts}
     locate(path_or_id, files=tuple(shards))
     return sorted(path / shard for shard in shards)
 
@@ -43,16 +50,16 @@ def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
     """
     files, problems = tower_files(path_or_id), []
     config = read_config(files[0].parent)  # which also checks the files
-    slots, tree = _slots(config)
+    layouts, tree = _layouts(config)
     tensors = (tensor for file in files for tensor in list_file(file))
     stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
-    stored = {name: tensor for name, tensor in stored.items() if name in slots}
-    problems += misfits(config, slots, stored)
+    stored = {name: tensor for name, tensor in stored.items() if name in layouts}
+    problems += misfits(config, layouts, stored)
     if problems:
         refuse(files[0].parent, problems)
-    leaves = [read_tensor(stored[name], slot, dtype) for name, slot in slots.items()]
+    leaves = [read_tensor(stored[name], layout, dtype) for name, layout in layouts.items()]
     return jax.tree.unflatten(tree, leaves)
 
 
-def _slots(config: ModelConfig) -> tuple[dict[str, Slot], Any]:
-    return slots_in(split_tower(config, abstract_params(config))[0])
+def _layouts(config: ModelConfig) -> tuple[dict[str, StoredLayout], Any]:
+    return layouts_in(split_tower(config, abstract_params(config))[0])

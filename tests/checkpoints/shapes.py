@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from jaxspec.checkpoints.fitting import slots_of
+from jaxspec.checkpoints.fitting import layouts_of
 from jaxspec.config import ModelConfig
 
 
@@ -16,13 +16,13 @@ def write_zeros(path: Path, config: ModelConfig, shards: int) -> int:
     """
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config.to_hf() | {"dtype": "bfloat16"}))
-    slots, _ = slots_of(config)
-    names, where, total = list(slots), {}, 0
+    layouts, _ = layouts_of(config)
+    names, where, total = list(layouts), {}, 0
     for number in range(shards):
         file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
         header, end = {}, 0
         for name in names[number::shards]:
-            shape = slots[name].file_shape
+            shape = layouts[name].file_shape
             start, end = end, end + 2 * math.prod(shape)
             header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
             where[name] = file

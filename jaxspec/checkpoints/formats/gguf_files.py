@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxspec.checkpoints.directories import written_once
-from jaxspec.checkpoints.fitting import in_hub_layout, refuse, slots_of, unfit
+from jaxspec.checkpoints.fitting import in_hub_layout, layouts_of, refuse, unfit
 from jaxspec.checkpoints.formats.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.huggingface import SaveOptions, UnreadParameter, save
@@ -87,17 +87,17 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
         problems: list[str] = []
         stored = in_hub_layout(listed, _LAYOUT, problems)
         config = _config(file, entries, stored, factors and factors.data)
-        if problems := problems or unfit(config, lambda: slots_of(config)[0], stored):
+        if problems := problems or unfit(config, lambda: layouts_of(config)[0], stored):
             refuse(file, problems)
         ids, tokenizer = special_ids(entries), gguf_tokenizer(entries)
-    slots, tree = slots_of(config)
+    layouts, tree = layouts_of(config)
     reordered = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
     def leaf(name: str) -> UnreadParameter:
         heads = reordered.get(name.split(".")[-2], 0) if isinstance(config, LlamaConfig) else 0
         title = stored[name].name
         read = partial(_dequantised, f"{file}: {title}", tensors[title], heads)
-        return UnreadParameter(slots[name], np.dtype(np.float32), read)
+        return UnreadParameter(layouts[name], np.dtype(np.float32), read)
 
     ends = list(dict.fromkeys(ids[role] for role in ("eos", "eot") if role in ids))
     options = SaveOptions(
@@ -105,7 +105,7 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
         generation={"eos_token_id": ends} if len(ends) > 1 else {},
         overwrite=overwrite,
     )
-    params = jax.tree.unflatten(tree, [leaf(name) for name in slots])
+    params = jax.tree.unflatten(tree, [leaf(name) for name in layouts])
     save(path, config, params, options, tokenizer=tokenizer)
     return config
 

@@ -25,7 +25,7 @@ from jaxspec.checkpoints.directories import (
     written_once,
     written_whole,
 )
-from jaxspec.checkpoints.fitting import in_hub_layout, refuse, slots_of, unfit
+from jaxspec.checkpoints.fitting import in_hub_layout, layouts_of, refuse, unfit
 from jaxspec.checkpoints.formats.tensor_files import FLOATS, StoredTensor, list_directory
 from jaxspec.checkpoints.huggingface import SaveOptions, UnreadParameter, save, write_configs
 from jaxspec.checkpoints.processors import load_tokenizer, save_processors
@@ -99,13 +99,13 @@ def convert(
     if weights:
         stored = _tensors(path, tower, config)
         dtype = dtype or FLOATS[stored[_EMBEDDING].dtype]
-        slots, tree = slots_of(padded)
+        layouts, tree = layouts_of(padded)
 
         def parameter(name: str) -> UnreadParameter:
             count = size if name in (_EMBEDDING, _OUTPUT) else 0
-            return UnreadParameter(slots[name], dtype, partial(_read, stored[name], count))
+            return UnreadParameter(layouts[name], dtype, partial(_read, stored[name], count))
 
-        params = jax.tree.unflatten(tree, [parameter(name) for name in slots])
+        params = jax.tree.unflatten(tree, [parameter(name) for name in layouts])
     settings = path / "generation_config.json"
     generation = read_json(settings) if settings.is_file() else {}
     generation.pop("transformers_version", None)
@@ -160,7 +160,7 @@ def _tensors(path: Path, tower: Path, config: LlavaConfig) -> dict[str, StoredTe
     if not any(name.startswith("vision_tower.") for name in stored):
         towers = in_hub_layout(list_directory(tower, problems), _TOWER, problems)
         stored |= {k: tensor for k, tensor in towers.items() if k.startswith("vision_tower.")}
-    if problems := problems or unfit(config, lambda: slots_of(config)[0], stored):
+    if problems := problems or unfit(config, lambda: layouts_of(config)[0], stored):
         refuse(path, problems)
     return stored
 
@@ -205,8 +205,9 @@ def _image_processor(config: LlavaConfig, clip: Any, raw: Mapping[str, Any]) -> 
     side = config.vision_config.image_size
     sizes = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
     if isinstance(config, LlavaNextConfig):
-        kind, own = "LlavaNextImageProcessor", {"image_grid_pinpoints": config.image_grid_pinpoints}
+        kind = "LlavaNextImageProcessor"
+        extra: dict[str, Any] = {"image_grid_pinpoints": config.image_grid_pinpoints}
     else:
-        kind, own = "LlavaImageProcessor", {"do_pad": raw.get("image_aspect_ratio") == "pad"}
+        kind, extra = "LlavaImageProcessor", {"do_pad": raw.get("image_aspect_ratio") == "pad"}
     maker = getattr(transformers, f"{kind}Pil", None) or getattr(transformers, kind)
-    return maker(**sizes, **own)
+    return maker(**sizes, **extra)

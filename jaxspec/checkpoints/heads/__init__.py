@@ -19,7 +19,7 @@ from jaxspec.checkpoints.directories import (
     write_json,
     written_whole,
 )
-from jaxspec.checkpoints.fitting import named_tensors, refuse, slots_in, unfit
+from jaxspec.checkpoints.fitting import layouts_in, named_tensors, refuse, unfit
 from jaxspec.checkpoints.formats.tensor_files import (
     StoredTensor,
     cast,
@@ -142,7 +142,7 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     if problems:
         return config, stored, problems
     config, stored = kind.own(config, stored)
-    problems += unfit(config.text_config, lambda: slots_in(abstract_head(config))[0], stored)
+    problems += unfit(config.text_config, lambda: layouts_in(abstract_head(config))[0], stored)
     return config, stored, problems
 
 
@@ -158,6 +158,6 @@ def load_head(path: str | Path, dtype: Any | None = None) -> tuple[HeadConfig, P
     config, stored, wrong = list_head(path)
     if wrong:
         refuse(path, wrong)
-    slots, tree = slots_in(abstract_head(config))
-    leaves = [read_tensor(stored[name], slot, dtype) for name, slot in slots.items()]
+    layouts, tree = layouts_in(abstract_head(config))
+    leaves = [read_tensor(stored[name], layout, dtype) for name, layout in layouts.items()]
     return config, jax.tree.unflatten(tree, leaves)

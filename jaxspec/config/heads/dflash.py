@@ -257,8 +257,8 @@ def _check_entries(entries: Mapping[str, Any]) -> None:
         )
     }
     if unsupported:
-        named = ", ".join(f"{key} {json.dumps(value):.40}" for key, value in unsupported.items())
-        raise InputError(f"DFlash head: config.json has {named}, which is not supported")
+        names = ", ".join(f"{key} {json.dumps(value):.40}" for key, value in unsupported.items())
+        raise InputError(f"DFlash head: config.json has {names}, which is not supported")
 
 
 def _one_axis(scaling: RopeScaling) -> RopeScaling:

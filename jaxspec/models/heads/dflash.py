@@ -97,8 +97,8 @@ class DFlashHead(nn.Module):
         return self.norm(read(x, slots))[:, :, slice(not self.config.anchored, None)]
 
     @nn.nowrap
-    def slots(self, shown: Sequence[np.ndarray], width: int, images: int) -> None:
-        """Return no slots: it reads hidden states in the place of keys."""
+    def slots(self, slot_images: Sequence[np.ndarray], width: int, images: int) -> None:
+        """Return no slots: it reads hidden states instead of keys."""
 
     @nn.nowrap
     def reading(self, read: Callable[[tuple[int, ...] | None], tuple[Array, KVCache]]) -> Reading:
@@ -138,6 +138,6 @@ class DFlashHead(nn.Module):
             return params
         params |= in_float32({"norm": target["model"]["norm"]})
         if c.has_output:
-            words = text.draft_vocabulary or tuple(range(text.vocab_size))
-            params |= in_float32({"lm_head": {"kernel": head_kernel(target, words)}})
+            tokens = text.draft_vocabulary or tuple(range(text.vocab_size))
+            params |= in_float32({"lm_head": {"kernel": head_kernel(target, tokens)}})
         return params
