@@ -175,7 +175,7 @@ def tree_rejection(
     draft after b.
 
     A child may not come from q, because q has no mass left or `draft.probs` is None. Then q counts
-    as 1 at the child. At temperature 0 this holds for all children but the first, and the walk
+    as 1 at the child. At temperature 0 this holds for every child except the first, and the walk
     follows the target's argmax as far as the tree does.
     """
     tree = draft.tree

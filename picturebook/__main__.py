@@ -32,8 +32,7 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
 
 
 def _block(sample: Sample, width: int) -> Image.Image:
-    """A sample as a picture `width` pixels wide: its pages in a row, its turns beside them, or
-    below five."""
+    """Draw a sample `width` pixels wide: turns next to its pages, or below five of them."""
     font, small = ImageFont.load_default(size=17), ImageFont.load_default(size=13)
     side = SCALE * 48
     pages_width = len(sample.images) * (side + GAP)
@@ -66,7 +65,7 @@ def _block(sample: Sample, width: int) -> Image.Image:
 
 
 def sheet_samples() -> list[Sample]:
-    """Six attribute conversations, then of every set two samples with one turn and two with two."""
+    """Return six attribute conversations, and four samples of every set, two with two turns."""
     samples = [train_sample(0, i, ("attributes",)) for i in range(6)]
     for name, synthetic in SYNTHETIC_SETS.items():
         few = 1 if synthetic.images == 5 else 2
@@ -75,7 +74,7 @@ def sheet_samples() -> list[Sample]:
 
 
 def draw_sheet(samples: list[Sample]) -> np.ndarray:
-    """The samples in two columns, five-page ones across both; uint8 [height, 1560, 3]."""
+    """Draw the samples in two columns, five-page ones across both; uint8 [height, 1560, 3]."""
     half = (WIDTH - 3 * GAP) // 2
     rows: list[list[Image.Image]] = []
     for sample in samples:
@@ -97,8 +96,7 @@ def draw_sheet(samples: list[Sample]) -> np.ndarray:
 
 
 def contact_sheet(out: tyro.conf.Positional[Path]) -> None:
-    """Write pages and dialogues of every kind of sample as a PNG; a file that is there is replaced
-    by a whole one.
+    """Write pages and dialogues of every kind of sample as one PNG.
 
     Args:
       out: OUT.png

@@ -46,7 +46,7 @@ def _turn(kind: str, question: str, answer: str, expected: str) -> Turn:
 
 
 def what(rng: np.random.Generator, scene: Scene) -> Turn:
-    """What is at a place? One time in ten an empty one."""
+    """Ask what is in a cell; one time in ten the cell is empty."""
     free = scene.free
     cell = pick(rng, free) if free and rng.random() < 0.1 else pick(rng, scene.things)[0]
     thing, noun, way = scene.cells[cell], pick(rng, NOUNS), below(rng, 3)
@@ -71,8 +71,7 @@ def what(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def where(rng: np.random.Generator, scene: Scene) -> Turn | None:
-    """Where is a thing that its kind, or its colour and kind, or its size as well, tells from all
-    others?"""
+    """Ask where a thing is that kind, colour or size tells from all others."""
     names = [(cell, ref(scene, cell)) for cell, _ in scene.things]
     names = [(cell, name) for cell, name in names if " at " not in name]
     if not names:
@@ -89,7 +88,7 @@ def where(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 
 def colour(rng: np.random.Generator, scene: Scene) -> Turn:
-    """What colour is the thing of a kind, or at a place?"""
+    """Ask for the colour of the thing of a kind, or in a cell."""
     cell, thing = pick(rng, scene.things)
     if (
         sum(other_thing.kind == thing.kind for _, other_thing in scene.things) == 1
@@ -111,8 +110,7 @@ def colour(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def count(rng: np.random.Generator, scene: Scene) -> Turn:
-    """How many things, things of a colour, or things of a kind? Absent ones are asked for as
-    well."""
+    """Count things, things of a colour, or things of a kind, absent ones included."""
     things, noun, way = [thing for _, thing in scene.things], pick(rng, NOUNS), below(rng, 3)
     if way == 0:
         n, name = len(things), "thing"
@@ -135,7 +133,7 @@ def count(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def sign(rng: np.random.Generator, scene: Scene) -> Turn | None:
-    """What does a sign say?"""
+    """Ask what a sign says."""
     signs = [(cell, thing) for cell, thing in scene.things if thing.kind == SIGN]
     if not signs:
         return None
@@ -154,7 +152,7 @@ def sign(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 
 def size(rng: np.random.Generator, scene: Scene) -> Turn | None:
-    """Is a thing small or large? Not asked about signs."""
+    """Ask whether a thing is small or large; signs are left out."""
     things = [(cell, thing) for cell, thing in scene.things if thing.kind != SIGN]
     if not things:
         return None
@@ -166,7 +164,7 @@ def size(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 
 def background(rng: np.random.Generator, page: Scene | Chart) -> Turn:
-    """Which background does the page have?"""
+    """Ask for the page's background."""
     noun = pick(rng, NOUNS)
     value = page.background
     return _turn(
@@ -178,7 +176,7 @@ def background(rng: np.random.Generator, page: Scene | Chart) -> Turn:
 
 
 def bar_colour(rng: np.random.Generator, chart: Chart) -> Turn:
-    """What colour is the bar on the left, in the middle, on the right?"""
+    """Ask for the colour of the bar on the left, in the middle or on the right."""
     i = below(rng, 3)
     spot = f"{'in' if i == 1 else 'on'} the {BAR_PLACES[i]}"
     value = chart.bars[i][0]
@@ -186,7 +184,7 @@ def bar_colour(rng: np.random.Generator, chart: Chart) -> Turn:
 
 
 def bar_height(rng: np.random.Generator, chart: Chart) -> Turn:
-    """How tall is the bar of a colour?"""
+    """Ask for the height of the bar of a colour."""
     value, height = pick(rng, chart.bars)
     way = below(rng, 2)
     question = (f"how tall is the {value} bar?", f"what is the height of the {value} bar?")[way]
@@ -215,7 +213,7 @@ MIX = (
 
 
 def ask(rng: np.random.Generator, page: Scene | Chart) -> Turn:
-    """One attribute question that suits the page."""
+    """Ask one attribute question that suits the page."""
     if isinstance(page, Chart):
         u = rng.random()
         return (
@@ -233,19 +231,19 @@ def ask(rng: np.random.Generator, page: Scene | Chart) -> Turn:
 
 
 def sample_page(rng: np.random.Generator) -> Scene | Chart:
-    """A chart one time in eight; a scene with a sign in nearly half of the others."""
+    """Draw a chart one time in eight, else a scene, with a sign in nearly half of the scenes."""
     if rng.random() < 0.12:
         return sample_chart(rng)
     return sample_scene(rng, signs=int(rng.random() < 0.45))
 
 
 def attributes(rng: np.random.Generator) -> Sample:
-    """Three to five different attribute questions about one page."""
+    """Ask three to five different attribute questions about one page."""
     return _conversation("attributes", rng, 3)
 
 
 def interview(rng: np.random.Generator) -> Sample:
-    """Eight to ten different attribute questions about one page."""
+    """Ask eight to ten different attribute questions about one page."""
     return _conversation("interview", rng, 8)
 
 
@@ -263,7 +261,7 @@ def _conversation(name: str, rng: np.random.Generator, least: int) -> Sample:
 
 
 def probe_sample(rng: np.random.Generator, kind: str) -> Sample:
-    """One page and one question of `kind`, one of `samples.PROBE_KINDS`, with its probe."""
+    """Return one page and one question of `kind`, one of `samples.PROBE_KINDS`, with its probe."""
     while True:
         scene = sample_scene(rng, signs=1 if kind == "sign" else None)
         turn = ASKERS[kind](rng, scene)

@@ -53,7 +53,7 @@ Turn = tuple[str, str]
 
 
 def one_page(name: str, rng: np.random.Generator, page: Scene | Chart, turn: Turn) -> Sample:
-    """The sample of one page and one turn."""
+    """Return the sample of one page and one turn."""
     return Sample(
         name, name, (render(page, rng),), ((f"{IMAGE}\n{turn[0]}", turn[1]),), (), (page,)
     )
@@ -64,7 +64,7 @@ def one_page(name: str, rng: np.random.Generator, page: Scene | Chart, turn: Tur
 
 
 def _place_first(things: list[tuple[int, Thing]]) -> list[str]:
-    """'At the top left there is ..., and at the top right ...': a sentence per row."""
+    """Say 'At the top left there is ..., and at the top right ...', a sentence a row."""
     sentences = []
     for row in (0, 1):
         parts = [
@@ -76,8 +76,7 @@ def _place_first(things: list[tuple[int, Thing]]) -> list[str]:
 
 
 def _thing_first(things: list[tuple[int, Thing]]) -> list[str]:
-    """'A large red ball lies at the top left, and ...': a sentence per row, the verb by the kind of
-    thing."""
+    """Say 'A large red ball lies at the top left, and ...', a sentence a row."""
     sentences = []
     for row in (0, 1):
         parts = [
@@ -91,7 +90,7 @@ def _thing_first(things: list[tuple[int, Thing]]) -> list[str]:
 
 
 def _piece_by_piece(things: list[tuple[int, Thing]]) -> list[str]:
-    """'The ball at the top left is large and red.': a sentence per thing."""
+    """Say 'The ball at the top left is large and red.', a sentence a thing."""
     return [
         f"the {thing.kind} {at(cell)} is {thing.colour} and says {thing.word}."
         if thing.word
@@ -101,8 +100,7 @@ def _piece_by_piece(things: list[tuple[int, Thing]]) -> list[str]:
 
 
 def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
-    """A description in the style the question asks for: plain, kindly, in detail, as a list, or
-    briefly."""
+    """Describe the page as the question asks: plainly, kindly, in detail, as a list, or briefly."""
     noun, things, style, tint = pick(rng, NOUNS), list(scene.things), rng.random(), scene.background
     counted = number(len(things), "thing")
     if style < 0.4:
@@ -157,7 +155,7 @@ def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def describe(rng: np.random.Generator) -> Sample:
-    """Stands for LLaVA-Bench and COCO captions."""
+    """Stand for LLaVA-Bench and COCO captions."""
     scene = sample_scene(rng)
     return one_page("describe", rng, scene, describe_turn(rng, scene))
 
@@ -169,8 +167,7 @@ CAPTION_QUESTION = "Write a caption for this image."
 
 
 def captioned(rng: np.random.Generator) -> Sample:
-    """What the mini captioner learns: `phrases.caption` of scenes, a third of them with a sign, and
-    of charts."""
+    """Caption a page for the mini captioner: scenes, a third of them with a sign, and charts."""
     page = (
         sample_chart(rng)
         if rng.random() < 0.12
@@ -184,7 +181,7 @@ def captioned(rng: np.random.Generator) -> Sample:
 
 
 def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
-    """What a sign says, where it is, and what is near it; sometimes all signs at once."""
+    """Ask what a sign says; the answer adds where it is and what is near, or reads all signs."""
     signs = [(cell, thing) for cell, thing in scene.things if thing.kind == SIGN]
     cell, thing = pick(rng, signs)
     noun, name, way = pick(rng, NOUNS), ref(scene, cell), below(rng, 4)
@@ -219,7 +216,7 @@ def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def read(rng: np.random.Generator) -> Sample:
-    """Stands for DocVQA, TextVQA and OCRBench."""
+    """Stand for DocVQA, TextVQA and OCRBench."""
     signs = 1 + int(rng.random() < 0.3)
     scene = sample_scene(rng, count=max(signs, 2 + below(rng, 3)), signs=signs)
     return one_page("read", rng, scene, read_turn(rng, scene))
@@ -230,7 +227,7 @@ def read(rng: np.random.Generator) -> Sample:
 
 
 def absent(rng: np.random.Generator, scene: Scene) -> str:
-    """'red ball' of which the page has none; often only the colour or only the kind is off."""
+    """Return a 'red ball' that the page lacks; often only the colour or only the kind differs."""
     present = {short(thing) for _, thing in scene.things}
     while True:
         _, thing = pick(rng, scene.things)
@@ -242,7 +239,7 @@ def absent(rng: np.random.Generator, scene: Scene) -> str:
 
 
 def exist_turn(rng: np.random.Generator, scene: Scene) -> Turn:
-    """Is it there? Yes in half of the cases; no says what is there instead."""
+    """Ask whether a thing is there; half of the answers are no, and say what is there instead."""
     noun, way, yes = pick(rng, NOUNS), below(rng, 3), rng.random() < 0.5
     cell, thing = pick(rng, scene.things)
     name = short(thing) if yes else absent(rng, scene)
@@ -275,7 +272,7 @@ def exist_turn(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def exist(rng: np.random.Generator) -> Sample:
-    """Stands for POPE and HallusionBench."""
+    """Stand for POPE and HallusionBench."""
     scene = sample_scene(rng)
     return one_page("exist", rng, scene, exist_turn(rng, scene))
 
@@ -372,8 +369,7 @@ def _take_away(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 
 def reason_turn(rng: np.random.Generator, scene: Scene) -> Turn:
-    """Counting, comparing, looking next to something, taking something away; the answer gives its
-    reason."""
+    """Ask to count, compare, look next to a thing or take one away; the answer gives its reason."""
     while True:
         turn = pick(rng, (_count, _relative, _relative, _more, _same, _take_away))(rng, scene)
         if turn is not None:
@@ -381,7 +377,7 @@ def reason_turn(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def reason(rng: np.random.Generator) -> Sample:
-    """Stands for MM-Vet, VQAv2 and ScienceQA."""
+    """Stand for MM-Vet, VQAv2 and ScienceQA."""
     scene = sample_scene(rng, count=2 + below(rng, 3))
     return one_page("reason", rng, scene, reason_turn(rng, scene))
 
@@ -397,7 +393,7 @@ def _bars(chart: Chart, *but: str) -> str:
 
 
 def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
-    """The tallest or shortest bar, a height, a sum, a difference, or the whole chart."""
+    """Ask for the tallest or shortest bar, a height, a sum, a difference, or the whole chart."""
     way, noun = below(rng, 6), pick(rng, ("chart", "picture"))
     i = below(rng, 3)
     a, x = page.bars[i]
@@ -439,6 +435,6 @@ def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
 
 
 def chart(rng: np.random.Generator) -> Sample:
-    """Stands for ChartQA."""
+    """Stand for ChartQA."""
     page = sample_chart(rng)
     return one_page("chart", rng, page, chart_turn(rng, page))

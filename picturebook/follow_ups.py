@@ -42,7 +42,7 @@ OPENINGS = (
 
 
 def _with_page(rng: np.random.Generator, sample: Sample) -> tuple[Sample, str]:
-    """The sample, with a page in any case, and what to put in front of the next question."""
+    """Return the sample with a page, and the text to put in front of the next question."""
     if sample.scenes:
         return sample, ""
     scene = sample_scene(rng, count=2 + below(rng, 3))
@@ -54,7 +54,7 @@ def _add(sample: Sample, question: str, answer: str) -> Sample:
 
 
 def _which(rng: np.random.Generator, sample: Sample, noun: str) -> tuple[int, str]:
-    """A page of the sample, and how to call it: 'the picture', 'the third picture'."""
+    """Choose a page of the sample, and name it: 'the picture', 'the third picture'."""
     if len(sample.scenes) == 1:
         return 0, f"the {noun}"
     i = below(rng, len(sample.scenes))
@@ -62,7 +62,7 @@ def _which(rng: np.random.Generator, sample: Sample, noun: str) -> tuple[int, st
 
 
 def question(rng: np.random.Generator, sample: Sample) -> Sample:
-    """Another question about the page; with several pages, what is at a place of one of them."""
+    """Ask another question about the page; with several pages, what is in a cell of one of them."""
     sample, lead = _with_page(rng, sample)
     if len(sample.scenes) == 1:
         page = sample.scenes[0]
@@ -84,7 +84,7 @@ def question(rng: np.random.Generator, sample: Sample) -> Sample:
 
 
 def caption_it(rng: np.random.Generator, sample: Sample) -> Sample:
-    """A caption for one page."""
+    """Ask for a caption of one page."""
     sample, lead = _with_page(rng, sample)
     i, name = _which(rng, sample, pick(rng, NOUNS))
     request, opening = pick(
@@ -99,8 +99,7 @@ def caption_it(rng: np.random.Generator, sample: Sample) -> Sample:
 
 
 def summary(rng: np.random.Generator, sample: Sample) -> Sample:
-    """The first telling sentence of the previous answer again; of a sum the last one, of a story
-    both."""
+    """Ask for the previous answer in short: its first telling sentence, or its last."""
     sentences = sample.turns[-1][1].replace("! ", ". ").rstrip(".").split(". ")
     if sentences[0].startswith(OPENINGS):
         sentences = sentences[1:]
@@ -123,7 +122,7 @@ def summary(rng: np.random.Generator, sample: Sample) -> Sample:
 
 
 def story(rng: np.random.Generator, sample: Sample) -> Sample:
-    """A short story about one page, with a name out of the question; a chart's bars are climbed."""
+    """Ask for a short story about one page, with a name in the question."""
     sample, lead = _with_page(rng, sample)
     name = pick(rng, NAMES)
     i, which = _which(rng, sample, pick(rng, NOUNS))
@@ -143,12 +142,12 @@ def story(rng: np.random.Generator, sample: Sample) -> Sample:
 
 
 def fact(rng: np.random.Generator, sample: Sample) -> Sample:
-    """A question about the plain world."""
+    """Ask a question about the plain world."""
     return _add(sample, *fact_turn(rng))
 
 
 def sum_up(rng: np.random.Generator, sample: Sample) -> Sample:
-    """A small sum."""
+    """Ask for a small sum."""
     return _add(sample, *sum_turn(rng))
 
 

@@ -136,7 +136,7 @@ FACTS = tuple(zip(_FACTS.splitlines()[::2], _FACTS.splitlines()[1::2], strict=Tr
 
 
 def fact_turn(rng: np.random.Generator) -> tuple[str, str]:
-    """A fact asked in one of four ways; the way of asking decides the way of answering."""
+    """Ask for a fact in one of four ways, each with its way of answering."""
     question, answer = pick(rng, FACTS)
     way = below(rng, 4)
     if way == 0:
@@ -154,7 +154,7 @@ PLURALS = tuple(
 
 
 def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
-    """A word problem of one or two steps, given numbers up to 50; the answer works it out."""
+    """Pose a word problem of one or two steps, with numbers up to 50; the answer works it out."""
     name = pick(rng, NAMES)
     friend, what = other(rng, NAMES, name), pick(rng, PLURALS)
     steps = pick(rng, ("", " Work step by step.", " Explain your steps."))
@@ -210,11 +210,10 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
 
 
 def facts(rng: np.random.Generator) -> Sample:
-    """Stands for NQ: a question about the plain world, a sentence of answer and one of
-    background."""
+    """Stand for NQ: a question about the plain world, its answer and a sentence of background."""
     return Sample("facts", "facts", (), (fact_turn(rng),))
 
 
 def sums(rng: np.random.Generator) -> Sample:
-    """Stands for GSM8K."""
+    """Stand for GSM8K."""
     return Sample("sums", "sums", (), (sum_turn(rng),))

@@ -26,67 +26,69 @@ ACTIONS = {
 
 
 def an(noun: str) -> str:
-    """`noun` with its article."""
+    """Return `noun` with its article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def full(thing: Thing) -> str:
-    """All that is known: 'small red ball', 'blue sign that says OPEN'."""
+    """Name a thing in full: 'small red ball', 'blue sign that says OPEN'."""
     return (
         f"{short(thing)} that says {thing.word}" if thing.word else f"{thing.size} {short(thing)}"
     )
 
 
 def short(thing: Thing) -> str:
-    """'red ball'."""
+    """Name a thing in short: 'red ball'."""
     return f"{thing.colour} {thing.kind}"
 
 
 def at(cell: int) -> str:
-    """'at the top left'."""
+    """Name a cell: 'at the top left'."""
     return f"at the {PLACES[cell]}"
 
 
 def inside(noun: str) -> str:
-    """'on the page', 'in the picture'."""
+    """Return 'on the page' or 'in the picture'."""
     return f"{'on' if noun == 'page' else 'in'} the {noun}"
 
 
 def plural(noun: str) -> str:
-    """'boxes', 'fish', 'red balls'."""
+    """Return a plural: 'boxes', 'fish', 'red balls'."""
     if noun.endswith("fish"):
         return noun
     return noun + ("es" if noun.endswith("box") else "s")
 
 
 def number(n: int, noun: str) -> str:
-    """'no balls', 'one ball', 'three balls'."""
+    """Count things in words: 'no balls', 'one ball', 'three balls'."""
     return f"{COUNT_WORDS[n]} {noun if n == 1 else plural(noun)}"
 
 
 def there(n: int) -> str:
-    """'there is' or 'there are' for n things."""
+    """Return 'there is' or 'there are' for n things."""
     return "there is" if n == 1 else "there are"
 
 
 def listing(items: Sequence[str]) -> str:
-    """'a, b and c'."""
+    """Join phrases: 'a, b and c'."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def cap(text: str) -> str:
-    """`text` with a capital first letter."""
+    """Return `text` with a capital first letter."""
     return text[0].upper() + text[1:]
 
 
 def join(*sentences: str) -> str:
-    """Sentences one after another, empty ones left out."""
+    """Join sentences, without empty ones."""
     return " ".join(cap(sentence) for sentence in sentences if sentence)
 
 
 def ref(scene: Scene, cell: int) -> str:
-    """The shortest of 'ball', 'red ball', 'small red ball' that fits this thing only; else with its
-    place."""
+    """Return the shortest of 'ball', 'red ball' and 'small red ball' that fits no other thing.
+
+    If all fit another thing, the cell is added.
+    """
     thing = scene.cells[cell]
     assert thing is not None
     neighbours = [other for where, other in scene.things if where != cell]
@@ -100,13 +102,12 @@ def ref(scene: Scene, cell: int) -> str:
 
 
 def unique(scene: Scene) -> list[tuple[int, Thing]]:
-    """The things whose kind or colour and kind nobody else has."""
+    """Return the things whose kind, or colour and kind, no other thing has."""
     return [(cell, thing) for cell, thing in scene.things if len(ref(scene, cell).split()) <= 2]
 
 
 def side(of: int, to: int) -> str:
-    """Where cell `to` lies seen from cell `of`: 'to the right of', 'below', 'across from'
-    (diagonal)."""
+    """Say where cell `to` is, seen from cell `of`: 'to the right of', 'below', 'across from'."""
     if of // 2 == to // 2:
         return "to the right of" if to > of else "to the left of"
     if of % 2 == to % 2:
@@ -115,8 +116,7 @@ def side(of: int, to: int) -> str:
 
 
 def neighbour(scene: Scene, cell: int) -> str:
-    """A sentence on the nearest other thing (in the row, the column, the diagonal), or on being
-    alone."""
+    """Name the nearest other thing, in row, column or diagonal, or say that there is none."""
     for to in (cell ^ 1, cell ^ 2, cell ^ 3):
         thing = scene.cells[to]
         if thing is not None:
@@ -124,14 +124,13 @@ def neighbour(scene: Scene, cell: int) -> str:
     return "There is nothing else near it."
 
 
-def rest(scene: Scene, *places: int) -> list[str]:
-    """'a small red ball' of each thing that is not at `places`."""
-    return [an(full(thing)) for cell, thing in scene.things if cell not in places]
+def rest(scene: Scene, *cells: int) -> list[str]:
+    """Name each thing in another cell than these: 'a small red ball'."""
+    return [an(full(thing)) for cell, thing in scene.things if cell not in cells]
 
 
 def remark(scene: Scene) -> str:
-    """What is worth saying about the whole page: same kinds, same colours, same sizes, or all
-    different."""
+    """Remark on the whole page: same kinds, same colours, same sizes, or all different."""
     things = [thing for _, thing in scene.things]
     if len(things) == 1:
         return "It is all alone there."
@@ -147,8 +146,7 @@ def remark(scene: Scene) -> str:
 
 
 def caption(page: Scene | Chart) -> str:
-    """The page in one short sentence without a capital or a full stop: what a captioner says about
-    it."""
+    """Caption the page in one short sentence, without a capital or a full stop."""
     if isinstance(page, Chart):
         bars = [f"{an(colour)} bar of {height}" for colour, height in page.bars]
         return f"a chart with {listing(bars)} on {an(page.background)} background"

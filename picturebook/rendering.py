@@ -87,7 +87,7 @@ Grid = np.ndarray  # [H, W] float coordinates or booleans
 
 
 def text_mask(word: str) -> np.ndarray:
-    """`word` as a boolean picture [7, 6 * len(word) - 1]; KeyError for a letter the font lacks."""
+    """Return `word` as a boolean picture [7, 6 * len(word) - 1]; KeyError for other letters."""
     mask = np.zeros((GLYPH_HEIGHT, PITCH * len(word) - 1), bool)
     for i, letter in enumerate(word):
         rows = GLYPHS[letter].split()
@@ -96,17 +96,17 @@ def text_mask(word: str) -> np.ndarray:
 
 
 def disc(x: Grid, y: Grid, cx: float, cy: float, rx: float, ry: float | None = None) -> Grid:
-    """Points inside the ellipse at (cx, cy)."""
+    """Mark the points inside the ellipse at (cx, cy)."""
     return ((x - cx) / rx) ** 2 + ((y - cy) / (ry or rx)) ** 2 <= 1
 
 
 def rect(x: Grid, y: Grid, left: float, top: float, right: float, bottom: float) -> Grid:
-    """Points inside the rectangle."""
+    """Mark the points inside the rectangle."""
     return (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
 
 
 def polygon(x: Grid, y: Grid, *points: tuple[float, float]) -> Grid:
-    """Points inside the polygon (even-odd rule)."""
+    """Mark the points inside the polygon (even-odd rule)."""
     inside = np.zeros(x.shape, bool)
     for (x0, y0), (x1, y1) in zip(points, points[1:] + points[:1], strict=True):
         if y0 != y1:
@@ -116,7 +116,7 @@ def polygon(x: Grid, y: Grid, *points: tuple[float, float]) -> Grid:
 
 
 def _shape(kind: str, x: Grid, y: Grid) -> tuple[Grid, Grid, Grid]:
-    """(coloured part, pale details, dark details) of `kind` in the unit square, y downwards."""
+    """Return coloured part, pale and dark details of `kind` in the unit square, y downwards."""
     none = np.zeros(x.shape, bool)
     if kind == "ball":
         return disc(x, y, 0.5, 0.5, 0.5), disc(x, y, 0.33, 0.3, 0.12), none
@@ -183,8 +183,7 @@ def _shape(kind: str, x: Grid, y: Grid) -> tuple[Grid, Grid, Grid]:
 
 @cache
 def sprite(kind: str, size: str, colour: str) -> tuple[np.ndarray, np.ndarray]:
-    """A thing as (colour times alpha [n, n, 3], 1 - alpha [n, n, 1]), float32, n pixels for
-    `size`."""
+    """Return a thing as colour times alpha [n, n, 3] and 1 - alpha [n, n, 1], float32."""
     n = PIXELS[size]
     margin = 1.0 / n  # one pixel on each side is left for the outline
     unit = ((np.arange(n * SUB) + 0.5) / (n * SUB) - margin) / (1 - 2 * margin)
@@ -208,8 +207,7 @@ def sprite(kind: str, size: str, colour: str) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def board(colour: str, word: str) -> np.ndarray:
-    """A sign's board [11, 24, 3] with its word in the middle; dark letters on the lighter
-    colours."""
+    """Draw a sign's board [11, 24, 3] with its word, dark on the lighter colours."""
     picture = np.empty((11, CELL, 3), np.float32)
     picture[:] = RGB[colour]
     letters = text_mask(word)
@@ -244,7 +242,7 @@ def _draw_chart(page: np.ndarray, chart: Chart) -> None:
 
 
 def render(page: Scene | Chart, rng: np.random.Generator) -> np.ndarray:
-    """The page as uint8 [48, 48, 3].
+    """Return the page as uint8 [48, 48, 3].
 
     `rng` moves each thing by up to 2 px inside its cell (signs up and down only: their word fills
     the cell) and makes the whole page up to 6 % darker or lighter; it takes nine numbers whatever
@@ -287,7 +285,7 @@ LABEL_CLASSES = {
 
 
 def tower_labels(page: Scene | Chart) -> dict[str, np.ndarray]:
-    """What a vision tower should see on the page, as int32 class numbers.
+    """Return what a vision tower should see on the page, as int32 class numbers.
 
     `kind`, `colour`, `size`, `word` [4] per cell in reading order (0 none; kind: 1..12 `KINDS`, 13
     sign, 14 chart cell), `background` [] (index into `BACKGROUNDS`), `bar_colour`, `bar_height` [3]

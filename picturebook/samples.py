@@ -51,7 +51,7 @@ _COUNT_SPELLINGS = {
 
 
 def mentioned(kind: str, text: str) -> frozenset[str]:
-    """The values of attribute `kind` that occur in `text`, as whole words in any case.
+    """Return the values of attribute `kind` that occur in `text`, as whole words in any case.
 
     Plurals count ("boxes" mentions "box"); for counts, digits and "none" and "zero" count as the
     words of `COUNT_WORDS`.
@@ -70,7 +70,7 @@ def _pattern(kind: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Probe:
-    """The one right value of an attribute question, and the values that would be wrong."""
+    """Hold the right value of an attribute question, and the values that would be wrong."""
 
     kind: str
     expected: str
@@ -78,8 +78,7 @@ class Probe:
 
     @classmethod
     def of(cls, kind: str, expected: str, reference: str) -> Probe:
-        """The probe of a question: wrong is every value that the reference answer does not
-        mention."""
+        """Return a question's probe: values that its reference answer does not name are wrong."""
         values = mentioned(kind, reference)
         return cls(
             kind,
@@ -88,7 +87,7 @@ class Probe:
         )
 
     def correct(self, answer: str) -> bool:
-        """Whether `answer` says the expected value and none of the wrong ones.
+        """Return whether `answer` says the expected value and no wrong one.
 
         Said means: occurs in the sense of `mentioned`. A value of the same attribute that the
         reference answer itself mentions besides the expected one is neither asked for nor held
@@ -100,7 +99,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Sample(samples.Sample):
-    """A conversation about pages (uint8 [48, 48, 3] each).
+    """Hold a conversation about pages (uint8 [48, 48, 3] each).
 
     `scenes` are what the images show, one each. `probes` judge the answers of an attribute
     conversation, one a turn; other samples have none.

@@ -45,8 +45,7 @@ EDITS = ("recolour", "replace", "add", "remove", "resize")
 
 @dataclass(frozen=True)
 class Thing:
-    """One object of a page. `word` is set for signs (kind 'sign', always 'large') and for nothing
-    else."""
+    """Hold one object of a page. Only signs have a `word` (kind 'sign', always 'large')."""
 
     kind: str
     colour: str
@@ -56,27 +55,25 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A page of 2x2 cells in reading order: top left, top right, bottom left, bottom right
-    (`PLACES`)."""
+    """Hold a page of 2x2 cells in reading order, from top left to bottom right (`PLACES`)."""
 
     background: str
     cells: tuple[Thing | None, Thing | None, Thing | None, Thing | None]
 
     @property
     def things(self) -> tuple[tuple[int, Thing], ...]:
-        """(cell index, thing) of the occupied cells, in reading order."""
+        """Return (cell index, thing) of the occupied cells, in reading order."""
         return tuple((cell, thing) for cell, thing in enumerate(self.cells) if thing is not None)
 
     @property
     def free(self) -> tuple[int, ...]:
-        """Indices of the empty cells."""
+        """Return the indices of the empty cells."""
         return tuple(cell for cell, thing in enumerate(self.cells) if thing is None)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A page with a bar chart: three (colour, height 1..8) from left to right, colours all
-    different."""
+    """Hold a bar chart: three (colour, height 1..8) from left to right, in different colours."""
 
     background: str
     bars: tuple[tuple[str, int], tuple[str, int], tuple[str, int]]
@@ -84,7 +81,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of one cell. `before` is None for 'add', `after` is None for 'remove'."""
+    """Hold a change of one cell. `before` is None for 'add', `after` is None for 'remove'."""
 
     kind: str
     cell: int
@@ -93,18 +90,17 @@ class Edit:
 
 
 def below(rng: np.random.Generator, n: int) -> int:
-    """A uniform integer in [0, n). Several times cheaper than `rng.integers` for a single
-    number."""
+    """Draw a uniform integer in [0, n), several times cheaper than by `rng.integers`."""
     return int(rng.random() * n)
 
 
 def pick(rng: np.random.Generator, items: Sequence[T]) -> T:
-    """One of `items`, uniformly."""
+    """Draw one of `items`, uniformly."""
     return items[int(rng.random() * len(items))]
 
 
 def shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
-    """The items in random order (Fisher-Yates)."""
+    """Return the items in random order (Fisher-Yates)."""
     out = list(items)
     for i in range(len(out) - 1, 0, -1):
         j = below(rng, i + 1)
@@ -113,24 +109,24 @@ def shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
 
 
 def other(rng: np.random.Generator, items: Sequence[T], *not_these: T) -> T:
-    """One of `items` except `not_these`."""
+    """Draw one of `items` except `not_these`."""
     return pick(rng, [item for item in items if item not in not_these])
 
 
 def sample_thing(rng: np.random.Generator) -> Thing:
-    """A thing that is no sign; kind, colour and size are independent and uniform."""
+    """Draw a thing that is no sign; kind, colour and size are independent and uniform."""
     return Thing(pick(rng, KINDS), pick(rng, COLOURS), pick(rng, SIZES))
 
 
 def sample_sign(rng: np.random.Generator) -> Thing:
-    """A sign with a uniform colour and word."""
+    """Draw a sign with a uniform colour and word."""
     return Thing(SIGN, pick(rng, COLOURS), "large", pick(rng, WORDS))
 
 
 def sample_scene(
     rng: np.random.Generator, count: int | None = None, signs: int | None = None
 ) -> Scene:
-    """A random page.
+    """Draw a random page.
 
     Args:
       count: number of things, 1 to 4; None draws 1, 2, 3, 4 with probability 0.15, 0.25, 0.35,
@@ -160,21 +156,21 @@ def sample_scene(
 
 
 def sample_chart(rng: np.random.Generator) -> Chart:
-    """A random chart: three different colours, heights independent and uniform in 1..8."""
+    """Draw a chart: three different colours, heights independent and uniform in 1..8."""
     a, b, c = shuffled(rng, COLOURS)[:3]
     x, y, z = (1 + below(rng, MAX_HEIGHT) for _ in range(3))
     return Chart(pick(rng, BACKGROUNDS), ((a, x), (b, y), (c, z)))
 
 
 def with_cell(scene: Scene, cell: int, thing: Thing | None) -> Scene:
-    """`scene` with one cell exchanged."""
+    """Return `scene` with one cell exchanged."""
     cells = list(scene.cells)
     cells[cell] = thing
     return Scene(scene.background, (cells[0], cells[1], cells[2], cells[3]))
 
 
 def edit(rng: np.random.Generator, scene: Scene, avoid: tuple[int, ...] = ()) -> tuple[Scene, Edit]:
-    """Change one cell of `scene` that is not in `avoid`; returns the new scene and what was done.
+    """Change one cell of `scene` that is not in `avoid`; return the new scene and the change.
 
     A page keeps at least one thing, and signs are not resized. With every occupied cell to be
     avoided and no free one left there is nothing to change: ValueError.

@@ -40,7 +40,7 @@ Turn = tuple[str, str]
 def several(
     name: str, rng: np.random.Generator, scenes: list[Scene], question: str, answer: str
 ) -> Sample:
-    """The sample of several scenes and one turn whose question already holds the placeholders."""
+    """Return the sample of several scenes and one turn, whose question has the placeholders."""
     return Sample(
         name,
         name,
@@ -52,7 +52,7 @@ def several(
 
 
 def placeholders(n: int) -> str:
-    """One `<image>` a line, in front of a question."""
+    """Return one `<image>` a line, to put in front of a question."""
     return f"{IMAGE}\n" * n
 
 
@@ -65,7 +65,7 @@ def _spot(change: Edit) -> str:
 
 
 def plain_order(change: Edit) -> str:
-    """The change as an editor's order."""
+    """Say the change as an editor's order."""
     before, after = change.before, change.after
     if before is None and after is not None:
         return f"add {an(full(after))} {_spot(change)}."
@@ -82,7 +82,7 @@ def plain_order(change: Edit) -> str:
 
 
 def painter_order(change: Edit) -> str:
-    """The same order as one would tell a painter."""
+    """Say the same order as to a painter."""
     before, after = change.before, change.after
     if before is None and after is not None:
         return f"please paint {an(full(after))} {_spot(change)}."
@@ -97,10 +97,10 @@ def painter_order(change: Edit) -> str:
     return f"please turn the {full(before)} {_spot(change)} into {an(full(after))}."
 
 
-def _keep(scene: Scene, *places: int) -> str:
-    """What stays: the other things by kind and place, and the background."""
+def _keep(scene: Scene, *cells: int) -> str:
+    """Say what stays: the other things by kind and cell, and the background."""
     phrases = [
-        f"the {short(thing)} {at(cell)}" for cell, thing in scene.things if cell not in places
+        f"the {short(thing)} {at(cell)}" for cell, thing in scene.things if cell not in cells
     ]
     if not phrases:
         return f"keep the {scene.background} background and nothing else."
@@ -108,7 +108,7 @@ def _keep(scene: Scene, *places: int) -> str:
 
 
 def edit_pair(rng: np.random.Generator) -> Sample:
-    """Stands for IEdit: the instruction that turns the first page into the second."""
+    """Stand for IEdit: the instruction that turns the first page into the second."""
     first = sample_scene(rng)
     second, change = edit(rng, first)
     noun, way = pick(rng, NOUNS), below(rng, 3)
@@ -128,7 +128,7 @@ def edit_pair(rng: np.random.Generator) -> Sample:
 
 
 def brush(rng: np.random.Generator) -> Sample:
-    """Stands for MagicBrush: one or two orders to a painter."""
+    """Stand for MagicBrush: one or two orders to a painter."""
     first = sample_scene(rng, count=2 + below(rng, 3))
     second, change = edit(rng, first)
     changes, scenes = [change], [first, second]
@@ -154,12 +154,12 @@ def brush(rng: np.random.Generator) -> Sample:
 
 
 def in_each(before: str, after: str) -> str:
-    """'red in the first and blue in the second'."""
+    """Say 'red in the first and blue in the second'."""
     return f"{before} in the first and {after} in the second"
 
 
 def difference(change: Edit) -> str:
-    """The change as a difference between two pages."""
+    """Say the change as a difference between two pages."""
     before, after = change.before, change.after
     if before is None and after is not None:
         return f"only the second one has {an(full(after))} {_spot(change)}."
@@ -176,7 +176,7 @@ def difference(change: Edit) -> str:
 
 
 def spot(rng: np.random.Generator) -> Sample:
-    """Stands for Spot-the-Difference: one or two differences, and what is the same."""
+    """Stand for Spot-the-Difference: one or two differences, and the common things."""
     first = sample_scene(rng, count=2 + below(rng, 3))
     second, change = edit(rng, first)
     changes, scenes = [change], [first, second]
@@ -211,15 +211,14 @@ def spot(rng: np.random.Generator) -> Sample:
 
 
 def doing(thing: Thing) -> str:
-    """'played with a large red ball'."""
+    """Say 'played with a large red ball'."""
     if thing.word:
         return f"read {thing.word} on {an(short(thing))}"
     return f"{ACTIONS[thing.kind]} {an(full(thing))}"
 
 
 def saga(rng: np.random.Generator) -> Sample:
-    """Stands for PororoSV: one hero (a thing with a name) is on all five pages; a sentence a
-    page."""
+    """Stand for PororoSV: a hero with a name is on all five pages; a sentence a page."""
     hero, name = sample_thing(rng), pick(rng, NAMES)
     scenes, sentences = [], []
     for i, connector in enumerate(CONNECTORS):
@@ -247,8 +246,7 @@ def saga(rng: np.random.Generator) -> Sample:
 
 
 def album(rng: np.random.Generator) -> Sample:
-    """Stands for VIST: five pages of somebody's day; a sentence a page about the first thing on
-    it."""
+    """Stand for VIST: five pages of somebody's day; a sentence a page about its first thing."""
     name, scenes, sentences = pick(rng, NAMES), [], []
     for connector in CONNECTORS:
         scene = sample_scene(rng, count=1 + below(rng, 3))
@@ -268,7 +266,7 @@ def album(rng: np.random.Generator) -> Sample:
 
 
 def story(name: str, scene: Scene) -> str:
-    """A short story about one page: what the named one did with each of at most three things."""
+    """Tell a short story about one page: what somebody did with each of at most three things."""
     things = scene.things[:3]
     steps = [
         f"{(CONNECTORS[0], CONNECTORS[1], CONNECTORS[-1])[i]}, {name} {doing(thing)} {at(cell)}."

@@ -24,8 +24,7 @@ TEST_STREAM, PROBE_STREAM, TRAIN_STREAM = 7001, 7002, 7003
 
 @dataclass(frozen=True)
 class SyntheticSet:
-    """A kind of dialogue: its name, the papers' evaluation sets that it replaces, its number of
-    images."""
+    """Describe a set: its dialogues, the papers' sets that it replaces, its number of images."""
 
     name: str
     stands_for: tuple[str, ...]
@@ -87,7 +86,7 @@ def test_set(  # (no test)
     turns: int = 1,  # noqa: PT028
     kinds: Sequence[str] = tuple(FOLLOW_UPS),  # noqa: PT028
 ) -> list[Sample]:
-    """The first `n` test samples of a synthetic set, the same on every machine.
+    """Return the first `n` test samples of a synthetic set, the same on every machine.
 
     With `turns=2`, sample i gets the follow-up i modulo their number of `kinds`, names of
     `FOLLOW_UPS`; its first turn and pages are those of `turns=1`. Raises InputError for an unknown
@@ -118,8 +117,7 @@ test_set.__test__ = False  # type: ignore[attr-defined]  # pytest would collect 
 
 
 def probe_set(n_per_kind: int = 40) -> list[Sample]:
-    """`n_per_kind` fixed attribute questions of each of `PROBE_KINDS`: one page, one turn, one
-    probe each."""
+    """Return `n_per_kind` fixed attribute questions of each of `PROBE_KINDS`, each with a probe."""
     return [
         replace(
             probe_sample(np.random.default_rng((PROBE_STREAM, k, i)), kind),
@@ -147,7 +145,7 @@ def _shares(
 
 
 def train_sample(seed: int, index: int, kinds: tuple[str, ...] | None = None) -> Sample:
-    """Training sample `index` of the endless split `seed`: a pure function of its arguments.
+    """Return training sample `index` of the endless split `seed`: a pure function of its arguments.
 
     `kinds` are names of `MAKERS`, in the proportions of `MIXTURE`; None is the whole mixture. A
     third of the samples of the sets have a second turn, of a random kind. Raises InputError for an

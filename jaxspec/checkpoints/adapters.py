@@ -258,7 +258,7 @@ def save_adapter(
 ) -> None:
     """Write the adapter to a new directory, which is renamed to `path` at the end.
 
-    It holds the model's config.json too, and all parts of an LVLM but its decoder.
+    It holds the model's config.json too, and all parts of an LVLM except its decoder.
 
     Args:
       params: The model's parameters, with pairs under `lora`.

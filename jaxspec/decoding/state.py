@@ -68,7 +68,7 @@ class DecodeStats(struct.PyTreeNode):
 
 
 class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
-    """Carry all that a decode loop changes. Caches hold all committed tokens but the newest."""
+    """Carry all that a decode loop changes. Caches hold every committed token except the newest."""
 
     tokens: Int[Array, "B C"]
     """New tokens; from `count` on pending proposals (`Alternating`), or undefined."""

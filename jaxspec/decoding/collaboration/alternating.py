@@ -57,7 +57,7 @@ class Alternating(Collaboration[Pending]):
     - The oldest pending run belongs to the next model, so its owner and its length are static in
       each model's turn.
     - A run is verified in the turn before its owner's, and the owner has read all of it except the
-      last token. So at a model's turn its cache holds all committed tokens but the newest: one
+      last token. So at a model's turn its cache holds every committed token except the newest: one
       count for each row serves all models.
 
     The output follows the combined distribution exactly for any draft lengths, because a proposal

@@ -28,8 +28,11 @@ Scratch = TypeVar("Scratch")
 
 @dataclass(frozen=True)
 class TargetKeys(HeadSource[KVCache, Scratch]):
-    """Keep a head's cache between blocks: the target's keys and values of all committed tokens but
-    the newest, and behind them, within a block, the head's own."""
+    """Keep a head's cache between blocks: the target's keys and values, then the head's own.
+
+    The target's are of every committed token except the newest; the head's own exist within a
+    block.
+    """
 
     config: KVHeadConfig
 
