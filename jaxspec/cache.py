@@ -186,8 +186,10 @@ def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -
 
 
 def hidden_before(cache: KVCache, count: int, tree: TreeMask | None) -> Float[Array, "B T D"]:
-    """Return the hidden state before each of the next `count` tokens; before a tree's node, its
-    parent's."""
+    """Return the hidden state before each of the next `count` tokens.
+
+    The state before a tree's node is its parent's.
+    """
     slots = cache.length[:, None] + jnp.arange(count) - 1
     if tree is not None:
         nodes = jnp.arange(tree.seen.shape[-1])

@@ -152,8 +152,9 @@ def tempered(
 def filtered(
     probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B"]
 ) -> Float[Array, "B V"]:
-    """Apply top-k, top-p, then min-p, and renormalise; rows at temperature 0 become one-hot at
-    `best`.
+    """Apply top-k, top-p, then min-p, and renormalise.
+
+    Rows at temperature 0 become one-hot at `best`.
     """
     warm, size = options.temperature > 0, probs.shape[-1]
     few = warm & (options.top_k > 0) & (options.top_k < size)

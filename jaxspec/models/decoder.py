@@ -184,8 +184,7 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """Run a decoder and its output matrix, as Hugging Face's `LlamaForCausalLM` and similar
-    models."""
+    """Run a decoder and its output matrix, as Hugging Face's `LlamaForCausalLM` does."""
 
     config: RotaryConfig
 

@@ -76,8 +76,7 @@ class FusedLM(CausalLM):
 
 
 class Eagle3Head(nn.Module):
-    """Hold a head's parameters but those of its embedding and output matrix, and run its training
-    pass."""
+    """Run a head's training pass; embedding and output matrix are not its parameters."""
 
     config: Eagle3Config
 
