@@ -62,13 +62,16 @@ class LoadedHead:
     """The head's own, and the target's output matrix for the tokens of a draft vocabulary."""
 
     @classmethod
-    def load(cls, path: str | Path, target: LoadedModel) -> LoadedHead:
+    def load(cls, path: str | Path, target: LoadedModel, images: str | None = None) -> LoadedHead:
         """Read the head of a directory, in the target's dtype.
+
+        images: Rule for images in place of the one that its files or its id tell.
 
         Raises InputError for a head that was made for another target.
         """
         check_path("draft", path)
         config, params = load_head(path, jax.tree.leaves(target.params)[0].dtype)
+        config = config if images is None else config.with_images(images)
         config = config.for_target(target.config)
         text = config.text_config
         vocabulary, tied = text.draft_vocabulary, text_config(target.config).tie_word_embeddings
@@ -220,16 +223,20 @@ def load_draft(
     dtype: jnp.dtype | None = None,
     revision: str | None = None,
     tiles: bool = True,
+    images: str | None = None,
 ) -> LoadedDraft:
     """Read a draft model or a head; its files say which it is.
 
     Args:
       target: Target to draft for. A draft model with an equal tower shares the target's.
       dtype, revision, tiles: See `LoadedModel.load`.
+      images: A head's rule for images, see `LoadedHead.load`.
     """
     path = locate(path_or_id, revision)
     if is_head(path):
-        return LoadedHead.load(path, target)
+        return LoadedHead.load(path, target, images)
+    if images is not None:
+        raise InputError(f"{path}: a model, which follows no image rule {images!r}; leave that out")
     return LoadedModel.load(path, dtype, tiles=tiles, share_tower_with=target)
 
 

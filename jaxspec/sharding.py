@@ -83,12 +83,13 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (_TOWER + r"patch_embed(?:ding)?/(?:proj/)?(?:kernel|bias)", ()),
     (_TOWER + r"(?:class_embedding|position_embedding/embedding|pos_embed/embedding|head/.+)", ()),
     # both
-    (r"(?:.*/)?\w*(?:norm|norm[12]|layrnorm|ln_q)/(?:weight|bias)", (None,)),
+    (r"(?:.*/)?\w*(?:norm|norm[12]|norm_\d|layrnorm|ln_q)/(?:weight|bias)", (None,)),
     (r"image_newline", (None,)),
-    # the KV head
+    # heads
     (r"kv_projector/(?:k|v|queries)|slot_bias|masks|markov_(?:in|out)", ()),
     (r"markov_head/markov_w1/embedding|markov_head/markov_w2/kernel", ()),
     (r"fc/kernel", ("embed", None)),
+    (r"fc/bias", (None,)),
 )
 """Regex of the whole path -> logical axis of each dimension; () replicates arrays of any rank."""
 

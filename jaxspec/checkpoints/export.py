@@ -14,11 +14,12 @@ from jaxspec.checkpoints.directories import check_destination, read_json, read_r
 from jaxspec.checkpoints.heads import is_head, kind_of, load_head, save_head
 from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
-from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.model_card import Exported, model_name, write_head_card, write_model_card
+from jaxspec.checkpoints.locating import locate, model_name
+from jaxspec.checkpoints.model_card import Exported, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.checkpoints.served_draft import check_served
 from jaxspec.config import HeadConfig, ModelConfig, TextConfig, text_config
+from jaxspec.config.heads.states import ImageRule
 from jaxspec.errors import InputError
 from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import first_tokens, narrowed, widened
@@ -45,6 +46,7 @@ def export(
     text_only: bool = False,
     draft_vocabulary: int | None = None,
     engine: Server | None = None,
+    images: ImageRule | None = None,
     options: SaveOptions | None = None,
     adapter: str | Path | None = None,
 ) -> ModelConfig | HeadConfig:
@@ -63,6 +65,7 @@ def export(
         form that transformers reads.
       engine: Program that will serve the EAGLE-3 head or text draft; `target` is then the model
         that it drafts for.
+      images: Rule for images to write into a head's config.json; None writes its own.
       options: Dtype, shard size and overwriting, as in `save`; other entries come from the source.
       adapter: Directory of a LoRA adapter in PEFT's format, to merge into the model.
 
@@ -75,7 +78,12 @@ def export(
     if is_head(path):
         if adapter is not None:
             raise InputError(f"{path}: a KV head, which takes no adapter; leave it out")
-        return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
+        config, params = load_head(path)
+        config = config if images is None else config.with_images(images)
+        head = path, config, params
+        return _export_head(head, destination, target, text_only, draft_vocabulary, engine, options)
+    if images is not None:
+        raise InputError(f"{path}: a model, which follows no image rule {images!r}; leave that out")
     checkpoint = load(path, adapter=adapter)
     config, params, raw = checkpoint.config, checkpoint.params, read_raw_config(path)
     if text_only:
@@ -104,7 +112,7 @@ def export(
 
 
 def _export_head(
-    source: Path,
+    head: tuple[Path, HeadConfig, Params],
     destination: str | Path,
     target: Target | None,
     text_only: bool,
@@ -112,7 +120,7 @@ def _export_head(
     engine: Server | None,
     options: SaveOptions,
 ) -> HeadConfig:
-    config, params = load_head(source)
+    source, config, params = head
     if text_only:
         raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
     config, params = kind_of(config).exported(

@@ -93,7 +93,7 @@ class StoredLayout:
 def tensor_name(path: tuple[Any, ...]) -> str:
     """Return the name in the hub's files of the parameter at a path of the tree."""
     keys = [
-        re.sub(r"^(layers|blocks|mlp|deepstack_merger_list)_(\d+)$", r"\1.\2", key.key)
+        re.sub(r"^(layers|blocks|mlp|fc_norm|deepstack_merger_list)_(\d+)$", r"\1.\2", key.key)
         for key in path
     ]
     keys[-1] = {"kernel": "weight", "embedding": "weight"}.get(keys[-1], keys[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from difflib import get_close_matches
@@ -82,6 +83,18 @@ def fetch_checkpoint(
                 f"checkpoint {path_or_id!r}: the model is gated; ask for access at "
                 f"https://huggingface.co/{path_or_id}, then run `hf auth login` on every machine"
             ) from error
+
+
+def model_name(path: str | Path) -> str:
+    """Return a checkpoint's name: the hub id of a snapshot in the hub's cache, else its directory.
+
+    `runs/NAME/hf`, where training writes its result, is called NAME.
+    """
+    path = Path(os.path.abspath(Path(path).expanduser()))
+    repository = path.parents[1].name if path.parent.name == "snapshots" else ""
+    if repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return path.parent.name if path.name == "hf" else path.name
 
 
 def _similar(name: str | Path) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxspec.checkpoints.heads import kind_of
+from jaxspec.checkpoints.locating import model_name
 from jaxspec.config import HeadConfig, ModelConfig, text_config
 from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
@@ -38,18 +38,6 @@ class Exported:
     added: int = 0
     has_template: bool = True
     scored: int = 0
-
-
-def model_name(path: str | Path) -> str:
-    """Return a checkpoint's name: the hub id of a snapshot in the hub's cache, else its directory.
-
-    `runs/NAME/hf`, where training writes its result, is called NAME.
-    """
-    path = Path(os.path.abspath(Path(path).expanduser()))
-    repository = path.parents[1].name if path.parent.name == "snapshots" else ""
-    if repository.startswith("models--"):
-        return repository.removeprefix("models--").replace("--", "/")
-    return path.parent.name if path.name == "hf" else path.name
 
 
 def write_model_card(path: Path, name: str, model: Exported) -> None:

@@ -15,12 +15,12 @@ from jaxspec.checkpoints.formats import gguf_files, original_llava
 from jaxspec.checkpoints.heads import is_head, kind_of
 from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.checkpoints.huggingface import SaveOptions
-from jaxspec.checkpoints.locating import fetch_checkpoint, locate
-from jaxspec.checkpoints.model_card import model_name
+from jaxspec.checkpoints.locating import fetch_checkpoint, locate, model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.checkpoints.served_draft import draft_command
 from jaxspec.cli.shared import progress
 from jaxspec.config import HeadConfig, ModelConfig
+from jaxspec.config.heads.states import ImageRule
 from jaxspec.errors import InputError, printable
 from jaxspec.loading import check_tokens
 from jaxspec.runtime import human_bytes, setup_runtime
@@ -51,6 +51,8 @@ class Export:
     draft_vocabulary: int | None = None
     """Keep this many tokens of a draft's vocabulary, for jaxspec alone. By default a KV head keeps
     its own, and other drafts get a full head, because transformers reads nothing else."""
+    draft_images: ImageRule | None = None
+    """Rule for images to write into an EAGLE head's config.json; by default its own."""
     adapter: str | None = None
     """Directory of a LoRA adapter in PEFT's format, to merge into the model."""
     revision: str | None = None
@@ -111,6 +113,7 @@ def run(args: Export) -> None:
         text_only=args.text_only,
         draft_vocabulary=args.draft_vocabulary,
         engine=args.engine,
+        images=args.draft_images,
         adapter=args.adapter,
         options=SaveOptions(dtype=args.dtype and jnp.dtype(args.dtype), overwrite=args.overwrite),
     )

@@ -9,9 +9,10 @@ from typing import Any
 import tyro
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.heads import read_draft_config
+from jaxspec.checkpoints.heads import is_head, read_draft_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.shared import Ask, answer, clear, numbers, progress, view_names
+from jaxspec.config.heads.states import ImageRule
 from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.engine.captioners import check_captioner, load_captioner
 from jaxspec.engine.config import capped_gamma
@@ -36,9 +37,9 @@ class Generate(Ask):
     adapter: str | None = None
     """Directory of the target's LoRA adapter in PEFT's format; it is merged at loading."""
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Directory or hub id of a small LLaVA or text model with the target's tokeniser, or of a KV
-    head or EAGLE-3 head of the target. Repeat the option for a model and a head, which then draft
-    together. With neither --draft nor --views lookup the target decodes alone."""
+    """Directory or hub id of a small LLaVA or text model with the target's tokeniser, or of a head
+    of the target: KV, EAGLE-1, MSD or EAGLE-3. Repeat the option for a model and a head, which then
+    draft together. With neither --draft nor --views lookup the target decodes alone."""
     views: str | None = None
     """Views of the prompt that a draft model sees, comma-separated: M (the prompt itself; the
     default), T (text only), C (captions for images), P (image tokens pooled to a quarter), P36
@@ -47,6 +48,9 @@ class Generate(Ask):
     captioner: str | None = None
     """Captioner of view C: jax:DIR (any vision-language model that --target takes), florence2:ID,
     blip:ID or file:CAPTIONS.jsonl."""
+    draft_images: ImageRule | None = None
+    """What an EAGLE head reads at the slots of images, where neither its files nor its id tell:
+    placeholder, the embedding (for heads trained on it), unfused (MSD) or zero."""
     weights: str | None = None
     """Weight of each view, then of a head, then of lookup, comma-separated; uniform by default."""
     weighting: str = "static"
@@ -109,7 +113,8 @@ def run(args: Generate) -> None:
     reports, loaded = [f"target: {target.report}"], []
     for name in drafts:
         progress(f"loading draft {name}")
-        loaded.append(draft := load_draft(name, target, **how))
+        images_rule = args.draft_images if is_head(name) else None
+        loaded.append(draft := load_draft(name, target, **how, images=images_rule))
         reports += [f"draft: {draft.report}"] if isinstance(draft, LoadedModel) else []
     captioner = None
     if args.captioner is not None:
@@ -137,6 +142,8 @@ def _check_drafts(args: Generate, parts: Mixture) -> None:
         _refuse(args, OF_DRAFTS, "needs a draft; give --draft, or leave it out")
     if not args.draft:
         _refuse(args, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out")
+    if parts.head is None:
+        _refuse(args, ["draft_images"], "needs a head; give --draft, or leave it out")
     if len(parts.names) == 1:
         _refuse(
             args, ["weighting"], f"{listing} drafts alone; add --draft or --views, or leave it out"

@@ -69,6 +69,7 @@ def _table(facts: Inspection) -> Table:
         "dtype": ", ".join(f"{name} {human_bytes(size)}" for name, size in facts.dtypes.items()),
         "image tokens": "-" if facts.image_tokens is None else f"{facts.image_tokens} an image",
         "chat template": {None: "-", True: "yes", False: "no"}[facts.chat_template],
+        **facts.facts,
         "files": _sum(facts.files, human_bytes),
         "loads": "no" if facts.problems else "yes",
     }
@@ -105,7 +106,9 @@ class Inspection:
     image_tokens: int | None
     """Prompt slots that one image takes, where all images take the same."""
     chat_template: bool | None
-    """None for a KV head, which uses its target's template."""
+    """None for a head, which uses its target's template."""
+    facts: dict[str, str]
+    """What a head's kind adds, such as its rule for images."""
     files: dict[str, int]
     """File of weights -> bytes."""
     problems: list[str]
@@ -113,7 +116,7 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """Inspect a local directory of a model or of a KV head."""
+    """Inspect a local directory of a model or of a head."""
     with suppress(InputError):  # `survey` reports it
         if is_head(path):
             return _inspect_head(path)
@@ -135,6 +138,7 @@ def inspect(path: Path) -> Inspection:
         draft_vocabulary=config and len(text_config(config).draft_vocabulary),
         image_tokens=getattr(config, "image_tokens", None),
         chat_template=template,
+        facts={},
         problems=problems,
         **_stored(contents.tensors, _part),
     )
@@ -157,6 +161,7 @@ def _inspect_head(path: Path) -> Inspection:
         draft_vocabulary=config and len(config.text_config.draft_vocabulary),
         image_tokens=config and kind_of(config).image_slots(config),
         chat_template=None,
+        facts=kind_of(config).facts(config) if config else {},
         problems=problems,
         **_stored(tensors, lambda name: name.split(".")[0]),
     )

@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.config.heads.dflash import DFlashConfig
+from jaxspec.config.heads.eagle1 import Eagle1Config, Eagle1Text
 from jaxspec.config.heads.eagle3 import Eagle3Config, EagleConfig
 from jaxspec.config.heads.head import HeadConfig
 from jaxspec.config.heads.kv_head import KVHeadConfig
 from jaxspec.config.heads.one_pass import OnePassConfig
+from jaxspec.config.heads.states import StateHeadConfig
 from jaxspec.config.lvlm import (
     LlavaConfig,
     LlavaNextConfig,
@@ -35,6 +37,8 @@ from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVision
 
 __all__ = [
     "DFlashConfig",
+    "Eagle1Config",
+    "Eagle1Text",
     "Eagle3Config",
     "EagleConfig",
     "HeadConfig",
@@ -57,6 +61,7 @@ __all__ = [
     "QwenVisionConfig",
     "RopeScaling",
     "RotaryConfig",
+    "StateHeadConfig",
     "TextConfig",
     "VisionConfig",
     "text_config",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from jaxspec.config import (
     DFlashConfig,
+    Eagle1Config,
     Eagle3Config,
     HeadConfig,
     KVHeadConfig,
@@ -20,6 +21,7 @@ from jaxspec.config import (
 from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.sources.dflash import DFlash
 from jaxspec.decoding.sources.draft_model import DraftModel
+from jaxspec.decoding.sources.eagle1 import Eagle1
 from jaxspec.decoding.sources.eagle3 import Eagle3
 from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.kv_head import KVHeadSource
@@ -36,6 +38,7 @@ DraftConfig = ModelConfig | HeadConfig
 HEAD_SOURCES: dict[type[HeadConfig], Callable[..., HeadSource]] = {
     KVHeadConfig: KVHeadSource,
     OnePassConfig: OnePassSource,
+    Eagle1Config: Eagle1,
     Eagle3Config: Eagle3,
     DFlashConfig: DFlash,
 }
@@ -106,7 +109,7 @@ def sources_of(
         sources.append(DraftModel(views, shares_tower))
     if parts.head is not None:
         head = parts.head.for_target(target.config)
-        sources.append(HEAD_SOURCES[type(head)](head, gamma))
+        sources.append(HEAD_SOURCES[type(head)](head, gamma, target))
     if parts.lookup:
         sources.append(Lookup(target.text.vocab_size))
     return tuple(sources)

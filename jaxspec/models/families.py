@@ -15,7 +15,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
 from jaxspec.config import (
-    EagleConfig,
     KVHeadConfig,
     LlamaConfig,
     LlavaConfig,
@@ -32,7 +31,7 @@ from jaxspec.config import (
 )
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
-from jaxspec.models.heads.eagle3 import FusedLM
+from jaxspec.models.heads.kinds import DECODERS
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.lvlms.anyres import LlavaNextImages, LlavaOnevisionImages
@@ -126,8 +125,8 @@ def family_of(model_type: str) -> Family:
 
 def build(config: ModelConfig) -> nn.Module:
     """Return the (stateless, hashable) module of a configuration."""
-    if isinstance(config, EagleConfig):  # whose files name a Llama
-        return FusedLM(config)
+    if decoder := DECODERS.get(type(config)):  # whose files name a Llama
+        return decoder(config)
     return family_of(config.model_type).module(config)
 
 

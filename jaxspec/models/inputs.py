@@ -18,7 +18,7 @@ import numpy as np
 from flax import struct
 
 from jaxspec.errors import InputError
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int
 
 TEXT, NEWLINE = -1, -2
 """Sources of a slot with its own token, and of one with the learned end-of-line embedding."""
@@ -42,6 +42,11 @@ class PromptRows(struct.PyTreeNode):
     """Rotary positions (time, height, width) where they are not the slots (M-RoPE)."""
     shift: Int[Array, " B"] | None = None
     """With `rotary`: position minus slot of the token after the prompt."""
+
+    @property
+    def images(self) -> Bool[Array, "B L"] | None:
+        """Return which slots show an image; None without image slots."""
+        return None if self.sources is None else self.sources[..., 0] != TEXT
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""An EAGLE-3 head drafts what its definition says, whatever was accepted before, and changes no
-answer.
+"""EAGLE-1 and EAGLE-3 heads draft what their definitions say, whatever was accepted before, and
+change no answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pytest
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.config import Eagle3Config, RopeScaling
+from jaxspec.config import Eagle1Config, Eagle3Config, RopeScaling
+from jaxspec.config.heads.kinds import new_head
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
@@ -30,21 +31,41 @@ from tests.tiny.eagle_reference import draft as reference
 from tests.tiny.one_pass import blocks_of_head
 
 J, NEW, BLOCKS = 3, 24, 6
-OPTIONS = {
-    "llava": {},
-    "qwen2_5_vl": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
-    "one-dimensional": {"rope_scaling": RopeScaling()},  # for a target with M-RoPE
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llava": ("llava", {}, {}),
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        {},
+        {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    ),
+    "one-dimensional": ("qwen2_5_vl", {}, {"rope_scaling": RopeScaling()}),
+    "EAGLE-3.1": ("qwen2_5_vl", {"images": "zero"}, {"fc_norm": True, "norm_output": True}),
+    "shown images": ("qwen3_vl", {"images": "embedding"}, {}),
+    "EAGLE-1": ("llava", {"feature": "eagle1"}, {}),
+    "MSD": (
+        "llava",
+        {"feature": "eagle1", "images": "unfused"},
+        {"fc_bias": True, "own_embedding": True, "rows": 100},
+    ),
+    "EAGLE-1, shown images": (
+        "qwen2_5_vl",
+        {"feature": "eagle1", "images": "embedding"},
+        {"qkv_bias": True},
+    ),
+    "EAGLE-1, zeros": ("qwen3_vl", {"feature": "eagle1", "images": "zero"}, {}),
 }
+"""Target's family, words of `new_head`, and fields of the head's decoder."""
 ENGINE = EngineConfig(
     gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16)
 )
 
 
-def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
-    written = "qwen2_5_vl" if family == "one-dimensional" else family
-    target = LoadedModel.load(families.write(path, written) / "target")
-    config = Eagle3Config.of_target(target.config, target_layers=(0, 1, 1), gamma=J)
-    text = replace(config.text_config, draft_vocabulary=words, **OPTIONS[family])
+def headed(path: Any, case: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
+    family, kind, fields = CASES[case]
+    target = LoadedModel.load(families.write(path, family) / "target")
+    layers = {"feature": "fused", "target_layers": (0, 1, 1), "gamma": J}
+    config = new_head(target.config, **layers | kind)
+    text = replace(config.text_config, draft_vocabulary=words, **fields)
     config = replace(config, text_config=text)
     return target, LoadedHead(
         config, tiny.eagle_params(config, text_params(target.config, target.params))
@@ -52,16 +73,16 @@ def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> tuple[LoadedM
 
 
 @pytest.mark.parametrize(
-    ("family", "tree"), [*((family, None) for family in OPTIONS), ("qwen2_5_vl", "2:5")]
+    ("case", "tree"), [*((case, None) for case in CASES), ("qwen2_5_vl", "2:5"), ("MSD", "2:5")]
 )
 def test_blocks_are_drafted_as_the_definition_says(
-    family: str, tree: str | None, tmp_path: Any
+    case: str, tree: str | None, tmp_path: Any
 ) -> None:
-    """Rows have an image, and blocks follow others of which more or less was accepted."""
-    words = tuple(range(3, 100)) if tree is None else ()
-    target, head = headed(tmp_path, family, words)
+    """Rows have two images, and blocks follow others of which more or less was accepted."""
+    words = tuple(range(3, 100)) if tree is None and "feature" not in CASES[case][1] else ()
+    target, head = headed(tmp_path, case, words)
     engine = Engine(target, head, replace(ENGINE, tree=tree))
-    prompt = engine.encoder.prompt("What?", [tiny.page(0)])
+    prompt = engine.encoder.prompt("What?", [tiny.page(0), tiny.page(1)])
     request = Request(prompt, NEW, temperature=8.0, seed=3)
     # also if the first token ended it
     state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))
@@ -70,14 +91,15 @@ def test_blocks_are_drafted_as_the_definition_says(
     options = options.replace(eos=jnp.asarray([-1]))
     spec, params = engine.assembly.program, engine.assembly.params
     row = text_params(target.config, target.params)
-    config = head.config.to_dict()
+    config, eagle1 = head.config.to_dict(), isinstance(head.config, Eagle1Config)
     tensors = {
-        name.replace("layers.0.", "midlayer."): leaf
+        name if eagle1 else name.replace("layers.0.", "midlayer."): leaf
         for name, leaf in named_tensors(head.params).items()
     }
     if words:
         tensors["d2t"] = np.asarray(words) - np.arange(len(words))
     embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
+    output = np.asarray(row["lm_head"]["kernel"], np.float64).T if eagle1 else None
 
     @jax.jit
     def block(state: Any) -> tuple[Any, Any]:
@@ -90,21 +112,25 @@ def test_blocks_are_drafted_as_the_definition_says(
         answer = np.asarray(state.tokens)[0, : int(state.count[0])].tolist()
         draft, state = block(state)
         emitted.append(int(state.count[0]) - len(answer))
-        tokens, states, places = read_row(target, head, prompt, answer)
+        tokens, states, places, images = read_row(target, head, prompt, answer)
         drafted = np.asarray(draft.tokens)[0, : J - 1] if tree is None else ()
-        scores = reference(config, tensors, embedding, states, tokens, places, drafted)
+        scores = reference(
+            config, tensors, embedding, states, tokens, places, drafted, images, output
+        )
         probs = np.exp((scores - scores.max(-1, keepdims=True)) / 8.0)
         probs /= probs.sum(-1, keepdims=True)
-        np.testing.assert_allclose(draft.view_probs[0, 0, : len(probs)], probs, atol=2e-6)
+        np.testing.assert_allclose(
+            draft.view_probs[0, 0, : len(probs)], probs, atol=2e-5 if eagle1 else 2e-6
+        )
     assert len({*emitted}) > 1, emitted
 
 
-@pytest.mark.parametrize("family", OPTIONS)
-def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_one_pass_predicts_the_blocks(case: str, tmp_path: Any) -> None:
     """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of
     decoding.
     """
-    plain = Engine(headed(tmp_path / "plain", family)[0], None, ENGINE)
+    plain = Engine(headed(tmp_path / "plain", case)[0], None, ENGINE)
     prompts = [
         plain.encoder.prompt(text, [tiny.page(0)])
         for text in ("What?", "Tell me more.", "Who is it?", "a")
@@ -115,7 +141,7 @@ def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
     words, _ = zip(
         *Counter(token for answer in answers for token in answer).most_common(3), strict=True
     )
-    target, head = headed(tmp_path / "drafted", family, tuple(sorted(words)))
+    target, head = headed(tmp_path / "drafted", case, tuple(sorted(words)))
     engine, total = Engine(target, head, ENGINE), np.zeros(2, int)
     for prompt, answer in zip(prompts, answers, strict=True):
         result = engine.generate(Request(prompt, NEW))
@@ -128,8 +154,10 @@ def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
 
 def read_row(
     target: LoadedModel, head: LoadedHead, prompt: Any, answer: list[int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The row's tokens, and of all but the newest the target's states and positions."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[int, np.ndarray]]:
+    """The row's tokens; of all but the newest the target's states and positions; and what the
+    target shows at the slots of images.
+    """
     rows, images = whole_row(target, prompt, answer)
     model, length = target.model, int(rows.length[0])
     kept = head.config.target_states
@@ -137,14 +165,18 @@ def read_row(
     @jax.jit
     def states(images: Any) -> Any:
         embeds = model.embed(target.params, rows, model.encode(target.params, images))
-        return model.read(target.params, embeds, rows, rows.tokens.shape[1], kept)[1].hidden
+        return embeds, model.read(target.params, embeds, rows, rows.tokens.shape[1], kept)[1].hidden
 
-    hidden = np.asarray(states(images), np.float64)[0, 0, : length - 1]
+    embeds, hidden = (np.asarray(leaf, np.float64)[0] for leaf in states(images))
     places = np.arange(rows.tokens.shape[1])[None]
     if rows.rotary is not None and head.config.text_config.rope_scaling.mrope_section:
         places = np.asarray(rows.rotary)[0]
     places = np.broadcast_to(places, (3, rows.tokens.shape[1]))[:, : length - 1].T
-    return np.asarray(rows.tokens)[0, :length], hidden, places
+    pictures = np.flatnonzero(
+        np.asarray(rows.tokens)[0, :length] == target.config.image_token_index
+    )
+    shown = {int(slot): embeds[slot, : target.model.text.hidden_size] for slot in pictures}
+    return np.asarray(rows.tokens)[0, :length], hidden[0, : length - 1], places, shown
 
 
 def test_states_are_taken_after_deepstacks_addition() -> None:

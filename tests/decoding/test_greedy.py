@@ -33,6 +33,7 @@ DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
 HEADS = {
     "KV head": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
     "eagle": tiny.kv_head(TARGET, TARGET_PARAMS, feature="fused", target_layers=(0, 1, 2)),
+    "eagle1": tiny.kv_head(TARGET, TARGET_PARAMS, feature="eagle1", images="unfused"),
     "one pass": tiny.kv_head(
         TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2, key_layers=(0, 1)
     ),
@@ -58,6 +59,8 @@ GRID = [
     (("M", "T", "KV head"), 3, None),
     (("eagle",), 3, None),
     (("M", "T", "eagle"), 2, "dynamic:2:4"),
+    (("eagle1",), 3, None),
+    (("eagle1",), 3, "dynamic:2:6"),
     (("one pass",), 3, None),
     (("one pass",), 3, "2:5"),
     (("M", "T", "one pass"), 3, None),

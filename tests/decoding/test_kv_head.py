@@ -124,7 +124,7 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         trained = corrected(config, params, logits, block, embed).reshape(*hidden.shape[:3], -1)
 
         prompt = head_rows(config, [image[:start] for image in shown], start, 2)
-        source = HEAD_SOURCES[type(config)](config, J)
+        source = HEAD_SOURCES[type(config)](config, J, TARGET)
         shared = {"target": PARAMS, source.name: params}
         read_so_far = target.replace(length=jnp.full(3, start))
         state = pack(config, params, read_so_far, prompt, start + NEW + J)

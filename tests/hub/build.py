@@ -19,8 +19,9 @@ from safetensors.numpy import load_file, save_file
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config, read_config
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.heads.eagle3 import eagle_tensors
-from jaxspec.config import Eagle3Config, text_config
+from jaxspec.checkpoints.heads import kind_of
+from jaxspec.config import text_config
+from jaxspec.config.heads.kinds import new_head
 from tests.hub import configs, words
 from tests.hub.data import DATA
 from tests.hub.data import write as write_data
@@ -143,17 +144,23 @@ def write_captioner(path: Path, kind: str) -> None:
 
 
 def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
-    """Write an EAGLE-3 head of random weights; it reads layers that exist in the target's twin of
-    two layers.
+    """Write a head of random weights; an EAGLE-3 head reads layers that exist in the target's twin
+    of two layers.
     """
     found = read_config(target)
-    config = Eagle3Config.of_target(found, target_layers=(0, 1, 2))
-    words = tuple(range(3, text_config(found).vocab_size, 2))
-    config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
-    own = eagle_tensors(config, named_tensors(eagle_params(config, random_params(found))))
+    config = new_head(found, feature=twin.feature, target_layers=(0, 1, 2))
+    vocabulary = text_config(found).vocab_size
+    own = {
+        "fused": {"draft_vocabulary": tuple(range(3, vocabulary, 2))},
+        "eagle1": {"own_embedding": True, "fc_bias": True, "rows": vocabulary - twin.padding},
+    }[twin.feature]
+    config = replace(config, text_config=replace(config.text_config, **own))
+    params = eagle_params(config, random_params(found))
+    made, stored = kind_of(config).written(config, named_tensors(params), "vllm", None)
     dtype = np.dtype(_numpy(twin.dtype))
     tensors = {
-        name: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf for name, leaf in own.items()
+        name: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf
+        for name, leaf in stored.items()
     }
     sizes = (
         "vocab_size",
@@ -161,11 +168,10 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
         "intermediate_size",
         "num_attention_heads",
         "num_key_value_heads",
-        "head_dim",
     )
-    sizes += ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
-    made = config.to_dict()
-    raw = twin.config | {name: made[name] for name in sizes} | {"torch_dtype": twin.dtype}
+    sizes += ("head_dim", "draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+    raw = twin.config | {name: made[name] for name in sizes if name in made}
+    raw |= {"torch_dtype": twin.dtype}
     (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     if twin.bin and TORCH:
         import torch

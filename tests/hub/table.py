@@ -27,6 +27,10 @@ OPT_KEYS = (
     "project's notes"
 )
 
+MSD = (
+    "config.json: github fanyunfeng-bit/MMSpec-fyf, train/msd/{}_config.json; .bin as EAGLE's heads"
+)
+
 LLAMA2 = {"max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA3 = {
     "rope_theta": 500000.0,
@@ -114,13 +118,19 @@ def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
 
 @dataclass(frozen=True)
 class HeadTwin:
-    """What the repository of an EAGLE-3 head holds, in SafeAILab's layout."""
+    """What the repository of an EAGLE head holds, in SafeAILab's layout."""
 
     target: str
     source: str
     """Where its layout was seen."""
     dtype: str
     bin: bool = False
+    feature: Literal["fused", "eagle1"] = "fused"
+    """Word of `new_head` for its kind."""
+    rule: str = "placeholder"
+    """Its rule for images, as loading knows it."""
+    padding: int = 0
+    """Tokens of its target that an EAGLE-1 head's embedding lacks."""
     config: dict[str, Any] = field(default_factory=dict)
     """Entries of config.json, of which sizes are the twin's own."""
 
@@ -135,6 +145,28 @@ _EAGLE |= {
     "initializer_range": 0.02,
     "use_cache": True,
     "tie_word_embeddings": False,
+}
+_MSD = {
+    "architectures": ["LlavaLlamaForCausalLM"],
+    "model_type": "llava",
+    "num_hidden_layers": 1,
+    "image_aspect_ratio": "pad",
+    "mm_hidden_size": 1024,
+    "mm_projector_type": "mlp2x_gelu",
+    "mm_vision_select_layer": -2,
+    "max_length": 4096,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "use_mm_proj": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 HEADS: dict[str, HeadTwin] = {
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": HeadTwin(
@@ -167,6 +199,42 @@ HEADS: dict[str, HeadTwin] = {
         }
         | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "sliding_window": 32768}
         | {"use_sliding_window": False},
+        rule="embedding",
+    ),
+    "lucylyn/MSD-LLaVA1.5-7B": HeadTwin(
+        "llava-hf/llava-1.5-7b-hf",
+        f"{UNSEEN}; {MSD.format('llava_v15_7B')}",
+        dtype="float16",
+        bin=True,
+        feature="eagle1",
+        rule="unfused",
+        padding=4,
+        config=_MSD,
+    ),
+    "lucylyn/MSD-LLaVA1.5-13B": HeadTwin(
+        "llava-hf/llava-1.5-13b-hf",
+        f"{UNSEEN}; {MSD.format('llava_v15_13B')}",
+        dtype="float16",
+        bin=True,
+        feature="eagle1",
+        rule="unfused",
+        padding=4,
+        config=_MSD,
+    ),
+    "Cloudriver/EAGLE-LLaVA-1.5-7B": HeadTwin(
+        "llava-hf/llava-1.5-7b-hf",
+        f"{UNSEEN}; config.json: github fanyunfeng-bit/MMSpec-fyf, train/configs/llava1.5_7b_config.json",
+        dtype="float16",
+        feature="eagle1",
+        rule="embedding",
+        config={
+            "architectures": ["LlamaForCausalLM"],
+            "draft_vocab_size": 32064,
+            "num_hidden_layers": 1,
+        }
+        | {"rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "hidden_act": "silu"}
+        | {"use_cache": True, "initializer_range": 0.02}
+        | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     ),
 }
 

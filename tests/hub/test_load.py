@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,19 +41,28 @@ def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_public_heads_draft_for_their_targets(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["inspect", name])
-    assert "EAGLE-3 head" in capsys.readouterr().out
-    main(["plan", HEADS[name].target, "--draft", name, "--chips", "h100"])
+    """Their rules for images are known, and an export's config.json names them."""
+    twin, kind = HEADS[name], {"fused": "EAGLE-3 head", "eagle1": "EAGLE-1 head"}
+    main(["inspect", name, "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert kind[twin.feature] in facts["family"]
+    assert facts["facts"]["image rule"] == twin.rule
+    main(["plan", twin.target, "--draft", name, "--chips", "h100"])
     assert "speed-up at 2" in capsys.readouterr().out
+    main(["export", name, str(tmp_path / "head")])
+    raw = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert raw["jaxspec"]["images"] == twin.rule
     sizes = {"prompt_buckets": (64, 128), "new_buckets": (8,), "image_buckets": (0,)}
-    target = load_twin(HEADS[name].target)
-    plain, drafted = (
-        Engine(target, drafts, EngineConfig(gamma=2, **sizes))
-        for drafts in ([], [load_draft(name, target)])
+    target = load_twin(twin.target)
+    heads = [load_draft(head, target) for head in (name, tmp_path / "head")]
+    plain, *drafted = (
+        Engine(target, drafts, EngineConfig(gamma=2, **sizes)).generate(Request("Hi", 8))
+        for drafts in ([], *([head] for head in heads))
     )
-    assert drafted.generate(Request("Hi", 8)).tokens == plain.generate(Request("Hi", 8)).tokens
+    assert [result.tokens for result in drafted] == [plain.tokens] * 2
+    assert drafted[0].stats == drafted[1].stats
 
 
 def test_an_id_that_is_not_there_is_one_line(refusal: Callable[..., str]) -> None:

@@ -1,7 +1,7 @@
-"""An EAGLE-3 head in numpy, from its files alone: one row, one token at a time, no cache.
+"""EAGLE-1 and EAGLE-3 heads in numpy, from their files alone: one row, a token at a time, no cache.
 
-It takes what `config.json` and `model.safetensors` hold in SafeAILab's layout, and the target's
-embedding.
+They take what `config.json` and `model.safetensors` hold in SafeAILab's layouts, and what a head
+borrows from its target.
 """
 
 from __future__ import annotations
@@ -19,34 +19,79 @@ def draft(
     tokens: np.ndarray,
     places: np.ndarray,
     drafted: np.ndarray,
+    images: dict[int, np.ndarray] | None = None,
+    output: np.ndarray | None = None,
 ) -> np.ndarray:
     """Scores [J, V] of the token after each of the newest token and the drafted ones, -inf where
     none is scored.
 
     Args:
       embedding: [V, D], which a head without one of its own reads.
-      states: [L, 3 D], the target's three hidden states at all tokens but the newest.
+      states: The target's hidden states at all tokens but the newest: [L, D] for EAGLE-1, three
+        side by side, [L, 3 D], for EAGLE-3.
       tokens: [L + 1], the row with its newest token.
       places: [L, 3], rotary positions of the tokens but the newest: time, height, width.
       drafted: [J - 1], tokens that the head is made to read.
+      images: Slot -> the target's embedding there, [D], of slots that show an image.
+      output: [V, D], the target's output matrix, for EAGLE-1.
     """
     tensors = {name: leaf.astype(np.float64) for name, leaf in tensors.items()}
     embedding = tensors.get("embed_tokens.weight", embedding)
-    norms = {"norm_before_fc": "input_norm.weight"}
-    if config.get("norm_before_fc"):
-        states = norm(states, tensors[norms["norm_before_fc"]], config)
-    hidden = [*(states @ tensors["fc.weight"].T)]
-    read, places = [*tokens[1:]], [*places]
-    out = []
+    rule, images = config.get("jaxspec", {}).get("images", "placeholder"), images or {}
+    if rule == "zero":
+        states = np.where(np.isin(np.arange(len(states)), [*images])[:, None], 0, states)
+    embeds = [
+        images[slot] if slot in images and rule in ("embedding", "unfused") else embedding[token]
+        for slot, token in enumerate(np.minimum(tokens, len(embedding) - 1))
+    ][1:]
+    if output is None:
+        return _eagle3(config, tensors, embedding, embeds, states, places, drafted)
+    joined = [
+        embeds[slot]
+        if rule == "unfused" and slot + 1 in images
+        else joint(tensors, embeds[slot], states[slot])
+        for slot in range(len(states))
+    ]
+    places, out = [*places], []
     for token in (*drafted, None):
-        prenorm = layer(
-            config, tensors, embedding[np.asarray(read)], np.stack(hidden), np.stack(places)
-        )[-1]
+        last = block(config, tensors, "layers.0.", np.stack(joined), np.stack(joined), places)[-1]
+        out.append(output @ last)
+        if token is not None:
+            joined.append(joint(tensors, embedding[min(token, len(embedding) - 1)], last))
+            places.append(places[-1] + 1)
+    return np.stack(out)
+
+
+def joint(tensors: dict[str, np.ndarray], embed: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """What EAGLE-1's layer reads of a token."""
+    return tensors["fc.weight"] @ np.concatenate([embed, state]) + tensors.get("fc.bias", 0)
+
+
+def _eagle3(
+    config: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    embedding: np.ndarray,
+    embeds: list[np.ndarray],
+    states: np.ndarray,
+    places: np.ndarray,
+    drafted: np.ndarray,
+) -> np.ndarray:
+    if config.get("norm_before_fc"):
+        states = norm(states, tensors["input_norm.weight"], config)
+    if config.get("fc_norm"):
+        parts = np.split(states, 3, axis=-1)
+        weights = [tensors[f"fc_norm.{i}.weight"] for i in range(3)]
+        normed = [norm(part, weight, config) for part, weight in zip(parts, weights)]
+        states = np.concatenate(normed, axis=-1)
+    hidden = [*(states @ tensors["fc.weight"].T)]
+    places, out = [*places], []
+    for token in (*drafted, None):
+        prenorm = layer(config, tensors, np.stack(embeds), np.stack(hidden), np.stack(places))[-1]
         normed = norm(prenorm, tensors["norm.weight"], config)
         out.append(scores(config, tensors, normed))
         if token is not None:
             hidden.append(normed if config.get("norm_output") else prenorm)
-            read.append(token)
+            embeds = [*embeds, embedding[token]]
             places.append(places[-1] + 1)
     return np.stack(out)
 
@@ -70,40 +115,46 @@ def layer(
     hidden: np.ndarray,
     places: np.ndarray,
 ) -> np.ndarray:
-    """The layer's output [L, D], each token reading those up to it."""
+    """The output [L, D] of EAGLE-3's layer, each token reading those up to it."""
+    normed = norm(hidden, tensors["midlayer.hidden_norm.weight"], config)
+    both = [norm(embeds, tensors["midlayer.input_layernorm.weight"], config), normed]
+    stream = normed if config.get("norm_before_residual") else hidden
+    return block(config, tensors, "midlayer.", np.concatenate(both, axis=-1), stream, places)
 
-    def weight(name: str) -> np.ndarray:
-        return tensors[f"midlayer.{name}.weight"]
+
+def block(
+    config: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    prefix: str,
+    read: np.ndarray,
+    stream: np.ndarray,
+    places: Any,
+) -> np.ndarray:
+    """The stream [L, D] after causal attention over `read` [L, width], and the MLP."""
+
+    def times(x: np.ndarray, name: str) -> np.ndarray:
+        name = f"{prefix}{name}"
+        return x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", 0)
 
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    width = config["head_dim"]
-    normed = norm(hidden, weight("hidden_norm"), config)
-    both = np.concatenate([norm(embeds, weight("input_layernorm"), config), normed], axis=-1)
-    stream = normed if config.get("norm_before_residual") else hidden
+    width, places = config["head_dim"], np.stack(places)
     q, k, v = (
-        (both @ weight(f"self_attn.{name}_proj").T).reshape(len(both), -1, width)
-        for name in ("q", "k", "v")
+        times(read, f"self_attn.{name}_proj").reshape(len(read), -1, width) for name in "qkv"
     )
-    if "midlayer.self_attn.q_norm.weight" in tensors:
-        q, k = (
-            norm(q, weight("self_attn.q_norm"), config),
-            norm(k, weight("self_attn.k_norm"), config),
-        )
+    if f"{prefix}self_attn.q_norm.weight" in tensors:
+        q = norm(q, tensors[f"{prefix}self_attn.q_norm.weight"], config)
+        k = norm(k, tensors[f"{prefix}self_attn.k_norm.weight"], config)
     q, k = rotate(q, places, config), rotate(k, places, config)
     k, v = (np.repeat(leaf, heads // kv_heads, axis=1) for leaf in (k, v))
     attention = np.einsum("tnh,snh->nts", q, k) / np.sqrt(width)
-    attention = np.where(np.tri(len(both), dtype=bool), attention, -np.inf)
+    attention = np.where(np.tri(len(read), dtype=bool), attention, -np.inf)
     attention = np.exp(attention - attention.max(-1, keepdims=True))
     attention /= attention.sum(-1, keepdims=True)
-    read = np.einsum("nts,snh->tnh", attention, v).reshape(len(both), -1)
-    stream = stream + read @ weight("self_attn.o_proj").T
-    inner = norm(stream, weight("post_attention_layernorm"), config)
-    gate = inner @ weight("mlp.gate_proj").T
-    return (
-        stream
-        + (gate / (1 + np.exp(-gate)) * (inner @ weight("mlp.up_proj").T))
-        @ weight("mlp.down_proj").T
-    )
+    out = np.einsum("nts,snh->tnh", attention, v).reshape(len(read), -1)
+    stream = stream + times(out, "self_attn.o_proj")
+    inner = norm(stream, tensors[f"{prefix}post_attention_layernorm.weight"], config)
+    gate = times(inner, "mlp.gate_proj")
+    return stream + times(gate / (1 + np.exp(-gate)) * times(inner, "mlp.up_proj"), "mlp.down_proj")
 
 
 def norm(x: np.ndarray, weight: np.ndarray, config: dict[str, Any]) -> np.ndarray:

@@ -13,11 +13,12 @@ import numpy as np
 
 from jaxspec.config import (
     DFlashConfig,
-    Eagle3Config,
+    Eagle1Config,
     HeadConfig,
     LlamaConfig,
     LlavaConfig,
     ModelConfig,
+    StateHeadConfig,
     VisionConfig,
 )
 from jaxspec.config.heads.kinds import new_head
@@ -96,7 +97,7 @@ def kv_head(
     """A head that begins as the target's last layer, its weights a bit off."""
     config = new_head(target.config, **{"image_slots": 2, "slot_bias": True} | options)
     theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
-    if isinstance(config, Eagle3Config | DFlashConfig):
+    if isinstance(config, StateHeadConfig | DFlashConfig):
         return config, eagle_params(config, params)
     layers = f"layers_{target.text.num_hidden_layers - 1}"
     shapes = abstract_head(config)
@@ -110,8 +111,10 @@ def kv_head(
 def eagle_params(config: HeadConfig, target: Params, seed: int = 0) -> Params:
     """A head of random weights, with the target's output head where it has one of its own."""
     rng, words = np.random.default_rng(seed), np.asarray(config.text_config.draft_vocabulary, int)
+    scale = 0.15 if isinstance(config, Eagle1Config) else 0.3  # without norms, scores grow
     drawn = jax.tree.map(
-        lambda x: jnp.asarray(rng.normal(x.ndim == 1, 0.3, x.shape), x.dtype), abstract_head(config)
+        lambda x: jnp.asarray(rng.normal(x.ndim == 1, scale, x.shape), x.dtype),
+        abstract_head(config),
     )
     if "lm_head" not in drawn:
         return drawn

@@ -28,14 +28,17 @@ from jaxspec.checkpoints.formats.tensor_files import (
     write_tensors,
 )
 from jaxspec.checkpoints.heads.dflash import DFlashFiles
+from jaxspec.checkpoints.heads.eagle1 import Eagle1Files
 from jaxspec.checkpoints.heads.eagle3 import Eagle3Files
 from jaxspec.checkpoints.heads.kind import Kind, Server
 from jaxspec.checkpoints.heads.kinds import kind_of_head
 from jaxspec.checkpoints.heads.kv_head import KVHeadFiles
+from jaxspec.checkpoints.heads.published import with_known_images
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.config import (
     DFlashConfig,
+    Eagle1Config,
     Eagle3Config,
     HeadConfig,
     KVHeadConfig,
@@ -53,6 +56,9 @@ _KV = "KV head: a draft that reads its target's key-value cache"
 HEADS: dict[str, Kind[Any]] = {
     "KV": KVHeadFiles(KVHeadConfig, _KV),
     "one-pass": KVHeadFiles(OnePassConfig, f"{_KV}, a block in one pass"),
+    "EAGLE-1": Eagle1Files(
+        Eagle1Config, "EAGLE-1 head: a draft that reads its target's last hidden state"
+    ),
     "EAGLE-3": Eagle3Files(
         Eagle3Config, "EAGLE-3 head: a draft that reads hidden states of its target"
     ),
@@ -138,7 +144,7 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
         article, kinds = "an" if name[:1] in "EM" else "a", ", ".join(HEADS)
         raise InputError(f"{path}: {article} {name} head; give one of {kinds}")
     kind = HEADS[name]
-    config = kind.config.from_dict(raw)
+    config = with_known_images(path, raw, kind.config.from_dict(raw))
     if problems:
         return config, stored, problems
     config, stored = kind.own(config, stored)

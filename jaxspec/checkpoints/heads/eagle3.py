@@ -6,6 +6,7 @@ SafeAILab's and SpecForge's, which this library writes too:
 |-------------------------------------------------------------------------|---------------------|
 | `fc.weight`                                                             | [D, 3 target D]     |
 | `input_norm.weight`                                                     | norm_before_fc      |
+| `fc_norm.{0,1,2}.weight`                                                | fc_norm             |
 | `midlayer.{input_layernorm,hidden_norm,post_attention_layernorm}.weight` | [D]                |
 | `midlayer.self_attn.{q,k,v}_proj.weight`                                | [out, 2 D]          |
 | `midlayer.self_attn.o_proj.weight`, `midlayer.mlp.*_proj.weight`        | as a Llama's        |
@@ -84,6 +85,9 @@ class Eagle3Files(Kind[Eagle3Config]):
             raise InputError(f"{source}: does not name its target, {advice}")
         return config, params
 
+    def facts(self, config: Eagle3Config) -> dict[str, str]:
+        return {"image rule": config.images}
+
     def command(self, config: Eagle3Config, path: str, server: Server) -> str:
         return serve_command(config, path, server)
 
@@ -143,8 +147,8 @@ def eagle_config(
     raw = config.to_dict() | {"torch_dtype": dtype}
     if server != "speculators":
         return raw
-    outer = ("norm_before_residual", "norm_before_fc", "norm_output", "draft_vocab_size")
-    outer += ("eagle_aux_hidden_state_layer_ids", "jaxspec", "torch_dtype")
+    outer = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    outer += ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "jaxspec", "torch_dtype")
     inner = {k: v for k, v in raw.items() if k not in (*outer, "eagle_config", "architectures")}
     target_size = inner.pop("target_hidden_size")
     return {
@@ -162,7 +166,7 @@ def check_server(source: Path, config: Eagle3Config, server: Server) -> None:
     text = config.text_config
     lacking = ["qk_norm"]
     if server == "sglang":
-        lacking += ["norm_before_residual", "norm_before_fc", "norm_output"]
+        lacking += ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
     if names := [name for name in lacking if getattr(text, name)]:
         raise InputError(f"{source}: has {', '.join(names)}, which {server} does not read")
     if server == "sglang" and 0 in text.target_layers:

@@ -52,11 +52,14 @@ def kind_of_head(
     for pattern, kind in _TENSORS_OF_KINDS.items():
         if any(re.match(pattern, name) for name in stored):
             return kind
+    layers = any(name.startswith("layers.0.") for name in stored)
+    if "fc.weight" in stored and layers and not any("hidden_norm" in name for name in stored):
+        return "EAGLE-1"
+    if "llavallamaforcausallm" in names and raw.get("num_hidden_layers") == 1:  # MSD
+        return "EAGLE-1"
     eagle3_names = {name.lower() for name in (*ARCHITECTURES, *SPECULATORS)}
     if eagle3_names & {*names} or "eagle3" in names or raw.get("draft_vocab_size") is not None:
         return "EAGLE-3"
     if "fc.weight" not in stored:
         return ""
-    if any(name.endswith("hidden_norm.weight") for name in stored):
-        return "EAGLE-3"
-    return "EAGLE-1" if any(name.startswith("layers.0.") for name in stored) else ""
+    return "EAGLE-3" if any(name.endswith("hidden_norm.weight") for name in stored) else ""

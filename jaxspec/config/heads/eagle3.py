@@ -16,7 +16,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.heads.head import HeadConfig, check_rotary
+from jaxspec.config.heads.head import check_rotary
+from jaxspec.config.heads.states import StateHeadConfig
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.schema import known_fields
 from jaxspec.config.text import LlamaConfig, RotaryConfig, TextConfig, refuse_window
@@ -40,7 +41,7 @@ _NEUTRAL: dict[str, Any] = {
 _READ = {
     *("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "initializer_range"),
     *("embed_requires_grad", "target_hidden_size", "rms_norm_eps", "norm_before_residual"),
-    *("norm_before_fc", "norm_output", "parallel_draft_heads_num_layers"),
+    *("norm_before_fc", "fc_norm", "norm_output", "parallel_draft_heads_num_layers"),
 }
 _OF_HEADS = re.compile("norm|scale|aux|draft|eagle|mask|parallel|residual|quant|lora|expert")
 """Parts of the names of entries that may change a head's computation."""
@@ -53,7 +54,9 @@ class EagleConfig(LlamaConfig):
     norm_before_residual: bool = False
     """Whether the layer's output is added to the hidden state's norm, not to the state itself."""
     norm_before_fc: bool = False
-    """Whether a norm precedes `fc`."""
+    """Whether a norm of the three states together precedes `fc`."""
+    fc_norm: bool = False
+    """Whether a norm of each of the three states precedes `fc`, as in EAGLE-3.1."""
     norm_output: bool = False
     """Whether the next token reads the final-normed state, not the one before the norm."""
     qk_norm: bool = False  # pyright: ignore
@@ -99,8 +102,8 @@ class EagleConfig(LlamaConfig):
             listing = ", ".join(unsupported)
             raise InputError(f"EAGLE-3 head: config.json has {listing}, which is not supported")
         decoder = raw.get("transformer_layer_config") or raw
-        names = ("norm_before_residual", "norm_before_fc", "norm_output", "target_hidden_size")
-        entries = {**decoder, **{name: outer.get(name) for name in names}}
+        names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        entries = {**decoder, **{name: outer.get(name) for name in (*names, "target_hidden_size")}}
         entries |= {"tie_word_embeddings": False, "draft_vocabulary": None}
         entries |= {"model_type": cls.model_type, "num_hidden_layers": 1}
         entries["target_layers"] = raw.get("eagle_aux_hidden_state_layer_ids") or [
@@ -147,7 +150,7 @@ def _computes_alike(key: str, value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Eagle3Config(HeadConfig):
+class Eagle3Config(StateHeadConfig):
     """Describe a head with keys and values of its own, which reads states of three target layers.
 
     They replace the last hidden state of a KV head with the feature `last_hidden`.
@@ -158,14 +161,15 @@ class Eagle3Config(HeadConfig):
     title: ClassVar = "EAGLE-3 head"
     model_type: ClassVar = title
     orders_vocabulary: ClassVar = True
+    rules: ClassVar = ("placeholder", "embedding", "zero")
 
     @property
     def target_states(self) -> tuple[int, ...]:
         return self.text_config.target_layers
 
     @property
-    def reads(self) -> tuple[Any, ...]:
-        return "states", self.target_states
+    def embedding_rows(self) -> int:
+        return self.text_config.vocab_size if self.text_config.own_embedding else 0
 
     @property
     def keeps_vocabulary(self) -> bool:
@@ -173,7 +177,6 @@ class Eagle3Config(HeadConfig):
 
     @property
     def own_states(self) -> tuple[int, ...]:
-        """Return its own hidden states that it reads, as `KVCache.kept`."""
         return () if self.text_config.norm_output else (1,)
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
@@ -188,6 +191,7 @@ class Eagle3Config(HeadConfig):
                 f"{expected[1]} tokens, with layers {list(layers)}, and not for this "
                 f"{target.model_type}"
             )
+        self._check_shown(text.hidden_size)
         return replace(self, text_config=replace(decoder, target_layers=layers))
 
     def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
@@ -226,14 +230,11 @@ class Eagle3Config(HeadConfig):
         with reading("KV head: config.json is not readable", "export it again"):
             extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
             name = (spec.get("verifier") or {}).get("name_or_path") or ""
-            values = {k: extra.get(k) for k in ("target_hash", "target_name", "gamma")}
-            entries = {"target_hash": "", "target_name": name} | known_fields(cls, values)
+            entries = {"target_hash": "", "target_name": name} | known_fields(cls, extra)
             return cls(EagleConfig.from_hf(raw), **entries)
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("target_hash", "target_name", "gamma")
-        extra = {name: getattr(self, name) for name in names}
-        return self.text_config.to_hf() | {"jaxspec": extra}
+        return self.text_config.to_hf() | {"jaxspec": self.extras}
 
 
 def usual_layers(depth: int) -> tuple[int, ...]:

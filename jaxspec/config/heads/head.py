@@ -78,6 +78,18 @@ class HeadConfig(ABC):
         return asdict(self)
 
     @property
+    def shows_images(self) -> bool:
+        """Return whether it reads the target's embeddings of images."""
+        return False
+
+    def with_images(self, rule: str) -> Self:
+        """Return the configuration with another rule for images, see `ImageRule`.
+
+        Raises InputError for a rule that the kind cannot follow.
+        """
+        raise InputError(f"{self.title}: follows no image rule, {rule!r}; leave the rule out")
+
+    @property
     @abstractmethod
     def reads(self) -> tuple[Any, ...]:
         """Return the part of a target pass that it reads in training; equal heads can share it."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from jaxspec.config.heads.dflash import DFlashConfig
+from jaxspec.config.heads.eagle1 import Eagle1Config
 from jaxspec.config.heads.eagle3 import Eagle3Config
 from jaxspec.config.heads.head import HeadConfig
 from jaxspec.config.heads.kv_head import KVHeadConfig
 from jaxspec.config.heads.one_pass import OnePassConfig
+from jaxspec.config.heads.states import ImageRule, StateHeadConfig
 from jaxspec.errors import InputError
 
+Feature = Literal["none", "last_hidden", "eagle1", "fused", "block"]
 _EAGLE3 = ("layers", "target_layers", "target_name", "gamma")
-_OF_STATES: dict[str, tuple[type[Eagle3Config | DFlashConfig], tuple[str, ...]]] = {
-    "fused": (Eagle3Config, _EAGLE3),
+_OF_STATES: dict[str, tuple[type[StateHeadConfig | DFlashConfig], tuple[str, ...]]] = {
+    "eagle1": (Eagle1Config, ("images", "target_name", "gamma")),
+    "fused": (Eagle3Config, ("images", *_EAGLE3)),
     "block": (DFlashConfig, (*_EAGLE3, "markov", "mask_token", "anchored")),
 }
 """Features that make heads with keys of their own, and the options that these read."""
@@ -22,7 +26,8 @@ _OF_STATES: dict[str, tuple[type[Eagle3Config | DFlashConfig], tuple[str, ...]]]
 def new_head(
     target: Any,
     *,
-    feature: Literal["none", "last_hidden", "fused", "block"] = "none",
+    feature: Feature = "none",
+    images: ImageRule = "placeholder",
     parallel: bool = False,
     markov: int = 0,
     target_layers: tuple[int, ...] = (),
@@ -32,8 +37,9 @@ def new_head(
 
     Args:
       target: A `ModelConfig`.
-      feature: `fused` makes an EAGLE-3 head, and `block` a DFlash head. Both ignore words about
-        images.
+      feature: `eagle1` makes an EAGLE-1 head, `fused` an EAGLE-3 head and `block` a DFlash head.
+        These ignore options about pooled images.
+      images: Rule of EAGLE heads for images.
       parallel: Whether a KV head drafts a block in one pass.
       markov: See `OnePassConfig`, `DFlashConfig`.
       target_layers: See `Eagle3Config.of_target`, `DFlashConfig.of_target`.
@@ -51,12 +57,16 @@ def new_head(
         f"markov {markov} without parallel; give 0, or parallel": (
             markov and not parallel and "markov" not in fields
         ),
+        f"images {images!r} with feature {feature!r}; give feature eagle1 or fused": (
+            images != "placeholder" and "images" not in fields
+        ),
     }
     for reason, holds in refused.items():
         if holds:
             raise InputError(f"KV head: {reason}")
     if kind:
         entries = {**options, "target_layers": target_layers, "markov": markov}
+        entries["images"] = images
         return kind.of_target(target, **{name: entries[name] for name in fields if name in entries})
     if parallel:
         return OnePassConfig.of_target(target, feature=feature, markov=markov, **options)

@@ -25,6 +25,7 @@ class HeadSource(Source[State, Scratch]):
 
     config: HeadConfig
     gamma: int
+    target: LanguageModel
 
     @property
     def model(self) -> LanguageModel:

@@ -32,9 +32,11 @@ def read_whole(
     count, length = rows.tokens.shape
     whole = rows.replace(length=jnp.full(count, length))
     embeds = target.embed(params, whole, features)
-    return module_of(config).reading(
+    reading = module_of(config).reading(
         lambda layers: target.read(params, embeds, whole, length, layers)
     )
+    width = config.text_config.hidden_size  # without DeepStack's
+    return reading.replace(embeds=embeds[..., :width]) if config.shows_images else reading
 
 
 def read_blocks(
@@ -61,7 +63,7 @@ def read_blocks(
             return slots
         return jax.vmap(lambda row, slots: row[:, slots])(rows.rotary, slots)
 
-    blocks = Blocks(block, embeds, slots, rotary, rows.tokens, embed)
+    blocks = Blocks(block, embeds, slots, rotary, rows.tokens, embed, rows.images)
     return apply(module, head, *module.inputs(blocks, reading))
 
 

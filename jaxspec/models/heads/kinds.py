@@ -1,4 +1,4 @@
-"""The table of heads' modules: configuration -> module."""
+"""The tables of heads' modules: configuration -> module."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from typing import Any
 
 import jax
 
-from jaxspec.config import DFlashConfig, Eagle3Config, HeadConfig, KVHeadConfig, OnePassConfig
+from jaxspec.config import (
+    DFlashConfig,
+    Eagle1Config,
+    Eagle1Text,
+    Eagle3Config,
+    EagleConfig,
+    HeadConfig,
+    KVHeadConfig,
+    OnePassConfig,
+)
 from jaxspec.models.heads.dflash import DFlashHead
-from jaxspec.models.heads.eagle3 import Eagle3Head
+from jaxspec.models.heads.eagle1 import BareLM, Eagle1Head
+from jaxspec.models.heads.eagle3 import Eagle3Head, FusedLM
 from jaxspec.models.heads.kv_head import KVHead
 from jaxspec.models.heads.one_pass import OnePassHead
 from jaxspec.typing import Params
@@ -17,9 +27,13 @@ from jaxspec.typing import Params
 MODULES: dict[type[HeadConfig], Any] = {
     KVHeadConfig: KVHead,
     OnePassConfig: OnePassHead,
+    Eagle1Config: Eagle1Head,
     Eagle3Config: Eagle3Head,
     DFlashConfig: DFlashHead,
 }
+DECODERS: dict[type[Any], Any] = {Eagle1Text: BareLM, EagleConfig: FusedLM}
+"""Modules of heads as language models, by their decoders' configurations; other heads are those of
+their model type."""
 
 
 def module_of(config: HeadConfig) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.models.heads.head_slots import HeadRows
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int
 
 
 class Reading(struct.PyTreeNode):
@@ -22,6 +22,8 @@ class Reading(struct.PyTreeNode):
     v: Float[Any, "B K L H"] | None = None
     states: Float[Any, "B L fused"] | None = None
     """The hidden states of several layers, for a head that keeps keys of its own."""
+    embeds: Float[Any, "B L D"] | None = None
+    """The target's embeddings, for a head that reads those of images."""
 
 
 class Blocks(NamedTuple):
@@ -39,6 +41,8 @@ class Blocks(NamedTuple):
     """All tokens of the rows."""
     embed: Callable[[Int[Array, "B T"]], Float[Array, "B T D"]]
     """Return the embeddings of tokens."""
+    images: Bool[Array, "B L"] | None
+    """Slots of the rows that show an image; None without images."""
 
     @property
     def anchors(self) -> Int[Array, "B A"]:

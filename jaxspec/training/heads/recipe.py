@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints.heads import load_head
-from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.model_card import model_name
+from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.config import HeadConfig
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.errors import InputError

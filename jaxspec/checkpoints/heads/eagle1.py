@@ -1,0 +1,78 @@
+"""EAGLE-1 heads as files: the layout of EAGLE, EAGLE-2 and MSD.
+
+| tensor                                                                | shape                 |
+|-----------------------------------------------------------------------|-----------------------|
+| `fc.weight`, `fc.bias`                                                | [D, 2 D], optional [D] |
+| `layers.0.self_attn.{q,k,v}_proj.weight`                              | [out, D], optional bias |
+| `layers.0.self_attn.o_proj.weight`, `layers.0.mlp.*_proj.weight`      | as a Llama's          |
+| `layers.0.post_attention_layernorm.weight`                            | [D]                   |
+| `embed_tokens.weight`                                                 | optional, [V, D]      |
+
+`fc` reads a token's embedding and, behind it, the hidden state. The target's output matrix scores.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoints.formats.tensor_files import StoredTensor
+from jaxspec.checkpoints.heads.kind import Kind, Server
+from jaxspec.config import Eagle1Config
+from jaxspec.errors import InputError
+from jaxspec.typing import Params
+
+_NUMBER = re.compile(r"layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Eagle1Files(Kind[Eagle1Config]):
+    """Read heads as they are published, and write them so, for this library alone."""
+
+    def own(
+        self, config: Eagle1Config, stored: dict[str, StoredTensor]
+    ) -> tuple[Eagle1Config, dict[str, StoredTensor]]:
+        stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+        depth = 1 + max((int(n[1]) for name in stored if (n := _NUMBER.match(name))), default=0)
+        if depth > 1:
+            raise InputError(f"{config.title}: has {depth} layers; give a head with one")
+        text = replace(
+            config.text_config,
+            fc_bias="fc.bias" in stored,
+            qkv_bias="layers.0.self_attn.q_proj.bias" in stored,
+            own_embedding="embed_tokens.weight" in stored,
+        )
+        return replace(config, text_config=text), stored
+
+    def written(
+        self,
+        config: Eagle1Config,
+        tensors: dict[str, np.ndarray],
+        server: Server,
+        architectures: list[str] | None,
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}, tensors
+
+    def exported(
+        self,
+        source: Path,
+        config: Eagle1Config,
+        params: Params,
+        *,
+        target: str | None,
+        draft_vocabulary: int | None,
+        server: Server | None,
+    ) -> tuple[Eagle1Config, Params]:
+        if server is not None:
+            advice = f"which is not written for {server}; leave that out"
+            raise InputError(f"{source}: an {config.title}, {advice}")
+        if draft_vocabulary is not None:
+            raise InputError(f"{source}: an {config.title} scores all tokens; leave that out")
+        return replace(config, target_name=target or config.target_name), params
+
+    def facts(self, config: Eagle1Config) -> dict[str, str]:
+        return {"image rule": config.images}

@@ -1,0 +1,33 @@
+"""Image rules of published heads whose config.json does not name them, by the heads' hub ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxspec.checkpoints.locating import model_name
+from jaxspec.config import HeadConfig
+
+IMAGE_RULES = {
+    r"(?:.*/)?MSD-": "unfused",
+    r"(?:Cloudriver/)?EAGLE2?-": "embedding",
+    r"(?:Cloudriver/)?EAGLE3-(?:Qwen2\.5-VL|LLaVA)": "zero",
+    r"(?:Rayzl/)?qwen2\.5-vl-7b-eagle3-sgl": "embedding",
+}
+"""Pattern of a hub id, or of a folder's name, -> rule: MSD; MMSpec's EAGLE, which reads what its
+target shows, and its EAGLE-3, whose code zeroes the states; SpecForge's head, trained on images."""
+
+
+def with_known_images(path: Path, raw: Mapping[str, Any], config: HeadConfig) -> HeadConfig:
+    """Return a head with the image rule that its id tells, unless its config.json names one.
+
+    raw: config.json.
+    """
+    extras = raw.get("jaxspec")
+    if isinstance(extras, dict) and "images" in extras:
+        return config
+    rules = (rule for name, rule in IMAGE_RULES.items() if re.match(name, model_name(path)))
+    rule = next(rules, None)
+    return config if rule is None else config.with_images(rule)
