@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -28,7 +28,9 @@ from jaxspec.checkpoints.heads import save_head
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, parse_options, preset_names, script_name
+from jaxspec.config.heads.kinds import Feature
 from jaxspec.config.heads.kv_head import KVHeadOptions
+from jaxspec.config.heads.states import ImageRule
 from jaxspec.errors import InputError
 from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype
@@ -94,9 +96,13 @@ class DraftOptions(Options):
 class Ablation(KVHeadOptions):
     """Options of the recipe's head; see `new_head`."""
 
-    feature: Literal["none", "last_hidden", "fused"] = "none"
-    """Input besides a token's embedding: none, the paper's; the target's last hidden state; or
-    fused, three of its hidden states, which makes the head an EAGLE-3 head."""
+    feature: Feature = "none"
+    """Input besides a token's embedding: none, the paper's; the target's last hidden state; eagle1,
+    the same for a head with keys of its own, as EAGLE's and MSD's; or fused, three of its hidden
+    states, which makes the head an EAGLE-3 head."""
+    images: ImageRule = "placeholder"
+    """What an EAGLE head reads at the slots of images: the placeholder's embedding, the image's
+    (embedding), that alone (unfused, MSD's), or zeros for the hidden state (zero)."""
     target_layers: tuple[int, ...] = ()
     """Three numbers of layers after which a fused head reads hidden states; by default 2, n/2 and
     n-3 of n layers, for which a target needs seven."""

@@ -51,8 +51,8 @@ def engines(
     target: LoadedModel, draft: LoadedModel, head: LoadedHead, **options: Any
 ) -> dict[str, Engine]:
     config = replace(CONFIG, **options)
-    eagle = tiny.kv_head(
-        LanguageModel(target.config), target.params, feature="fused", target_layers=(0, 1, 2)
+    msd = tiny.kv_head(
+        LanguageModel(target.config), target.params, feature="eagle1", images="unfused"
     )
     dflash = tiny.kv_head(
         LanguageModel(target.config),
@@ -63,7 +63,7 @@ def engines(
     )
     return {
         "dflash": Engine(target, LoadedHead(*dflash), replace(config, views=None)),
-        "eagle": Engine(target, LoadedHead(*eagle), replace(config, views=None)),
+        "MSD": Engine(target, LoadedHead(*msd), replace(config, views=None)),
         "views": Engine(target, draft, config),
         "head": Engine(target, head, replace(config, views=None)),
         "lookup": Engine(target, config=replace(config, views=("lookup",))),
@@ -105,7 +105,7 @@ def test_an_answer_ends_before_the_first_string_to_stop_at(
 def test_samples_are_those_of_their_seeds(
     target: LoadedModel, draft: LoadedModel, head: LoadedHead
 ) -> None:
-    engine = engines(target, draft, head)["eagle"]
+    engine = engines(target, draft, head)["MSD"]
     asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
     drawn = engine.samples(asked, 3)
     alone = engine.generate([replace(asked, seed=7 + i) for i in range(3)])
@@ -179,7 +179,7 @@ def test_an_answer_brings_its_log_probabilities(
         assert min(ending[:3]) > max(ending[3 + i] for i, t in enumerate((5, 7, 9)) if t not in top)
 
 
-@pytest.mark.parametrize("kind", ["views", "head", "eagle", "dflash", "lookup"])
+@pytest.mark.parametrize("kind", ["views", "head", "MSD", "dflash", "lookup"])
 def test_a_session_answers_as_whole_prompts_do(
     kind: str,
     target: LoadedModel,

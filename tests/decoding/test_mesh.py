@@ -95,6 +95,7 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
     "options",
     [
         {"feature": "fused", "target_layers": (0, 1, 2)},
+        {"feature": "eagle1", "images": "unfused"},
         {"feature": "last_hidden", "parallel": True, "markov": 2, "key_layers": (1, 0)},
         {"feature": "block", "target_layers": (0, 1), "layers": 2, "markov": 2},
     ],

@@ -29,6 +29,7 @@ PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     [
         (1, (), {}),
         (2, (), {"feature": "fused", "target_layers": (0, 1, 2)}),
+        (2, (), {"feature": "eagle1", "images": "unfused"}),
         (2, ("lookup",), {}),
         (2, ("M", "T"), {"weights": "int8"}),
     ],

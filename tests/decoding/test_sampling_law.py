@@ -49,6 +49,7 @@ VIEWS = ("M", "T", "P")
 HEADS = {
     "KV head": kv_head(TARGET, PARAMS),
     "eagle": kv_head(TARGET, PARAMS, feature="fused", target_layers=(0, 1, 2)),
+    "MSD": kv_head(TARGET, PARAMS, feature="eagle1", images="unfused"),
     "one pass": kv_head(TARGET, PARAMS, parallel=True, markov=4, key_layers=(0, 1)),
     "DFlash": kv_head(TARGET, PARAMS, feature="block", target_layers=(0, 1), layers=2),
     "DSpark": kv_head(
@@ -186,6 +187,14 @@ CASES = [
             "few_words": True,
         },
         id="mixed EAGLE-3, few words",
+    ),
+    *(
+        pytest.param(
+            2,
+            {"temperature": 1.0, "views": ("head",), "weights": (1.0,), "kind": "MSD"} | tree,
+            id=f"MSD {tree}",
+        )
+        for tree in ({}, {"tree": "2:4"})
     ),
     pytest.param(
         3,

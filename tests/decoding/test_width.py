@@ -187,6 +187,20 @@ def test_a_mesh(models):
     assert found == plain
 
 
+def test_a_head_that_reads_images_changes_no_answer():
+    """An MSD head in bfloat16: its program shows the target's images twice."""
+    target, *_ = trio(jnp.bfloat16)
+    config, params = tiny.kv_head(
+        target.model, target.params, feature="eagle1", images="unfused", gamma=7
+    )
+    head = LoadedHead(config, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params))
+    plain, drafted = (
+        tokens(Engine(target, drafts, replace(PLAIN, gamma=7)).generate(ASKED))
+        for drafts in ([], [head])
+    )
+    assert drafted == plain
+
+
 def test_what_cannot_have_one_width_is_refused(models):
     with pytest.raises(InputError, match="width: 8, and a block has 9 tokens; give 9 or more"):
         engine(models, views=("M",), gamma=8)

@@ -24,6 +24,7 @@ from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.heads.kind import Kind, Server
 from jaxspec.config import Eagle1Config
 from jaxspec.errors import InputError
+from jaxspec.models.vocabulary import first_words
 from jaxspec.typing import Params
 
 _NUMBER = re.compile(r"layers\.(\d+)\.")
@@ -70,9 +71,11 @@ class Eagle1Files(Kind[Eagle1Config]):
         if server is not None:
             advice = f"which is not written for {server}; leave that out"
             raise InputError(f"{source}: an {config.title}, {advice}")
+        text = config.text_config
         if draft_vocabulary is not None:
-            raise InputError(f"{source}: an {config.title} scores all tokens; leave that out")
-        return replace(config, target_name=target or config.target_name), params
+            vocabulary = first_words(source, text.draft_vocabulary, draft_vocabulary)
+            text = replace(text, draft_vocabulary=vocabulary)
+        return replace(config, text_config=text, target_name=target or config.target_name), params
 
     def facts(self, config: Eagle1Config) -> dict[str, str]:
         return {"image rule": config.images}

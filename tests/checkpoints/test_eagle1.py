@@ -1,0 +1,130 @@
+"""EAGLE-1 heads as files: what is read, written and refused, and whose rule for images is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.checkpoints.heads import is_head, list_head, load_head, save_head
+from jaxspec.cli import main
+from jaxspec.config import Eagle1Config, LlamaConfig
+from jaxspec.errors import InputError
+from tests import tiny
+
+TEXT = LlamaConfig(
+    vocab_size=40,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+MSD = {
+    "architectures": ["LlavaLlamaForCausalLM"],
+    "model_type": "llava",
+    "mm_projector_type": "mlp2x_gelu",
+    "jaxspec": None,
+}
+"""Entries of MSD's config.json; None leaves one out."""
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    """A head with an embedding and biases of its own, for 36 of the target's 40 tokens."""
+    config = Eagle1Config.of_target(TEXT, images="unfused", gamma=3)
+    own = {"own_embedding": True, "rows": 36, "fc_bias": True, "qkv_bias": True}
+    config = replace(config, text_config=replace(config.text_config, **own))
+    save_head(tmp_path / "head", config, tiny.eagle_params(config, {}), None)
+    return tmp_path / "head"
+
+
+def rewritten(head: Path, path: Path, entries: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """A copy of a head with these entries and tensors; None removes one."""
+    raw = json.loads((head / "config.json").read_text()) | entries
+    stored = load_file(head / "model.safetensors") | tensors
+    path.mkdir(parents=True)
+    raw = {key: value for key, value in raw.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(raw))
+    kept = {name: leaf for name, leaf in stored.items() if leaf is not None}
+    save_file(kept, path / "model.safetensors")
+    return path
+
+
+def test_an_export_is_read_as_it_was(head: Path, tmp_path: Path) -> None:
+    main(["export", str(head), str(tmp_path / "out"), "--draft-images", "zero"])
+    (one, params), (other, exported) = load_head(head), load_head(tmp_path / "out")
+    jax.tree.map(np.testing.assert_array_equal, params, exported)
+    assert (one.images, other.images) == ("unfused", "zero")
+    assert replace(other, images="unfused") == one
+    assert one.for_target(TEXT).text_config.vocab_size == 40
+    assert one.for_target(TEXT).for_target(TEXT) == one.for_target(TEXT)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "zero" in card
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "rule"),
+    [
+        ("lucylyn--MSD-LLaVA1.5-7B", MSD, "unfused"),
+        ("MSD-LLaVA1.5-13B", MSD, "unfused"),
+        ("Cloudriver--EAGLE-LLaVA-1.5-7B", {"jaxspec": None, "draft_vocab_size": 36}, "embedding"),
+        ("owner--head", {"jaxspec": None}, "placeholder"),
+        ("lucylyn--MSD-LLaVA1.5-7B", {}, "unfused"),
+        ("owner--head", {"jaxspec": {"images": "embedding"}}, "embedding"),
+    ],
+)
+def test_the_rule_for_images_is_the_files_or_the_ids(
+    name: str, entries: dict[str, Any], rule: str, head: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if "--" in name:
+        path = tmp_path / f"models--{name}" / "snapshots" / "1234"
+    path = rewritten(head, path, entries, {})
+    assert is_head(path)
+    config, _, problems = list_head(path)
+    assert (config.title, config.images, problems) == ("EAGLE-1 head", rule, [])  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("entries", "tensors", "message"),
+    [
+        ({"num_hidden_layers": 2}, {}, "num_hidden_layers 2; give 1"),
+        ({}, {"layers.1.mlp.up_proj.weight": np.zeros((2, 2), np.float32)}, "has 2 layers; give"),
+        ({}, {"fc.weight": np.zeros((32, 96), np.float32)}, r"fc.weight is \[32, 96\]"),
+        (
+            {},
+            {"layers.0.post_attention_layernorm.weight": None},
+            "layers.0.post_attention_layernorm.weight is missing",
+        ),
+        ({}, {"norm.weight": np.ones(32, np.float32)}, "norm.weight is unexpected"),
+        ({"jaxspec": {"images": "both"}}, {}, "images 'both' is not supported"),
+        ({"vocab_size": 35}, {}, r"embed_tokens.weight is \[36, 32\]"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    entries: dict[str, Any], tensors: dict[str, Any], message: str, head: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        load_head(rewritten(head, tmp_path / "other", entries, tensors))
+    assert "\n" not in str(error.value)
+
+
+def test_other_targets_and_options_are_refused(head: Path, tmp_path: Path) -> None:
+    config = replace(load_head(head)[0], target_hash="")
+    for change in ({"vocab_size": 200}, {"vocab_size": 35}, {"hidden_size": 64}):
+        with pytest.raises(InputError, match="made for a target of width 32 and 36 tokens, and"):
+            config.for_target(replace(TEXT, **change))
+    with pytest.raises(InputError, match="made for a target of configuration"):
+        load_head(head)[0].for_target(replace(TEXT, rope_theta=5e5))
+    with pytest.raises(InputError, match="unknown image rule 'none'; give one of placeholder, "):
+        config.with_images("none")
+    for options in (["--for", "vllm"], ["--draft-vocabulary", "8"]):
+        with pytest.raises(SystemExit):
+            main(["export", str(head), str(tmp_path / "out"), *options])
