@@ -24,7 +24,7 @@ from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.heads.kind import Kind, Server
 from jaxspec.config import Eagle1Config
 from jaxspec.errors import InputError
-from jaxspec.models.vocabulary import first_words
+from jaxspec.models.vocabulary import first_tokens
 from jaxspec.typing import Params
 
 _NUMBER = re.compile(r"layers\.(\d+)\.")
@@ -73,7 +73,7 @@ class Eagle1Files(Kind[Eagle1Config]):
             raise InputError(f"{source}: an {config.title}, {advice}")
         text = config.text_config
         if draft_vocabulary is not None:
-            vocabulary = first_words(source, text.draft_vocabulary, draft_vocabulary)
+            vocabulary = first_tokens(source, text.draft_vocabulary, draft_vocabulary)
             text = replace(text, draft_vocabulary=vocabulary)
         return replace(config, text_config=text, target_name=target or config.target_name), params
 
