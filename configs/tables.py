@@ -105,9 +105,9 @@ TABED = (
         figures=(5, 6, 9),
         needs="plots, captioner; 3 GB of captioners, other weights are random",
         what="in float16, as in the paper: T_q / T_p, a draft's pass over a target's; passes by rows (R views are R rows "
-        "of the draft), context and block length, as numbers, where the paper draws lines; tower and prefill by 1, 2 and "
-        "5 images, without the decoding of Figure 9 and without its bars; BLIP's and Florence-2's captions of pages that "
-        "picturebook draws, in float32 (torch runs both on the host), where the paper captions photographs; operations, "
+        "of the draft), context and block length, as numbers, where the paper draws lines; bars of tower, prefill and "
+        "decoding by 1, 2 and 5 images (`inference_times.png`), for answers as long as IbED's; BLIP's and Florence-2's "
+        "captions of pages that picturebook draws, in float32 (torch runs both on the host), where the paper captions photographs; operations, "
         "where the column with attention counts 648 slots. T_q / T_p is measured at 1,024 slots; the paper's is a mean "
         "over data sets",
         command=f"{PASSES} --parts passes images captions flops\n"
@@ -137,8 +137,9 @@ TABED = (
         tables=(16,),
         needs="train; 1 GB",
         what="hyperparameters of the OneVision draft: the recipe has them, on the target's CLIP tower, one tile an "
-        "image, where OneVision has SigLIP and several",
+        "image, where OneVision has SigLIP and several. The mini command trains one stage",
         command=f"{TRAIN} onevision_68m",
+        mini=f"{TRAIN} mini_llava",
     ),
     Line(
         tables=(17,),
@@ -160,12 +161,13 @@ TABED = (
         f"{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 --dtype bfloat16 --out runs/eval/llava_next_160m\n"
         f"{TABLE} llava_next_base --draft mjbooo/lvlm68m-ov --out runs/eval/llava_next_ov\n"
         f"{TABLE} llava_next_base --target llava-hf/llava-v1.6-vicuna-13b-hf --out runs/eval/llava_next_13b",
+        mini=f"{TRAIN} mini_large\n{TABLE} mini_views --draft runs/train/mini_large/hf --out runs/eval/mini_large",
     ),
     Line(
         figures=(3, 4, 8),
         needs="benchmarks, plots; 15 GB",
-        what="weights from step to step, and answers: figures and `report.html`. The paper shades the weights that would "
-        "have been accepted; here a block is green or red, by whether the drafts of the weights it used were",
+        what="weights from step to step on the range of weights for which the target accepts "
+        "(`weight_trajectory.png`: each row's answer over which its weights move most), and answers (`report.html`)",
         command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*" --out runs/eval/llava15_trace',
         mini=f"{TABLE} mini --trace",
     ),
@@ -179,9 +181,9 @@ IBED = (
         needs="benchmarks, captioner, plots; 16 GB",
         what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures MT, MC, MTC, MTCP; in "
         "float16, where the paper names no dtype, nor the splits of ChartQA, TextVQA and VQAv2; `predicted` is the "
-        "speed-up of Table 1b. The mini command has neither MC and MTC nor pools to 36, 9 and 1",
+        "speed-up of Table 1b. The mini models have 16 tokens an image, pooled to 4 and 1",
         command=f"{TABLE} ibed",
-        mini=f"{TABLE} mini_views",
+        mini=f"{TABLE} mini_views\n{TABLE} mini --rows M,C M,T,C P4 P1 --out runs/eval/mini_pools",
     ),
     Line(
         tables=(4,),
@@ -206,22 +208,27 @@ IBED = (
         tables=(6, 7),
         needs="benchmarks, captioner, plots; 24 GB",
         what="captions, alone and in mixtures: next to the short ones of `ibed` Florence-2's detailed ones, BLIP's, "
-        "BLIP-2's; all in float32, BLIP's and BLIP-2's by their own defaults, as in TABED's released code",
+        "BLIP-2's; all in float32, BLIP's and BLIP-2's by their own defaults, as in TABED's released code. The mini "
+        "target writes the detailed captions of the mini command",
         command=f"{TABLE} ibed --rows C MC MTC {LONG} --out runs/eval/ibed_detailed\n"
         f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base --out runs/eval/ibed_blip\n"
         f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip2-opt-2.7b --out runs/eval/ibed_blip2",
+        mini=f'{TABLE} mini --rows C M,C M,T,C --captioner "jax:jaxspec_demo/mini/target:Describe this image in detail." '
+        "--out runs/eval/mini_detailed",
     ),
     Line(
         tables=(8, 9),
         needs="benchmarks, captioner, plots; 16 GB",
         what="weights of 1 to 4 for M in every mixture; with detailed captions too",
         command=f"{TABLE} ibed_weights\n{TABLE} ibed_weights {LONG} --out runs/eval/ibed_weights_detailed",
+        mini=f"{TABLE} mini_weights",
     ),
     Line(
         tables=(10, 11),
         figures=(3, 9),
         needs="plots, captioner; 3 GB of captioners, other weights are random",
-        what="tower and prefill by images, without the decoding of Figure 3 and without its bars; the draft's prefill, "
+        what="bars of tower, prefill and decoding by images (`inference_times.png`), for prompts of 648, 1224 and 2952 "
+        "tokens, where the paper has 600, 1200 and 3000, and for answers of the lengths it prints; the draft's prefill, "
         "where the paper counts 200, 1200 and 2200 tokens, and its steps by rows: up to 128, as 4 views of 32 rows, "
         "where the paper ends at 64; the paper names no dtype",
         command=f"{PASSES} --parts passes images captions flops",
@@ -250,10 +257,9 @@ IBED = (
     Line(
         figures=(4, 5, 8, 11),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="answers, which tokens which view would have kept (Figure 5: of ChartQA), and when: figures and "
-        "`report.html`. Figure 11 has a panel for each set; here one has them all",
-        command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace\n"
-        f"{TABLE} ibed --trace --rows M T C --sets chartqa --out runs/eval/ibed_overlap",
+        what="answers (`report.html`), which tokens which view would have kept (Figure 5 is the panel of ChartQA in "
+        "`overlap.png`, with bars in place of circles), and when drafts are accepted (`accepted_over_time.png`)",
+        command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace",
         mini=f"{TABLE} mini --trace",
     ),
     Line(figures=(1, 2, 6), what=DRAWN, why="the method"),
@@ -277,11 +283,11 @@ def _head(size: str = "") -> str:
         (f"_{size}", f"llava-hf/llava-1.5-{size}-hf") if size else ("", "llava-hf/llava-1.5-7b-hf")
     )
     answers = [f"llava_v1_5_mix665k{end}_t{temperature}" for temperature in (0, 1)]
-    asked = f"python -m train.distill_data --target {target} --data runs/data/llava_v1_5_mix665k"
+    distill = f"python -m train.distill_data --target {target} --data runs/data/llava_v1_5_mix665k"
     learned = f" --data {' '.join(f'runs/data/{name}' for name in answers)}"
     runs = {name: f"runs/train/{name}{end}" for name in ("ft_llava", "dt_llama", "dt_llava")}
-    own = {
-        name: f" --target {target} --runs {place}" if size else "" for name, place in runs.items()
+    options = {
+        name: f" --target {target} --runs {folder}" if size else "" for name, folder in runs.items()
     }
     start = f" --start {runs['ft_llava']}/hf" if size else ""
     head = f"kv_llava15_{size or '7b'}_paper"
@@ -296,11 +302,11 @@ def _head(size: str = "") -> str:
                 for name, (_, how) in ABLATIONS.items()
             ),
             *([] if size else [f"{TRAIN} ft_llama"]),
-            f"{TRAIN} ft_llava{own['ft_llava']}",
-            f"{asked} --name {answers[0]}",
-            f"{asked} --temperature 1 --name {answers[1]}",
-            f"{TRAIN} dt_llama{own['dt_llama']}{learned if size else ''}",
-            f"{TRAIN} dt_llava{own['dt_llava']}{start}{learned if size else ''}",
+            f"{TRAIN} ft_llava{options['ft_llava']}",
+            f"{distill} --name {answers[0]}",
+            f"{distill} --temperature 1 --name {answers[1]}",
+            f"{TRAIN} dt_llama{options['dt_llama']}{learned if size else ''}",
+            f"{TRAIN} dt_llava{options['dt_llava']}{start}{learned if size else ''}",
             f"{HEAD} aasd_{size or '7b'} --heads {ablations} --baselines FT-LLaMA=runs/train/ft_llama/hf "
             f"DT-LLaMA={runs['dt_llama']}/hf DT-LLaVA={runs['dt_llava']}/hf",
         ]
@@ -333,14 +339,14 @@ COS = (
         needs="benchmarks, quality, sentencepiece, torch; 95 GB",
         what="ensembles and contrast of models: standard, naive (without APF), speculative (SD) and CoS, each with draft "
         "lengths 5 and 1, of which the paper prints the better; also how well they answer. SD is naive with the bonus "
-        "token, our reading of the paper's words. Pairs with a base model are asked in raw text, Qwen's in their chat "
-        "form, where the released code asks all in raw text; its GSM8K has four examples of its own that think step by "
-        "step, its MMLU step-by-step ones, its CNN/DM 'Article / Highlights' with an example, and it asks 100 of a "
-        "shuffle. Here GSM8K has four rows of the training set, MMLU five without reasons, CNN/DM none, and the first "
-        "100 rows are asked. bfloat16, 256 tokens and 8 timed prompts a set are ours, as the paper names none; WE-P and "
+        "token, our reading of the paper's words. The first command asks pairs with a base model in raw text, Qwen's in "
+        "their chat form, GSM8K after four rows of the training set, MMLU after five without reasons, CNN/DM after none, "
+        "and the first 100 rows. The second asks as the released code does, from a clone of it: all in raw text, GSM8K "
+        "and MMLU after its own examples that think step by step, CNN/DM as 'Article / Highlights' after one, and 100 "
+        "rows of its shuffle. bfloat16, 256 tokens and 8 timed prompts a set are ours, as the paper names none; WE-P and "
         "CD-P, which in the paper have 0.39 to 0.82 of standard's speed, are a bound below the table. Tables 5 and 6 are "
         "whole calls",
-        command=f"{TOGETHER} cos",
+        command=f"{TOGETHER} cos\n{TOGETHER} cos --released CoS --out runs/collaborative/cos_released",
         mini=f"{TOGETHER} visual",
     ),
     Line(
@@ -374,7 +380,7 @@ COS = (
         figures=(8,),
         needs="benchmarks, quality; 19 GB",
         what="quality and speed of Llama-3's weighted ensemble over the weight of the smaller model, at temperature 1, "
-        "which is ours: as a table; the figure has nats of the reference answers in place of quality",
+        "which is ours: `sweep.png` and a table",
         command=f'{TOGETHER} cos --pairings "Llama-3, T=1" --sweep {LAMBDA} --out runs/cos_quality',
         mini=f"{TOGETHER} synthetic",
     ),
@@ -386,10 +392,10 @@ PAPERS = {"TABED": TABED, "IbED": IBED, "AASD": AASD, "CoS": COS}
 
 def commands() -> Iterator[str]:
     """Yield each command of every line, once."""
-    told = (
+    texts = (
         text for lines in PAPERS.values() for line in lines for text in (line.command, line.mini)
     )
-    yield from dict.fromkeys(command for text in told for command in text.splitlines())
+    yield from dict.fromkeys(command for text in texts for command in text.splitlines())
 
 
 def list_of_tables() -> str:
@@ -398,9 +404,9 @@ def list_of_tables() -> str:
     for paper, lines in PAPERS.items():
         rows = [f"| {paper} | comparison | needs | commands |", "|---|---|---|---|"]
         for line in lines:
-            told = [f"`{command}`" for command in line.command.splitlines()] or [line.why]
-            told += [f"mini: `{command}`" for command in line.mini.splitlines()]
-            rows.append(f"| {line.where} | {line.what} | {line.needs} | {'<br>'.join(told)} |")
+            cells = [f"`{command}`" for command in line.command.splitlines()] or [line.why]
+            cells += [f"mini: `{command}`" for command in line.mini.splitlines()]
+            rows.append(f"| {line.where} | {line.what} | {line.needs} | {'<br>'.join(cells)} |")
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
 

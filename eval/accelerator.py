@@ -66,19 +66,19 @@ def main(
     failed = []
     for name in parts:
         script, preset, *options = PARTS[name].split()
-        words = ["tiny", *options, "--debug"] if debug else [preset, *options]
-        begun = time.monotonic()
-        code = run_module([script, *words, "--out", str(out / name)], end - begun)
+        argv = ["tiny", *options, "--debug"] if debug else [preset, *options]
+        start = time.monotonic()
+        code = run_module([script, *argv, "--out", str(out / name)], end - start)
         if code != 0:
             failed.append(name)
-        print(f"{name}: {code}, {time.monotonic() - begun:.0f} s", file=sys.stderr)
-    found = trial_of(out) if debug else out
+        print(f"{name}: {code}, {time.monotonic() - start:.0f} s", file=sys.stderr)
+    folder = trial_of(out) if debug else out
     if parts and not debug:
-        failed += [f"{preset}'s estimate" for preset in estimate(found)]
-    table = summary(found)
+        failed += [f"{preset}'s estimate" for preset in estimate(folder)]
+    table = summary(folder)
     show(table)
     if table.cells:
-        write_text(found / "table.md", markdown(table))
+        write_text(folder / "table.md", markdown(table))
         if page is not None:
             put_between(page, "accelerator", markdown(table).partition("\n")[2].strip())
     if failed:
@@ -87,10 +87,10 @@ def main(
 
 def run_module(command: list[str], seconds: float, **environment: str) -> int | str:
     """Run `python -m` with these words; return its exit code, or that its time ran out."""
-    words = [sys.executable, "-m", *command]
+    argv = [sys.executable, "-m", *command]
     try:
         return subprocess.run(
-            words, timeout=max(seconds, 1), check=False, env=os.environ | environment
+            argv, timeout=max(seconds, 1), check=False, env=os.environ | environment
         ).returncode
     except subprocess.TimeoutExpired:
         return "out of time"
@@ -100,21 +100,21 @@ def results(out: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield preset and results of the parts that are done."""
     for name in PARTS:
         if (out / name / "results.json").exists():
-            found = read_results(out / name)
-            yield found["run"]["preset"], found  # of a trial: tiny
+            contents = read_results(out / name)
+            yield contents["run"]["preset"], contents  # of a trial: tiny
 
 
 def estimate(out: Path) -> list[str]:
     """Compile each preset for the measured TPU; return the presets that failed."""
-    devices = {preset: found["run"]["device"] for preset, found in results(out)}
+    devices = {preset: contents["run"]["device"] for preset, contents in results(out)}
     failed = []
     for preset, device in devices.items():
         tpus = (name for name, chip in CHIPS.items() if name[0] == "v" and chip.kind in device)
         kind, folder = next(tpus, None), out / "estimated" / preset
         if preset == "mini" or kind is None or (folder / "results.json").exists():
             continue
-        words = ["eval.compiled", preset, "--chips", f"{kind}:1x1", *ESTIMATED.split()]
-        if run_module([*words, "--out", str(folder)], 1200, JAX_PLATFORMS="cpu") != 0:
+        argv = ["eval.compiled", preset, "--chips", f"{kind}:1x1", *ESTIMATED.split()]
+        if run_module([*argv, "--out", str(folder)], 1200, JAX_PLATFORMS="cpu") != 0:
             failed.append(preset)
     return failed
 
@@ -122,13 +122,13 @@ def estimate(out: Path) -> list[str]:
 def summary(out: Path) -> Table:
     """Return a line per figure, next to the compiler's estimate if there is one."""
     cells, devices = [], []
-    for preset, found in results(out):
-        devices.append(found["run"]["device"])
+    for preset, contents in results(out):
+        devices.append(contents["run"]["device"])
         estimated = out / "estimated" / preset
         done = (estimated / "results.json").exists()
         rows = read_results(estimated)["rows"] if done else []
         least = {(row["program"], row["batch"]): row["least_ms"] for row in rows if row["fits"]}
-        cells += [[preset, *figures(row, least)] for row in found["rows"]]
+        cells += [[preset, *figures(row, least)] for row in contents["rows"]]
     notes = [
         f"Measured on {', '.join(dict.fromkeys(devices))}, with random weights. Loops are at "
         "forced acceptance: the number of accepted tokens is given. Estimated by the compiler, "

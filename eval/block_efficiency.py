@@ -4,9 +4,9 @@
     python -m eval.block_efficiency mini --limit 10 --gamma 3
     python -m eval.block_efficiency mini_weightings --regret
 
-Writes results.json, records.jsonl, table.md and report.html (and figures, with the `plots` extra)
-into --out. With --trace the page shows the writer of each token in the first answers, and more
-figures are drawn.
+Writes results.json, records.jsonl, prompts.jsonl, table.md and report.html (and figures, with the
+`plots` extra) into --out. With --trace the page shows the writer of each token in the first
+answers, and more figures are drawn.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from eval.lib.output.tables import (
     Label,
     Record,
     Table,
+    answer_lengths,
     failures,
     has,
     mean,
@@ -46,6 +47,7 @@ from eval.lib.output.tables import (
 from eval.lib.questions.sets import remarks
 from eval.lib.standins.replay import engine_of
 from jaxspec.command import input_errors, script_name
+from jaxspec.engine.captioners import runs_torch
 from jaxspec.prompts.placeholders import PLACEHOLDER
 
 TAU = "tokens_per_pass"
@@ -53,6 +55,7 @@ TIMES = (
     "speed-up: decode tokens/s over plain decoding of the same requests in the same run; "
     "predicted: Eq. (1) with T_q, T_p and T_p(gamma+1), measured once a row, on the first set; "
 )
+TORCH_CAPTIONS = " torch makes them in float32, TABED's released code in float16."
 Cell = Callable[[float | None], str]
 Column = Callable[[Sequence[Record]], str]
 
@@ -60,7 +63,7 @@ Column = Callable[[Sequence[Record]], str]
 @dataclass(frozen=True)
 class Options:
     out: Path = Path("runs/eval/PRESET")
-    """Directory for results.json, records.jsonl, table.md, report.html and figures."""
+    """Directory for the results, table.md, report.html and figures."""
     against: str = ""
     """A row, such as M, against which the table of intervals compares the others."""
     regret: bool = False
@@ -79,18 +82,18 @@ def main(args: Sequence[str] | None = None) -> None:
         run.restore()
         # --regret measures its rows again.
         run.rows, run.records = (
-            [r for r in found if "batch" in r] for found in (run.rows, run.records)
+            [r for r in records if "batch" in r] for records in (run.rows, run.records)
         )
         parts = compare(config, plain, models.engines(config), run.rows)
         run.collect(parts, lambda: tables(config, run, options.against))
         figures = draw_all(config, run.rows, run.records, run.folder)
         page = run.folder / "report.html"
-        write_html(page, run.about, run.tables[0], figures, run.records, _asked(config))
+        write_html(page, run.about, run.tables[0], figures, run.records, _questions(config))
         if options.regret:
-            own = tables(config, run, options.against)
+            measured = tables(config, run, options.against)
             rows, records = measure_regret(config, models)
             run.add(rows, records)
-            run.write(*own, *regret_tables(config, rows))
+            run.write(*measured, *regret_tables(config, rows))
 
 
 def tables(config: EvalConfig, run: Run, against: str = "") -> list[Table]:
@@ -115,8 +118,8 @@ def block_efficiency_table(
     The line below shows a paper's numbers, if the configuration is the paper's. A set without
     measurements has no column.
     """
-    begun = {row["dataset"] for row in (*rows, *failed)}
-    sets = [name for name in config.sets if name in begun]
+    measured = {row["dataset"] for row in (*rows, *failed)}
+    sets = [name for name in config.sets if name in measured]
     averages = averaged(config, sets)
     rows = without_failed(rows, failed, "dataset", "turn", "row")
     papers = [
@@ -135,8 +138,8 @@ def block_efficiency_table(
 
         def column(line: Sequence[Record]) -> str:
             turns = {row["turn"] for row in line}
-            asked = [name for name in sets if turns & set(config.turns_of(name))]
-            return cell(mean_over(line, asked if group is None else group, field))
+            open_sets = [name for name in sets if turns & set(config.turns_of(name))]
+            return cell(mean_over(line, open_sets if group is None else group, field))
 
         return column
 
@@ -188,6 +191,7 @@ def _notes(
         f"{devices}. Plain means: {'; '.join(groups)}.",
         f"{TIMES if config.times else ''}identical: share of answers equal to plain decoding "
         "token for token.",
+        *answer_lengths(rows, config.sets),
         *remarks(config.sets, config.turns),
     ]
     if config.each_follow_up and 2 in config.turns:
@@ -199,6 +203,7 @@ def _notes(
     if (caption_ms := mean(rows, "caption_ms_per_image")) is not None:
         notes.append(
             f"Captions: {caption_ms:.3g} ms an image, made once for all rows; not in the speed-ups."
+            + (TORCH_CAPTIONS if config.captioner and runs_torch(config.captioner) else "")
         )
     return [
         *notes,
@@ -210,28 +215,26 @@ def _notes(
 def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
     """Return the columns of means and the sets of each; by default one over all sets."""
     groups = {
-        name: [one for one in sets if one in group] for name, group in config.averages.items()
+        name: [each for each in sets if each in group] for name, group in config.averages.items()
     }
-    kept = {name: group for name, group in groups.items() if group}
-    return (
-        kept
-        if set(sets) <= {one for group in kept.values() for one in group}
-        else {"avg": list(sets)}
-    )
+    averaged_sets = {each for group in groups.values() for each in group}
+    if set(sets) <= averaged_sets:
+        return {name: group for name, group in groups.items() if group}
+    return {"avg": list(sets)}
 
 
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     """Return a table per mixture of views, a line per rule and turn, sorted by tokens a pass."""
 
-    def tau(found: Sequence[Record]) -> float:
-        return sum(row["tokens"] for row in found) / sum(row["num_spec_steps"] for row in found)
+    def tau(line: Sequence[Record]) -> float:
+        return sum(row["tokens"] for row in line) / sum(row["num_spec_steps"] for row in line)
 
     def loss(field: str) -> Column:
-        return lambda found: number(
-            float(np.average([r[field] for r in found], weights=[r["tokens"] for r in found])), 3
+        return lambda line: number(
+            float(np.average([r[field] for r in line], weights=[r["tokens"] for r in line])), 3
         )
 
-    columns = {"tau": lambda found: number(tau(found), 3)}
+    columns = {"tau": lambda line: number(tau(line), 3)}
     columns |= {"KL": loss("kl"), "rejected": loss("rejections"), "missed": loss("misses")}
     columns |= {"R(KL)": loss("regret_kl"), "R(rej.)": loss("regret_rejections")}
     columns["R(miss.)"] = loss("regret_misses")
@@ -243,9 +246,9 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
         "R: the same less that of each answer's best fixed weights, chosen with hindsight for that "
         "loss on a grid.",
     ]
-    found: dict[tuple[str, ...], dict[Label, list[Record]]] = {}
+    mixtures: dict[tuple[str, ...], dict[Label, list[Record]]] = {}
     for row in rows:
-        lines = found.setdefault(tuple(row["views"]), {})
+        lines = mixtures.setdefault(tuple(row["views"]), {})
         lines.setdefault((row["row"], str(row["turn"])), []).append(row)
     return [
         pivot(
@@ -256,20 +259,20 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
             columns,
             notes=notes,
         )
-        for views, lines in found.items()
+        for views, lines in mixtures.items()
     ]
 
 
-def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]]]:
+def _questions(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]]]:
     """Return the page's questions and images, keyed by the fields `ASKED` of their records."""
-    asked = {}
-    for place in config.parts():
-        for sample in islice(config.samples(**place), SHOWN):
-            key = tuple((place | {"sample": sample.id}).get(field) for field in ASKED)
-            questions = [question for question, _ in sample.turns[: place["turn"]]]
-            shown = sum(question.count(PLACEHOLDER) for question in questions)
-            asked[key] = questions[-1], sample.images[:shown]
-    return asked
+    questions = {}
+    for part in config.parts():
+        for sample in islice(config.samples(**part), SHOWN):
+            key = tuple((part | {"sample": sample.id}).get(field) for field in ASKED)
+            turns = [question for question, _ in sample.turns[: part["turn"]]]
+            images = sum(question.count(PLACEHOLDER) for question in turns)
+            questions[key] = turns[-1], sample.images[:images]
+    return questions
 
 
 if __name__ == "__main__":

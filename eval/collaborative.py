@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from eval.lib.collaborative.config import CollaborativeEvalConfig
+from eval.lib.collaborative.figures import draw_sweep
 from eval.lib.collaborative.pairings import METHODS, SWEEP, measure
 from eval.lib.drafts.command_line import parse_command
-from eval.lib.drafts.figures import COLOURS, pyplot, save, stacked_axes
 from eval.lib.drafts.published import papers_of, sources
 from eval.lib.output.intervals import CYCLES, check_row, interval_table
 from eval.lib.output.report import Run
@@ -42,6 +42,11 @@ class Options:
 
 FORMS = {True: "in the chat form of the model that leads", False: "in raw text"}
 
+
+RELEASED = (
+    "Prompts, worked examples and the order of the questions are those of CoS's released code "
+    "(Kamichanw/CoS)."
+)
 
 SPEEDS: dict[str, Callable[[Record], str]] = {
     "whole calls": cell("speedup_call", number),
@@ -133,9 +138,9 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
     judged = dict.fromkeys(row["dataset"] for row in rows if row["quality"] is not None)
     measures = ", ".join(f"{MEASURES.get(name, 'accuracy')} on {name}" for name in judged)
     device = rows[0]["device"] if rows else "no device"
-    asked: dict[str, list[str]] = {}
+    forms: dict[str, list[str]] = {}
     for pairing in config.pairings:
-        asked.setdefault(FORMS[pairing.chat_template], []).append(pairing.name)
+        forms.setdefault(FORMS[config.in_chat_form(pairing)], []).append(pairing.name)
     notes = [
         f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}; "
         f"speeds of {min(config.timed, config.limit)} samples a set. Lists are of models, in their "
@@ -148,15 +153,20 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
         f"of the answers to {config.limit} samples a set, decoded once, "
         f"{measures or 'which nothing judges'}. same: answers equal to standard collaborative "
         "decoding's, at temperature 0.",
-        *(f"Asked {form}: {'; '.join(names)}." for form, names in asked.items()),
+        *(f"Asked {form}: {'; '.join(names)}." for form, names in forms.items()),
+        *([RELEASED] if config.released else []),
     ]
     for (name, dataset), row in {(row["pairing"], row["dataset"]): row for row in rows}.items():
-        left = row["left_out"]
+        left_out = row["left_out"]
         notes.append(
             f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard "
             "decoding with each model on a device of its own would be "
             f"{row['speedup_parallel_at_most']:.2f} times as fast at most."
-            + (f" Prompts left out, as longer than a model's context: {left}." if left else "")
+            + (
+                f" Prompts left out, as longer than a model's context: {left_out}."
+                if left_out
+                else ""
+            )
         )
     return notes
 
@@ -190,37 +200,6 @@ def _point(row: Record) -> str:
 
 def _lengths(row: Record) -> str:
     return ",".join(map(str, row["gammas"]))
-
-
-def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
-    """Draw nats of held-out answers and speed-up over the dial; skip it without matplotlib."""
-    if not sweep or pyplot() is None:
-        return
-    names = list(dict.fromkeys((row["pairing"], row["dataset"]) for row in sweep))
-    figure, axes = stacked_axes(2 * len(names), 6.0, 2.0, alike=False)
-    fields = (
-        ("speedup_measured", "measured", "-"),
-        ("speedup_predicted_with_verify", "exact law with times", "--"),
-    )
-    for (pairing, dataset), likely, speed in zip(names, axes[::2], axes[1::2], strict=True):
-        found = [row for row in sweep if (row["pairing"], row["dataset"]) == (pairing, dataset)]
-        dial = found[0]["dial"]
-        nats = {row["value"]: row["held_out_nats"] for row in found}
-        likely.plot(*zip(*nats.items()), marker="o", color=COLOURS[0])
-        likely.set_ylabel("nats a token")
-        likely.set_title(f"{pairing}, {dataset}", loc="left", fontsize=10)
-        lines: dict[str, list[Record]] = {}
-        for row in found:
-            lines.setdefault("" if dial == "gamma" else f"gammas {row['gammas']}, ", []).append(row)
-        for (name, line), colour in zip(lines.items(), COLOURS):
-            for field, label, style in fields:
-                values = [row["value"] for row in line], [row[field] for row in line]
-                speed.plot(*values, style, marker="o", color=colour, label=name + label)
-        speed.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-        speed.set_ylabel("speed-up")
-        speed.set_xlabel("weight of the proposer" if dial == "lambda" else dial)
-        speed.legend(frameon=False, fontsize=8, ncols=2)
-    save(figure, out / "sweep.png")
 
 
 def _gammas(row: Record) -> str:

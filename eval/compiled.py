@@ -114,7 +114,7 @@ def main(
         as they are. Each program is compiled once, and its row has the width of its pass.
       xla: NAME=VALUE of options of XLA's compiler, such as xla_vf_vmem_max_outstanding_evictions=0.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     if wrong := [option for option in xla if not all(option.partition("="))]:
         raise InputError(f"xla: {wrong[0]!r} is not NAME=VALUE")
     options = {name: value for name, _, value in (option.partition("=") for option in xla)}
@@ -129,7 +129,7 @@ def main(
     variants: dict[tuple[Name, int | None], None] = dict.fromkeys(
         (name, own_width(config, name, width)) for name, width in product(programs, widths)
     )
-    with Run(preset, given, out) as run:
+    with Run(preset, arguments, out) as run:
         for chip in chips:
             devices = described(chip)
             for batch in batches:
@@ -174,9 +174,9 @@ def described(chip: str) -> list[Any]:
         return list(topologies.get_topology_desc(chip, platform="tpu", **options).devices)
     # jaxlib has no narrower error for a missing libtpu or an unknown topology.
     except Exception as error:
-        said = f"{str(error).splitlines()[0]:.120}"
+        reason = f"{str(error).splitlines()[0]:.120}"
         raise InputError(
-            f"chips: cannot compile for {chip}: {said}; make compiled installs the compilers"
+            f"chips: cannot compile for {chip}: {reason}; make compiled installs the compilers"
         ) from error
 
 
@@ -245,7 +245,7 @@ def compiled(
     else:
         lowered, caches = decoding(config, name, devices, shape, width)
         least = 0.0
-    begun = time.process_time()
+    start = time.process_time()
     try:
         done = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
@@ -255,7 +255,7 @@ def compiled(
         if needs is None:
             raise
         return {"fits": False, "peak_gib": float(needs[1])}
-    spent = time.process_time() - begun
+    spent = time.process_time() - start
     memory, text = done.memory_analysis(), ProgramText(done.as_text())
     cost = text.whole() if name in WHOLE else text.block()
     before, behind = (0, 0) if name in WHOLE else text.around()

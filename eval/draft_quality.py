@@ -23,13 +23,14 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.lib.drafts.command_line import parse_command
-from eval.lib.drafts.comparison import first_prompt, requests_of
+from eval.lib.drafts.comparison import Group, first_prompt, requests_of
 from eval.lib.drafts.config import EvalConfig
 from eval.lib.drafts.loading import load_model, load_models, split_name, split_view
 from eval.lib.drafts.published import Published, papers_of, sources
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import Run, progress
 from eval.lib.output.tables import Record, Table, has, mean, number, percent
+from eval.lib.questions.prompts import prompt_records
 from eval.lib.questions.quality import (
     MEASURES,
     accuracy,
@@ -85,16 +86,16 @@ def main(args: Sequence[str] | None = None) -> None:
         loaded = load_models(replace(config, captioner=None))
         target, draft = loaded.target, loaded.draft
         models = {"target": (target, "M")} | ({"draft": (draft, "M")} if draft else {})
-        for name, place in map(split_name, options.drafts):
-            path, view = split_view(place)
+        for name, directory in map(split_name, options.drafts):
+            path, view = split_view(directory)
             models[name] = load_model(path, config.dtype, config.tiles, target), view or "M"
         run.restore()
         if options.attributes:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
             for name, model in tqdm(models.items(), "attributes", unit="model"):
                 if not has(run.rows, model=name):
-                    found = attribute_accuracy(answering(*model, how), options.attributes)
-                    run.add([{"model": name} | found])
+                    shares = attribute_accuracy(answering(*model, how), options.attributes)
+                    run.add([{"model": name} | shares])
                 run.write(attributes_table(options.attributes, run.rows))
         else:
             before = run.rows, run.records
@@ -113,12 +114,12 @@ def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:
 def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     """Return the share of right answers to the test split's attribute questions, by kind."""
     samples = probe_set(per_kind)
-    asked = [
+    requests = [
         Request(engine.encoder.prompt(sample.turns[0][0], sample.images), max_new_tokens=32)
         for sample in samples
     ]
     right: dict[str, list[bool]] = defaultdict(list)
-    for sample, result in zip(samples, engine.generate(asked), strict=True):
+    for sample, result in zip(samples, engine.generate(requests), strict=True):
         for probe in sample.probes:
             right[probe.kind].append(probe.correct(result.text))
     accuracy = {kind: sum(values) / len(values) for kind, values in right.items()}
@@ -145,7 +146,7 @@ def measure_quality(
     text_only: bool = False,
     run_code: bool = False,
     before: tuple[Sequence[Record], Sequence[Record]] = ((), ()),
-) -> Iterator[tuple[list[Record], list[Record]]]:
+) -> Iterator[Group]:
     """Judge plain answers to first turns; yield the records of each part, and the row of each set.
 
     Args:
@@ -160,41 +161,42 @@ def measure_quality(
     rouge_scorer()  # fails here, before anything is decoded, if the package is missing
     first, _ = next(iter(models.values()))
     context = text_config(first.config).max_position_embeddings
-    asked: list[tuple[str, Engine, bool]] = []
+    engines: list[tuple[str, Engine, bool]] = []
     for name, (model, view) in models.items():
         wide = _with_context(model, context)
         # Answers differ much in length.
         plain = replace(config.plain(), continuous_batching=True)
-        asked.append((name, answering(wide, view, plain), False))
+        engines.append((name, answering(wide, view, plain), False))
         if text_only:
-            asked.append((f"{name}, text-only", answering(wide, "M", plain), True))
+            engines.append((f"{name}, text-only", answering(wide, "M", plain), True))
     rows, answered = before
-    bar = progress(len(config.sets) * len(asked), "quality", done=len(rows))
+    bar = progress(len(config.sets) * len(engines), "quality", done=len(rows))
     for dataset in config.sets:
         samples = config.samples(dataset)
-        for model, engine, blind in asked:
-            place = {"dataset": dataset, "turn": 1, "model": model}
-            if has(rows, **place):
+        for model, engine, blind in engines:
+            part_fields = {"dataset": dataset, "turn": 1, "model": model}
+            if has(rows, **part_fields):
                 continue
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
             if blind:
                 prompts = [without_images(engine.encoder, prompt) for prompt in prompts]
             requests = requests_of(config, prompts)
-            records = [record for record in answered if place.items() <= record.items()]
+            records = [record for record in answered if part_fields.items() <= record.items()]
             for start in range(len(records), len(samples), PART):
                 part = slice(start, start + PART)
                 with config.named(dataset):
                     results = engine.generate(requests[part])
                 judged = [
-                    place
+                    part_fields
                     | {"sample": sample.id, "text": result.text, "tokens": len(result.tokens)}
                     | judge(sample, result.text, run_code)
                     for sample, result in zip(samples[part], results, strict=True)
                 ]
                 records += judged
-                yield [], judged
+                prompts_read = prompt_records(part_fields, [engine], requests[part])
+                yield Group([], judged, [], list(prompts_read))
             bar.update()
-            yield [place | summary(records)], []
+            yield Group([part_fields | summary(records)], [], [])
     bar.close()
 
 
@@ -211,21 +213,21 @@ def summary(records: Sequence[Record]) -> Record:
 
 def without_images(encoder: PromptEncoder, prompt: Prompt) -> Prompt:
     """Return the prompt with view T's text in place of each image."""
-    shown = [VIEWS["T"].substitute(encoder, "")] * len(prompt.images)
+    replacements = [VIEWS["T"].substitute(encoder, "")] * len(prompt.images)
     return replace(
-        prompt, tokens=rewrite(prompt.tokens, encoder.image_token, shown).tokens, images=()
+        prompt, tokens=rewrite(prompt.tokens, encoder.image_token, replacements).tokens, images=()
     )
 
 
 def judge(sample: Sample, answer: str, run_code: bool = False) -> dict[str, float | None]:
     """Return the measures of an answer to a sample's first question; None if they do not apply."""
-    known = references(sample)
+    answers = references(sample)
     scores: dict[str, float | None] = dict.fromkeys(METRICS)
     if MEASURES.get(sample.dataset) == "pass@1":
         scores["pass@1"] = quality(sample, answer, run_code)
-    elif known:
+    elif answers:
         scores["accuracy"] = accuracy(sample, answer)
-        scores |= {"rouge_l": rouge_l(known, answer), "meteor": meteor(known, answer)}
+        scores |= {"rouge_l": rouge_l(answers, answer), "meteor": meteor(answers, answer)}
     return scores
 
 
@@ -241,9 +243,9 @@ def quality_table(
     papers = papers_of(config, config.scores)
     cells = []
     for model in dict.fromkeys(row["model"] for row in rows):
-        found = {row["dataset"]: row for row in rows if row["model"] == model}
+        by_set = {row["dataset"]: row for row in rows if row["model"] == model}
         for metric in METRICS:
-            line = [scored(found.get(name, {}), metric) for name in config.sets]
+            line = [scored(by_set.get(name, {}), metric) for name in config.sets]
             if set(line) != {"-"}:
                 cells.append([model, metric, *line])
         cells += _printed(config, papers, model, directories or {})

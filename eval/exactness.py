@@ -92,15 +92,16 @@ def main(args: Sequence[str] | None = None) -> None:
         parts = measure_identity(config, models, options.gammas, options.batches, run.rows, full)
         if options.draws:
             how = options.draws, options.tokens, max(options.batches)
-            drawn = measure_sampling(config, models, *how, before=run.rows)
-            parts = chain(parts, (([row], []) for row in drawn))
+            sampled = measure_sampling(config, models, *how, before=run.rows)
+            parts = chain(parts, (([row], []) for row in sampled))
         run.collect(parts, lambda: tables(config, run.rows, options.full_weights))
 
 
 def tables(config: EvalConfig, rows: Sequence[Record], full: bool = False) -> list[Table]:
     """Return the table of token identity, and the table of sampling if answers were sampled."""
     identity, sampled = (
-        [row for row in rows if (row["dataset"] == SAMPLING) is drawn] for drawn in (False, True)
+        [row for row in rows if (row["dataset"] == SAMPLING) is of_samples]
+        for of_samples in (False, True)
     )
     return [identity_table(config, identity, full), *([sampling_table(sampled)] if sampled else [])]
 
@@ -111,11 +112,11 @@ def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = Fals
     header += ["first divergence", "largest logit gap"]
     cells = []
     for key in dict.fromkeys((row["row"], row["gamma"], row["batch"]) for row in rows):
-        found = [row for row in rows if (row["row"], row["gamma"], row["batch"]) == key]
-        answers = [row["samples"] for row in found]
-        rate = np.average([row["token_identity_rate"] for row in found], weights=answers)
-        first = [row["first_divergence"] for row in found if row["first_divergence"] is not None]
-        gaps = [row["largest_logit_gap"] for row in found if row["largest_logit_gap"] is not None]
+        group = [row for row in rows if (row["row"], row["gamma"], row["batch"]) == key]
+        answers = [row["samples"] for row in group]
+        rate = np.average([row["token_identity_rate"] for row in group], weights=answers)
+        first = [row["first_divergence"] for row in group if row["first_divergence"] is not None]
+        gaps = [row["largest_logit_gap"] for row in group if row["largest_logit_gap"] is not None]
         least, widest = number(min(first, default=None), 0), digits(max(gaps, default=None), 2)
         cells.append([*map(str, key), str(sum(answers)), f"{100 * rate:.2f} %", least, widest])
     weights = f" ({config.target_weights} target)" if config.target_weights else ""
@@ -195,20 +196,22 @@ def measure_identity(
         for batch in batches
         if not has(before, row=row.name, gamma=gamma, batch=batch, temperature=0.0)
     ]
-    asked: list[tuple[Record, list[Prompt], list[Request], dict[int, list[tuple[int, ...]]]]] = []
+    answered: list[
+        tuple[Record, list[Prompt], list[Request], dict[int, list[tuple[int, ...]]]]
+    ] = []
     parts = list(replace(config, each_follow_up=False).parts()) if variants else []
     work = len(parts) * (1 + len(variants))
     with progress(work, "identity") as bar:
-        for place in parts:
-            bar.set_postfix_str(f"plain {place['dataset']}", refresh=False)
-            with config.named(place["dataset"]):
-                prompts = prompts_of(config, plain, place)
+        for part in parts:
+            bar.set_postfix_str(f"plain {part['dataset']}", refresh=False)
+            with config.named(part["dataset"]):
+                prompts = prompts_of(config, plain, part)
                 requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
                 answers = {
                     batch: [result.tokens for result in engine.generate(requests)]
                     for batch, engine in references.items()
                 }
-            asked.append((place | {"temperature": 0.0}, prompts, requests, answers))
+            answered.append((part | {"temperature": 0.0}, prompts, requests, answers))
             bar.update()
         for row, gamma, batch in variants:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
@@ -216,23 +219,29 @@ def measure_identity(
             engine = models.engine(row, settings)
             rows: list[Record] = []
             records: list[Record] = []
-            for place, prompts, requests, answers in asked:
-                with config.named(place["dataset"]):
+            for part, prompts, requests, answers in answered:
+                with config.named(part["dataset"]):
                     results = engine.generate(requests)
                 expected = answers.get(batch, answers[batches[0]])
                 apart = [
                     divergence(reference, prompt, answer, result.tokens)
                     for prompt, answer, result in zip(prompts, expected, results, strict=True)
                 ]
-                parted = [found for found in apart if found]
-                gaps = [found.logit_gap for found in parted if found.logit_gap is not None]
-                where = engine_fields(row.name, engine, config) | place
+                parted = [difference for difference in apart if difference]
+                gaps = [
+                    difference.logit_gap
+                    for difference in parted
+                    if difference.logit_gap is not None
+                ]
+                where = engine_fields(row.name, engine, config) | part
                 rows.append(
                     where
                     | {
                         "samples": len(results),
                         "token_identity_rate": 1 - len(parted) / len(apart),
-                        "first_divergence": min((found.index for found in parted), default=None),
+                        "first_divergence": min(
+                            (difference.index for difference in parted), default=None
+                        ),
                         "largest_logit_gap": max(gaps, default=None),
                         "target_bytes": target.report and target.report.nbytes,
                     }
@@ -241,8 +250,8 @@ def measure_identity(
                 records += [
                     where
                     | {"sample": prompt.sample, "tokens": len(result.tokens)}
-                    | {"divergence": found and vars(found)}
-                    for prompt, result, found in zip(prompts, results, apart, strict=True)
+                    | {"divergence": difference and vars(difference)}
+                    for prompt, result, difference in zip(prompts, results, apart, strict=True)
                 ]
                 bar.update()
             yield rows, records
@@ -269,7 +278,9 @@ def measure_sampling(
 
     def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:
         seeds = range(config.seed + seed, config.seed + seed + draws)
-        requests = [Request(prompt, tokens, temperature, top_p=top_p, seed=one) for one in seeds]
+        requests = [
+            Request(prompt, tokens, temperature, top_p=top_p, seed=number) for number in seeds
+        ]
         bar.update()
         return [result.tokens for result in engine.generate(requests)]
 
@@ -277,30 +288,30 @@ def measure_sampling(
     for row in config.rows:
         engine = models.engine(row, replace(config.engine(row), batch_size=batch))
         for option in options:
-            place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
-            if has(before, row=row.name, **place):
+            part = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
+            if has(before, row=row.name, **part):
                 continue
             if option not in references:
                 references[option] = drawn(plain, *option, seed=draws)
             test = chi_square(drawn(engine, *option, seed=0), references[option])
-            place |= {"samples": draws, "tokens": tokens}
-            yield engine_fields(row.name, engine, config) | place | vars(test)
+            part |= {"samples": draws, "tokens": tokens}
+            yield engine_fields(row.name, engine, config) | part | vars(test)
     bar.close()
 
 
 def divergence(
-    target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]
+    target: LoadedModel, prompt: Prompt, expected: Sequence[int], answer: Sequence[int]
 ) -> Divergence | None:
     """Return where `found` first differs from `expected`, and the logit gap; None if equal."""
-    for i, (ours, theirs) in enumerate(zip(expected, found)):
-        if ours != theirs:
+    for i, (right, token) in enumerate(zip(expected, answer)):
+        if right != token:
             logits = forward_logits(target, prompt, expected[:i])
-            return Divergence(i, ours, theirs, float(logits[ours] - logits[theirs]))
-    if len(expected) == len(found):
+            return Divergence(i, right, token, float(logits[right] - logits[token]))
+    if len(expected) == len(answer):
         return None
-    i = min(len(expected), len(found))
-    ours, theirs = (tokens[i] if i < len(tokens) else None for tokens in (expected, found))
-    return Divergence(i, ours, theirs, None)
+    i = min(len(expected), len(answer))
+    right, token = (tokens[i] if i < len(tokens) else None for tokens in (expected, answer))
+    return Divergence(i, right, token, None)
 
 
 def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
@@ -345,18 +356,18 @@ class ChiSquare:
     """Chance of a statistic at least as large if both samples come from one distribution."""
 
 
-def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> ChiSquare:
+def chi_square(first: Sequence[Hashable], second: Sequence[Hashable]) -> ChiSquare:
     """Compare how often each outcome occurs in either sample: Pearson's test of homogeneity.
 
     An outcome with an expected count of at least LEAST in both samples is a cell of its own. The
     others are hashed into as many shared cells as can be filled, so that the test also works where
     every outcome is rare.
     """
-    counts = np.asarray([len(ours), len(theirs)], np.float64)
+    counts = np.asarray([len(first), len(second)], np.float64)
     share = counts / counts.sum()
-    seen = Counter(ours) + Counter(theirs)
-    common = {o: i for i, (o, n) in enumerate(seen.most_common()) if n * share.min() >= LEAST}
-    rare = sum(n for o, n in seen.items() if o not in common) * share.min()
+    totals = Counter(first) + Counter(second)
+    common = {o: i for i, (o, n) in enumerate(totals.most_common()) if n * share.min() >= LEAST}
+    rare = sum(n for o, n in totals.items() if o not in common) * share.min()
     bins = int(rare / (2 * LEAST))
     if rare and not bins:  # too few for a cell of their own: they join the least common one
         bins = int(not common)
@@ -367,7 +378,7 @@ def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> ChiSquar
         return len(common) + crc32(repr(outcome).encode()) % bins if bins else len(common) - 1
 
     cells = np.zeros((2, len(common) + bins))
-    for sample, outcomes in enumerate((ours, theirs)):
+    for sample, outcomes in enumerate((first, second)):
         np.add.at(cells[sample], [place(outcome) for outcome in outcomes], 1)
     cells = cells[:, cells.sum(0) > 0]
     expected = cells.sum(0) * share[:, None]

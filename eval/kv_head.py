@@ -24,7 +24,16 @@ from eval.lib.drafts.loading import load_model, load_models, split_name, split_v
 from eval.lib.drafts.published import papers_of, sources
 from eval.lib.output.intervals import check_row, interval_table
 from eval.lib.output.report import Run
-from eval.lib.output.tables import Label, Record, Table, failures, mean_over, number, pivot
+from eval.lib.output.tables import (
+    Label,
+    Record,
+    Table,
+    answer_lengths,
+    failures,
+    mean_over,
+    number,
+    pivot,
+)
 from eval.lib.questions.sets import remarks
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import KVHeadConfig, LvlmConfig
@@ -58,15 +67,17 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         models = load_models(config)
         target = models.target
-        own = next((draft for draft in models.drafts if isinstance(draft, LoadedHead)), None)
-        if own is None:
+        trained_head = next(
+            (draft for draft in models.drafts if isinstance(draft, LoadedHead)), None
+        )
+        if trained_head is None:
             raise InputError(f"preset {preset}: has no KV head; give one with --draft")
-        heads = {"KV head": own} | (ablations(own) if options.untrained else {})
+        heads = {"KV head": trained_head} | (ablations(trained_head) if options.untrained else {})
         for name, path in map(split_name, options.heads):
             heads[name] = LoadedHead.load(path, target)
         drafts = {
-            name: separate_draft(config, target, place)
-            for name, place in map(split_name, options.baselines)
+            name: separate_draft(config, target, directory)
+            for name, directory in map(split_name, options.baselines)
         }
         check_row(options.against, [*(row.name for row in config.rows), *drafts, *heads])
         plain = Engine(target, None, config.plain())
@@ -128,24 +139,26 @@ def draft_table(
 
     def column(field: str, gamma: int | None = None) -> Callable[[Sequence[Record]], str]:
         def cell(line: Sequence[Record]) -> str:
-            found = [row for row in line if gamma in (None, row["gamma"])]
-            return number(mean_over(found, list({row["dataset"] for row in line}), field))
+            cells = [row for row in line if gamma in (None, row["gamma"])]
+            return number(mean_over(cells, list({row["dataset"] for row in line}), field))
 
         return cell
 
     def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
-        place, draft = label
+        name, draft = label
         where = (directories or {}).get(draft)
-        for paper in papers if places[place] == config.sets else ():
+        for paper in papers if places[name] == config.sets else ():
             numbers = paper.numbers[1].get(draft)
             if numbers and where == paper.places.get(draft):
-                yield (place, f"{draft}, paper"), numbers
+                yield (name, f"{draft}, paper"), numbers
 
     lines = []
     for place, sets in places.items():
         for draft in dict.fromkeys(row["row"] for row in rows):
-            found = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
-            lines.append(((place, draft), [] if {(name, draft) for name in sets} & lost else found))
+            drafted = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
+            lines.append(
+                ((place, draft), [] if {(name, draft) for name in sets} & lost else drafted)
+            )
     fields = FIELDS if config.times else COUNTS
     columns = {
         f"{name} gamma={gamma}": column(fields[name], gamma) for gamma in gammas for name in fields
@@ -162,6 +175,7 @@ def draft_table(
         f"{(*rows, *failed)[0]['device']}. avg is the plain mean over sets.",
         "alpha: accepted over drafted tokens; tau: tokens a pass of the target, the bonus token "
         "counted.",
+        *answer_lengths(rows, config.sets),
         *remarks(config.sets),
     ]
     if config.times:
@@ -190,9 +204,9 @@ def draft_table(
 UNTRAINED = ", untrained"
 
 
-def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
+def ablations(head: LoadedHead) -> dict[str, LoadedHead]:
     """Return what is left of a KV head without some of its parts, by name."""
-    config = own.config
+    config = head.config
     if not isinstance(config, KVHeadConfig):
         return {}
     heads = {}
@@ -204,7 +218,7 @@ def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
         heads["- text KV"] = replace(config, reads_text=False)
     if config.pools and config.reads_text:
         heads["- target's KV"] = replace(config, reads_text=False, **blind)
-    return {name + UNTRAINED: replace(own, config=config) for name, config in heads.items()}
+    return {name + UNTRAINED: replace(head, config=config) for name, config in heads.items()}
 
 
 def separate_draft(

@@ -9,7 +9,7 @@ The weights are random, on one device; no checkpoint is read. To time passes on 
 block_efficiency with --model-parallel. The part `startup` always times the shipped pair: processes
 of `jaxspec generate`, cold and with programs cached on disk, and the host's part of a call. Each
 part is written to results.json and table.md in --out when it is done; the same command continues a
-stopped run.
+stopped run. With the `plots` extra the part `images` also draws inference_times.png.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import tyro
 
 from eval.lib.output.report import Run, results_folder
 from eval.lib.output.tables import Record, has
+from eval.lib.times.figures import draw_inference_times
 from eval.lib.times.forced import measure_forced
 from eval.lib.times.random_pair import (
     LatencyConfig,
@@ -74,14 +75,14 @@ def main(
       dtype: of weights and caches, such as float16; the default is the preset's.
       debug: try the command out: one run, at most eight new tokens, written to runs/debug.
     """
-    given = dict(locals())
+    options = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
     starts, calls = STARTS, CALLS
     config = replace(config, dtype=dtype or config.dtype)
     if debug:
         config, starts, calls = replace(config, repeats=1, new=min(8, config.new)), 1, 1
     timed = f"the least of {config.repeats} runs; of start-up medians"
-    with Run(preset, given, results_folder(out, preset, debug), timed) as run:
+    with Run(preset, options, results_folder(out, preset, debug), timed) as run:
         setup_runtime()
         run.restore()
         models = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")
@@ -109,6 +110,7 @@ def main(
             if not has(run.rows, part=name):
                 run.add([{"part": name} | row for row in measure()])
             run.write(*latency_tables(preset, run.rows, config.papers))
+        draw_inference_times(run.rows, run.folder, preset)
 
 
 if __name__ == "__main__":

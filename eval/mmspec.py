@@ -94,10 +94,10 @@ def answer_conversations(config: EvalConfig, run: Run) -> None:
     engines = {BASELINE: plain} | models.engines(config)
     run.restore()
     answers: dict[str, list[tuple[Sample, list[Turn]]]] = {}
-    known = {sample.id: sample for sample in samples}
+    by_id = {sample.id: sample for sample in samples}
     for record in run.records:
         turns = [Turn(**turn | {"tokens": tuple(turn["tokens"])}) for turn in record["turns"]]
-        answers.setdefault(record["method"], []).append((known[record["sample"]], turns))
+        answers.setdefault(record["method"], []).append((by_id[record["sample"]], turns))
     with progress(len(engines) * len(samples), "MMSpec", "conversation") as bar:
         for method, engine in engines.items():
             bar.set_postfix_str(method, refresh=False)
@@ -144,22 +144,22 @@ def converse(
 ) -> list[tuple[Sample, list[Turn]]]:
     """Answer all turns of every sample, one turn of all samples at a time."""
     answered: list[tuple[Sample, list[Turn]]] = [(sample, []) for sample in samples]
-    asked: dict[int, Prompt] = {}
-    said: dict[int, Result] = {}
+    prompts: dict[int, Prompt] = {}
+    answers: dict[int, Result] = {}
     for depth in range(max(len(sample.turns) for sample in samples)):
         open_ = [i for i, sample in enumerate(samples) if len(sample.turns) > depth]
         for i in open_:
             if depth == 0:
-                asked[i] = first_prompt(engine.encoder, samples[i])
+                prompts[i] = first_prompt(engine.encoder, samples[i])
             else:
-                asked[i] = next_prompt(engine.encoder, asked[i], said[i], samples[i])
+                prompts[i] = next_prompt(engine.encoder, prompts[i], answers[i], samples[i])
         requests = [
-            Request(asked[i], config.max_new_tokens, config.temperature, seed=config.seed + i)
+            Request(prompts[i], config.max_new_tokens, config.temperature, seed=config.seed + i)
             for i in open_
         ]
         with config.named(MMSPEC):
-            said = dict(zip(open_, engine.generate(requests), strict=True))
-        for i, result in said.items():
+            answers = dict(zip(open_, engine.generate(requests), strict=True))
+        for i, result in answers.items():
             answered[i][1].append(_turn(result, engine))
     return answered
 

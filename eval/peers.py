@@ -78,7 +78,7 @@ def main(
       compiled: add transformers' static cache with a compiled forward pass (a minute of warm-up).
       debug: try the command out: one prompt, eight new tokens, one run, written to runs/debug.
     """
-    given = dict(locals())
+    options = dict(locals())
     if debug:
         new, prompts, repeats = min(8, new), 1, 1
     if find_spec("torch") is None:
@@ -86,7 +86,7 @@ def main(
     check_counts(new=new, prompts=prompts, repeats=repeats)
     if draft is not None and preset != "smollm2":
         raise InputError(f"draft: {draft}; {preset} has its own draft, leave the option out")
-    with Run(preset, given, results_folder(out, preset, debug)) as run:
+    with Run(preset, options, results_folder(out, preset, debug)) as run:
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
             paths = pair_of(preset, draft, Path(folder))
@@ -95,21 +95,21 @@ def main(
             if preset == "smollm2":
                 heads = [load_draft(ASSETS / preset / "kv_head", target)]
                 gammas, assistants = (2, 3, GAMMA), {}
-            asked = prompts_of(preset, target, prompts)
+            asked_prompts = prompts_of(preset, target, prompts)
             for model in drafts:
                 assistants["text"] = Path(folder) / "text_draft"
-                config, own = widened(model.model.text, text_params(model.config, model.params))
-                huggingface.save(assistants["text"], config, own, tokenizer=model.tokenizer)
+                config, params = widened(model.model.text, text_params(model.config, model.params))
+                huggingface.save(assistants["text"], config, params, tokenizer=model.tokenizer)
             methods = ours(target, [*heads, *drafts], gammas, new)
             methods |= theirs(target, paths[0], assistants, gammas, new, compiled, threads)
-            below = notes(preset, len(asked), new, repeats, threads)
+            below = notes(preset, len(asked_prompts), new, repeats, threads)
             run.restore()
-            for number, prompt in enumerate(tqdm(asked, "peers", unit="prompt")):
+            for number, prompt in enumerate(tqdm(asked_prompts, "peers", unit="prompt")):
                 if not has(run.rows, prompt=number):
-                    found = measure(methods, prompt, repeats)
-                    for name, timed in found.items():
+                    times = measure(methods, prompt, repeats)
+                    for name, timed in times.items():
                         run.add([{"prompt": number, "method": name} | vars(timed)])
-                    methods = {name: methods[name] for name in found}
+                    methods = {name: methods[name] for name in times}
                 run.write(peers_table(preset, run.rows, below))
 
 
@@ -142,19 +142,19 @@ def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None
 def summaries(rows: Sequence[Record]) -> list[Record]:
     """Return a row for each method that ran on all prompts."""
     prompts = {row["prompt"] for row in rows}
-    found: dict[str, list[Record]] = {}
+    groups: dict[str, list[Record]] = {}
     for row in rows:
-        found.setdefault(row["method"], []).append(row)
-    whole = {name: answers for name, answers in found.items() if len(answers) == len(prompts)}
+        groups.setdefault(row["method"], []).append(row)
+    whole = {name: answers for name, answers in groups.items() if len(answers) == len(prompts)}
     return [summary(name, answers, whole.get(PLAIN)) for name, answers in whole.items()]
 
 
 def peers_table(preset: str, rows: Sequence[Record], notes: Sequence[str] = ()) -> Table:
     """Return a line per method; a ratio is `-` if the method that it compares with failed."""
-    found = summaries(rows)
+    groups = summaries(rows)
 
     def over(base: str, rate: str) -> Callable[[Record], str]:
-        rates = [row[rate] for row in found if row["method"].startswith(base)]
+        rates = [row[rate] for row in groups if row["method"].startswith(base)]
         return lambda row: number(row[rate] / max(rates) if rates else None)
 
     columns = {
@@ -168,7 +168,7 @@ def peers_table(preset: str, rows: Sequence[Record], notes: Sequence[str] = ()) 
         "tokens / target call": cell("tokens_per_target_call", number),
         "same tokens": cell("token_identity_rate", percent),
     }
-    lines = [((row["method"],), row) for row in found]
+    lines = [((row["method"],), row) for row in groups]
     return pivot(f"Peers on {preset}", ("method",), lines, columns, notes=notes)
 
 

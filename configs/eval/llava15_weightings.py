@@ -18,6 +18,7 @@ config = replace(
     rows=(
         *tabed.WINDOW_ROWS,
         Variant("MT*, paper", ("M", "T"), weighting="mt-paper"),
+        Variant("MT*, grid, total variation", ("M", "T"), weighting="grid:measure=tvd"),
         Variant("MTCP*, released", ("M", "T", "C", "P"), weighting="mt-release"),
         Variant("MTCP*, released, inverse KL", ("M", "T", "C", "P"), weighting="mtcp-release"),
         Variant(

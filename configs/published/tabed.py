@@ -68,12 +68,14 @@ def both_turns(
     these sets.
     """
     borrowed = {"nq": ("fact",), "gsm8k": ("sum",)}
-    own = {
-        row: {name: x for name, x in told.items() if name not in borrowed}
-        for row, told in second.items()
+    unborrowed = {
+        row: {name: x for name, x in numbers.items() if name not in borrowed}
+        for row, numbers in second.items()
     }
     means = {
-        column: {row: {"avg": told[column]} for row, told in second.items() if column in told}
+        column: {
+            row: {"avg": numbers[column]} for row, numbers in second.items() if column in numbers
+        }
         for column in borrowed
     }
     return (
@@ -81,7 +83,7 @@ def both_turns(
         Published(
             f"{source}, second turns; how it pools their kinds it does not say",
             settings | {"follow_ups": FOLLOW_UPS, "each_follow_up": True},
-            {2: own},
+            {2: unborrowed},
             ROWS,
         ),
         *(

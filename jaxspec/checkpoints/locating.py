@@ -17,6 +17,17 @@ from jaxspec.plugins import load_plugin, plugins
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
 """Patterns of a checkpoint's files besides its weights."""
+_HUB_ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
+
+
+def hub_id(name: str) -> tuple[str, str | None] | None:
+    """Return the id and the revision of OWNER/NAME or OWNER/NAME@REVISION; None for another form.
+
+    >>> hub_id("llava-hf/llava-1.5-7b-hf@a272c74")
+    ('llava-hf/llava-1.5-7b-hf', 'a272c74')
+    """
+    parts = _HUB_ID.fullmatch(name)
+    return parts and (parts[1], parts[2])
 
 
 def locate(
@@ -29,6 +40,8 @@ def locate(
     ids (`jaxspec.plugins`).
 
     Args:
+      path_or_id: Path, or OWNER/NAME of the hub, with @REVISION for a branch, tag or commit.
+      revision: The same for an id without one.
       files: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
     path = fetch_checkpoint(path_or_id, revision, files)
@@ -62,17 +75,19 @@ def fetch_checkpoint(
         raise InputError(f"checkpoint {str(path)!r}: is a file; give the directory")
     if entry := plugins("models").get(str(path_or_id)):
         return load_plugin(entry)()
-    if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
+    if isinstance(path_or_id, Path) or (parts := hub_id(path_or_id)) is None:
         mend = _similar(path_or_id) or "give one, or a hub id owner/name"
         raise InputError(f"checkpoint {str(path_or_id)!r}: no such directory; {mend}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError
 
+    repository, pinned = parts
+    revision = pinned or revision
     what = f"checkpoint {path_or_id!r}: no such directory, and cannot be fetched from the hub"
     mend = "check name, revision and network, or give a local directory"
     with reading(what, _similar(path_or_id) or mend):
         try:
-            fetch = partial(snapshot_download, path_or_id, revision=revision)
+            fetch = partial(snapshot_download, repository, revision=revision)
             weights = "model*.safetensors"
             path = Path(fetch(allow_patterns=[*(files or (*SMALL, weights))]))
             if files is None and not any(path.glob(weights)) and not without_torch():
@@ -81,7 +96,7 @@ def fetch_checkpoint(
         except GatedRepoError as error:
             raise InputError(
                 f"checkpoint {path_or_id!r}: the model is gated; ask for access at "
-                f"https://huggingface.co/{path_or_id}, then run `hf auth login` on every machine"
+                f"https://huggingface.co/{repository}, then run `hf auth login` on every machine"
             ) from error
 
 

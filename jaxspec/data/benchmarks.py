@@ -20,7 +20,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from jaxspec.data.hub import hub_rows
+from jaxspec.data.hub import hub_rows, on_disk
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import Sample, stored_image, text_of
 from jaxspec.errors import InputError, located
@@ -178,8 +178,9 @@ def benchmark_samples(name: str, path: Path | None = None) -> Iterator[Sample]:
     """Yield all samples of a set in the order of its rows, one at a time.
 
     Args:
-      path: Local copy in the hub's columns: a parquet or JSONL file, or a folder of them. In JSONL
-        an image is a path relative to the file's folder or its `images/`. None reads the hub's.
+      path: Local copy in the hub's columns: a parquet or JSONL file, or a folder of them, or
+        `hub:OWNER/NAME@REVISION/FILE`. In JSONL an image is a path relative to the file's folder or
+        its `images/`. None reads the hub's.
 
     Raises InputError, naming file and row, where a column is missing, an image cannot be decoded,
     or placeholders and images differ in number.
@@ -189,14 +190,20 @@ def benchmark_samples(name: str, path: Path | None = None) -> Iterator[Sample]:
         yield _sample(spec, number, row)
 
 
+def rows_and_samples(name: str, path: Path | None = None) -> Iterator[tuple[DataRow, Sample]]:
+    """Yield each row of a set in its file's order, with the sample of `benchmark_samples`."""
+    spec = BENCHMARKS[name]
+    for number, row in enumerate(_file_rows(spec, spec.split, path)):
+        yield row, _sample(spec, number, row)
+
+
 def few_shot_samples(
     name: str, path: Path | None = None, examples: Path | None = None
 ) -> Iterator[Sample]:
     """Yield `benchmark_samples` with worked examples before each question, as in CoS.
 
     Four for GSM8K, five of the question's own subject for MMLU, one for CNN/DM: the first rows of
-    the split that is not tested. (The released code has its own worked examples, and MMLU's reason
-    before they answer.)
+    the split that is not tested. The released code's own are in `eval.lib.questions.cos_release`.
 
     Args:
       examples: Local copy of the examples' split, like `path`.
@@ -227,7 +234,13 @@ def few_shot_samples(
 
 
 def _rows(spec: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
-    """Yield the rows of a split, at least one, in the columns that matter."""
+    """Yield the rows of a split, at least one; the groups of examples take turns."""
+    rows = _file_rows(spec, split, path)
+    yield from _in_turns(rows, spec.shots.by) if spec.shots and spec.shots.by else rows
+
+
+def _file_rows(spec: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
+    """Yield the rows of a split in its file's order, at least one, in the columns that matter."""
     filtered = spec.only[0] if spec.only else ""
     shared = spec.shots.by if spec.shots else ""
     columns = [*spec.question, *spec.answer, *spec.labels, spec.images, spec.options]
@@ -235,9 +248,9 @@ def _rows(spec: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
     if path is None:
         rows = hub_rows(spec.hub, spec.config, split, pattern, spec.only)
     else:
-        rows = local_rows(path, pattern, spec.only)
+        rows = local_rows(on_disk(path), pattern, spec.only)
     row = None
-    for row in _in_turns(rows, shared) if shared else rows:
+    for row in rows:
         yield row
     if row is None:
         condition = f" with {spec.only[0]} {spec.only[1]!r}" if spec.only else ""

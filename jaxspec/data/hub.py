@@ -20,6 +20,7 @@ def on_disk(path: Path) -> Path:
     """Return the local path of data: `path` itself, or the cached copy of `hub:OWNER/NAME/FILE`.
 
     FILE is a file or folder of a data set on the hub; without it, all files with rows are taken.
+    NAME@REVISION is the data set at a branch, tag or commit.
     They are fetched once into the hub's cache, which is read where there is no network.
     """
     address = str(path)
@@ -28,11 +29,18 @@ def on_disk(path: Path) -> Path:
     from huggingface_hub import snapshot_download
 
     owner, name, file = (*address.removeprefix(HUB).split("/", 2), "", "")[:3]
-    fetch = f"hf download {owner}/{name}{file and f' {file}'} --repo-type dataset"
+    name, _, revision = name.partition("@")
+    pinned = f" --revision {revision}" if revision else ""
+    fetch = f"hf download {owner}/{name}{file and f' {file}'} --repo-type dataset{pinned}"
     patterns = [file, f"{file}/*"] if file else [f"*{suffix}" for suffix in SUFFIXES]
     mend = f"check the id, or fetch it elsewhere ({fetch})"
     with reading(f"data {address}: cannot be fetched from the hub", mend):
-        folder = snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=patterns)
+        folder = snapshot_download(
+            f"{owner}/{name}",
+            repo_type="dataset",
+            revision=revision or None,
+            allow_patterns=patterns,
+        )
         if not Path(folder, file).exists():
             raise FileNotFoundError("there is no such file")
     return Path(folder, file)

@@ -21,8 +21,10 @@ class Trace(struct.PyTreeNode):
     """Weights of the views in its block."""
     agree: Bool[Array, "B C R"]
     """Whether it was the view's likeliest token."""
-    asked: Bool[Array, "B C"]
+    drafted: Bool[Array, "B C"]
     """Whether the views gave a distribution: not for the prefill token or a bonus token."""
+    shares: Float[Array, "B C 2"]
+    """Least and largest share of the first view that makes it the mixture's likeliest token."""
 
     def grown(self, slots: int) -> Trace:
         """Return the trace with `slots` more places for new tokens."""
@@ -36,7 +38,8 @@ def init_trace(weights: Float[Array, "B R"], slots: int) -> Trace:
         place=jnp.full((batch, slots), -1, jnp.int32),
         weights=jnp.tile(weights.astype(jnp.float32)[:, None], (1, slots, 1)),
         agree=jnp.zeros((batch, slots, views), bool),
-        asked=jnp.zeros((batch, slots), bool),
+        drafted=jnp.zeros((batch, slots), bool),
+        shares=jnp.zeros((batch, slots, 2), jnp.float32),
     )
 
 
@@ -47,14 +50,14 @@ def extend_trace(
     draft: Draft,
     verdict: Verdict,
     weights: Float[Array, "B R"],
-    asked: Bool[Array, "B J"],
+    drafted: Bool[Array, "B J"],
 ) -> Trace:
     """Return the trace extended by one block.
 
     Args:
       count: Number of tokens before the block.
       tokens: Tokens after the block.
-      asked: Whether a place of the block was verified and the draft gave its distribution.
+      drafted: Whether a place of the block was verified and the draft gave its distribution.
     """
     places = jnp.arange(draft.tokens.shape[1] + 1)
     slots = count[:, None] + places
@@ -62,24 +65,60 @@ def extend_trace(
     best = jnp.moveaxis(jnp.argmax(draft.view_probs, axis=-1), 0, -1)
     written = jnp.take_along_axis(tokens, jnp.minimum(slots[:, :-1], tokens.shape[1] - 1), axis=1)
     agree = best == written[..., None]
+    shares = accepting_shares(draft.view_probs, weights, written)
     return Trace(
         place=trace.place.at[rows, slots].set(
             jnp.where(places < verdict.count[:, None], places, -1), mode="drop"
         ),
         weights=trace.weights.at[rows, slots].set(weights[:, None], mode="drop"),
         agree=trace.agree.at[rows, slots[:, :-1]].set(agree, mode="drop"),
-        asked=trace.asked.at[rows, slots].set(jnp.pad(asked, ((0, 0), (0, 1))), mode="drop"),
+        drafted=trace.drafted.at[rows, slots].set(jnp.pad(drafted, ((0, 0), (0, 1))), mode="drop"),
+        shares=trace.shares.at[rows, slots[:, :-1]].set(shares, mode="drop"),
     )
 
 
+def accepting_shares(
+    probs: Float[Array, "R B J V"], weights: Float[Array, "B R"], tokens: Int[Array, "B J"]
+) -> Float[Array, "B J 2"]:
+    """Return the least and the largest share of the first view that make these tokens likeliest.
+
+    The other views keep their proportions; with weights of 0 they share equally. A mixture is
+    linear in the share, so the shares are an interval; (1, 0) if there are none.
+    """
+    others = weights.T[1:, :, None, None]
+    total = others.sum(0)
+    others = jnp.where(total > 0, others / jnp.where(total > 0, total, 1), 1 / max(len(others), 1))
+    first = probs[0]
+    rest = (others * probs[1:]).sum(0) if len(probs) > 1 else first
+    # How much likelier the token is than each other, at share 0 and at share 1: y0 + (y1 - y0) w.
+    y0, y1 = (
+        jnp.take_along_axis(each, tokens[..., None], axis=-1) - each for each in (rest, first)
+    )
+    slope = y1 - y0
+    root = -y0 / jnp.where(slope == 0, 1, slope)
+    least = jnp.where(slope > 0, root, 0).max(-1)
+    largest = jnp.where(slope < 0, root, 1).min(-1)
+    never = ((slope == 0) & (y0 < 0)).any(-1) | (least > largest)
+    none = jnp.asarray([1.0, 0.0])
+    return jnp.where(never[..., None], none, jnp.stack([least, largest], axis=-1))
+
+
 def trace_record(trace: Trace, row: int, count: int, pieces: list[str]) -> dict[str, list]:
-    """Return one row of a trace as lists; `agree` is None where the views gave no distribution."""
-    place, weights, agree, asked = (np.asarray(leaf)[row, :count] for leaf in (
-        trace.place, trace.weights, trace.agree, trace.asked
+    """Return one row of a trace as lists; `agree` is None where the views gave no distribution.
+
+    `shares` is also None where no share of the first view makes the token likeliest.
+    """
+    place, weights, agree, drafted, shares = (np.asarray(leaf)[row, :count] for leaf in (
+        trace.place, trace.weights, trace.agree, trace.drafted, trace.shares
     ))  # fmt: skip
+    rounded = np.round(shares.astype(float), 4).tolist()
     return {
         "pieces": pieces,
         "place": place.tolist(),
-        "agree": [views if known else None for views, known in zip(agree.tolist(), asked.tolist())],
+        "agree": [views if here else None for views, here in zip(agree.tolist(), drafted.tolist())],
+        "shares": [
+            interval if here and interval[0] <= interval[1] else None
+            for interval, here in zip(rounded, drafted.tolist())
+        ],
         "weights": np.round(weights.astype(float), 4).tolist(),
     }

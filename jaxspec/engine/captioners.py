@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from PIL.Image import Image
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.locating import hub_id, locate
 from jaxspec.data.images import image_hash, load_image
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
@@ -251,12 +251,14 @@ class TransformersCaptioner:
         import transformers
 
         self.check()
+        source, revision = hub_id(self.source) or (self.source, None)
+        options: dict[str, Any] = {"trust_remote_code": False}
+        if revision is not None:
+            options["revision"] = revision
         with reading(f"captioner {self.kind}: transformers cannot read {self.source}"):
-            processor = transformers.AutoProcessor.from_pretrained(
-                self.source, trust_remote_code=False, backend="pil"
-            )
+            processor = transformers.AutoProcessor.from_pretrained(source, backend="pil", **options)
             model = transformers.AutoModelForImageTextToText.from_pretrained(
-                self.source, trust_remote_code=False, dtype="float32"
+                source, dtype="float32", **options
             )
         return processor, model.eval()
 

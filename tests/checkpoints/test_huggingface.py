@@ -253,6 +253,8 @@ def test_hub_id(monkeypatch, hub):
     assert locate("owner/name", revision="v2") == hub
     assert asked["name"] == "owner/name"
     assert asked["revision"] == "v2"
+    locate("owner/name@a272c74")
+    assert (asked["name"], asked["revision"]) == ("owner/name", "a272c74")
     shards = [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",

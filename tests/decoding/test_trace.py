@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.trace import trace_record
+from jaxspec.decoding.trace import accepting_shares, trace_record
 from jaxspec.models.families import build
+from jaxspec.sampling import mix
 from tests.tiny import lvlm, noisy, prompts, sampling, speculator, view_rows, weighted
 
 NEW = 24
@@ -32,7 +33,7 @@ def test_every_token_is_accounted_for(tree):
     forward = jax.jit(
         lambda tokens, pixels: build(TARGET.config).apply({"params": DRAFT}, tokens, pixels)
     )
-    agreed = 0
+    agreed, narrow = 0, 0
     for b in range(3):
         count = int(state.count[b])
         record = trace_record(jax.device_get(state.trace), b, count, [""] * count)
@@ -48,13 +49,44 @@ def test_every_token_is_accounted_for(tree):
             whole = i > 0 and place == -1 and record["place"][i - 1] == 2
             if tree is None:
                 assert (record["agree"][i] is None) == (i == 0 or whole)
-        # View M again, by one pass over the whole answer.
-        (view, _) = view_rows(batch)
-        length = int(view.length[b])
-        row = jnp.concatenate([view.tokens[b, :length], state.tokens[b, :count]])[None]
-        logits = np.asarray(forward(row, batch.images["pixels"][b : b + 1]))[0]
-        for i, agree in enumerate(record["agree"]):
-            if agree is not None:
-                assert agree[0] == (int(logits[length + i - 1].argmax()) == int(state.tokens[b, i]))
-                agreed += agree[0]
+        # The views again, by one pass each over the whole answer.
+        probs = []
+        for view in view_rows(batch):
+            length = int(view.length[b])
+            row = jnp.concatenate([view.tokens[b, :length], state.tokens[b, :count]])[None]
+            logits = forward(row, batch.images["pixels"][b : b + 1])[0]
+            probs.append(np.asarray(jax.nn.softmax(logits))[length - 1 :])
+        for i, (agree, shares) in enumerate(zip(record["agree"], record["shares"])):
+            if agree is None:
+                assert shares is None
+                continue
+            token = int(state.tokens[b, i])
+            assert agree[0] == (int(probs[0][i].argmax()) == token)
+            agreed += agree[0]
+            for share in np.linspace(0, 1, 41):
+                accepted = (share * probs[0][i] + (1 - share) * probs[1][i]).argmax() == token
+                low, high = shares or (1.0, 0.0)
+                if min(abs(share - low), abs(share - high)) > 1e-3:
+                    assert accepted == (low < share < high)
+            narrow += shares is not None and shares != [0.0, 1.0]
     assert agreed > 5
+    assert narrow > 0
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (0.2, 0.5, 0.3), (1.0, 0.0, 0.0)])
+def test_accepting_shares_are_those_of_a_grid(weights):
+    rng = np.random.default_rng(0)
+    probs = jnp.asarray(rng.dirichlet(np.full(6, 0.7), (len(weights), 2, 20)), jnp.float32)
+    each = jnp.tile(jnp.asarray(weights), (2, 1))
+    tokens = jnp.asarray(rng.integers(6, size=(2, 20)))
+    low, high = np.moveaxis(np.asarray(accepting_shares(probs, each, tokens)), -1, 0)
+    others = np.asarray(weights[1:]) if sum(weights[1:]) else np.ones(len(weights) - 1)
+    hits = 0
+    for share in np.linspace(0.012, 0.99, 40):
+        mixed = [share, *(1 - share) * others / (others.sum() or 1)]
+        best = mix(probs.reshape(len(weights), 40, 6), jnp.tile(jnp.asarray(mixed), (40, 1)))
+        accepted = np.asarray(best.argmax(-1).reshape(2, 20) == tokens)
+        clear = (abs(share - low) > 1e-4) & (abs(share - high) > 1e-4)
+        assert (accepted == ((low < share) & (share < high)))[clear].all()
+        hits += accepted.sum()
+    assert hits > 40

@@ -98,3 +98,8 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         json.loads(line) for line in (world / "out" / "records.jsonl").read_text().splitlines()
     ]
     assert [record["quality"] for record in records] == [0.0, 0.0, None, None, 0.0, 0.0]
+    prompts = [
+        json.loads(line) for line in (world / "out" / "prompts.jsonl").read_text().splitlines()
+    ]
+    assert [prompt["reader"] for prompt in prompts] == ["model 1", "model 2"] * 2
+    assert prompts[0]["ids"] == prompts[1]["ids"]

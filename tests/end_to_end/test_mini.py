@@ -22,7 +22,7 @@ from eval.lib.drafts.comparison import first_prompt, prompts_of
 from jaxspec.data.images import to_rgb
 from jaxspec.engine.captioners import LvlmCaptioner
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.loading import LoadedHead, image_inputs, same_tower
+from jaxspec.loading import LoadedHead, image_inputs, prompt_encoder, same_tower
 from jaxspec_demo import ASSETS
 from picturebook import SYNTHETIC_SETS, caption, test_set
 from tests.tiny.one_pass import blocks_of_head
@@ -150,7 +150,7 @@ def test_the_kv_head_drafts_what_one_pass_predicts(target: LoadedModel) -> None:
 
 
 def test_the_demos_script_writes_its_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = ("T", "MTCP*", "KV head")  # of one view, of all, and of the head
     words = (
@@ -170,8 +170,22 @@ def test_the_demos_script_writes_its_records(
         )
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert len(records) == len(results["rows"])
-    assert (
-        (tmp_path / "table.md")
-        .read_text()
-        .startswith("# Tokens a pass of the target (block efficiency)")
+    table = (tmp_path / "table.md").read_text()
+    assert table.startswith("# Tokens a pass of the target (block efficiency)")
+    assert f"an answer, turn 1: read {records[0]['tokens']}." in table
+    prompts = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    forms = {(prompt["reader"], prompt["view"]): prompt for prompt in prompts}
+    assert len(forms) == len(prompts) == 5  # of the target, and M, T, C and P of the draft
+    whole, pooled, blind = (
+        forms[form] for form in (("the target", "M"), ("the draft", "P"), ("the draft", "T"))
     )
+    (image,) = (entry for entry in whole["ids"] if isinstance(entry, list))
+    assert [image[0], image[1] // 4] in pooled["ids"]
+    assert "image: " in forms["the draft", "C"]["text"]
+    # The text is the prompt's: written out again, it has the ids.
+    encoder = prompt_encoder(target)
+    prompt = first_prompt(encoder, test_set("read", 1)[0])
+    assert encoder.ids(whole["text"]) == prompt.tokens.tolist()
+    flat = [entry for entry in whole["ids"] if entry != image]
+    assert flat == [token for token in prompt.tokens.tolist() if token != encoder.image_token]
+    assert image[0] not in blind["ids"]

@@ -107,6 +107,11 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
     }  # passes are timed once a row, before the stop
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     assert len(lines) == len(again["rows"])
+    prompts, whole = (
+        (tmp_path / name / "prompts.jsonl").read_text().splitlines() for name in ("out", "straight")
+    )
+    assert prompts == whole
+    assert len(set(prompts)) == len(prompts) > 0
     assert "6 rows are measured already" in capsys.readouterr().err
 
 

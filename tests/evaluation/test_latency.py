@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from eval.lib.standins.synthetic import random_params
+from eval.lib.times.figures import draw_inference_times, inference_times
 from eval.lib.times.forced import accepted_pattern, measure_forced
 from eval.lib.times.passes import pass_work
 from eval.lib.times.random_pair import (
@@ -111,11 +113,13 @@ def test_the_sweep_over_a_tiny_pair() -> None:
     mixtures = measure_mixtures(Pair(replace(tiny, views=(1, 2))), ["inverse_error_power:window=4"])
     # weights; and seen and a ring
     assert [row["state_bytes"] for row in mixtures] == [4, 8, 4 * (2 + 2 + 1 + 4 * 2)]
-    rows = [*measure_passes(pair), *measure_images(pair), forced, *mixtures]
+    (images,) = measure_images(pair)
+    assert images["answer"] == 9
+    rows = [*measure_passes(pair), images, forced, *mixtures]
     titles = [title for title, *_ in latency_tables("tiny", rows)]
     assert titles == [
         "Passes of tiny",
-        "Images before the first token, tiny",
+        "Answers by images of the prompt, tiny",
         "Loops at forced acceptance, tiny",
         "Blocks by views and weighting, tiny",
     ]
@@ -123,5 +127,18 @@ def test_the_sweep_over_a_tiny_pair() -> None:
         value > 0
         for row in rows
         for name, value in row.items()
-        if name in ("target_ms", "target_prefill_ms")
+        if name in ("target_ms", "target_prefill_ms", "target_decoding_ms")
     )
+
+
+def test_stages_are_stacked_by_images(tmp_path: Path) -> None:
+    """TABED's Figure 9: bars of tower, prefill and decoding, which end at their sum."""
+    pytest.importorskip("matplotlib")
+    times = {"target_tower_ms": 10.0, "target_prefill_ms": 40.0, "target_decoding_ms": 950.0}
+    rows = [{"kind": "images", "images": n, "answer": 128} | times for n in (1, 2, 5)]
+    text = {"kind": "images", "images": 0, "answer": 128} | times | {"target_tower_ms": None}
+    (axis,) = inference_times(rows).axes
+    tops = [bar.get_y() + bar.get_height() for bar in axis.patches]
+    assert tops == pytest.approx([0.01] * 3 + [0.05] * 3 + [1.0] * 3)
+    draw_inference_times([text, *rows], tmp_path, "pair")
+    assert [file.name for file in tmp_path.iterdir()] == ["inference_times.png"]

@@ -53,6 +53,7 @@ def made_up(trace: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, An
                     "place": [-1, 0, 1, 0, -1],
                     "agree": agree,
                     "weights": weights,
+                    "shares": [None, [0.0, 0.4], None, [0.2, 1.0], None],
                 }
                 for sample in range(SHOWN + 1):
                     record = place | rates | {"sample": f"{dataset}-{sample}"}
@@ -64,7 +65,7 @@ def made_up(trace: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, An
 def test_every_figure_that_can_be_drawn_is(tmp_path: Path, trace: bool) -> None:
     pytest.importorskip("matplotlib")
     drawn = draw_all(CONFIG, *made_up(trace), tmp_path)
-    untraced = ["block_efficiency", "acceptance_by_position", "stage_times"]
+    untraced = ["block_efficiency", "acceptance_by_position", "block_times"]
     assert [f.stem for f in drawn] == untraced + [
         "weight_trajectory",
         "overlap",

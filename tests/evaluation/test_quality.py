@@ -182,6 +182,9 @@ def test_the_script_writes_every_model(
     records = [
         json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()
     ]
+    prompts = (tmp_path / "out/prompts.jsonl").read_text().splitlines()
+    read = {(p["dataset"], p["model"], p["reader"]): p["view"] for p in map(json.loads, prompts)}
+    assert read["describe", "pool", "model 1"] == "P1"
     said = {
         (one["dataset"], one["model"]): one["text"]
         for one in records

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from eval.lib.drafts.config import Variant
-from eval.lib.output.report import Run, begin, describe_run, finish, write_results
+from eval.lib.output.provenance import describe_run
+from eval.lib.output.report import Run, begin, finish, write_results
 from eval.lib.output.tables import Table, markdown, show
 from jaxspec.errors import InputError
 

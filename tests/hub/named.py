@@ -31,7 +31,7 @@ _PLACES = {
         "venv",
         "shared",
     ),
-    *("BUCKET", "HOME", "OWNER"),
+    *("BUCKET", "HOME", "OWNER", "REVISION"),
 }
 """What folders of a reader's own are called in the docs."""
 

@@ -1,8 +1,10 @@
 """A mini draft that has read stories and seen one image at a time, never several.
 
-    python -m train.prepare picturebook --kinds saga album --images 1 --samples 6000 --name
-    stories_1 python -m train.prepare picturebook --kinds saga album --images 0 --samples 6000
-    --name stories_0 python -m train.recipe mini_stories
+    python -m train.prepare picturebook --kinds saga album --images 1 --samples 6000 \\
+        --name stories_1
+    python -m train.prepare picturebook --kinds saga album --images 0 --samples 6000 \\
+        --name stories_0
+    python -m train.recipe mini_stories
 
 So were the papers' drafts before PororoSV and VIST.
 """

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 from eval.lib.drafts.config import Data, Decoding, set_places
 from eval.lib.drafts.published import Published
+from eval.lib.questions.cos_release import released_samples
 from eval.lib.questions.sets import check_names, evaluation_set
 from jaxspec.data.samples import Sample
 from jaxspec.engine.config import CollaborationConfig, Method
@@ -64,13 +67,13 @@ class Pairing:
                 f"{len(self.models)}; use gamma"
             )
         try:
-            found = [float(value) for value in values.split(",")]
+            settings = [float(value) for value in values.split(",")]
         except ValueError:
             raise InputError(
                 f"sweep: {values!r} is not a list of numbers; give {dial}:1,3,5"
             ) from None
         points = []
-        for value in found:
+        for value in settings:
             if dial == "gamma" and (value < 1 or value % 1):
                 raise InputError(f"sweep: gamma {value:g}; give whole numbers, 1 or more")
             first = 1 - value if self.default_proposer else value
@@ -95,6 +98,9 @@ class Examples(Data):
     shots: tuple[str, ...] = ()
     """Sets asked with the paper's number of worked examples: NAME, or NAME=PATH of a local copy of
     the examples."""
+    released: Path | None = None
+    """Clone of github.com/Kamichanw/CoS: ask as that code does, every model in raw text with the
+    prompts, worked examples and order that are there; `shots` then counts nothing."""
     held_out: int = 64
     """Number of samples whose reference answers' likelihood is measured."""
 
@@ -142,8 +148,19 @@ class CollaborativeEvalConfig(Examples, Together, Placement):
             data_parallel_processes=True,
         )
 
+    @property
+    def protocol(self) -> str:
+        """Return how questions are asked, which decides which of the paper's lines show."""
+        return "preset" if self.released is None else "released"
+
+    def in_chat_form(self, pairing: Pairing) -> bool:
+        """Return whether a pairing is asked in its leading model's chat template."""
+        return pairing.chat_template and self.released is None
+
     def samples(self, name: str, limit: int) -> Sequence[Sample]:
         """Return the first samples of a set, with one turn."""
+        if self.released is not None:
+            return list(islice(released_samples(name, self.released, self.places.get(name)), limit))
         shots = set_places(self.shots)
         return evaluation_set(name, limit, data=self.places, shots=shots, images=self.images)
 

@@ -30,6 +30,7 @@ from eval.lib.drafts.loading import load_model
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
 from eval.lib.output.tables import Record, has, mean
+from eval.lib.questions.prompts import prompt_records
 from eval.lib.times.passes import interleaved, time_members
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration.combination import parse_combination
@@ -39,6 +40,7 @@ from jaxspec.engine.metrics import collaboration_metrics
 from jaxspec.engine.requests import Request, Result, encode
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import Showing, prompt_row
 
 METHODS: dict[str, Method] = {
@@ -69,15 +71,15 @@ def measure(
     """
     loaded: dict[str, LoadedModel] = {}
     mesh = config.mesh(1)
-    left = [
+    open_parts = [
         (pairing, name)
         for pairing in config.pairings
         for name in config.sets
         if not has(before, pairing=pairing.name, dataset=name)
     ]
-    work = sum(_runs(config, pairing) for pairing, _ in left)
+    work = sum(_runs(config, pairing) for pairing, _ in open_parts)
     with progress(work, "collaboration") as bar:
-        for pairing, dataset in left:
+        for pairing, dataset in open_parts:
             bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
             try:
                 loaded = {name: model for name, model in loaded.items() if name in pairing.models}
@@ -88,17 +90,15 @@ def measure(
                             name, config.dtype, share_tower_with=shared, mesh=mesh
                         )
                 models = [loaded[name] for name in pairing.models]
-                group = Group(
-                    *_Measurement(config, pairing, models, dataset, judge, bar).rows(), []
-                )
+                group = _Measurement(config, pairing, models, dataset, judge, bar).group()
             except Exception as error:
-                place = {
+                part = {
                     "dataset": dataset,
                     "turn": 1,
                     "pairing": pairing.name,
                     "row": pairing.name,
                 }
-                group = Group([], [], [place | {"error": error_line(error)}])
+                group = Group([], [], [part | {"error": error_line(error)}])
             yield group
 
 
@@ -109,13 +109,13 @@ def methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
     """
     ones = (1,) * len(pairing.models)
     alone = tuple(pairing.alone or gamma for gamma in pairing.gammas)
-    found: dict[str, tuple[Method, tuple[int, ...]]] = {}
+    methods: dict[str, tuple[Method, tuple[int, ...]]] = {}
     for name, method in METHODS.items():
         gammas = pairing.gammas if method == "alternating" else alone
         way = method, ones if "1 each" in name or method == "standard" else gammas
-        if way not in found.values():
-            found[name] = way
-    return found
+        if way not in methods.values():
+            methods[name] = way
+    return methods
 
 
 def _runs(config: CollaborativeEvalConfig, pairing: Pairing) -> int:
@@ -137,11 +137,15 @@ class _Measurement:
     judge: Judge
     bar: tqdm
 
-    def rows(self) -> tuple[list[Record], list[Record]]:
+    @property
+    def chat_form(self) -> bool:
+        return self.config.in_chat_form(self.pairing)
+
+    def group(self) -> Group:
         config = self.config
         programs = {name: self.program(*way) for name, way in methods_of(self.pairing).items()}
-        asked = config.samples(self.dataset, max(config.limit, config.held_out))
-        samples = [sample for sample in asked if self.fits(programs["standard"], sample)]
+        candidates = config.samples(self.dataset, max(config.limit, config.held_out))
+        samples = [sample for sample in candidates if self.fits(programs["standard"], sample)]
         if not samples:
             raise InputError(
                 f"set {self.dataset}: no prompt fits the models' context; lower --max-new-tokens"
@@ -150,15 +154,19 @@ class _Measurement:
             programs["standard"],
             samples[: config.held_out],
             config.max_new_tokens,
-            self.pairing.chat_template,
+            self.chat_form,
         )
         rows, records = self.methods(programs, references, samples[: config.limit])
         rows += self.sweep(references, samples[: config.limit])
-        return [row | {"left_out": len(asked) - len(samples)} for row in rows], records
+        rows = [row | {"left_out": len(candidates) - len(samples)} for row in rows]
+        engine = programs["standard"]
+        requests = self.requests(engine.encoder, samples[: config.limit])
+        part = {"dataset": self.dataset, "turn": 1, "pairing": self.pairing.name}
+        return Group(rows, records, [], list(prompt_records(part, [engine], requests)))
 
     def fits(self, engine: Engine, sample: Sample) -> bool:
         """Tell whether every model's context holds the prompt and an answer."""
-        prompt = first_prompt(engine.encoder, sample, self.pairing.chat_template)
+        prompt = first_prompt(engine.encoder, sample, self.chat_form)
         (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
         try:
             for form in engine.assembly.forms:
@@ -188,9 +196,9 @@ class _Measurement:
         }
         records = []
         for name, row in rows.items():
-            place = self.place(name, programs[name])
+            fields = self.place(name, programs[name])
             here = [
-                place
+                fields
                 | {"sample": sample.id, "tokens": len(answer.tokens), "text": answer.text}
                 | {"quality": self.judge(sample, answer.text) if name in JUDGED else None}
                 | collaboration_metrics([answer.stats])
@@ -207,7 +215,7 @@ class _Measurement:
 
     def sweep(self, references: References, samples: Sequence[Sample]) -> list[Record]:
         """Measure quality, and speed of alternation, at the points of the pairing's sweep."""
-        found: list[Record] = []
+        swept: list[Record] = []
         points = self.pairing.points(self.config.sweep)
         for text in dict.fromkeys(point.combination for point in points):
             here = {point.gammas: point for point in points if point.combination == text}
@@ -229,11 +237,11 @@ class _Measurement:
                 "held_out_alpha": alphas,
                 "quality": mean(scores, "quality"),
             }
-            found += [
+            swept += [
                 rows[gammas] | shared | {"dial": point.dial, "value": point.value}
                 for gammas, point in here.items()
             ]
-        return found
+        return swept
 
     def by_turns(
         self,
@@ -250,17 +258,8 @@ class _Measurement:
 
         Returns the answers and the row of each program. Speeds are those of the fastest run.
         """
-        encoder = next(iter(programs.values())).encoder
-        config, pairing = self.config, self.pairing
-        requests = [
-            Request(
-                first_prompt(encoder, sample, pairing.chat_template),
-                config.max_new_tokens,
-                pairing.temperature,
-                seed=config.seed + i,
-            )
-            for i, sample in enumerate(samples)
-        ]
+        config = self.config
+        requests = self.requests(next(iter(programs.values())).encoder, samples)
         timed, rates = interleaved(
             list(programs.values()), requests[: config.timed], config.repeats, self.bar
         )
@@ -293,14 +292,28 @@ class _Measurement:
             }
             rows[name] = self.place(name, programs[name]) | fields
             stats = [answer.stats for answer in answers[name]]
-            low, high = interval(np.array([[one.emitted, one.verified] for one in stats]))
+            low, high = interval(
+                np.array([[each_stats.emitted, each_stats.verified] for each_stats in stats])
+            )
             rows[name] |= collaboration_metrics(stats) | {"low": low, "high": high}
         return answers, rows
 
+    def requests(self, encoder: PromptEncoder, samples: Sequence[Sample]) -> list[Request]:
+        """Return a request for each sample's first turn, each with a seed of its own."""
+        return [
+            Request(
+                first_prompt(encoder, sample, self.chat_form),
+                self.config.max_new_tokens,
+                self.pairing.temperature,
+                seed=self.config.seed + i,
+            )
+            for i, sample in enumerate(samples)
+        ]
+
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that describe the run."""
-        given, pairing = engine.config, self.pairing
-        assert isinstance(given, CollaborationConfig)
+        settings, pairing = engine.config, self.pairing
+        assert isinstance(settings, CollaborationConfig)
         return {
             "dataset": self.dataset,
             "turn": 1,
@@ -309,11 +322,11 @@ class _Measurement:
             "models": [
                 os.path.relpath(name) if os.path.isabs(name) else name for name in pairing.models
             ],
-            "combination": given.combination,
-            "method": given.method,
-            "gammas": list(given.checked(len(pairing.models))[1]),
-            "default_proposer": given.default_proposer,
-            "chat_template": pairing.chat_template,
+            "combination": settings.combination,
+            "method": settings.method,
+            "gammas": list(settings.checked(len(pairing.models))[1]),
+            "default_proposer": settings.default_proposer,
+            "chat_template": self.chat_form,
             "views": [form.view.name for form in engine.assembly.forms],
             "temperature": pairing.temperature,
             "dtype": self.config.dtype,

@@ -83,13 +83,15 @@ def _read(
 ) -> tuple[np.ndarray, np.ndarray]:
     encoder = engine.encoder
     prompts = [first_prompt(encoder, sample, chat_template) for sample in samples]
-    given = [encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False) for s in samples]
-    answers = [np.asarray([*tokens, encoder.eos][:most], np.int32) for tokens in given]
+    reference_ids = [
+        encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False) for s in samples
+    ]
+    answers = [np.asarray([*tokens, encoder.eos][:most], np.int32) for tokens in reference_ids]
     state = engine.prefill([Request(prompt, most) for prompt in prompts])
     padding = [np.zeros(0, np.int32)] * (state.count.shape[0] - len(answers))
     # The prompt's last token is read again, for the logits after it.
-    fed = [np.asarray([p.tokens[-1], *a[:-1]]) for p, a in zip(prompts, answers, strict=True)]
-    tokens, length = pad_rows([*fed, *padding], most)
+    read = [np.asarray([p.tokens[-1], *a[:-1]]) for p, a in zip(prompts, answers, strict=True)]
+    tokens, length = pad_rows([*read, *padding], most)
     real = np.arange(most) < length[:, None]
     targets, _ = pad_rows([*answers, *padding], most)
     program, params = engine.assembly.program, engine.assembly.params["models"]

@@ -42,8 +42,8 @@ def one_proposer_calls(
 ) -> Calls:
     """Return the calls of `OneProposer`; without bonus this is Theorem 3.1."""
     tokens = tokens_per_run(alpha, gamma + bonus)
-    own = np.arange(models) == proposer
-    return Calls(~own / tokens, own * (gamma + bonus) / tokens)
+    proposes = np.arange(models) == proposer
+    return Calls(~proposes / tokens, proposes * (gamma + bonus) / tokens)
 
 
 def alternating_calls(alphas: Sequence[float], gammas: Sequence[int], first: int = 0) -> Calls:

@@ -88,19 +88,19 @@ def parse_command(
     Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and
     exits.
     """
-    words = list(sys.argv[1:] if args is None else args)
-    if not words or words[0].startswith("-"):
-        if not {"-h", "--help"} & set(words):
+    argv = list(sys.argv[1:] if args is None else args)
+    if not argv or argv[0].startswith("-"):
+        if not {"-h", "--help"} & set(argv):
             raise InputError(f"preset: missing; give one of {_presets(kind)} before the options")
-        words = [example, *words]
-    preset, *rest = words
+        argv = [example, *argv]
+    preset, *options_text = argv
     defaults = load_preset("eval", preset)
     if not isinstance(defaults, kind):
         raise InputError(
             f"preset {preset!r}: belongs to another script; use one of {_presets(kind)}"
         )
     parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
-    given = vars(defaults) | vars(options()) | {parts: (), "draft": (), "debug": False}
+    initial = vars(defaults) | vars(options()) | {parts: (), "draft": (), "debug": False}
     # The configuration below checks its fields itself, since tyro would frame the messages.
     unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
     script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
@@ -111,11 +111,11 @@ def parse_command(
     command = make_dataclass("Command", groups.items(), frozen=True)
     filled = parse_options(
         command,
-        rest,
+        options_text,
         f"python -m {script_name()} {preset}",
         description=f"{description}\nPresets: {_presets(kind)}; defaults are those of {preset}.",
         default=command(
-            **{name: group(**_fields_of(group, given)) for name, group in groups.items()}
+            **{name: group(**_fields_of(group, initial)) for name, group in groups.items()}
         ),
         config=(tyro.conf.OmitArgPrefixes,),
     )
@@ -124,10 +124,12 @@ def parse_command(
     }
     for name in _DEBUG.keys() & values if values["debug"] else ():
         values[name] = min(_DEBUG[name], values[name])
-    config = _fields_of(type(defaults), given | values)
+    config = _fields_of(type(defaults), initial | values)
     if "draft" in config:
-        named = values["draft"] or defaults.draft  # a repeated option would add to the default
-        config["draft"] = tuple(name for name in named if name)
+        draft_names = (
+            values["draft"] or defaults.draft
+        )  # a repeated option would add to the default
+        config["draft"] = tuple(name for name in draft_names if name)
     if parts:
         config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
     if parts == "rows":
@@ -135,54 +137,56 @@ def parse_command(
         models = [config[name] for name in ("target", "draft", "captioner", "width")]
         config["rows"], config["left_out"] = measurable(config["rows"], *models)
     values["out"] = results_folder(values["out"], preset, values["debug"])
-    made = (
+    parsed = (
         preset,
         type(defaults)(**_with_own_sets(config, defaults.data)),
         options(**_fields_of(options, values)),
     )
     join_cluster(config.get("cluster", ""))
-    return made
+    return parsed
 
 
-def _fields_of(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: given[field.name] for field in fields(part)}
+def _fields_of(part: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: values[field.name] for field in fields(part)}
 
 
 def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:
     """Return the named parts; all of them without names."""
-    known = {part.name: part for part in parts}
+    by_name = {part.name: part for part in parts}
     for name in names:
         views = tuple(name.split(","))
         if (
             kind == "rows"
-            and name not in known
+            and name not in by_name
             and all(name in (HEAD, LOOKUP) or is_view(name) for name in views)
         ):
-            known[name] = Variant(name, views)
-        if name not in known:
+            by_name[name] = Variant(name, views)
+        if name not in by_name:
             raise InputError(
-                f"{kind}: no {kind[:-1]} {name!r} in the preset; {nearest(name, tuple(known))}"
+                f"{kind}: no {kind[:-1]} {name!r} in the preset; {nearest(name, tuple(by_name))}"
             )
-    return tuple(known[name] for name in dict.fromkeys(names)) or parts
+    return tuple(by_name[name] for name in dict.fromkeys(names)) or parts
 
 
-def _with_own_sets(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
+def _with_own_sets(values: dict[str, Any], preset_data: Sequence[str]) -> dict[str, Any]:
     """Return a preset's fields, with each NAME=PATH of `sets` moved to `data`.
 
     Paths in the preset for sets that are not asked for are dropped. Raises InputError for dropped
     paths from the command line, and for a folder of images that no set reads.
     """
-    names = tuple(set_places(given["sets"]))
-    asked = {entry for entry in known if entry.partition("=")[0] in names}
-    given |= {
-        "data": tuple(entry for entry in given["data"] if entry in asked or entry not in known)
-    }
-    check_names(list(set_places(given["data"])), names)
-    if given["images"] is not None and set(names) <= set(SETS):
-        raise InputError(
-            f"images: {given['images']} is only for sets of your own; give --sets NAME=FILE.jsonl"
+    names = tuple(set_places(values["sets"]))
+    entries = {entry for entry in preset_data if entry.partition("=")[0] in names}
+    values |= {
+        "data": tuple(
+            entry for entry in values["data"] if entry in entries or entry not in preset_data
         )
-    return given | {
+    }
+    check_names(list(set_places(values["data"])), names)
+    if values["images"] is not None and set(names) <= set(SETS):
+        raise InputError(
+            f"images: {values['images']} is only for sets of your own; give --sets NAME=FILE.jsonl"
+        )
+    return values | {
         "sets": names,
-        "data": (*given["data"], *(entry for entry in given["sets"] if "=" in entry)),
+        "data": (*values["data"], *(entry for entry in values["sets"] if "=" in entry)),
     }

@@ -18,6 +18,7 @@ from eval.lib.drafts.config import EvalConfig
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
 from eval.lib.output.tables import Record, has
+from eval.lib.questions.prompts import prompt_records
 from eval.lib.standins.replay import RecordedTarget
 from eval.lib.times.passes import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.data.samples import Sample
@@ -38,6 +39,8 @@ class Group(NamedTuple):
     """One record for each answer."""
     failed: list[Record]
     """Engines that failed, each with its `error`, instead of rows."""
+    prompts: Sequence[Record] = ()
+    """What each model read, see `prompt_records`."""
 
 
 def compare(
@@ -49,15 +52,15 @@ def compare(
     still measured.
     """
     before = [row for row in before if row["gamma"] == config.gamma]
-    passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
-    left = [place for place in config.parts() if not has(before, **place)]
-    work = len(left) * (1 + len(engines)) * config.repeats
+    passes = {row["row"]: times for row in before if (times := PassTimes.of(row))}
+    open_parts = [part for part in config.parts() if not has(before, **part)]
+    work = len(open_parts) * (1 + len(engines)) * config.repeats
     with progress(work, "block efficiency") as bar:
-        for place in left:
-            bar.set_postfix_str(place["dataset"], refresh=False)
-            with config.named(place["dataset"]):
-                prompts = prompts_of(config, plain, place)
-                group = _group(config, plain, engines, place, prompts, passes, bar)
+        for part in open_parts:
+            bar.set_postfix_str(part["dataset"], refresh=False)
+            with config.named(part["dataset"]):
+                prompts = prompts_of(config, plain, part)
+                group = _group(config, plain, engines, part, prompts, passes, bar)
             yield group
 
 
@@ -78,20 +81,21 @@ def _group(
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
         engine, settings = guard.engine, guard.engine.config
         assert isinstance(settings, EngineConfig)
-        place = where | engine_fields(name, engine, config)
+        fields = where | engine_fields(name, engine, config)
         recorded = isinstance(engine.assembly.lead, RecordedTarget)
         if config.times and name not in passes and not recorded:
-            found = guard.attempt(time_passes, engine, requests[: config.batch_size])
-            passes |= {name: found} if found else {}
+            times = guard.attempt(time_passes, engine, requests[: config.batch_size])
+            passes |= {name: times} if times else {}
         if guard.error is not None:
-            group.failed.append(place | {"error": guard.error})
+            group.failed.append(fields | {"error": guard.error})
             continue
         same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
-        row = place | acceptance_metrics([r.stats for r in results])
+        row = fields | acceptance_metrics([r.stats for r in results])
         low, high = interval(np.array([[r.stats.emitted, r.stats.steps] for r in results]))
         # Drawn answers follow plain decoding's law, and are others.
         row |= {
             "samples": len(results),
+            "mean_new_tokens": float(np.mean([len(r.tokens) for r in results])),
             "low": low,
             "high": high,
             "token_identity_rate": None if config.temperature else float(np.mean(same)),
@@ -112,14 +116,15 @@ def _group(
             }
         group.rows.append(row)
         group.records.extend(
-            place
+            fields
             | {"sample": prompt.sample, "tokens": len(r.tokens), "text": r.text}
             | ({} if config.temperature else {"identical": equal})
             | acceptance_metrics([r.stats])
             | ({"trace": r.trace} if r.trace else {})
             for prompt, r, equal in zip(prompts, results, same, strict=True)
         )
-    return group
+    able = [plain, *(guard.engine for guard in guarded if guard.error is None)]
+    return group._replace(prompts=list(prompt_records(where, able, requests)))
 
 
 def error_line(error: Exception) -> str:
@@ -149,14 +154,14 @@ class _Guarded:
         return self.attempt(self.engine.generate, requests) or []
 
 
-def prompts_of(config: EvalConfig, plain: Engine, place: Record) -> list[Prompt]:
+def prompts_of(config: EvalConfig, plain: Engine, part: Record) -> list[Prompt]:
     """Return the prompts of one of `config.parts`.
 
     Second turns follow the target's own answers to the first.
     """
-    samples = config.samples(**place)
+    samples = config.samples(**part)
     first = [first_prompt(plain.encoder, sample) for sample in samples]
-    if place["turn"] == 1:
+    if part["turn"] == 1:
         return first
     answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
     return [
@@ -175,16 +180,16 @@ def requests_of(config: EvalConfig, prompts: Sequence[Prompt]) -> list[Request]:
 
 def first_prompt(encoder: PromptEncoder, sample: Sample, chat_template: bool = True) -> Prompt:
     """Return the sample's first turn with its images, in the chat template or as bare text."""
-    asked = sample.turns[0][0]
+    question = sample.turns[0][0]
     write = encoder.prompt if chat_template else encoder.completion
-    return replace(write(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id)
+    return replace(write(question, sample.images[: question.count(PLACEHOLDER)]), sample=sample.id)
 
 
 def next_prompt(encoder: PromptEncoder, before: Prompt, answer: Result, sample: Sample) -> Prompt:
     """Return the next turn after an answer, with the images that earlier turns have not shown."""
-    asked, shown = sample.turns[before.turn][0], len(before.images)
-    images = sample.images[shown : shown + asked.count(PLACEHOLDER)]
-    return encoder.follow_up(before, answer.tokens, asked, images)
+    question, start = sample.turns[before.turn][0], len(before.images)
+    images = sample.images[start : start + question.count(PLACEHOLDER)]
+    return encoder.follow_up(before, answer.tokens, question, images)
 
 
 def _times(
@@ -196,9 +201,9 @@ def _times(
         "prefill_ms": _prefill_ms(results),
     }
     if length is not None:
-        one = length, config.gamma, passes.draft_ms, passes.target_ms
-        fields["speedup_predicted"] = predicted_speedup(*one)
-        fields["speedup_predicted_with_verify"] = predicted_speedup(*one, passes.verify_ms)
+        terms = length, config.gamma, passes.draft_ms, passes.target_ms
+        fields["speedup_predicted"] = predicted_speedup(*terms)
+        fields["speedup_predicted_with_verify"] = predicted_speedup(*terms, passes.verify_ms)
     return fields
 
 

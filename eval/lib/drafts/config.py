@@ -48,7 +48,8 @@ class Models:
     """Models."""
 
     target: str
-    """Directory or hub id of the target, or `replay:FILE` with its recorded greedy answers."""
+    """Directory or hub id of the target, OWNER/NAME@REVISION for one revision, or `replay:FILE`
+    with its recorded greedy answers."""
     adapter: str | None = None
     """Directory of the target's LoRA adapter in PEFT's format, merged at loading."""
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -70,7 +71,8 @@ class Data:
     """Names of sets: picturebook's, the papers' benchmarks, `mmspec`, or NAME=FILE.jsonl of your
     own (docs/tables.md)."""
     data: tuple[str, ...] = ()
-    """NAME=PATH of a benchmark's local copy, or NAME=tfds:PLACE; other sets come from the hub."""
+    """NAME=PATH of a benchmark's local copy, NAME=tfds:PLACE, or NAME=hub:OWNER/NAME@REVISION/FILE;
+    other sets come from the hub."""
     images: Path | None = None
     """Folder of the images of your own sets; the default is next to their files."""
     limit: int = 100
@@ -171,18 +173,18 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
     def pair(self) -> str:
         """Return the models' names for titles; a directory gives its last two parts."""
         places = self.target, *self.draft
-        target, *drafts = ("/".join(Path(place).parts[-2:]) for place in places)
+        target, *drafts = ("/".join(Path(path).parts[-2:]) for path in places)
         target += f" ({self.target_weights})" if self.target_weights else ""
         return f"target {target}, draft {' and '.join(drafts)}"
 
     def engine(self, row: Variant) -> EngineConfig:
         """Return the decoding of one row of the table."""
-        shared = {one.name for one in fields(EngineConfig)}
+        shared = {each.name for each in fields(EngineConfig)}
         drafting = {name: value for name, value in vars(row).items() if name in shared}
         drafting["views"] = tuple(name for name in row.views if name != HEAD)
-        given = {name: value for name, value in vars(self).items() if name in shared}
+        settings = {name: value for name, value in vars(self).items() if name in shared}
         return EngineConfig(
-            **given | drafting, new_buckets=(self.max_new_tokens,), data_parallel_processes=True
+            **settings | drafting, new_buckets=(self.max_new_tokens,), data_parallel_processes=True
         )
 
     def plain(self) -> EngineConfig:
@@ -211,11 +213,11 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         for name in self.sets:
             brings_turns = name == MMSPEC or name not in SETS
             for turn in self.turns_of(name):
-                place = {"dataset": name, "turn": turn}
+                part = {"dataset": name, "turn": turn}
                 if turn == 1 or not self.each_follow_up or brings_turns:
-                    yield place
+                    yield part
                 else:
-                    yield from (place | {"follow_up": kind} for kind in self.follow_ups)
+                    yield from (part | {"follow_up": kind} for kind in self.follow_ups)
 
     def __post_init__(self) -> None:
         self.check()

@@ -46,8 +46,8 @@ def measurable(
 
     Raises InputError if no row is left.
     """
-    wanted = captioner if any("C" in row.views for row in rows) else None
-    no_captions = None if wanted is None else captioner_lack(wanted)
+    needed = captioner if any("C" in row.views for row in rows) else None
+    no_captions = None if needed is None else captioner_lack(needed)
     heads = _are_heads(drafts)
     lacks: dict[str, str] = {}
     for row in rows:
@@ -195,15 +195,15 @@ def load_models(config: EvalConfig) -> Loaded:
 
 def check_files(config: EvalConfig, captioner: str | None = None) -> None:
     """Raise InputError for missing models, heads, captions and data, before anything is loaded."""
-    for place in (config.target, *config.draft):
-        if place.startswith(REPLAY):
-            next(local_rows(local_path(place.removeprefix(REPLAY))), None)
-        elif place.startswith(SYNTHETIC):
-            parse_synthetic(place)
-        elif place == config.target:
-            read_config(locate(place))
+    for source in (config.target, *config.draft):
+        if source.startswith(REPLAY):
+            next(local_rows(local_path(source.removeprefix(REPLAY))), None)
+        elif source.startswith(SYNTHETIC):
+            parse_synthetic(source)
+        elif source == config.target:
+            read_config(locate(source))
         else:
-            read_draft_config(locate(place))
+            read_draft_config(locate(source))
     if captioner is not None:
         kind, where, _ = check_captioner(captioner)
         if kind == "jax":

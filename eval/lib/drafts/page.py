@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from eval.lib.drafts.figures import TITLES
+from eval.lib.output.plotting import TITLES
 from eval.lib.output.tables import Record, Table
 from jaxspec.data.images import to_rgb
 from jaxspec.files import write_text
@@ -59,7 +59,7 @@ def write_html(
         run={name: _words(value) for name, value in run.items()},
         figures=[(TITLES[figure.stem], _data(figure.read_bytes())) for figure in figures],
         samples=samples,
-        legend={kind: words for kind, words in LEGEND.items() if kind in kinds},
+        legend={kind: meaning for kind, meaning in LEGEND.items() if kind in kinds},
     )
     write_text(path, html)
 
@@ -81,15 +81,15 @@ def _samples(
     records: Sequence[Record], questions: Mapping[tuple[Any, ...], tuple[str, Sequence[Any]]]
 ) -> list[Record]:
     out: dict[tuple[Any, ...], Record] = {}
-    shown: dict[tuple[str, int], set[str]] = {}
+    samples: dict[tuple[str, int], set[str]] = {}
     for record in records:
         trace = record.get("trace")
         if not trace:
             continue
-        chosen = shown.setdefault((record["dataset"], record["turn"]), set())
-        if record["sample"] not in chosen and len(chosen) >= SHOWN:
+        names = samples.setdefault((record["dataset"], record["turn"]), set())
+        if record["sample"] not in names and len(names) >= SHOWN:
             continue
-        chosen.add(record["sample"])
+        names.add(record["sample"])
         key = tuple(record.get(field) for field in ASKED)
         if key not in out:
             text, images = questions.get(key, ("", ()))
@@ -130,9 +130,9 @@ def _numbered(question: str, images: int) -> str:
     """Return a question with the numbers of its images, the last ones, in place of their marks."""
     if images == 1:  # it is shown above the question
         return question.replace(PLACEHOLDER, "").strip()
-    first, *others = question.split(PLACEHOLDER)
-    start = images - len(others) + 1
-    return first + "".join(f"[image {start + i}]{text}" for i, text in enumerate(others))
+    first, *texts = question.split(PLACEHOLDER)
+    start = images - len(texts) + 1
+    return first + "".join(f"[image {start + i}]{text}" for i, text in enumerate(texts))
 
 
 def _words(value: Any) -> str:
@@ -157,11 +157,11 @@ def _picture(image: Any) -> tuple[str, str]:
     Small images are drawn ones, whose pixels are enlarged; others are JPEG.
     """
     image = to_rgb(image)
-    drawn = max(image.size) <= DRAWN
+    small = max(image.size) <= DRAWN
     image.thumbnail((640, 640))
     file = io.BytesIO()
-    image.save(file, "PNG" if drawn else "JPEG")
-    return "drawn" if drawn else "", _data(file.getvalue(), "png" if drawn else "jpeg")
+    image.save(file, "PNG" if small else "JPEG")
+    return "drawn" if small else "", _data(file.getvalue(), "png" if small else "jpeg")
 
 
 def _data(content: bytes, kind: str = "png") -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxspec.checkpoints.locating import hub_id
+
 UNCHANGED = {"adapter": None, "target_weights": None, "width": None, "limit": 100}
 """Values of fields that every paper's lines need, where its settings name no other."""
 
@@ -36,10 +38,13 @@ class Published:
         return {column for line in lines for column in line}
 
     def is_of(self, config: Any) -> bool:
-        """Return whether the configuration has all the settings, with sets in any order."""
+        """Return whether the configuration has all the settings, with sets in any order.
+
+        The revision of a model may be any, as the papers name none.
+        """
         unchanged = {n: v for n, v in UNCHANGED.items() if hasattr(config, n)}
         return all(
-            _unordered(getattr(config, name)) == _unordered(value)
+            _unordered(_unpinned(getattr(config, name))) == _unordered(value)
             for name, value in (unchanged | dict(self.settings)).items()
         )
 
@@ -56,6 +61,14 @@ def sources(config: Any, papers: Sequence[Published]) -> list[str]:
         *dict.fromkeys(f"paper: {paper.source}." for paper in papers),
         *([f"Taken for the paper's sets: {copies}."] if papers and copies else []),
     ]
+
+
+def _unpinned(value: Any) -> Any:
+    """Return a value without the revisions of its hub ids."""
+    if isinstance(value, tuple):
+        return tuple(map(_unpinned, value))
+    parts = hub_id(value) if isinstance(value, str) else None
+    return parts[0] if parts else value
 
 
 def _unordered(value: Any) -> Any:

@@ -82,21 +82,24 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
                 answers = [result.tokens for result in plain.generate(requests)]
             for views in dict.fromkeys(row.views for row in mixing):
                 some = [row for row in mixing if row.views == views]
-                shown = Variant("views", views)
-                engine = models.engine(shown, config.engine(shown))
+                variant = Variant("views", views)
+                engine = models.engine(variant, config.engine(variant))
                 found = map_over_processes(
                     partial(_replayed, config, engine, some),
                     list(zip(requests, answers, strict=True)),
                 )
                 for row, sums in zip(some, zip(*found, strict=True), strict=True):
                     rule = str(parse_weighting(row.weighting))
-                    place = where | {"row": row.name, "views": list(views)}
-                    place |= {"weighting": rule, "gamma": config.gamma}
-                    pooled = {name: sum((one[name] for one in sums), 0.0) for name in sums[0]}
-                    rows.append(place | {"samples": len(prompts)} | _per_token(pooled))
+                    fields = where | {"row": row.name, "views": list(views)}
+                    fields |= {"weighting": rule, "gamma": config.gamma}
+                    pooled = {
+                        name: sum((sample_sums[name] for sample_sums in sums), 0.0)
+                        for name in sums[0]
+                    }
+                    rows.append(fields | {"samples": len(prompts)} | _per_token(pooled))
                     records += [
-                        place | {"sample": prompt.sample} | _per_token(one)
-                        for prompt, one in zip(prompts, sums, strict=True)
+                        fields | {"sample": prompt.sample} | _per_token(sample_sums)
+                        for prompt, sample_sums in zip(prompts, sums, strict=True)
                     ]
             bar.update()
     return rows, records
@@ -109,7 +112,7 @@ def _replayed(
     answered: Sequence[tuple[Request, Sequence[int]]],
 ) -> list[list[dict[str, float]]]:
     """Return sums for each answer and row, of its weighting and the best fixed weights."""
-    found = []
+    sums_of = []
     for start in range(0, len(answered), config.batch_size):
         requests, answers = zip(*answered[start : start + config.batch_size])
         recording = record(engine, requests, answers)
@@ -118,10 +121,11 @@ def _replayed(
             replay(parse_weighting(row.weighting), config.gamma, recording) | best for row in rows
         ]
         sums = jax.device_get(sums)
-        found += [
-            [{k: float(v[i]) for k, v in one.items()} for one in sums] for i in range(len(answers))
+        sums_of += [
+            [{k: float(v[i]) for k, v in part.items()} for part in sums]
+            for i in range(len(answers))
         ]
-    return found
+    return sums_of
 
 
 def _per_token(sums: dict[str, float]) -> Record:
@@ -153,14 +157,14 @@ def record(
 def _record(
     program: Speculator, params: Params, state: Any, tokens: Array, length: Array
 ) -> Recording:
-    (draft,), (own,) = program.sources, state.drafter
+    (draft,), (cache,) = program.sources, state.drafter
     assert isinstance(draft, DraftModel)
     batch, new = tokens.shape
     ones = jnp.ones(batch)
     logits, _ = program.target.extend(params["target"], tokens[:, :-1], state.target)
-    fed = jnp.tile(tokens[:, :-1], (draft.width, 1))
-    fed = jnp.concatenate([own.last[:, None], fed], axis=1)
-    view_logits, _ = draft.model.extend(params[draft.name], fed, own.cache)
+    inputs = jnp.tile(tokens[:, :-1], (draft.width, 1))
+    inputs = jnp.concatenate([cache.last[:, None], inputs], axis=1)
+    view_logits, _ = draft.model.extend(params[draft.name], inputs, cache.cache)
     view_logits = fit_vocabulary(view_logits, program.drafter.vocabulary)
     view_logits = view_logits.reshape(draft.width, batch, new, -1)
 

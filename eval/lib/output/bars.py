@@ -38,7 +38,7 @@ def bars_svg(title: str, groups: Mapping[str, Sequence[Bar]], unit: str) -> str:
       unit: Label of the dotted line at 1.
     """
     scale = (RIGHT - LEFT - 40) / max(bar.high for bars in groups.values() for bar in bars)
-    one, y = LEFT + scale, 18
+    unit_x, y = LEFT + scale, 18
     parts = []
     for colour, (heading, bars) in zip(COLOURS, groups.items(), strict=True):
         y += ROW
@@ -53,7 +53,7 @@ def bars_svg(title: str, groups: Mapping[str, Sequence[Bar]], unit: str) -> str:
                 f'<path d="M{low:.1f} {y - 5}H{high:.1f}"/>',
                 f'<text x="{high + 9:.1f}" y="{y}" class="value">{bar.value:.2f}</text>',
             ]
-        parts.append(f'<path d="M{one:.1f} {y - ROW * len(bars) + 9}V{y + 9}" class="unit"/>')
+        parts.append(f'<path d="M{unit_x:.1f} {y - ROW * len(bars) + 9}V{y + 9}" class="unit"/>')
         y += 10
     height = y + 34
     return "\n".join(
@@ -64,7 +64,7 @@ def bars_svg(title: str, groups: Mapping[str, Sequence[Bar]], unit: str) -> str:
             f"<style>\n{STYLE}</style>",
             f'<rect x="1" y="1" width="{WIDTH - 2}" height="{height - 2}" rx="8" class="page"/>',
             *parts,
-            f'<text x="{one:.1f}" y="{y + 18}" class="note" text-anchor="middle">'
+            f'<text x="{unit_x:.1f}" y="{y + 18}" class="note" text-anchor="middle">'
             f"{escape(unit)}</text>",
             "</svg>\n",
         ]

@@ -28,9 +28,9 @@ def _ratios(sums: np.ndarray, resamples: int, rng: np.random.Generator) -> np.nd
     return totals[:, 0] / np.maximum(totals[:, 1], 1)
 
 
-def _bounds(drawn: np.ndarray) -> tuple[float, float]:
+def _bounds(samples: np.ndarray) -> tuple[float, float]:
     """Return the 95 % interval of the resamplings behind the first value."""
-    low, high = np.percentile(drawn[1:], [2.5, 97.5])
+    low, high = np.percentile(samples[1:], [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -66,8 +66,8 @@ def interval_table(
     header += [f"more than {against}", "95 % of that"] if against else []
     cells = []
     for group, sets in groups.items():
-        drawn = {name: _draw(line, sets, fields, seed) for name, line in lines.items()}
-        for name, means in drawn.items():
+        means_of = {name: _draw(line, sets, fields, seed) for name, line in lines.items()}
+        for name, means in means_of.items():
             if means is None:
                 continue
             line = [*name, group, *_cells(means)]
@@ -129,7 +129,7 @@ def _draw(
     return np.mean(means, axis=0)
 
 
-def _cells(drawn: np.ndarray) -> list[str]:
+def _cells(samples: np.ndarray) -> list[str]:
     """Return the value of the answers themselves, and the interval of the resamplings."""
-    low, high = _bounds(drawn)
-    return [number(float(drawn[0])), f"{number(low)} to {number(high)}"]
+    low, high = _bounds(samples)
+    return [number(float(samples[0])), f"{number(low)} to {number(high)}"]

@@ -1,4 +1,5 @@
-"""Results of a measurement: `results.json`, `records.jsonl`, `table.md`, and the terminal.
+"""Results of a measurement: `results.json`, `records.jsonl`, `table.md`, and the terminal; and
+`prompts.jsonl` of the prompts that each model read.
 
 A `Run` writes into `OUT.unfinished`; when it ends, its files replace those in OUT together. If the
 script calls `restore`, the same command continues a stopped run from `OUT.unfinished`.
@@ -9,27 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import re
 import reprlib
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import is_dataclass
 from fnmatch import fnmatch
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
 from tqdm import tqdm
 
-import jaxspec
-from eval.lib.drafts.figures import TITLES
+from eval.lib.output.plotting import TITLES
+from eval.lib.output.provenance import deciding_options, describe_run, input_signatures
 from eval.lib.output.tables import Record, Table, failures, markdown, show
 from jaxspec.cluster import on_first, process
 from jaxspec.errors import InputError, reading
@@ -43,23 +37,15 @@ from jaxspec.files import (
     write_text,
     writing,
 )
-from jaxspec.training.loop.signatures import file_signature
-from jaxspec_demo import ASSETS
 
 PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
 """Fields that rows measured by turns share; they are saved together, and measured again together if
 one of them failed."""
-PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
-NO_OPTIONS = ("out", "published", "scores", "cluster", "against")
-INPUTS = (
-    *("target", "draft", "kv_head", "adapter", "captioner", "captioners", "models", "tokenizer"),
-    *("drafts", "heads", "baselines", "data", "shots", "images"),
-)
-"""Options that name models and data: ids, paths, and NAME=PATH, KIND:PATH or PATH:VIEW."""
+PROMPTS = "prompts.jsonl"
 FILES = (
-    *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv"),
+    *("results.json", "records.jsonl", PROMPTS, "table.md", "report.html", "summary.csv"),
     "*-temperature-*.jsonl",
-    *(f"{name}.png" for name in (*TITLES, "sweep")),
+    *(f"{name}.png" for name in TITLES),
 )
 """Files of a run, which the next run with the same options replaces."""
 
@@ -82,12 +68,14 @@ class Run:
         self.records: list[Record] = []
         self.failed: list[Record] = []
         """Measurements that failed, each with its `error`; the run then ends with exit code 1."""
+        self.prompts: dict[str, None] = {}
+        """Lines of `prompts.jsonl`; a line that a part repeats is written once."""
         self.about: Record = {}
         self.tables: Sequence[Table] = ()
         self._open = ExitStack()
-        begun = on_first(lambda: begin(out, options))
+        folder = on_first(lambda: begin(out, options))
         self.folder = (
-            begun
+            folder
             if process()[0] == 0
             else Path(self._open.enter_context(tempfile.TemporaryDirectory()))
         )
@@ -97,16 +85,18 @@ class Run:
         rows: Sequence[Record],
         records: Sequence[Record] = (),
         failed: Sequence[Record] = (),
+        prompts: Sequence[Record] = (),
     ) -> None:
         """Add measurements, which the next `write` writes."""
         self.rows += rows
         self.records += records
         self.failed += failed
+        self.prompts |= dict.fromkeys(json.dumps(prompt) + "\n" for prompt in prompts)
 
     def collect(
         self, parts: Iterable[Sequence[Sequence[Record]]], tables: Callable[[], Sequence[Table]]
     ) -> None:
-        """Add each part (rows, records, failures) as it is measured, and write the tables."""
+        """Add each part (arguments of `add`) as it is measured, and write the tables."""
         for part in parts:
             self.add(*part)
             self.write(*tables())
@@ -124,6 +114,8 @@ class Run:
         about = self.about | ({"failed": self.failed} if self.failed else {})
         text = "\n".join(map(markdown, tables))
         on_first(lambda: write_results(self.folder, about, self.rows, self.records, text))
+        if self.prompts:
+            on_first(lambda: write_text(self.folder / PROMPTS, "".join(self.prompts)))
 
     def restore(self) -> None:
         """Read the measurements of a stopped run with the same options, without failed parts.
@@ -138,14 +130,14 @@ class Run:
         self.about["inputs"] = input_signatures(self.options)
         if not (self.folder / "results.json").exists():
             return []
-        left = read_results(self.folder, stopped=True)
-        there, here = left["run"]["device"], self.about["device"]
+        stopped = read_results(self.folder, stopped=True)
+        there, here = stopped["run"]["device"], self.about["device"]
         if there != here:
             raise InputError(
                 f"{self.folder}: was measured on {there}, and this is {here}; continue there, give "
                 "another --out, or remove it"
             )
-        before = left["run"].get("inputs", {})
+        before = stopped["run"].get("inputs", {})
         for name, now in self.about["inputs"].items():
             # A model on the hub may have had no fingerprint before it was fetched.
             if before.get(name, now) != now:
@@ -157,9 +149,13 @@ class Run:
         def part(record: Record) -> tuple[Any, ...]:
             return tuple(record.get(field) for field in PART)
 
-        failed = set(map(part, left["run"].get("failed", ())))
+        if (file := self.folder / PROMPTS).exists():
+            with reading(f"{file}: cannot be read", "remove it"):
+                lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+                self.prompts = dict.fromkeys(lines)
+        failed = set(map(part, stopped["run"].get("failed", ())))
         rows, self.records = (
-            [record for record in left[kind] if part(record) not in failed]
+            [record for record in stopped[kind] if part(record) not in failed]
             for kind in ("rows", "records")
         )
         if rows:
@@ -204,50 +200,6 @@ def progress(total: int, what: str, unit: str = "run", done: int = 0) -> tqdm:
     return tqdm(total=total, desc=what, unit=unit, initial=done, delay=1, disable=hidden)
 
 
-def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the device, versions and options of a measurement."""
-    device = jax.devices()[0]
-    return {
-        "command": shlex.join(["python", *sys.orig_argv[1:]]),
-        "preset": preset,
-        "options": _deciding(options),
-        "device": f"{device.device_kind} ({device.platform})",
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {"jaxspec": jaxspec.__version__} | {name: version(name) for name in PACKAGES},
-        "git": _git(),
-    }
-
-
-def input_signatures(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fingerprints of the models and data that options name, by those names."""
-    signatures = {}
-    # Dataclasses inside, such as pairings, have options of their own.
-    for name, value in _as_json(options).items():
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, dict):
-                signatures |= input_signatures(part)
-            elif name in INPUTS and isinstance(part, str) and (path := _path_in(part)):
-                shipped = part.replace(f"{ASSETS.parent}/", "")
-                signatures[f"{name} {shipped}"] = file_signature(path)
-    return signatures
-
-
-def _path_in(text: str) -> Path | None:
-    """Return the file or folder that an option names, or the cached copy of a model on the hub."""
-    ends = [text[found.end() :] for found in re.finditer("^|[=:]", text)]
-    for place in (*ends, *(end.rpartition(":")[0] for end in ends)):
-        if place and os.path.exists(Path(place).expanduser()):
-            return Path(place).expanduser()
-        if re.fullmatch(r"\w[\w.-]*/[\w.-]+", place):
-            from huggingface_hub import try_to_load_from_cache
-
-            if isinstance(file := try_to_load_from_cache(place, "config.json"), str):
-                return Path(file).parent
-    return None
-
-
 def by_rows(results: Mapping[str, Any]) -> str:
     """Return results as JSON with one row a line, so that a difference is one of rows.
 
@@ -285,11 +237,11 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
     for folder in (out, fresh):
         if is_trial(out) or not (folder / "results.json").exists():
             continue
-        theirs = read_results(folder)["run"].get("options", {})
-        for name, mine in _deciding(options).items():
-            if theirs.get(name) != mine:
+        before = read_results(folder)["run"].get("options", {})
+        for name, mine in deciding_options(options).items():
+            if before.get(name) != mine:
                 raise InputError(
-                    f"{folder}: holds results of {name} {reprlib.repr(theirs.get(name))}, and now "
+                    f"{folder}: holds results of {name} {reprlib.repr(before.get(name))}, and now "
                     f"it is {reprlib.repr(mine)}; give another --out, or remove it"
                 )
     with writing(fresh):
@@ -301,26 +253,11 @@ def finish(fresh: Path, out: Path) -> None:
     """Replace an earlier run's files by this run's in one step; other files in `out` stay."""
     with whole_directory(
         Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)
-    ) as place:
+    ) as folder:
         # A killed run leaves unfinished files.
         unfinished = shutil.ignore_patterns(".*.tmp")
-        shutil.copytree(fresh, place, dirs_exist_ok=True, ignore=unfinished)
+        shutil.copytree(fresh, folder, dirs_exist_ok=True, ignore=unfinished)
     shutil.rmtree(fresh)
-
-
-def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that decide the results, with shipped files relative to the checkout."""
-    text = json.dumps(_as_json(options)).replace(f"{ASSETS.parent}/", "")
-    deciding = json.loads(text)
-    return {name: deciding[name] for name in deciding if name not in NO_OPTIONS}
-
-
-def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as they are read back from JSON."""
-    text = json.dumps(
-        dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value)
-    )
-    return json.loads(text)
 
 
 def write_results(
@@ -328,12 +265,12 @@ def write_results(
 ) -> None:
     """Write the three files, each whole or not at all, records before rows."""
     lines = [json.dumps(record) + "\n" for record in records]
-    found: Record = {"run": run, "rows": list(rows)}
-    found["records"] = {"count": len(lines), "sha256": _checksum("".join(lines))}
-    found["sha256"] = _checksum(json.dumps(found))
+    contents: Record = {"run": run, "rows": list(rows)}
+    contents["records"] = {"count": len(lines), "sha256": _checksum("".join(lines))}
+    contents["sha256"] = _checksum(json.dumps(contents))
     write_text(out / "table.md", table)
     write_text(out / "records.jsonl", "".join(lines))
-    write_text(out / "results.json", by_rows(found))
+    write_text(out / "results.json", by_rows(contents))
 
 
 def read_results(folder: Path, stopped: bool = False) -> Record:
@@ -348,48 +285,23 @@ def read_results(folder: Path, stopped: bool = False) -> Record:
     """
     file = folder / "results.json"
     with reading(f"{file}: cannot be read", "remove it"):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        checksum = found.pop("sha256", None)
-        if checksum != _checksum(json.dumps(found)) and (stopped or checksum):
+        contents = json.loads(file.read_text(encoding="utf-8"))
+        checksum = contents.pop("sha256", None)
+        if checksum != _checksum(json.dumps(contents)) and (stopped or checksum):
             raise ValueError("wrong checksum")
-        known, found = found.get("records"), {"run": dict(found["run"]), "rows": found["rows"]}
+        stored, contents = (
+            contents.get("records"),
+            {"run": dict(contents["run"]), "rows": contents["rows"]},
+        )
     if not stopped:
-        return found
+        return contents
     file = folder / "records.jsonl"
     with reading(f"{file}: cannot be read", "remove it"):
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)[: known["count"]]
-        if known["sha256"] != _checksum("".join(lines)):
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)[: stored["count"]]
+        if stored["sha256"] != _checksum("".join(lines)):
             raise ValueError("wrong checksum")
-        return found | {"records": [json.loads(line) for line in lines]}
+        return contents | {"records": [json.loads(line) for line in lines]}
 
 
 def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _processor() -> str:
-    """Return the CPU's name, on Linux with family and model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    known = {
-        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-    }
-    names = {"model name": "", "cpu family": "family ", "model": "model "}
-    return (
-        ", ".join(f"{word}{known[name]}" for name, word in names.items() if name in known)
-        or platform.machine()
-    )
-
-
-def _git() -> str | None:
-    """Return the commit of the working tree, marked if it has changes; None outside git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        here = Path(__file__).resolve().parent
-        return subprocess.run(
-            command, cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None

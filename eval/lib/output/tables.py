@@ -50,8 +50,8 @@ def pivot(
     cells = []
     for label, line in lines:
         cells.append([*label, *(column(line) for column in columns.values())])
-        for named, numbers in printed(label):
-            cells.append([*named, *(number(numbers.get(column)) for column in columns)])
+        for names, numbers in printed(label):
+            cells.append([*names, *(number(numbers.get(column)) for column in columns)])
     return Table(title, [*labels, *columns], cells, notes)
 
 
@@ -99,6 +99,18 @@ def mean_over(rows: Sequence[Record], sets: Sequence[str], field: str) -> float 
     return sum(found) / len(found) if found and len(found) == len(means) else None
 
 
+def answer_lengths(rows: Sequence[Record], sets: Sequence[str]) -> list[str]:
+    """Return the sentence of the mean length of answers, by set and turn; none without lengths."""
+    lengths: dict[int, list[str]] = {}
+    for turn in dict.fromkeys(row["turn"] for row in rows if "mean_new_tokens" in row):
+        for name in sets:
+            part = [row for row in rows if (row["dataset"], row.get("turn")) == (name, turn)]
+            if (length := mean(part, "mean_new_tokens")) is not None:
+                lengths.setdefault(turn, []).append(f"{name} {length:.0f}")
+    means = "; ".join(f"turn {turn}: {', '.join(names)}" for turn, names in lengths.items())
+    return [f"Mean new tokens of an answer, {means}."] if means else []
+
+
 def failures(failed: Sequence[Record]) -> list[str]:
     """Return a line for each failed row of the table: its sets, and its first error."""
     places: dict[str, list[str]] = {}
@@ -111,11 +123,11 @@ def failures(failed: Sequence[Record]) -> list[str]:
     ]
 
 
-def put_between(page: Path, name: str, made: str) -> None:
+def put_between(page: Path, name: str, content: str) -> None:
     """Replace the text between a page's markers of this name; InputError without markers."""
     between = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
     text, count = between.subn(
-        lambda found: f"{found[1]}\n{made}\n\n{found[2]}", page.read_text(encoding="utf-8")
+        lambda match: f"{match[1]}\n{content}\n\n{match[2]}", page.read_text(encoding="utf-8")
     )
     if count != 1:
         raise InputError(

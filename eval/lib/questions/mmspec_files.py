@@ -66,18 +66,18 @@ def summary_rows(answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> list[di
     rows = []
     for method, answered in answers.items():
         for group in ("ALL", *dict.fromkeys(_topic(sample) for sample, _ in answered)):
-            chosen = [
+            turns_of_group = [
                 (sample, turns) for sample, turns in answered if group in ("ALL", _topic(sample))
             ]
             pairs = [
                 (turn, plain[sample.id, i])
-                for sample, turns in chosen
+                for sample, turns in turns_of_group
                 for i, turn in enumerate(turns)
             ]
-            named = {"method": method, "group": group, "n_samples": len(chosen)}
+            row = {"method": method, "group": group, "n_samples": len(turns_of_group)}
             rows.append(
                 dict.fromkeys(SUMMARY, "")
-                | named
+                | row
                 | _counts([turn for turn, _ in pairs])
                 | _times(pairs)
             )

@@ -19,6 +19,8 @@ SHORT = {
 MEASURES = {"humaneval": "pass@1", "humaneval-chat": "pass@1", "cnn-dm": "ROUGE-L"}
 """What sets are judged by, where that is not accuracy."""
 
+EXAMPLES = "\nQuestion:", "\n\nQ:", "\n\nArticle:"
+"""Beginnings of the questions after worked examples."""
 _OUTSIDE = r"[^\s#)\]}]"
 """First character of a line outside a function."""
 
@@ -30,8 +32,9 @@ def quality(sample: Sample, answer: str, run_code: bool = False) -> float | None
       run_code: Run the answers to HumanEval; without it they are not judged.
     """
     # After worked examples models continue with a question of their own.
-    if sample.turns[0][0].endswith("\nAnswer:"):
-        answer = answer.partition("\nQuestion:")[0]
+    for mark in EXAMPLES:
+        if mark in sample.turns[0][0]:
+            answer = answer.partition(mark)[0]
     measure = MEASURES.get(sample.dataset)
     if measure == "pass@1":
         return float(passes_tests(sample, answer)) if run_code else None
@@ -47,10 +50,10 @@ def accuracy(sample: Sample, answer: str) -> float | None:
     accepted = references(sample)
     if sample.dataset not in SHORT or not accepted:
         return None
-    known = BENCHMARKS.get(sample.dataset)
-    if known and known.final:
+    benchmark = BENCHMARKS.get(sample.dataset)
+    if benchmark and benchmark.final:
         return float(final_number(answer) == final_number(accepted[0]))
-    letter = chosen_letter(answer) if known and known.options else None
+    letter = chosen_letter(answer) if benchmark and benchmark.options else None
     return float(letter == sample.turns[0][1][0] if letter else is_right(accepted, answer))
 
 
@@ -67,9 +70,9 @@ def final_number(text: str) -> str | None:
 
 def chosen_letter(text: str) -> str | None:
     """Return the letter that a text chooses: after its last "answer", else at its beginning."""
-    chosen = re.findall(r"(?i:answer)(?i: is)?[^\w']*([A-J])(?![\w'])", text)
-    begun = re.match(r"\W*([A-J])(?:[.):,]|\s*$|\s*\n)", text)
-    return chosen[-1] if chosen else begun and begun[1]
+    letters = re.findall(r"(?i:answer)(?i: is)?[^\w']*([A-J])(?![\w'])", text)
+    opening = re.match(r"\W*([A-J])(?:[.):,]|\s*$|\s*\n)", text)
+    return letters[-1] if letters else opening and opening[1]
 
 
 def is_right(accepted: Sequence[str], answer: str) -> bool:
@@ -77,12 +80,12 @@ def is_right(accepted: Sequence[str], answer: str) -> bool:
 
     If yes or no is accepted, the first of these two words in the answer decides.
     """
-    said = f" {_words(answer)} "
+    text = f" {_words(answer)} "
     right = [_words(reference) for reference in accepted]
     if {"yes", "no"} & set(right):
-        first = re.search(r" (yes|no)(?= )", said)
+        first = re.search(r" (yes|no)(?= )", text)
         return first is not None and first[1] in right
-    return any(f" {reference} " in said for reference in right if reference)
+    return any(f" {reference} " in text for reference in right if reference)
 
 
 def passes_tests(sample: Sample, answer: str) -> bool:

@@ -112,27 +112,27 @@ def remarks(names: Sequence[str], turns: Sequence[int] = (1,)) -> list[str]:
     """Return the sentences below tables of these sets, about how benchmarks are asked."""
     if not set(names) & set(BENCHMARKS):
         return []
-    own = [REMARKS[name] for name in names if name in REMARKS]
-    return [CHAT, *([AGAIN] if 2 in turns else []), *own]
+    notes = [REMARKS[name] for name in names if name in REMARKS]
+    return [CHAT, *([AGAIN] if 2 in turns else []), *notes]
 
 
 def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) -> list[Sample]:
     """Return the first samples with at least so many turns."""
-    found = list(islice((sample for sample in samples if len(sample.turns) >= turns), limit))
-    if not found:
+    dialogues = list(islice((sample for sample in samples if len(sample.turns) >= turns), limit))
+    if not dialogues:
         what = "samples" if turns == 1 else "sample with a second turn"
         raise InputError(
             f"set {name}: no {what} in its file; add one, or give other --sets or --turns"
         )
-    return found
+    return dialogues
 
 
-def check_names(names: Sequence[str], own: Sequence[str] = ()) -> None:
+def check_names(names: Sequence[str], extra: Sequence[str] = ()) -> None:
     """Raise InputError for the first unknown set, with the nearest name."""
     for name in names:
-        if name not in SETS and name not in own:
-            known = (*SETS, *own, "NAME=FILE.jsonl")
-            raise InputError(f"sets: unknown set {name!r}; {nearest(name, known)}")
+        if name not in SETS and name not in extra:
+            allowed = (*SETS, *extra, "NAME=FILE.jsonl")
+            raise InputError(f"sets: unknown set {name!r}; {nearest(name, allowed)}")
 
 
 def add_follow_ups(
@@ -162,9 +162,9 @@ def add_follow_ups(
             sample = replace(sample, images=(*sample.images, *following.images))
             turn = following.turns[0]
         elif kind in BORROWED:
-            asked, reference = borrowed[kind][i % len(borrowed[kind])].turns[0]
+            question, reference = borrowed[kind][i % len(borrowed[kind])].turns[0]
             turn = (
-                BORROWED[kind].format(question=_sentence(asked) if kind == "fact" else asked),
+                BORROWED[kind].format(question=_sentence(question) if kind == "fact" else question),
                 reference,
             )
         else:

@@ -60,27 +60,29 @@ def read_conversations(
     """
     tokens = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     answers = dict(answers_of(row) for row in local_rows(folder / ANSWERS))
-    found = []
+    conversations = []
     fold_of: dict[str, int] = {}
     topics: Counter[str] = Counter()
     for sample in read_prompts(folder / PROMPTS):
-        if len(found) == limit:
+        if len(conversations) == limit:
             break
         if sample.id not in answers:
             raise InputError(f"{folder / ANSWERS}: no answer to {sample.id}; record it")
         topic = dict(sample.labels)["topic"]
-        seen = [hashlib.sha256(image.content).hexdigest() for image in sample.images] or [sample.id]
-        fold = fold_of.setdefault(seen[0], topics[topic] % folds)
+        hashes = [hashlib.sha256(image.content).hexdigest() for image in sample.images] or [
+            sample.id
+        ]
+        fold = fold_of.setdefault(hashes[0], topics[topic] % folds)
         topics[topic] += 1
-        asked = [question for question, _ in sample.turns]
-        turns = tuple(_turns(tokens, asked, answers[sample.id]))
-        found.append(Conversation(sample.id, topic, turns, fold))
-    return tuple(found)
+        questions = [question for question, _ in sample.turns]
+        turns = tuple(_turns(tokens, questions, answers[sample.id]))
+        conversations.append(Conversation(sample.id, topic, turns, fold))
+    return tuple(conversations)
 
 
 def _turns(
     tokenizer: Any,
-    asked: Sequence[str],
+    questions: Sequence[str],
     answers: Sequence[tuple[str, list[int] | None, int | None]],
 ) -> Iterator[Turn]:
     """Yield the turns of a conversation in Vicuna's form, `USER: ... ASSISTANT: ...</s>`."""
@@ -89,7 +91,7 @@ def _turns(
         return tokenizer.encode(text, add_special_tokens=False)
 
     tokens = [tokenizer.bos_token_id, *encode(SYSTEM)]
-    for question, (text, _, count) in zip(asked, answers, strict=True):
+    for question, (text, _, count) in zip(questions, answers, strict=True):
         before, image, after = question.rpartition("<image>")
         tokens = [*tokens, *encode(f"USER: {before}"), *[IMAGE] * bool(image)]
         tokens += encode(f"{after} ASSISTANT:")
@@ -113,12 +115,12 @@ class Published:
 
 def read_published(folder: Path) -> dict[str, dict[str, Published]]:
     """Return other methods' counts, by method and conversation."""
-    found: dict[str, dict[str, Published]] = {}
+    published: dict[str, dict[str, Published]] = {}
     for row in local_rows(folder / PUBLISHED):
         values = row.values
         counts = Published(values["new_tokens"], values["idxs"], values["identical"])
-        found.setdefault(values["method"], {})[values["question_id"]] = counts
-    return found
+        published.setdefault(values["method"], {})[values["question_id"]] = counts
+    return published
 
 
 def repeated_answers(conversations: Sequence[Conversation]) -> int:

@@ -27,8 +27,8 @@ def lookup(tokens: Sequence[int], gamma: int, longest: int = 3) -> list[int]:
     For [5 6 7 8 5 6] and gamma 2 the suffix [5 6] was followed by 7, and [5 6 7] by 8.
     """
     text = list(tokens)
-    while len(text) < len(tokens) + gamma and (found := _follows(text, longest)) is not None:
-        text.append(found)
+    while len(text) < len(tokens) + gamma and (position := _follows(text, longest)) is not None:
+        text.append(position)
     return text[len(tokens) :]
 
 
@@ -68,18 +68,18 @@ class Counts:
         A context with `n` counts of `k` different tokens gets n / (n + k) of the mass that longer
         contexts left.
         """
-        found: dict[int, float] = {}
-        left = 1.0
+        probs: dict[int, float] = {}
+        remaining = 1.0
         for size in range(min(self.order, len(tokens)), 0, -1):
             counted = self.counts.get(tuple(tokens[-size:]))
             if not counted:
                 continue
             total = sum(counted.values())
-            share = left / (total + len(counted))
-            left *= len(counted) / (total + len(counted))
+            share = remaining / (total + len(counted))
+            remaining *= len(counted) / (total + len(counted))
             likeliest = counted.items()
             if len(counted) > KEPT:
                 likeliest = sorted(likeliest, key=lambda item: -item[1])[:KEPT]
             for token, count in likeliest:
-                found[token] = found.get(token, 0.0) + share * count
-        return found
+                probs[token] = probs.get(token, 0.0) + share * count
+        return probs

@@ -49,7 +49,7 @@ def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Tall
     """Read the record, and return its conversations and the counts of all methods."""
     folder = config.places[MMSPEC]
     conversations = read_conversations(folder, config.tokenizer, config.folds, config.limit)
-    found = [_published(*one, conversations) for one in read_published(folder).items()]
+    published = [_published(*entry, conversations) for entry in read_published(folder).items()]
     sources: dict[str, Source] = {
         "history": History(config.order),
         "table": Answers(conversations, config.order),
@@ -57,12 +57,12 @@ def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Tall
     }
     for method in tqdm(config.methods, "replay", unit="method"):
         counts = {}
-        for one in conversations:
-            passes = zip(one.turns, passes_of(method, sources, one), strict=True)
-            counts[one.id] = [(len(turn.answer), spent) for turn, spent in passes if turn.exact]
+        for entry in conversations:
+            passes = zip(entry.turns, passes_of(method, sources, entry), strict=True)
+            counts[entry.id] = [(len(turn.answer), spent) for turn, spent in passes if turn.exact]
         drafts = f"tree of {method.nodes}" if method.nodes else f"chain of {method.gamma}"
-        found.append(Tally(method.name, drafts, counts, drawn=method.drawn))
-    return conversations, found
+        published.append(Tally(method.name, drafts, counts, drawn=method.drawn))
+    return conversations, published
 
 
 def _published(
@@ -70,11 +70,13 @@ def _published(
 ) -> Tally:
     """Return the recorded counts of a method, on the turns that the replay uses."""
     counts, same = {}, []
-    for one in conversations:
-        theirs = by_sample[one.id]
-        used = [i for i, turn in enumerate(one.turns) if turn.exact]
-        counts[one.id] = [(theirs.new_tokens[i], theirs.passes[i]) for i in used]
-        same += [theirs.identical[i] for i in used]
+    for conversation in conversations:
+        sample_counts = by_sample[conversation.id]
+        used = [i for i, turn in enumerate(conversation.turns) if turn.exact]
+        counts[conversation.id] = [
+            (sample_counts.new_tokens[i], sample_counts.passes[i]) for i in used
+        ]
+        same += [sample_counts.identical[i] for i in used]
     return Tally(NAMES.get(name, name), "recorded tree", counts, float(np.mean(same)))
 
 
@@ -84,8 +86,12 @@ def rows_of(
     """Return a row for each method and topic, with the interval of its tokens per pass."""
     rows = []
     for method in methods:
-        for topic in (ALL, *dict.fromkeys(one.topic for one in conversations)):
-            here = [method.counts[one.id] for one in conversations if topic in (ALL, one.topic)]
+        for topic in (ALL, *dict.fromkeys(conversation.topic for conversation in conversations)):
+            here = [
+                method.counts[conversation.id]
+                for conversation in conversations
+                if topic in (ALL, conversation.topic)
+            ]
             sums = np.asarray(
                 [[sum(new - 1 for new, _ in turns), sum(n for _, n in turns)] for turns in here]
             )
@@ -105,9 +111,14 @@ def _ratio(sums: np.ndarray) -> np.ndarray:
 
 def records_of(conversations: Sequence[Conversation], methods: Sequence[Tally]) -> Iterator[Record]:
     """Yield every conversation's counts: [new tokens, passes] of each used turn, by method."""
-    for one in conversations:
-        counts = {method.name: method.counts[one.id] for method in methods}
-        yield {"sample": one.id, "topic": one.topic, "fold": one.fold, "counts": counts}
+    for conversation in conversations:
+        counts = {method.name: method.counts[conversation.id] for method in methods}
+        yield {
+            "sample": conversation.id,
+            "topic": conversation.topic,
+            "fold": conversation.fold,
+            "counts": counts,
+        }
 
 
 def recorded_table(
@@ -119,11 +130,11 @@ def recorded_table(
     for name in dict.fromkeys(row["method"] for row in rows):
         by_topic = {row["topic"]: row for row in rows if row["method"] == name}
         whole, same = by_topic[ALL], by_topic[ALL]["token_identity_rate"]
-        first, *others = (number(by_topic[topic]["tokens_per_pass"]) for topic in topics)
+        first, *numbers = (number(by_topic[topic]["tokens_per_pass"]) for topic in topics)
         bounds = f"{whole['low']:.2f} to {whole['high']:.2f}"
         identical = "100%" if same is None else percent(same)
-        cells.append([name, whole["drafts"], first, bounds, *others, identical])
-    turns = [turn for one in conversations for turn in one.turns]
+        cells.append([name, whole["drafts"], first, bounds, *numbers, identical])
+    turns = [turn for conversation in conversations for turn in conversation.turns]
     left_out = sum(not turn.exact for turn in turns)
     notes = [
         f"{len(conversations)} prompts, {len(turns)} turns; {left_out} turns are left out, because "
@@ -161,19 +172,19 @@ def summary_answers(
     conversations: Sequence[Conversation], methods: Sequence[Tally]
 ) -> dict[str, list[tuple[Sample, list[Turn]]]]:
     """Return the counts as answers without text, for MMSpec's summary."""
-    found: dict[str, list[tuple[Sample, list[Turn]]]] = {}
-    for one in conversations:
-        sample = Sample(one.id, MMSPEC, (), (), labels=(("topic", one.topic),))
+    answers: dict[str, list[tuple[Sample, list[Turn]]]] = {}
+    for conversation in conversations:
+        sample = Sample(conversation.id, MMSPEC, (), (), labels=(("topic", conversation.topic),))
         plain = [
             Turn("", tuple(turn.answer), len(turn.answer) - 1, None, None)
-            for turn in one.turns
+            for turn in conversation.turns
             if turn.exact
         ]
-        found.setdefault(BASELINE, []).append((sample, plain))
+        answers.setdefault(BASELINE, []).append((sample, plain))
         for method in methods:
             turns = [
                 Turn("", (0,) * new, passes, new - 1 - passes, None)
-                for new, passes in method.counts[one.id]
+                for new, passes in method.counts[conversation.id]
             ]
-            found.setdefault(method.name, []).append((sample, turns))
-    return found
+            answers.setdefault(method.name, []).append((sample, turns))
+    return answers

@@ -133,13 +133,13 @@ class RecordedTarget(LoadedModel):
 
     def answer(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the recorded tokens of a prompt; InputError if there is no answer."""
-        found = self.answers.get((prompt.sample, prompt.turn))
-        if found is None:
+        recorded = self.answers.get((prompt.sample, prompt.turn))
+        if recorded is None:
             raise InputError(
                 f"{PREFIX}{self.source}: no answer of turn {prompt.turn} to sample "
                 f"{prompt.sample!r}; record it, or choose other --sets, --turns or --limit"
             )
-        return found
+        return recorded
 
     def table(self, prompts: Sequence[Prompt], batch: int) -> dict[str, Array]:
         """Return the parameters of `ReplayModel`: a row per prompt, padded to `batch` rows.
@@ -169,8 +169,8 @@ class RecordedBatcher(Batcher):
             )
         if request.logprobs is not None:
             raise InputError("logprobs: recorded answers have no probabilities; leave it out")
-        known = len(self.recorded.answer(request.prompt))
-        return replace(request, max_new_tokens=min(request.max_new_tokens, known))
+        length = len(self.recorded.answer(request.prompt))
+        return replace(request, max_new_tokens=min(request.max_new_tokens, length))
 
     @property
     def recorded(self) -> RecordedTarget:
@@ -189,8 +189,8 @@ class RecordedEngine(Engine):
 
     def __post_init__(self) -> None:
         # Answers belong to the rows of one batch, and caches hold nothing.
-        given = self.config or EngineConfig()
-        self.config = replace(given, continuous_batching=False, growing_cache=False)
+        settings = self.config or EngineConfig()
+        self.config = replace(settings, continuous_batching=False, growing_cache=False)
         super().__post_init__()
         assert isinstance(self.config, EngineConfig)
         self.batcher = RecordedBatcher(self.assembly, self.config, self.batcher.captioner)
@@ -253,8 +253,8 @@ def answers_of(row: DataRow) -> tuple[str, list[tuple[str, list[int] | None, int
         texts = choice["turns"]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise TypeError
-        known = [choice.get(key) or [None] * len(texts) for key in ("token_ids", "new_tokens")]
-        return name, list(zip(texts, *known, strict=True))
+        columns = [choice.get(key) or [None] * len(texts) for key in ("token_ids", "new_tokens")]
+        return name, list(zip(texts, *columns, strict=True))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{row.place}: 'choices' holds no list 'turns' of answers, or new_tokens of another "

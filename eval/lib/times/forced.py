@@ -89,8 +89,8 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
         "block_ms": blocks(programs[first], pair.params, states[first], options),
     }
     ms = time_loops(calls, config.repeats, f"forced, B = {batch}, R = {views}")
-    times = {name: taken for name, taken in ms.items() if name.endswith("_ms")}
-    found = []
+    times = {name: value for name, value in ms.items() if name.endswith("_ms")}
+    rows = []
     for tau in config.forced:
         loop, reached = ms[f"{tau:g}"], (config.new - 1) / steps[f"{tau:g}"]
         passes = tau, gamma, times["draft_ms"], times["target_ms"]
@@ -103,8 +103,8 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
         row |= {"speedup_predicted": predicted_speedup(*passes)}
         row |= {"speedup_predicted_with_verify": predicted}
         row |= {"loop_efficiency": ms["plain"] / loop / predicted * tau / reached}
-        found.append(row | times)
-    return found
+        rows.append(row | times)
+    return rows
 
 
 @partial(jax.jit, static_argnames="program")

@@ -58,8 +58,8 @@ class Cost:
 
     def add(self, other: Cost, times: int = 1) -> None:
         """Add another computation that runs so many times."""
-        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
-            mine.update({key: times * value for key, value in theirs.items()})
+        for mine, other_value in zip(vars(self).values(), vars(other).values(), strict=True):
+            mine.update({key: times * value for key, value in other_value.items()})
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ class ProgramText:
     @cached_property
     def computations(self) -> dict[str, list[str]]:
         """Return the operations of each computation, one per line."""
-        found: dict[str, list[str]] = {}
+        bodies: dict[str, list[str]] = {}
         lines: list[str] = []
         for line in self.text.splitlines():
             begin = re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line)
             if begin and "->" in line:
-                lines = found[begin[1]] = []
+                lines = bodies[begin[1]] = []
             elif line.startswith(" "):
                 lines.append(line)
-        return found
+        return bodies
 
     @property
     def entry(self) -> list[str]:
@@ -95,8 +95,8 @@ class ProgramText:
     def around(self) -> tuple[int, int]:
         """Return the bytes that are copied before the program's first loop, and after it."""
         lines = self.entry
-        place = lines.index(_loops(lines)[0])
-        return sum(map(_copied, lines[:place])), sum(map(_copied, lines[place:]))
+        start = lines.index(_loops(lines)[0])
+        return sum(map(_copied, lines[:start])), sum(map(_copied, lines[start:]))
 
     def whole(self) -> Cost:
         """Return the program's cost, with each loop counted once."""
@@ -124,10 +124,10 @@ class ProgramText:
             total.moved[stage] += self._moved(operation, types)
             total.kernels[stage] += kind.removesuffix("-start") in _KERNELS
             # A TPU's compiler lets a message begin, run and end in three fusions of one channel.
-            for channel, made in self._messages(line, operation):
+            for channel, produced in self._messages(line, operation):
                 if channel not in channels:
                     total.collectives[stage] += 1
-                    total.sent[stage] += made
+                    total.sent[stage] += produced
                 channels |= {channel} - {None}
             if kind == "while":
                 total.add(
@@ -147,7 +147,7 @@ class ProgramText:
 
     def _moved(self, operation: re.Match[str], types: dict[str, str]) -> int:
         """Return the bytes that an operation moves from and to main memory."""
-        kind, made = operation["kind"], operation["type"]
+        kind, produced = operation["kind"], operation["type"]
         target = re.search(r'custom_call_target="(\w+)"', operation.string)
         if kind in _STILL or kind.endswith("-done") or (target and target[1] in _BITCASTS):
             return 0
@@ -156,21 +156,21 @@ class ProgramText:
         if kind in ("copy-start", "slice-start"):
             # A copy makes (destination, source, flag), a slice ((source), destination, flag).
             place = 0 if kind == "copy-start" else -2
-            moved = [found[0] for found in _ARRAY.finditer(made)][place]
+            moved = [array[0] for array in _ARRAY.finditer(produced)][place]
             return (array_bytes(moved) if sizes[0] else 0) + main_bytes(moved)
         if kind.endswith("-start"):
             return 2 * sum(sizes)
-        written, taken = main_bytes(made), list(sizes)
+        written, inputs = main_bytes(produced), list(sizes)
         if kind in _SLICES:
-            taken[0] = min(sizes[0], array_bytes(made))
+            inputs[0] = min(sizes[0], array_bytes(produced))
         elif kind in _UPDATES:
-            taken[0], written = 0, array_bytes(operands[_UPDATES[kind]]) if written else 0
+            inputs[0], written = 0, array_bytes(operands[_UPDATES[kind]]) if written else 0
         elif kind == "fusion":
             parts, updates = self._taken(_called(operation.string, "calls")[0])
             for place, part in parts.items():
-                taken[place] = sizes[place] if part is None else min(sizes[place], part)
+                inputs[place] = sizes[place] if part is None else min(sizes[place], part)
             written += sum(updates[place] - sizes[place] for place in updates if sizes[place])
-        return sum(taken) + max(written, 0)
+        return sum(inputs) + max(written, 0)
 
     def _taken(self, name: str) -> tuple[dict[int, int | None], dict[int, int]]:
         """Return what a fused computation takes of its operands, and updates in place, in bytes.
@@ -258,13 +258,13 @@ def _loops(lines: list[str]) -> list[str]:
 
 def _called(line: str, role: str) -> list[str]:
     """Return the computations that an operation calls in a role, such as `body`."""
-    found = re.findall(rf"\b(?:{role})=(\{{[^}}]*\}}|%?[\w.\-]+)", line)
-    return [name.lstrip("%") for part in found for name in re.findall(r"%?[\w.\-]+", part)]
+    names = re.findall(rf"\b(?:{role})=(\{{[^}}]*\}}|%?[\w.\-]+)", line)
+    return [name.lstrip("%") for part in names for name in re.findall(r"%?[\w.\-]+", part)]
 
 
 def _types(lines: list[str]) -> dict[str, str]:
     """Return the type of each operation by its name."""
-    return {found["name"]: found["type"] for found in map(_OPERATION.match, lines) if found}
+    return {match["name"]: match["type"] for match in map(_OPERATION.match, lines) if match}
 
 
 def _operands(operation: re.Match[str]) -> list[str]:
@@ -314,4 +314,4 @@ def main_bytes(text: str) -> int:
     8
     """
     arrays = _ARRAY.finditer(text)
-    return sum(array_bytes(found[0]) for found in arrays if "S(" not in (found[3] or ""))
+    return sum(array_bytes(array[0]) for array in arrays if "S(" not in (array[3] or ""))

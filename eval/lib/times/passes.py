@@ -87,12 +87,12 @@ class Passes:
 
     def over(self, tokens: int) -> Callable[[int], Any]:
         """Return `call(n)`, which runs n passes over so many tokens, each from the same length."""
-        fed = jnp.ones((self.batch, tokens), jnp.int32)
-        held = Held(self.extend, mesh_of(self.params), self.params)
+        tokens_in = jnp.ones((self.batch, tokens), jnp.int32)
+        program = Held(self.extend, mesh_of(self.params), self.params)
 
         def call(times: int) -> Array:
-            args = fed, self.state, jnp.int32(times)
-            out, self.state = executable(_run_passes, held, *args)(self.params, *args)
+            args = tokens_in, self.state, jnp.int32(times)
+            out, self.state = executable(_run_passes, program, *args)(self.params, *args)
             return out
 
         return call
@@ -121,13 +121,13 @@ def drafting(
 
     target: Passes of the target, which hold its cache.
     """
-    held, begun = Held(drafter, mesh_of(params["target"]), params), [state.drafter]
+    program, states = Held(drafter, mesh_of(params["target"]), params), [state.drafter]
     options = greedy_options(len(state.count), state.tokens.shape[1])
 
     def call(times: int) -> Array:
         cache = target.state
-        args = state.tokens, begun[0], state.count, cache, weights, options, jnp.int32(times)
-        out, begun[0] = executable(_run_drafts, held, *args)(params, *args)
+        args = state.tokens, states[0], state.count, cache, weights, options, jnp.int32(times)
+        out, states[0] = executable(_run_drafts, program, *args)(params, *args)
         return out
 
     return call
@@ -277,9 +277,11 @@ def time_members(
         Passes(form.model.model.extend, form.model.params, cache, len(cache.length))
         for form, cache in zip(engine.assembly.forms, state.target, strict=True)
     ]
-    calls = {f"{width} {m}": one.over(width) for width in widths for m, one in enumerate(members)}
-    found = time_loops(calls, repeats)
-    return {width: [found[f"{width} {m}"] for m in range(len(members))] for width in widths}
+    calls = {
+        f"{width} {m}": member.over(width) for width in widths for m, member in enumerate(members)
+    }
+    ms = time_loops(calls, repeats)
+    return {width: [ms[f"{width} {m}"] for m in range(len(members))] for width in widths}
 
 
 @dataclass(frozen=True)

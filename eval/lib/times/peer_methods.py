@@ -117,9 +117,9 @@ def theirs(
                     assistant_confidence_threshold=0.0 if schedule == "constant" else 0.4,
                 )
                 options["assistant_model"] = assistant
-            given = expanded(prompt)
-            length = given["input_ids"].shape[1]
-            given |= options | {
+            inputs = expanded(prompt)
+            length = inputs["input_ids"].shape[1]
+            inputs |= options | {
                 "do_sample": False,
                 "pad_token_id": 3,
                 "eos_token_id": text_config(config).eos_token_id,
@@ -127,10 +127,10 @@ def theirs(
             with torch.inference_mode():
                 start = time.perf_counter()
                 if assistant is None and not options:
-                    model.generate(**given, max_new_tokens=1)
+                    model.generate(**inputs, max_new_tokens=1)
                 first, used = time.perf_counter(), time.process_time()
                 calls[0] = 0
-                tokens = model.generate(**given, max_new_tokens=new)[0, length:]
+                tokens = model.generate(**inputs, max_new_tokens=new)[0, length:]
                 end, used = time.perf_counter(), time.process_time() - used
             if first - start > 1e-3:
                 prefill[prompt.tokens.tobytes()] = first - start
@@ -181,14 +181,14 @@ def measure(methods: Mapping[str, Method], prompt: Prompt, repeats: int) -> dict
         if name not in runs:
             continue
         try:
-            found = methods[name](prompt)
+            result = methods[name](prompt)
         except Exception as error:  # one method's failure does not stop the others
             tqdm.write(f"{name}: {type(error).__name__}: {error}".splitlines()[0], file=sys.stderr)
             del runs[name]
             continue
         if again:
-            runs[name].append(found)
-    return {name: best(found) for name, found in runs.items()}
+            runs[name].append(result)
+    return {name: best(result) for name, result in runs.items()}
 
 
 def best(runs: list[Timed]) -> Timed:

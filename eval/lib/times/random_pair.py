@@ -61,6 +61,8 @@ class LatencyConfig:
     """
     prompt: int = 72
     """Text tokens in those prompts."""
+    answers: Mapping[int, int] = field(default_factory=dict)
+    """New tokens of their answers, by number of images; others have `new`."""
     gamma: int = 5
     """Draft length of the loops at forced acceptance."""
     forced: tuple[float, ...] = (2.29, 3.0)
@@ -124,14 +126,14 @@ class Pair:
 
     def image_prompt(self, model: LoadedModel, images: int) -> tuple[PromptRows, Array | None]:
         """Return a prompt with so many images and a text, and the images' features."""
-        shown = images * getattr(model.config, "image_tokens", 0)
-        tokens = jnp.arange(self.config.prompt + shown)[None] % model.model.text.vocab_size
+        slots = images * getattr(model.config, "image_tokens", 0)
+        tokens = jnp.arange(self.config.prompt + slots)[None] % model.model.text.vocab_size
         rows = PromptRows(tokens, jnp.full(1, tokens.shape[1], jnp.int32))
         if not images:
             return rows, None
         width = model.config.vision_config.hidden_size  # type: ignore[union-attr]
-        features = jnp.zeros((1, images, shown // images, width), self.dtype)
-        return rows.replace(sources=in_order(jnp.arange(tokens.shape[1])[None] < shown)), features
+        features = jnp.zeros((1, images, slots // images, width), self.dtype)
+        return rows.replace(sources=in_order(jnp.arange(tokens.shape[1])[None] < slots)), features
 
     @property
     def params(self) -> Params:
@@ -183,8 +185,12 @@ def count_flops(config: LatencyConfig) -> list[Record]:
 
 
 def measure_images(pair: Pair) -> list[Record]:
-    """Time tower and prefill of target and draft by a prompt's images, in milliseconds."""
+    """Time tower and prefill of target and draft by a prompt's images, in milliseconds.
+
+    The target's decoding is counted from a pass over the slots that are filled halfway through.
+    """
     config = pair.config
+    answers = {images: config.answers.get(images, config.new) for images in config.images}
     calls: dict[str, Callable[[int], Any]] = {}
     for name, model in (("target", pair.target), ("draft", pair.draft)):
         for images in config.images if model.model.has_vision else (0,):
@@ -197,18 +203,18 @@ def measure_images(pair: Pair) -> list[Record]:
             calls[f"{name} prefill {images}"] = _repeated(
                 _run_prefill, model.model, model.params, *prompt
             )
+            if name == "target":
+                slots = prompt[0].tokens.shape[1] + answers[images] // 2
+                calls[f"target decoding {images}"] = pair.passes(model, 1, slots, 1).over(1)
     ms = time_loops(calls, config.repeats, "images")
-    found = []
-    for images in config.images:
-        times = {
-            name: ms.get(f"{name} {images}")
-            for name in dict.fromkeys(key.rpartition(" ")[0] for key in calls)
-        }
-        found.append(
-            {"kind": "images", "images": images}
-            | {f"{k.replace(' ', '_')}_ms": v for k, v in times.items()}
-        )
-    return found
+    # The first token of an answer is prefill's.
+    ms |= {f"target decoding {i}": ms[f"target decoding {i}"] * (answers[i] - 1) for i in answers}
+    stages = dict.fromkeys(key.rpartition(" ")[0] for key in calls)
+    return [
+        {"kind": "images", "images": images, "answer": answers[images]}
+        | {f"{stage.replace(' ', '_')}_ms": ms.get(f"{stage} {images}") for stage in stages}
+        for images in config.images
+    ]
 
 
 def _repeated(run: Callable[..., Array], *args: Any) -> Callable[[int], Array]:
@@ -238,7 +244,7 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
     share of that block; `state_bytes` is the size of its state for each row.
     """
     options = greedy_options(batch, pair.config.new)
-    calls, found = {}, []
+    calls, rows = {}, []
     for views in pair.config.views:
         for rule in ("static", *rules) if views > 1 else ("static",):
             program = Speculator(pair.target.model, pair.drafter(views), parse_weighting(rule))
@@ -248,13 +254,13 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
             calls[f"{views} {rule}"] = blocks(program, pair.params, state, options)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
             row = {"kind": "mixtures", "batch": batch, "views": views, "rule": rule}
-            found.append(row | {"state_bytes": size})
+            rows.append(row | {"state_bytes": size})
     ms = time_loops(calls, pair.config.repeats, f"mixtures, B = {batch}")
-    for row in found:
+    for row in rows:
         block = ms[f"{row['views']} {row['rule']}"]
         row |= {"block_ms": block, "share": block / ms[f"{row['views']} static"] - 1}
         row |= {"times_one_view": block / ms["1 static"]}
-    return found
+    return rows
 
 
 def blocks(
@@ -265,11 +271,11 @@ def blocks(
     Each call hands the state to the next: a copy of the caches would take a good part of a block's
     time.
     """
-    held = [jax.tree.map(jnp.copy, state)]
+    states = [jax.tree.map(jnp.copy, state)]
 
     def call(times: int) -> Array:
-        held[0] = _run_blocks(program, params, held[0], options, times)
-        return held[0].tokens
+        states[0] = _run_blocks(program, params, states[0], options, times)
+        return states[0].tokens
 
     return call
 

@@ -38,19 +38,19 @@ def measure_starts(target: str, draft: str, warm: int) -> list[Record]:
         environment = os.environ | {"XDG_CACHE_HOME": folder}
         times = []
         for _ in tqdm(range(warm + 1), "starts", unit="start"):
-            used, begun = _children(), time.perf_counter()
+            used, start = _children(), time.perf_counter()
             done = subprocess.run(
                 command, check=False, capture_output=True, text=True, env=environment
             )
             if done.returncode != 0:
                 last = done.stderr.strip().rpartition("\n")[2].rpartition("error: ")[2]
                 raise InputError(last or f"jaxspec generate: exit code {done.returncode}")
-            times.append((time.perf_counter() - begun, _children() - used))
-    found = {"cold": times[0], "warm": np.median(times[1:] or times, axis=0).tolist()}
+            times.append((time.perf_counter() - start, _children() - used))
+    seconds = {"cold": times[0], "warm": np.median(times[1:] or times, axis=0).tolist()}
     return [
         {"kind": "startup", "what": f"start to answer, {name}"}
         | {"seconds": wall, "cpu_seconds": cpu, "runs": runs}
-        for (name, (wall, cpu)), runs in zip(found.items(), (1, warm), strict=True)
+        for (name, (wall, cpu)), runs in zip(seconds.items(), (1, warm), strict=True)
     ]
 
 
@@ -70,9 +70,9 @@ def measure_captions(text: str, images: Sequence[int], repeats: int) -> list[Rec
     for count in (count for count in images if count):
         times = []
         for _ in tqdm(range(repeats + 1), f"captions, n = {count}", unit="call"):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             captioner.caption((pages * count)[:count])
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - start)
         least = min(times[1:])  # the first call compiles
         rows.append({"kind": "captions", "captioner": text, "images": count, "seconds": least})
     return rows
@@ -92,9 +92,9 @@ def measure_host(target: str, draft: str, calls: int) -> list[Record]:
         engine.generate([request])
         spent = []
         for _ in tqdm(range(calls), f"host, {name}", unit="call"):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             (result,) = engine.generate([request])
-            spent.append(time.perf_counter() - begun - (result.prefill_ms + result.decode_ms) / 1e3)
+            spent.append(time.perf_counter() - start - (result.prefill_ms + result.decode_ms) / 1e3)
         row = {"kind": "startup", "what": f"host time of a call, {name}"}
         row |= {"seconds": float(np.median(spent)), "cpu_seconds": None, "runs": calls}
         rows.append(row)

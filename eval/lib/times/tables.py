@@ -61,11 +61,14 @@ def _passes(name: str, rows: Sequence[Record]) -> Table:
 
 
 def _images(name: str, rows: Sequence[Record]) -> Table:
-    columns = {"images": cell("images")}
+    columns = {"images": cell("images"), "new tokens": cell("answer")}
     for field in (field for field in rows[0] if field.endswith("_ms")):
         columns[f"{field[:-3].replace('_', ' ')} ms"] = cell(field, digits)
-    note = "Batch 1; towers and prefill apart."
-    return _table(f"Images before the first token, {name}", rows, columns, note)
+    note = (
+        "Batch 1; towers and prefill apart. decoding: of all new tokens but the first, each a pass "
+        "over the slots that are filled halfway."
+    )
+    return _table(f"Answers by images of the prompt, {name}", rows, columns, note)
 
 
 def _captions(name: str, rows: Sequence[Record]) -> Table:

@@ -1,0 +1,92 @@
+"""CoS's questions as its released code asks them (github.com/Kamichanw/CoS, main_dataset.py).
+
+The prompts and worked examples are read from a clone of that code, which has no licence: nothing of
+it is copied here. Each set is shuffled as it does there, with the permutation of numpy's generator
+of seed 42 over the rows in their file's order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+import numpy as np
+from jinja2 import Template
+
+from jaxspec.data.benchmarks import rows_and_samples
+from jaxspec.data.rows import DataRow
+from jaxspec.data.samples import Sample, text_of
+from jaxspec.errors import InputError, reading
+
+SEED = 42
+SUBJECTS = "mmlu-cot-claude-single.json"
+"""MMLU's instruction and worked examples, by subject."""
+
+
+def released_samples(name: str, clone: Path, path: Path | None = None) -> Iterator[Sample]:
+    """Yield a set's samples in the released order, each with the released prompt as its question.
+
+    Args:
+      name: A set of `PROMPTS`.
+      clone: Folder of the clone.
+      path: Local copy of the set; None reads the hub's.
+
+    Raises InputError for another set, and where the clone lacks a file.
+    """
+    if name not in PROMPTS:
+        raise InputError(f"released: CoS does not ask {name}; its sets are {', '.join(PROMPTS)}")
+    rows = list(rows_and_samples(name, path))
+    folder, write = clone / "src" / "mydatasets", PROMPTS[name]
+    for index in np.random.default_rng(SEED).permutation(len(rows)):
+        row, sample = rows[index]
+        _, reference = sample.turns[0]
+        yield replace(sample, turns=((write(folder, row), reference),))
+
+
+def _gsm8k(folder: Path, row: DataRow) -> str:
+    return _filled(folder / "gsm8k", question=_exact(row, "question"))
+
+
+def _cnn_dm(folder: Path, row: DataRow) -> str:
+    return _filled(folder / "cnndm", article=_exact(row, "article"))
+
+
+def _mmlu(folder: Path, row: DataRow) -> str:
+    """Return the subject's instruction and examples, then the question with (A) to (D)."""
+    choices = zip(ascii_uppercase, row.values["choices"])
+    listed = "\n".join(f"({letter}) {choice}" for letter, choice in choices).strip()
+    text = _filled(folder / "mmlu", question=_exact(row, "question"), choices_str=listed)
+    subjects = json.loads(_read(folder / "mmlu" / SUBJECTS))
+    return f"{subjects[_exact(row, 'subject')]}\n\n{text}"
+
+
+def _humaneval(folder: Path, row: DataRow) -> str:
+    return _exact(row, "prompt")
+
+
+PROMPTS: dict[str, Callable[[Path, DataRow], str]] = {
+    "humaneval": _humaneval,
+    "gsm8k": _gsm8k,
+    "mmlu": _mmlu,
+    "cnn-dm": _cnn_dm,
+}
+"""What writes the prompt of a row, by set."""
+
+
+def _exact(row: DataRow, column: str) -> str:
+    """Return a column's text with its outer spaces; InputError without text."""
+    text_of(row, (column,))
+    return row.values[column]
+
+
+def _filled(folder: Path, **values: Any) -> str:
+    return Template(_read(folder / "prompt_fewshot.txt")).render(**values)
+
+
+def _read(file: Path) -> str:
+    with reading(f"released {file}: cannot be read", "give a clone of github.com/Kamichanw/CoS"):
+        return file.read_text(encoding="utf-8")
