@@ -274,7 +274,7 @@ def test_the_race_tells_the_median_of_its_prompts(
         ),
         ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
         ("--gamma", [], "command '--gamma': unknown; use one of demo"),
-        ("generate", [], "--prompt, --target: missing; see jaxspec generate --help"),
+        ("generate", [], "--target: missing; see jaxspec generate --help"),
         (
             "generate",
             ["--target", "x", "--prmpt", "Hi"],

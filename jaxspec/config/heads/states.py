@@ -60,8 +60,8 @@ class StateHeadConfig(HeadConfig):
 
     def with_images(self, rule: str) -> Self:
         if rule not in self.rules:
-            known = ", ".join(self.rules)
-            raise InputError(f"{self.title}: unknown image rule {rule!r}; give one of {known}")
+            rules = ", ".join(self.rules)
+            raise InputError(f"{self.title}: unknown image rule {rule!r}; give one of {rules}")
         return replace(self, images=rule)
 
     @classmethod

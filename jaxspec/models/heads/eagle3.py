@@ -129,5 +129,5 @@ class Eagle3Head(StateHead):
         if target is None:
             return params
         kernel = head_kernel(target, text.draft_vocabulary or tuple(range(text.vocab_size)))
-        own = {"norm": target["model"]["norm"], "lm_head": {"kernel": kernel}}
-        return {**params, **in_float32(own)}
+        borrowed = {"norm": target["model"]["norm"], "lm_head": {"kernel": kernel}}
+        return {**params, **in_float32(borrowed)}

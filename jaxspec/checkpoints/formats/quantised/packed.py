@@ -111,14 +111,14 @@ def _unpacked(
     Args:
       added: Added to every word.
     """
-    each, span, words = len(positions), box[axis], [*box]
-    words[axis] = slice(span.start // each, -(-span.stop // each))
-    packed = tensor.read(words).view(np.uint32) + np.uint32(added)
+    each, span, word_box = len(positions), box[axis], [*box]
+    word_box[axis] = slice(span.start // each, -(-span.stop // each))
+    packed = tensor.read(word_box).view(np.uint32) + np.uint32(added)
     mask = np.uint32((1 << bits) - 1)
     numbers = [
         (packed >> np.uint32(bits * position) & mask).astype(np.uint8) for position in positions
     ]
     shape, cut = [*packed.shape], [slice(None)] * 2
     shape[axis] *= each
-    cut[axis] = slice(*(end - words[axis].start * each for end in (span.start, span.stop)))
+    cut[axis] = slice(*(end - word_box[axis].start * each for end in (span.start, span.stop)))
     return np.stack(numbers, axis + 1).reshape(shape)[tuple(cut)]
