@@ -83,16 +83,16 @@ def accepting_shares(
     """Return the least and the largest share of the first view that make these tokens likeliest.
 
     The other views keep their proportions; with weights of 0 they share equally. A mixture is
-    linear in the share, so the shares are an interval; (1, 0) if there are none.
+    linear in the share, so the shares are an interval; (1, 0) without any.
     """
-    others = weights.T[1:, :, None, None]
-    total = others.sum(0)
-    others = jnp.where(total > 0, others / jnp.where(total > 0, total, 1), 1 / max(len(others), 1))
+    shares = weights.T[1:, :, None, None]
+    total = shares.sum(0)
+    shares = jnp.where(total > 0, shares / jnp.where(total > 0, total, 1), 1 / max(len(shares), 1))
     first = probs[0]
-    rest = (others * probs[1:]).sum(0) if len(probs) > 1 else first
+    mean = (shares * probs[1:]).sum(0) if len(probs) > 1 else first
     # How much likelier the token is than each other, at share 0 and at share 1: y0 + (y1 - y0) w.
     y0, y1 = (
-        jnp.take_along_axis(each, tokens[..., None], axis=-1) - each for each in (rest, first)
+        jnp.take_along_axis(each, tokens[..., None], axis=-1) - each for each in (mean, first)
     )
     slope = y1 - y0
     root = -y0 / jnp.where(slope == 0, 1, slope)

@@ -120,7 +120,7 @@ class Result(Generic[Stats]):
         drafted (-1: the target wrote it), whether it was each view's likeliest token (`agree`; None
         if the views gave no distribution), the views' `weights`, and `shares`: the least and the
         largest share of the first view, the others in proportion, with which the mixture would
-        have drafted it; None if there is none.
+        have drafted it; None without any.
       compile_ms: Compile time, which no other time includes.
       error: Reason why the request got no answer, with `keep_going`; then `text` is empty.
       caption_ms: Captioning time of the images; a caption from disk counts its original time.

@@ -12,7 +12,7 @@ from jaxspec.errors import InputError, nearest
 
 RESAMPLES = 2000
 PASSES = "tokens_per_pass", "num_spec_steps"
-"""Fields of a record: a ratio, and what it is over."""
+"""Fields of a record: a ratio and its denominator."""
 CYCLES = "tokens_per_cycle", "num_cycles"
 
 
@@ -57,7 +57,7 @@ def interval_table(
       labels: Names of the label's parts.
       groups: Sets by the name of their mean; a line without one of the sets has none.
       against: A row; the other lines also show how much more they have on the same samples.
-      fields: The ratio that a record has, and what it is over.
+      fields: The ratio that a record has, and its denominator.
     """
     lines: dict[Label, list[Record]] = {}
     for record in records:

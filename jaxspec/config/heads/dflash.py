@@ -32,7 +32,8 @@ _READ = {
     *("target_layer_ids", "aux_hidden_state_layer_ids", "rope_scaling", "num_anchors"),
 }
 _OF_HEADS = re.compile(
-    "norm|scale|scaling|softcap|multiplier|conv|selector|sink|gate|causal|swa|window|fc|mask|predicts"
+    "norm|scale|scaling|softcap|multiplier|conv|selector|sink|gate|causal|swa|window|fc|mask"
+    "|predicts"
 )
 """Parts of the names of entries that may change a head's computation."""
 
@@ -43,7 +44,7 @@ class DFlashConfig(HeadConfig):
 
     text_config: Qwen3Config
     mask_token: int = 0
-    """Token whose embedding stands for the tokens to draft."""
+    """Token whose embedding replaces those of the tokens to draft."""
     target_layers: tuple[int, ...] = ()
     """Hidden states of the target that `fc` reads: 2 is the state after two layers."""
     target_depth: int = 0

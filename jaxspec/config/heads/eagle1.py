@@ -32,7 +32,7 @@ class Eagle1Text(LlamaConfig):
     own_embedding: bool = True
     """Whether the head has an embedding of its own, not the target's."""
     rows: int = 0
-    """Rows of that embedding; 0 means as many as tokens. The last row stands for tokens past it."""
+    """Rows of that embedding; 0 means as many as tokens. The last row is for tokens past it."""
 
     architecture = "LlamaForCausalLMEagle"
 

@@ -1,7 +1,7 @@
 """EAGLE-1's head (Li et al. 2024, arXiv 2401.15077), which reads the target's last hidden state.
 
 It has one layer without a norm before its attention. `fc` joins a token's embedding with the
-final-normed state that predicted the token. The layer's output stands for the next such state:
+final-normed state that predicted the token. The layer's output replaces the next state:
 the target's output matrix scores it, and the next token reads it.
 
 MSD (Lin et al. 2025, arXiv 2505.14260) is such a head. At the slots of images its layer reads the
@@ -76,7 +76,7 @@ class BareLM(CausalLM):
     decoder: ClassVar[type[Decoder]] = BareDecoder
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Return token embeddings; the last row stands for tokens past the embedding."""
+        """Return token embeddings; the last row is for tokens past the embedding."""
         rows = self.config.rows or self.config.vocab_size
         return self.model.embed_tokens(jnp.clip(tokens, 0, rows - 1))
 
