@@ -98,20 +98,21 @@ class Ablation(KVHeadOptions):
 
     feature: Feature = "none"
     """Input besides a token's embedding: none, the paper's; the target's last hidden state; eagle1,
-    the same for a head with keys of its own, as EAGLE's and MSD's; or fused, three of its hidden
-    states, which makes the head an EAGLE-3 head."""
+    the same for a head with keys of its own, as EAGLE's and MSD's; fused, three of its hidden
+    states, which makes the head an EAGLE-3 head; or block, several as keys of a DFlash head."""
     images: ImageRule = "placeholder"
     """What an EAGLE head reads at the slots of images: the placeholder's embedding, the image's
     (embedding), that alone (unfused, MSD's), or zeros for the hidden state (zero)."""
     target_layers: tuple[int, ...] = ()
-    """Three numbers of layers after which a fused head reads hidden states; by default 2, n/2 and
-    n-3 of n layers, for which a target needs seven."""
+    """Numbers of layers after which the head reads hidden states: three for fused, by default 2,
+    n/2 and n-3 of n layers, for which a target needs seven; for block by default as many as it has
+    layers, from 2 to n-2."""
     layers: int = 1
     """Decoder layers."""
     parallel: bool = False
-    """Draft a block in one pass, with learned masks for the tokens behind the newest."""
+    """Draft a block in one pass of a KV head, with learned masks behind the newest token."""
     markov: int = 0
-    """Rank of a parallel head's correction by the token before; 0 has none."""
+    """Rank of a correction by the token before, of a parallel or block head; 0 has none."""
 
 
 def main(args: Sequence[str] | None = None) -> Path:

@@ -7,6 +7,7 @@ several (try it: width=1 in `expected`).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.config import LvlmConfig, QwenTowerConfig
+from jaxspec.config import DFlashConfig, LvlmConfig, QwenTowerConfig
 from jaxspec.engine.running import RunningBatch
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
@@ -90,6 +91,24 @@ def test_answers_do_not_depend_on_the_draft(models, expected, name, size):
     found = engine(models, batch_size=size, **DRAFTS[name]).generate(ASKED)
     assert tokens(found) == expected[size]
     assert sum(result.stats.accepted_at.sum() for result in found)
+
+
+def test_a_dflash_head_in_16_bits():
+    """Prompts have up to three images, and the head drafts the likeliest tokens of the answers."""
+    (target, *_), sizes = trio(jnp.bfloat16), {"image_buckets": (4,)}
+    asked = [replace(each, images=[tiny.page(i)] * i) for i, each in enumerate(ASKED[:4])]
+    plain = Engine(target, config=replace(PLAIN, **sizes)).generate(asked)
+    counts = Counter(token for result in plain for token in result.tokens).most_common(4)
+    config = DFlashConfig.of_target(CONFIG, 2, (0, 1), markov=2)
+    vocabulary = tuple(sorted(token for token, _ in counts))
+    text = replace(config.text_config, draft_vocabulary=vocabulary)
+    config = replace(config, text_config=text).for_target(CONFIG)
+    params = tiny.eagle_params(config, target.params)
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params)
+    drafted = Engine(target, LoadedHead(config, params), replace(PLAIN, gamma=5, **sizes))
+    results = drafted.generate(asked)
+    assert tokens(results) == tokens(plain)
+    assert sum(result.stats.accepted_at.sum() for result in results) > 8
 
 
 @pytest.mark.parametrize("family", FAMILIES)

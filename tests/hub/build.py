@@ -22,7 +22,7 @@ from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads import kind_of
 from jaxspec.config import text_config
 from jaxspec.config.heads.kinds import new_head
-from tests.hub import configs, words
+from tests.hub import block_heads, configs, words
 from tests.hub.data import DATA
 from tests.hub.data import write as write_data
 from tests.hub.original import CONVERTED, ORIGINALS
@@ -49,6 +49,9 @@ def build_hub(folder: Path) -> None:
     for name, head in HEADS.items():
         (target,) = (folder / f"models--{head.target.replace('/', '--')}" / "snapshots").iterdir()
         add(folder, name, partial(write_head, twin=head, target=target))
+    for name, block in block_heads.HEADS.items():
+        (target,) = (folder / f"models--{block.target.replace('/', '--')}" / "snapshots").iterdir()
+        add(folder, name, partial(block_heads.write_block_head, twin=block, target=target))
     for name, (kind, _) in CAPTIONERS.items() if TORCH else ():
         add(folder, name, partial(write_captioner, kind=kind))
     for name, twin in DATA.items():

@@ -345,6 +345,9 @@ TWINS: dict[str, Twin] = {
         SISTER.format("Qwen/Qwen2.5-VL-3B-Instruct"), "qwen2_5_vl", shards=5, seed=1, config={}
     ),
     "Qwen/Qwen3-VL-2B-Instruct": _qwen(UNSEEN, "qwen3_vl", config={"tie_word_embeddings": True}),
+    "Qwen/Qwen3-VL-4B-Instruct": _qwen(
+        UNSEEN, "qwen3_vl", shards=2, seed=2, config={"tie_word_embeddings": True}
+    ),
     "Qwen/Qwen3-VL-8B-Instruct": _qwen(UNSEEN, "qwen3_vl", shards=4, seed=1, config={}),
     "Qwen/Qwen2.5-VL-7B-Instruct-AWQ": _qwen(
         PACKED.format("AutoAWQ's packing_utils.py and gemm.py"),

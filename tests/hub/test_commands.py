@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from jaxspec.checkpoints.heads import is_head
+from jaxspec.checkpoints.heads import is_head, load_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.prepared import Prepared
@@ -123,7 +123,7 @@ def test_it_runs_to_its_end(text: str, folder: Path, capsys: pytest.CaptureFixtu
     run(command)
     assert capsys.readouterr().out.strip()
     if command.script == "jaxspec export":
-        LoadedModel.load(command.options[1])
+        (load_head if is_head(command.options[1]) else LoadedModel.load)(command.options[1])
 
 
 def left_in(runs: Path) -> set[Path]:

@@ -17,9 +17,11 @@ from eval.lib.drafts.config import EvalConfig
 from jaxspec import Engine, EngineConfig, Request
 from jaxspec.cli import main
 from jaxspec.config import text_config
+from jaxspec.errors import InputError
 from jaxspec.loading import check_pair, check_vocabulary, load_draft
 from jaxspec.prompts.views import parse_views
 from jaxspec.training.recipes import Recipe
+from tests.hub import block_heads
 from tests.hub.conftest import load_twin
 from tests.hub.table import HEADS, TWINS
 
@@ -63,6 +65,31 @@ def test_public_heads_draft_for_their_targets(
     )
     assert [result.tokens for result in drafted] == [plain.tokens] * 2
     assert drafted[0].stats == drafted[1].stats
+
+
+@pytest.mark.parametrize("name", block_heads.HEADS)
+def test_public_heads_draft_blocks_for_their_targets(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twin = block_heads.HEADS[name]
+    main(["inspect", name])
+    assert "DFlash head" in capsys.readouterr().out
+    main(["plan", twin.target, "--draft", name, "--chips", "h100"])
+    assert "speed-up at 2" in capsys.readouterr().out
+    copy = str(tmp_path / "copy")
+    main(["export", name, copy, "--for", "speculators", "--vocab-of", twin.target])
+    assert f"vllm serve {copy}" in capsys.readouterr().out
+    target = load_twin(twin.target)
+    sizes = {"prompt_buckets": (64, 128), "new_buckets": (8,), "image_buckets": (0,)}
+    sizes |= {"gamma": twin.options["gamma"]}
+    plain, drafted, again = (
+        Engine(target, drafts, EngineConfig(**sizes)).generate(Request("Hi", 8))
+        for drafts in ([], *([load_draft(path, target)] for path in (name, copy)))
+    )
+    assert drafted.tokens == plain.tokens
+    assert (again.tokens, again.stats) == (drafted.tokens, drafted.stats)
+    with pytest.raises(InputError, match=f"gamma: {sizes['gamma'] + 1} is more than the"):
+        Engine(target, load_draft(name, target), EngineConfig(gamma=sizes["gamma"] + 1))
 
 
 def test_an_id_that_is_not_there_is_one_line(refusal: Callable[..., str]) -> None:

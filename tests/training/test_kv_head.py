@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.heads import save_head
+from jaxspec.checkpoints.heads import load_head, save_head
 from jaxspec.config import (
     DFlashConfig,
     Eagle3Config,
@@ -318,6 +318,27 @@ def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) 
         train_head(recipe, tmp_path / name, data)
     mesh, one = (training.losses(tmp_path / name / "head") for name in ("mesh", "one"))
     np.testing.assert_allclose(mesh, one, rtol=1e-4)
+
+
+def test_a_dflash_head_learns_and_drafts(taught: Path, tmp_path: Path) -> None:
+    """The trained head, as its files hold it, is accepted more often than not at all."""
+    train = replace(child.HEAD_STAGE, steps=40, learning_rate=1e-2, mesh=MeshConfig(data=1))
+    recipe = replace(
+        child.HEAD,
+        target=str(taught / "target"),
+        stages=(replace(child.HEAD.stages[0], train=train),),
+        head={"feature": "block", "layers": 1, "target_layers": (1,), "gamma": 3, "markov": 2},
+    )
+    save_head(tmp_path / "hf", *train_head(recipe, tmp_path, {"talk": taught / "talk"}), None)
+    lines = training.metrics(tmp_path / "head")
+    first, last = (
+        np.mean([line["loss"] for line in part], axis=0) for part in (lines[:5], lines[-5:])
+    )
+    assert last < 0.9 * first
+    assert np.mean([line["tokens_per_pass"] for line in lines[-5:]]) > 1
+    config, _ = load_head(tmp_path / "hf")
+    assert isinstance(config, DFlashConfig)
+    assert config.markov == 2
 
 
 def test_a_head_goes_on_from_one_of_its_kind(
