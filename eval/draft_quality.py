@@ -115,8 +115,7 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     """Return the share of right answers to the test split's attribute questions, by kind."""
     samples = probe_set(per_kind)
     requests = [
-        Request(engine.encoder.prompt(sample.turns[0][0], sample.images), max_new_tokens=32)
-        for sample in samples
+        Request(engine.encoder.prompt(sample.question(0)), max_new_tokens=32) for sample in samples
     ]
     right: dict[str, list[bool]] = defaultdict(list)
     for sample, result in zip(samples, engine.generate(requests), strict=True):

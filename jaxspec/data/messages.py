@@ -1,5 +1,7 @@
 """Messages as people write them: a list of {role, content} in OpenAI's or transformers' form.
 
+The older {from, value} and the usual names of roles are read too.
+
 A content is a text, or a list of parts: {"type": "text", "text": ...} and images. An image is
 OpenAI's {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}, or transformers'
 {"type": "image"} with its source as `image`, `url`, `path` or `base64`. Without a source it is the
@@ -29,6 +31,7 @@ ROLES: dict[str, Role] = {
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
 }
 """The usual names of roles."""
+_SPEAKERS, _CONTENTS = ("role", "from"), ("content", "value")
 _IMAGES = ("image", "image_url", "input_image")
 _TEXTS = ("text", "input_text", "output_text")
 _SOURCES = ("image_url", "image", "url", "path", "base64")
@@ -60,24 +63,22 @@ def read_messages(
     values: Any,
     images: Sequence[Any] = (),
     source: Callable[[Any], ImageSource] = image_source,
-    keys: tuple[str, str] = ("role", "content"),
 ) -> list[Message[ImageSource]]:
     """Return messages with all their images.
 
     Args:
       images: Images beside the messages. If no message shows any, they precede the first question.
       source: Reader of an image's source.
-      keys: Entries of a message: who speaks, and what is said.
 
     Raises InputError that names the message.
     """
     if not isinstance(values, list | tuple) or not values:
-        raise InputError(f"messages: {values!r:.60}; give a list of {{{', '.join(keys)}}}")
+        raise InputError(f"messages: {values!r:.60}; give a list of {{role, content}}")
     queue = _ImageQueue(images)
     messages = []
     for number, value in enumerate(values):
         with located(f"messages[{number}]"):
-            messages.append(_message(value, queue, source, keys))
+            messages.append(_message(value, queue, source))
     if queue.taken == 0 and images:
         return _before_the_first(messages, [source(image) for image in images])
     if queue.taken < len(images):
@@ -105,30 +106,34 @@ class _ImageQueue:
 
 
 def _message(
-    value: Any, queue: _ImageQueue, source: Callable[[Any], ImageSource], keys: tuple[str, str]
+    value: Any, queue: _ImageQueue, source: Callable[[Any], ImageSource]
 ) -> Message[ImageSource]:
     entries = value if isinstance(value, Mapping) else {}
-    role, content = entries.get(keys[0]), entries.get(keys[1])
-    if not isinstance(value, Mapping) or not isinstance(role, str) or keys[1] not in entries:
-        raise InputError(f"{value!r:.60} is no message {{{', '.join(keys)}}}")
-    if role not in ROLES:
-        raise InputError(f"{keys[0]} {role!r} is unknown; {nearest(role, list(ROLES))}")
+    name, content = (
+        next((entries[key] for key in keys if entries.get(key) is not None), None)
+        for keys in (_SPEAKERS, _CONTENTS)
+    )
+    if not isinstance(name, str) or not entries.keys() & {*_CONTENTS}:
+        raise InputError(f"{value!r:.60} is no message {{role, content}}")
+    role = ROLES.get(name.lower())
+    if role is None:
+        raise InputError(f"role {name!r} is unknown; {nearest(name, list(ROLES))}")
     if isinstance(content, str):
         marks = content.count(PLACEHOLDER) if queue.images else 0
         sources = [source(queue.next()) for _ in range(marks)]
         message = user_message(content, sources) if marks else Message("user", (content,))
-        return replace(message, role=ROLES[role])
+        return replace(message, role=role)
     if not isinstance(content, list | tuple) or not content:
-        raise InputError(f"{keys[1]} {content!r:.60}; give a text or a list of parts")
+        raise InputError(f"content {content!r:.60}; give a text or a list of parts")
     parts: list[str | None] = []
     images = []
     for number, part in enumerate(content):
-        with located(f"{keys[1]}[{number}]"):
+        with located(f"content[{number}]"):
             text = _text(part)
             parts.append(text)
             if text is None:
                 images.append(source(_source(part, queue)))
-    return Message(ROLES[role], tuple(parts), tuple(images))
+    return Message(role, tuple(parts), tuple(images))
 
 
 def _text(part: Any) -> str | None:

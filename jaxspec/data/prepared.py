@@ -82,7 +82,8 @@ class Prepared(Sequence[Sample]):
         images = tuple(StoredImage(content, origin, size) for content, size in contents)
         pairs = zip(turns["question"], turns["answer"])
         dialogue = tuple((question.decode(), answer.decode()) for question, answer in pairs)
-        return Sample(name, self.path.name, images, dialogue)
+        system = record.get("system", b"").decode()  # data of earlier releases has none
+        return Sample(name, self.path.name, images, dialogue, system=system)
 
 
 class Conversations(tfds.core.GeneratorBasedBuilder):
@@ -114,6 +115,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
             "images": kinds.Sequence(encoded),  # those that no earlier row shows
             "shown": kinds.Sequence(reference),  # row and index of every image, see `images_of`
             "sizes": kinds.Sequence(size),
+            "system": kinds.Text(),
             "turns": kinds.Sequence({"question": kinds.Text(), "answer": kinds.Text()}),
         }
         return tfds.core.DatasetInfo(
@@ -144,7 +146,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
             sizes = [image.size for image in images]
             turns = [{"question": question, "answer": answer} for question, answer in sample.turns]
             row = {"images": new, "shown": references, "sizes": sizes, "turns": turns}
-            yield number, {"id": sample.id, **row}
+            yield number, {"id": sample.id, "system": sample.system, **row}
         metadata: Any = self.info.metadata
         metadata.update(self._metadata())
 

@@ -1,33 +1,19 @@
-"""Samples of evaluation sets, and how the rows of your own data become some.
-
-A line of a JSONL file of your own (or a row of parquet, in the same columns) is
-
-    {"id": "kitchen", "image": "kitchen.jpg", "turns": ["What is odd?", "Why?"],
-     "reference": "The chair floats."}
-
-- `id`: A name or a whole number, each once.
-- `image` or `images`: A path, or a list of paths; a conversation without images has neither.
-- `turns`: The questions, one or more. `<image>` marks the place of an image; without marks, the
-  images precede the first question.
-- `reference`: Optional right answer to the first question, or a list with one for every turn.
-
-Paths are relative to the file's folder, to its `images/`, or to the folder that is given for them.
-Other columns are not read.
-"""
+"""Samples: conversations about images, to train on and to evaluate, and the images of rows."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jaxspec.data.images import StoredImage
-from jaxspec.data.rows import DataRow, local_rows
+from jaxspec.data.messages import decoded_url
+from jaxspec.data.rows import DataRow
 from jaxspec.errors import InputError, located, reading
 from jaxspec.prompts.messages import Message, dialogue
-from jaxspec.prompts.placeholders import place_in_turns
 
 
 @dataclass(frozen=True)
@@ -47,63 +33,26 @@ class Sample:
     """Short answers to the first question that count as right."""
     labels: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     """Further columns of the sample, such as MMSpec's topic and category."""
+    system: str = field(default="", kw_only=True)
+    """System prompt; "" for none."""
 
     @property
     def messages(self) -> tuple[Message[Any], ...]:
         """Return the whole conversation."""
-        return dialogue(self.turns, self.images)
+        return dialogue(self.turns, self.images, self.system)
 
+    def question(self, turn: int) -> list[Message[Any]]:
+        """Return the messages between an answer and the next one, the answer of a turn from 0.
 
-def own_samples(
-    name: str, path: Path, images: Path | None = None, labels: tuple[str, ...] = ()
-) -> Iterator[Sample]:
-    """Yield the conversations of a file, as the set `name`.
-
-    Args:
-      images: Folder of the images; None means the file's folder, or `images/` in it.
-      labels: Further columns to keep, as text; a row without one has an empty label.
-
-    Raises InputError, naming file and line, for a row in another form.
-    """
-    if images is not None and not images.is_dir():
-        raise InputError(f"images {images}: no such folder; give the one with {path}'s images")
-    origins: dict[str, str] = {}
-    for row in local_rows(path):
-        row = row if images is None else replace(row, folder=images)
-        sample = own_sample(name, row, labels)
-        if (first := origins.setdefault(sample.id, row.place)) != row.place:
-            raise InputError(f"{row.place}: id {sample.id!r} is at {first} already; rename one")
-        yield sample
-
-
-def own_sample(name: str, row: DataRow, labels: tuple[str, ...] = ()) -> Sample:
-    """Return the conversation that a row holds; `labels` are further columns to keep."""
-    values, turns = row.values, row.values.get("turns")
-    identity, image, many = (values.get(column) for column in ("id", "image", "images"))
-    with located(row.place):
-        if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
-            raise InputError(f"'id' is {identity!r:.60}; give a name, or a whole number")
-        listed = isinstance(turns, list) and all(isinstance(t, str) and t.strip() for t in turns)
-        if not turns or not listed:
-            raise InputError(f"'turns' is {turns!r:.60}, not a list of questions; give one")
-        if image and many:
-            raise InputError("has both 'image' and 'images'; leave one of them")
-        if many is not None and not isinstance(many, list):
-            raise InputError(f"'images' is {many!r:.60}; give a list of paths, or one as 'image'")
-        column, paths = ("image", [image]) if image else ("images", many or ())
-        images = [stored_image(row, column, path) for path in paths]
-        right = values.get("reference")
-        answers = right if isinstance(right, list) else [right or "", *[""] * (len(turns) - 1)]
-        if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
-            raise InputError(f"'reference' is {right!r:.60}; give a text, or {len(turns)} texts")
-        questions = place_in_turns(turns, len(images))
-    label_texts = tuple((column, str(values.get(column, ""))) for column in labels)
-    dialogue = tuple(zip(questions, answers, strict=True))
-    return Sample(str(identity), name, tuple(images), dialogue, labels=label_texts)
+        They are the question, and a system prompt before the first one.
+        """
+        messages = self.messages
+        first = len(messages) - 2 * len(self.turns)
+        return [*(messages[:first] if turn == 0 else ()), messages[first + 2 * turn]]
 
 
 def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
-    """Return the image of a cell: the hub's {bytes, path}, or a path.
+    """Return the image of a cell: a path, a data URL, bytes, or the hub's {bytes, path}.
 
     It is decoded once, so that errors come early.
     """
@@ -111,7 +60,14 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
     if isinstance(value, Mapping) and value.get("bytes") is None and value.get("path"):
         value = value["path"]  # the hub's form of an image that is a file
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
-        image = StoredImage(value["bytes"], origin)
+        value = value["bytes"]
+    if isinstance(value, bytes):
+        image = StoredImage(value, origin)
+    elif isinstance(value, str) and value.startswith("data:"):
+        with located(origin):
+            image = replace(decoded_url(value), name=origin)
+    elif isinstance(value, str) and re.match(r"https?:", value):
+        raise InputError(f"{origin}: {value!r:.60} is a web address; fetch it, and give the file")
     elif isinstance(value, str) and row.folder is not None:
         paths = (os.path.abspath(folder / value) for folder in (row.folder, row.folder / "images"))
         file = next((Path(file) for file in paths if os.path.isfile(file)), None)
@@ -126,7 +82,7 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
             image = StoredImage(file.read_bytes(), f"{origin} ({value})")
     else:
         kind = type(value).__name__
-        raise InputError(f"{origin}: a {kind} is no image; give a path, or {{bytes, path}}")
+        raise InputError(f"{origin}: a {kind} is no image; give a path, bytes or a data URL")
     loaded = image.load()
     return replace(image, size=(loaded.height, loaded.width))
 

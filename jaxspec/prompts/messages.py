@@ -6,7 +6,7 @@ Questions, rows of data and lists of messages become these at the border.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Generic, Literal, TypeVar
 
@@ -46,6 +46,16 @@ class Message(Generic[Source]):
         if self.inline:
             return "".join(image if part is None else part for part in self.parts)
         return f"{image}\n" * len(self.images) + "\n".join(self.texts)
+
+    @property
+    def marked(self) -> str:
+        """Return the message as one text with `<image>` marks, which `user_message` reads.
+
+        Images between texts keep their places.
+        """
+        before = self.parts[: len(self.images)]
+        inline = self.inline or any(part is not None for part in before)
+        return replace(self, inline=inline).text(PLACEHOLDER)
 
 
 def user_message(question: str, images: Sequence[Source] = ()) -> Message[Source]:

@@ -219,11 +219,9 @@ def _prompt(
     engine: Engine, sample: Sample, turn: int, last: tuple[Prompt, Sequence[int]] | None
 ) -> Prompt:
     """Return the prompt of a turn with its images. `last` is the previous prompt and its answer."""
-    question = sample.turns[turn][0]
-    if not question.replace(PLACEHOLDER, "").strip():
+    question = sample.question(turn)
+    if not "".join(question[-1].texts).strip():
         raise InputError(f"sample {sample.id}: no question, so there is nothing to answer")
-    first = sum(question.count(PLACEHOLDER) for question, _ in sample.turns[:turn])
-    images = sample.images[first : first + question.count(PLACEHOLDER)]
     if last is None:
-        return engine.encoder.prompt(question, images)
-    return engine.encoder.follow_up(*last, question, images)
+        return engine.encoder.prompt(question)
+    return engine.encoder.follow_up(*last, question)

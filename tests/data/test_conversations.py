@@ -14,7 +14,8 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from jaxspec.data.conversations import Skipped, conversation, readable
+from jaxspec.data.conversations import Skipped, readable
+from jaxspec.data.forms import read_row
 from jaxspec.data.prepared import Prepared, mixture
 from jaxspec.data.rows import DataRow
 from jaxspec.errors import InputError
@@ -44,7 +45,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def read(values: dict[str, Any], folder: Path | None = None) -> Any:
-    return conversation(DataRow("mix.json row 1", values, folder), frames=3)
+    return read_row(DataRow("mix.json row 1", values, folder), frames=3)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
         ),
         ({"conversations": said(("<video>Who?", "A dog.")), "video": "clip"}, (("<image>" * 3 + "Who?", "A dog."),)),
         ({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
-                       {"role": "assistant", "content": "Ho"}]}, (("Be brief.\nHi", "Ho"),)),
+                       {"role": "assistant", "content": "Ho"}]}, (("Hi", "Ho"),)),
         ({"conversations": [{"from": "gpt", "value": "Welcome"}, *said(("Hi", "Ho")),
                             {"from": "human", "value": "cut"}]}, (("Hi", "Ho"),)),
         ({"question": "1+1?", "answer": "2"}, (("1+1?", "2"),)),
@@ -74,10 +75,10 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
         ({"instruction": "Name three.", "input": "", "output": "A, B, C"}, (("Name three.", "A, B, C"),)),
         ({"input": "1+1?", "output": "2"}, (("1+1?", "2"),)),
         ({"instruction": "Who?", "context": "Ann slept.", "response": "Ann"}, (("Who?\nAnn slept.", "Ann"),)),
-        ({"system_prompt": "Be brief.", "question": "Hi", "response": "Ho"}, (("Be brief.\nHi", "Ho"),)),
+        ({"system_prompt": "Be brief.", "question": "Hi", "response": "Ho"}, (("Hi", "Ho"),)),
         ({"instruction": "And?", "output": "Two", "system": "Be brief.", "history": [["First?", "One"]]},
-         (("Be brief.\nFirst?", "One"), ("And?", "Two"))),
-        ({"conversations": said(("Hi", "Ho")), "system": "Be brief."}, (("Be brief.\nHi", "Ho"),)),
+         (("First?", "One"), ("And?", "Two"))),
+        ({"conversations": said(("Hi", "Ho")), "system": "Be brief."}, (("Hi", "Ho"),)),
         ({"text": "Once upon a time."}, (("", "Once upon a time."),)),
         ({"text": "\n<human>: 1+1?\n<bot>: 2\n<human>: Why?\n<bot>: So <bot>: it is."},
          (("1+1?", "2"), ("Why?", "So <bot>: it is."))),
@@ -90,6 +91,7 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
 def test_rows(values: dict[str, Any], turns: tuple[tuple[str, str], ...], photos: Path) -> None:
     sample = read(values, photos)
     assert sample.turns == turns
+    assert sample.system == ("Be brief." if "Be brief." in str(values) else "")
     assert len(sample.images) == sum(question.count("<image>") for question, _ in turns)
 
 
@@ -117,7 +119,7 @@ def test_sizes_are_those_of_upright_images(photos: Path) -> None:
     [
         (
             {"conversations": said(("<image>", "Ho")), "image": ["1.png", "2.png"]},
-            "1 <image> placeholders but 2",
+            "messages: show 1 of 2 images; mark each",
         ),
         ({"conversations": said(("Hi", "see <image>"))}, "in an answer"),
         ({"conversations": said(("Hi", "Ho"))[:1] * 2}, "out of turn"),
@@ -222,6 +224,7 @@ def test_prepared_llava_comes_back(
         for i in range(30)
     ]
     rows[7]["image"] = "broken.png"
+    rows[5]["system"] = "Be brief."
     (tmp_path / "mix.json").write_text(json.dumps(rows))
     folder = main(Llava(tmp_path / "mix.json", "my_mix", images=photos, out=tmp_path))
     out = capsys.readouterr()
@@ -233,6 +236,7 @@ def test_prepared_llava_comes_back(
         f"r{i}" for i in range(30) if i != 7
     ]
     sample = pickle.loads(pickle.dumps(source))[5]
+    assert (sample.system, source[4].system) == ("Be brief.", "")
     assert sample.turns == (("<image>\n<image>\nQ5 é?", "A5"),)
     assert [image.size for image in sample.images] == [(3, 4), (3, 5)]
     assert sample.images[1].content == (photos / "1.png").read_bytes()

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from jaxspec.data.conversations import Skipped, readable
+from jaxspec.data.conversations import Skipped, own_samples, readable
 from jaxspec.data.rows import LONGEST, local_rows, rows_and_errors
-from jaxspec.data.samples import own_samples
 from jaxspec.errors import InputError
 from train.prepare import Llava, main
 
@@ -25,7 +24,7 @@ BAD = {
         '{"question": "Is it?", "answer": "It is.", "image": "data:image/png;base64,'
         + "A" * 5000
         + '"}',
-        "no such image file 'data:image/png",
+        "not one of the formats that are read",
     ),
     "a video of a data URL": (
         '{"question": "Is it?", "answer": "It is.", "video": "data:video/mp4;base64,'

@@ -86,7 +86,7 @@ def test_roles_and_contents() -> None:
     ]
     # Images that no message shows precede the first question; without images a mark is text.
     said = [{"from": "system", "value": "S"}, {"from": "human", "value": "Q"}]
-    assert read_messages(said, [PAGE], keys=("from", "value"))[1] == user_message("Q", [PAGE])
+    assert read_messages(said, [PAGE])[1] == user_message("Q", [PAGE])
     assert read_messages(user("<image>"))[0].parts == ("<image>",)
 
 

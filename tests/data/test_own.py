@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from eval.lib.questions.sets import evaluation_set
-from jaxspec.data.samples import own_samples
+from jaxspec.data.conversations import own_samples
 from jaxspec.errors import InputError
 
 LINE = {"id": "a", "image": "red.png", "turns": ["What?", "Why?"], "reference": "A page."}
@@ -64,10 +64,10 @@ def test_every_column(tmp_path: Path) -> None:
     ("line", "message"),
     [
         (LINE | {"image": "green.png"}, "line 1, image: no such image file 'green.png'"),
-        (LINE | {"images": ["red.png"]}, "line 1: has both 'image' and 'images'"),
+        (LINE | {"images": ["red.png"]}, "line 1: images in image and images; keep one"),
         (
             LINE | {"turns": ["What?", "<image> <image>"]},
-            "line 1: .* 2 <image> placeholders but 1 images",
+            "line 1: .* an image without a source after all 1 images",
         ),
         (LINE | {"reference": ["A page."]}, "line 1: 'reference' is .*; give a text, or 2 texts"),
     ],

@@ -16,8 +16,7 @@ from PIL import Image
 from eval.lib.questions.sets import read_prompts
 from eval.lib.standins.replay import RecordedTarget
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
-from jaxspec.data.conversations import Skipped, readable
-from jaxspec.data.samples import own_samples
+from jaxspec.data.conversations import Skipped, own_samples, readable
 from jaxspec.engine.captioners import CaptionFile
 from jaxspec.loading import LoadedModel
 from tests.robustness.damage import Outcome, judge, spoil

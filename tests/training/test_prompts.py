@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.data.samples import own_samples
+from jaxspec.data.conversations import own_samples
 from train.prompts import Options, main
 
 

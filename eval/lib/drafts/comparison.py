@@ -180,16 +180,17 @@ def requests_of(config: EvalConfig, prompts: Sequence[Prompt]) -> list[Request]:
 
 def first_prompt(encoder: PromptEncoder, sample: Sample, chat_template: bool = True) -> Prompt:
     """Return the sample's first turn with its images, in the chat template or as bare text."""
-    question = sample.turns[0][0]
-    write = encoder.prompt if chat_template else encoder.completion
-    return replace(write(question, sample.images[: question.count(PLACEHOLDER)]), sample=sample.id)
+    if chat_template:
+        prompt = encoder.prompt(sample.question(0))
+    else:
+        question = sample.turns[0][0]
+        prompt = encoder.completion(question, sample.images[: question.count(PLACEHOLDER)])
+    return replace(prompt, sample=sample.id)
 
 
 def next_prompt(encoder: PromptEncoder, before: Prompt, answer: Result, sample: Sample) -> Prompt:
-    """Return the next turn after an answer, with the images that earlier turns have not shown."""
-    question, start = sample.turns[before.turn][0], len(before.images)
-    images = sample.images[start : start + question.count(PLACEHOLDER)]
-    return encoder.follow_up(before, answer.tokens, question, images)
+    """Return the next turn after an answer."""
+    return encoder.follow_up(before, answer.tokens, sample.question(before.turn))
 
 
 def _times(

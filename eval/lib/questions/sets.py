@@ -14,7 +14,8 @@ from itertools import islice
 from pathlib import Path
 
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
-from jaxspec.data.samples import Sample, own_samples
+from jaxspec.data.conversations import own_samples
+from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError, nearest
 from picturebook import FOLLOW_UPS, SYNTHETIC_SETS, test_set
 
@@ -72,7 +73,7 @@ def evaluation_set(
         number of `kinds`.
       kinds: Names of `FOLLOW_UPS`.
       data: Places of local copies of benchmarks, and of MMSpec; other benchmarks are read from the
-        hub. Any other name is a set of your own, in the form of `jaxspec.data.samples`.
+        hub. Any other name is a set of your own, in a form of docs/data.md.
       shots: Benchmarks to ask after worked examples, and places of local copies of the examples;
         None reads them from the hub.
       images: Folder of the images of your own sets; None takes the folder of their files.

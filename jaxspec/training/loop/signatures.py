@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.directories import weight_files
 from jaxspec.checkpoints.locating import SMALL, locate
-from jaxspec.data.conversations import SUFFIXES as IMAGES
+from jaxspec.data.forms import SUFFIXES as IMAGES
 from jaxspec.data.images import StoredImage, image_hash, to_rgb
 from jaxspec.data.rows import SUFFIXES as ROWS
 from jaxspec.data.samples import Sample
@@ -45,7 +45,8 @@ def data_signature(source: Sequence[Sample]) -> str:
     digest, last = hashlib.sha256(), len(source) - 1
     for index in sorted({last * i // (SAMPLES - 1) for i in range(SAMPLES)}):
         sample = source[index]
-        digest.update(repr((last, sample.id, sample.turns)).encode())
+        texts = last, sample.id, sample.turns, *filter(None, [sample.system])
+        digest.update(repr(texts).encode())
         for image in sample.images:
             stored = isinstance(image, StoredImage)
             content = image.content if stored else image_hash(to_rgb(image)).encode()

@@ -1,0 +1,332 @@
+"""Forms of rows: the conversations that people keep for training and evaluation become samples.
+
+docs/data.md has the table of `FORMS`, with two rows of each. The first form whose columns a row has
+counts. A system prompt is a message, or the column `system` or `system_prompt`.
+
+`image` and `images` are paths, data URLs, bytes or the hub's {bytes, path}. `video` is a folder of
+frames, or a list of their paths. Frames are images: `<video>` becomes one mark per frame.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxspec.data.images import StoredImage
+from jaxspec.data.messages import read_messages
+from jaxspec.data.rows import DataRow
+from jaxspec.data.samples import Sample, stored_image
+from jaxspec.errors import InputError, located, reading
+from jaxspec.prompts.messages import Message
+from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, place_in_turns
+
+QUESTIONS = ("question", "query", "instruction", "prompt", "input")
+ANSWERS = ("answer", "output", "response", "completion")
+ABOUT = ("input", "context")
+"""Columns of a text that the question is about."""
+SYSTEM = ("system", "system_prompt")
+LISTS = ("messages", "conversations", "conversation")
+IMAGES = ("image", "images", "video")
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+"""Suffixes of the frames in a folder."""
+SPEECH = re.compile(
+    r"(.*_)?(question|instruction|prompt|input|answer|output|response|completion|context|system"
+    r"|conversation|message|dialogue|text|history|passage|article|hint|lecture|story|choice|option"
+    r"|rationale|reasoning|thinking|thought|cot|explanation|solution|caption|tool|tool_call|query"
+    r"|image|img|picture|photo|video|audio)s?(_(content|text|path|file|url|\d+))*",
+    re.IGNORECASE,
+)
+"""Names of columns, and of a message's entries, that look like part of a conversation."""
+_ENTRIES = {"role", "from", "content", "value", "user", "assistant"}
+"""Entries of messages that are read."""
+_SPEAKER = re.compile(r"(?:^|\n)<(human|bot)>:")
+"""Mark before each message in texts of the Open Instruction Generalist."""
+
+Values = Mapping[str, Any]
+Turns = list[tuple[str, str]]
+
+
+def read_row(row: DataRow, frames: int = 8, answered: bool = True) -> Sample:
+    """Return a row's conversation, its images decoded once. Raises InputError that names the row.
+
+    Args:
+      frames: Most frames of a video, spread evenly over all frames.
+      answered: Leave out a question without an answer, and refuse empty answers.
+    """
+
+    def source(value: Any) -> StoredImage:
+        is_read = isinstance(value, StoredImage)
+        return value if is_read else stored_image(row, "messages", value)
+
+    with located(row.place):
+        images = _images(row, frames)
+        values = _messages(row.values)
+        if row.values.get("video"):
+            values = [_with_frames(value, len(images)) for value in values]
+        messages = read_messages(values, images, source)
+        system, turns = _turns(messages, answered)
+        if answered and not all(answer.strip() for _, answer in turns):
+            raise InputError("an answer is empty; there is nothing to learn from it")
+        if any(PLACEHOLDER in answer for _, answer in turns):
+            raise InputError(f"{PLACEHOLDER} in an answer; images belong to questions")
+        images = tuple(image for message in messages for image in message.images)
+        questions = place_in_turns([question for question, _ in turns], len(images))
+        answers = [answer for _, answer in turns]
+        pairs = tuple(zip(questions, answers, strict=True))
+        return Sample(
+            "", "", images, pairs, system=_system(row.values, system) if turns[0][0] else ""
+        )
+
+
+def unread_columns(values: Values, sample: Sample) -> list[str]:
+    """Return the columns, and entries of messages, that look like speech and are not in a sample.
+
+    A copy of a part of the sample is in it, and so is the whole conversation in another form.
+    """
+    texts = [_letters(text) for turn in sample.turns for text in turn]
+    read = "\n".join([_letters(sample.system), *texts])
+
+    def is_read(value: Any) -> bool:
+        if isinstance(value, str):
+            return _letters(value) in read or all(text in _letters(value) for text in texts)
+        parts = value.values() if isinstance(value, Mapping) else value
+        return not isinstance(value, bytes) and (
+            not isinstance(value, list | Mapping) or all(map(is_read, parts))
+        )
+
+    columns = {name: value for name, value in values.items() if name not in IMAGES}
+    names = ("prompt", *LISTS, "texts")
+    form = next((name for name in names if isinstance(columns.get(name), list | Mapping)), "")
+    for name in ("prompt", *ANSWERS) if form == "prompt" else (form,):
+        messages = columns.pop(name, ())
+        for message in messages if isinstance(messages, list) else ():
+            entries = message.items() if isinstance(message, Mapping) else ()
+            columns |= {
+                entry: value
+                for entry, value in entries
+                if entry not in _ENTRIES | columns.keys() and not is_read(value)
+            }
+    return [
+        name for name, value in columns.items() if SPEECH.fullmatch(name) and not is_read(value)
+    ]
+
+
+def _letters(text: str) -> str:
+    """Return a text without spaces and the marks of images."""
+    return re.sub(rf"\s+|{PLACEHOLDER}|{VIDEO}", "", text)
+
+
+# Images
+
+
+def _images(row: DataRow, frames: int) -> tuple[StoredImage, ...]:
+    columns = [name for name in IMAGES if row.values.get(name)]
+    if not columns:
+        return ()
+    if len(columns) > 1:
+        raise InputError(f"images in {' and '.join(columns)}; keep one of these columns")
+    values = row.values[columns[0]]
+    values = values if isinstance(values, list) else [values]
+    if columns[0] == "video":
+        values = _frames(row, values, frames)
+    return tuple(stored_image(row, columns[0], value) for value in values)
+
+
+def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
+    """Return at most `frames` frames of a video, spread evenly from the first to the last."""
+    if len(values) == 1 and isinstance(values[0], str) and row.folder is not None:
+        folder = row.folder / values[0]
+        if not os.path.isdir(folder):
+            raise InputError(f"video {values[0]!r:.60} is no folder of frames; extract them")
+        values = sorted(
+            f"{values[0]}/{file.name}"
+            for file in folder.iterdir()
+            if file.suffix.lower() in SUFFIXES
+        )
+        if not values:
+            raise InputError(f"no frames in {folder}; extract them as {', '.join(SUFFIXES)}")
+    last, count = len(values) - 1, min(frames, len(values))
+    return [values[round(i * last / max(count - 1, 1))] for i in range(count)]
+
+
+def _with_frames(message: Any, count: int) -> Any:
+    """Return a message with one mark per frame in place of `<video>`."""
+    if not isinstance(message, Mapping):
+        return message
+    return {
+        name: text.replace(VIDEO, PLACEHOLDER * count) if isinstance(text, str) else text
+        for name, text in message.items()
+    }
+
+
+# Messages
+
+
+def _turns(messages: Sequence[Message], answered: bool) -> tuple[str, Turns]:
+    """Return the system prompt, and (question, answer) by turns.
+
+    Answers before the first question are left out.
+    """
+    system, turns, question = "", [], None
+    for message in messages:
+        text, role = message.marked.strip(), message.role
+        if role == "system" and not turns and question is None:
+            system = text
+        elif role == "user" and question is None:
+            question = text
+        elif role == "assistant" and question is not None:
+            turns.append((question, text))
+            question = None
+        elif turns or question is not None or role != "assistant":
+            raise InputError(f"message {text[:40]!r} of {role!r} is out of turn; mend the row")
+    if question is not None and not answered:
+        turns.append((question, ""))
+    if not turns:
+        what = "question with an answer" if answered else "question"
+        raise InputError(f"no {what}; mend the row")
+    return system, turns
+
+
+def _system(values: Values, system: str) -> str:
+    """Return the system prompt of a row's message, after that of its column."""
+    column = next((values[name] for name in SYSTEM if values.get(name)), "")
+    if not isinstance(column, str):
+        raise InputError(f"system prompt {column!r:.60} is no text; mend the row")
+    column = column.strip()
+    return system if column in system else f"{column}\n{system}".strip()
+
+
+def _messages(values: Values) -> list[Any]:
+    """Return the messages of the first form whose columns a row has."""
+    for form in FORMS.values():
+        messages = form(values)
+        if messages is not None:
+            return messages
+    raise InputError(
+        f"columns {list(values)!r:.200} hold no conversation; give messages, texts, turns, text, "
+        f"or one of {', '.join(QUESTIONS)} with one of {', '.join(ANSWERS)}"
+    )
+
+
+def _said(role: Any, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _pairs(turns: Sequence[tuple[Any, Any]]) -> list[Any]:
+    return [_said(role, text) for turn in turns for role, text in zip(("user", "assistant"), turn)]
+
+
+def _questions(values: Values) -> list[Any] | None:
+    """{turns: [question], reference}: the answers are optional."""
+    if "turns" not in values:
+        return None
+    turns, right = values["turns"], values.get("reference")
+    listed = isinstance(turns, list) and all(isinstance(t, str) and t.strip() for t in turns)
+    if not turns or not listed:
+        raise InputError(f"'turns' is {turns!r:.60}, not a list of questions; give one")
+    answers = right if isinstance(right, list) else [right or "", *[""] * (len(turns) - 1)]
+    if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
+        raise InputError(f"'reference' is {right!r:.60}; give a text, or {len(turns)} texts")
+    return _pairs(list(zip(turns, answers)))
+
+
+def _tree(values: Values) -> list[Any] | None:
+    """{prompt: {role, text, replies}}: the replies that people ranked first."""
+    prompt = values.get("prompt")
+    if not isinstance(prompt, Mapping):
+        return None
+
+    def rank(reply: Any) -> float:
+        return math.inf if reply.get("rank") is None else reply["rank"]
+
+    path = [prompt]
+    with reading("no message with replies", "mend the row"):
+        while replies := path[-1].get("replies"):
+            path.append(min(replies, key=rank))
+        return [_said(message.get("role"), message.get("text")) for message in path]
+
+
+def _completed(values: Values) -> list[Any] | None:
+    """{prompt: [message], completion: [message] or text}."""
+    prompt = values.get("prompt")
+    if not isinstance(prompt, list):
+        return None
+    answer = next((values[name] for name in ANSWERS if name in values), [])
+    return [*prompt, *(answer if isinstance(answer, list) else [_said("assistant", answer)])]
+
+
+def _listed(values: Values) -> list[Any] | None:
+    """{messages: [{role, content}]} or {conversations: [{from, value}]}."""
+    messages = next((values[name] for name in LISTS if values.get(name) is not None), None)
+    return messages if messages is None or isinstance(messages, list) else [messages]
+
+
+def _paired(values: Values) -> list[Any] | None:
+    """{texts: [{user, assistant}]}."""
+    texts = values.get("texts")
+    if not isinstance(texts, list):
+        return None
+    turns = []
+    for turn in texts:
+        if not isinstance(turn, Mapping) or not {"user", "assistant"} <= turn.keys():
+            raise InputError(f"texts: {turn!r:.60} is no {{user, assistant}}; mend the row")
+        turns.append((turn["user"], turn["assistant"]))
+    return _pairs(turns)
+
+
+def _answered(values: Values) -> list[Any] | None:
+    """{question, answer}, with a text that the question is about, and earlier turns."""
+    question = next((values[name] for name in QUESTIONS if name in values), None)
+    answer = next((values[name] for name in ANSWERS if name in values), None)
+    if not isinstance(question, str) or not isinstance(answer, str):
+        return None
+    about = [values.get(name) for name in ABOUT]
+    parts = [question, *(part for part in about if isinstance(part, str) and part != question)]
+    text = "\n".join(part.strip() for part in parts if part.strip())
+    return [*_earlier(values.get("history")), *_pairs([(text, answer)])]
+
+
+def _earlier(history: Any) -> list[Any]:
+    """Return the messages before a question: a list of [question, answer], or of messages."""
+    turns = history or []
+    if isinstance(turns, list) and all(isinstance(turn, Mapping) for turn in turns):
+        return turns
+    for turn in turns if isinstance(turns, list) else [turns]:
+        if (
+            not isinstance(turn, list)
+            or len(turn) != 2
+            or not all(isinstance(t, str) for t in turn)
+        ):
+            raise InputError(f"history: {turn!r:.60} is no [question, answer]; mend the row")
+    return _pairs(turns)
+
+
+def _marked(values: Values) -> list[Any] | None:
+    """{text} with `<human>:` and `<bot>:` before what each says."""
+    text = values.get("text")
+    if not isinstance(text, str) or not text.lstrip().startswith("<human>:"):
+        return None
+    _, *parts = _SPEAKER.split(text.lstrip())
+    return [_said(role, said) for role, said in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _plain(values: Values) -> list[Any] | None:
+    """{text}: learned as it is, without roles."""
+    text = values.get("text")
+    return _pairs([("", text)]) if isinstance(text, str) else None
+
+
+FORMS: dict[str, Callable[[Values], list[Any] | None]] = {
+    "turns": _questions,
+    "tree": _tree,
+    "prompt and completion": _completed,
+    "messages": _listed,
+    "texts": _paired,
+    "question and answer": _answered,
+    "marked text": _marked,
+    "text": _plain,
+}
+"""The messages of a row in each form, None for a row without its columns."""
