@@ -61,8 +61,9 @@ def check_path(name: str, path: object) -> None:
 
 @cache
 def warn_once(line: str) -> None:
-    """Log a warning, the first time in a process."""
-    logging.getLogger("jaxspec").warning(line)
+    """Log a warning, the first time in a process; "" logs nothing."""
+    if line:
+        logging.getLogger("jaxspec").warning(line)
 
 
 def nearest(name: str, names: Sequence[str]) -> str:

@@ -126,6 +126,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         prompt_buckets=options.prompt_buckets,
         image_buckets=options.image_buckets,
         new_buckets=(options.max_new_tokens,),
+        generation_config="ignore",  # a draft learns the target's own distribution
     )
     target = LoadedModel.load(options.target, precision, mesh=options.mesh(options.batch_size))
     drafts = [load_draft(name, target, precision) for name in options.draft]

@@ -50,6 +50,7 @@ def run(args: Collaborate) -> None:
         default_proposer=args.default_proposer,
         views=views or None,
         batch_size=1,
+        generation_config=args.scores.generation_config,
     )
     config.checked(len(names))
     request = args.request()

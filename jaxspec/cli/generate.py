@@ -94,6 +94,7 @@ def run(args: Generate) -> None:
         tree=args.tree,
         width=args.width,
         batch_size=1,
+        generation_config=args.scores.generation_config,
     )
     request = args.request()
     drafts = [locate(name, args.draft_revision) for name in args.draft]

@@ -18,6 +18,7 @@ from PIL.Image import Image
 from jaxspec.data.images import ImageSource, Picture, load_image
 from jaxspec.data.messages import image_source, read_messages
 from jaxspec.decoding.sources.lookup import LOOKUP
+from jaxspec.engine.config import GenerationConfig
 from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine, Request, Result
 from jaxspec.engine.requests import EMPTY
@@ -51,6 +52,32 @@ def show(answer: Iterator[Result]) -> Result:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """What changes the scores of tokens; by default as the model's generation_config.json says."""
+
+    generation_config: GenerationConfig = "auto"
+    """ignore leaves that file out, except for its EOS."""
+    repetition_penalty: float | None = None
+    """Divide the positive scores of tokens that are in prompt or answer by this, and multiply the
+    negative ones; 1: no penalty."""
+    presence_penalty: float = 0.0
+    """Lower the score of tokens that are in the answer by this, as in OpenAI's interface."""
+    frequency_penalty: float = 0.0
+    """Lower it by this for each time that the token is in the answer."""
+    no_repeat_ngram_size: int | None = None
+    """Write no n-gram of this size twice, or again after the prompt; 0: any."""
+    min_new_tokens: int | None = None
+    """Do not end the answer before this many tokens."""
+    bad_words: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Never write this text. Repeat the option for several texts."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a `Request`."""
+        values = {name: value for name, value in vars(self).items() if name != "generation_config"}
+        return values | {"bad_words": self.bad_words or None}
+
+
+@dataclass(frozen=True)
 class Ask:
     """The options of a prompt and its answer."""
 
@@ -72,14 +99,20 @@ class Ask:
     """--no-tiles: LLaVA-NeXT reads one tile an image, as in TABED's released code."""
     max_new_tokens: int = 128
     """Stop the answer after this many tokens."""
-    temperature: float = 0.0
-    """0 decodes greedily; larger values sample."""
-    top_k: int = 0
+    sample: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Sample as the model's generation_config.json says, where --temperature, --top-k, --top-p or
+    --min-p is not given."""
+    temperature: float | None = None
+    """0, the default, decodes greedily; larger values sample."""
+    top_k: int | None = None
     """Sample from the k likeliest tokens; 0: from all."""
-    top_p: float = 1.0
+    top_p: float | None = None
     """Sample from the likeliest tokens whose probabilities sum to this."""
+    min_p: float | None = None
+    """Sample from tokens at least this many times as likely as the likeliest."""
     seed: int = 0
     """Seed of sampling."""
+    scores: tyro.conf.OmitArgPrefixes[Scores] = Scores()
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End the answer before this string. Repeat the option for several strings."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -106,8 +139,10 @@ class Ask:
             raise InputError(f"--system: {self.messages} has a system prompt; leave one out")
         if self.template is not None and self.no_chat_template:
             raise InputError("--chat-template: --no-chat-template leaves it out; give one of them")
-        sampling = self.temperature, self.top_k, self.top_p, self.seed
-        return Request(EMPTY, self.max_new_tokens, *sampling, self.stop)
+        temperature = 0.0 if self.temperature is None and not self.sample else self.temperature
+        sampling = temperature, self.top_k, self.top_p, self.seed
+        more: dict[str, Any] = {**self.scores.fields(), "min_p": self.min_p}
+        return Request(EMPTY, self.max_new_tokens, *sampling, self.stop, **more)
 
     @cached_property
     def template(self) -> str | None:
@@ -143,7 +178,7 @@ class Ask:
         return self.dtype and jnp.dtype(self.dtype)
 
 
-SAMPLING = ("top_k", "top_p", "seed")
+SAMPLING = ("top_k", "top_p", "min_p", "seed")
 """Options that only sampling reads."""
 
 
@@ -173,8 +208,9 @@ def answer(
     memory = engine.memory_report([request])  # validates the request before anything is printed
     for line in (*loaded, memory):
         say(line)
+    temperature = engine.batcher.read([request])[0].temperature
     idle = [name for name in SAMPLING if getattr(args, name) != getattr(Ask, name)]
-    if idle and args.temperature == 0:
+    if idle and temperature == 0:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         say(f"{options}: without effect at --temperature 0, which takes the likeliest token")
     progress("compiling and decoding")
@@ -191,7 +227,7 @@ def answer(
         "compile_ms": result.compile_ms,
         "prefill_ms": result.prefill_ms,
         "decode_tokens_per_second": pace,
-        "temperature": request.temperature,
+        "temperature": temperature,
         "dtype": str(jax.tree.leaves(engine.assembly.lead.params)[0].dtype),
         "target_weights": args.target_weights,
         "device": jax.devices()[0].device_kind,

@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 from jaxspec.cache import KVCache
-from jaxspec.config import ModelConfig, text_config
+from jaxspec.config import text_config
 from jaxspec.decoding.inputs import PromptBatch, Prompts
+from jaxspec.decoding.settings import LARGEST, Processing
 from jaxspec.decoding.sources.source import Buckets
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import larger_cache, run_prefill
@@ -34,7 +35,7 @@ from jaxspec.engine.requests import (
     each,
     encode,
 )
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, located, warn_once
 from jaxspec.loading import image_inputs, image_tiles, prompt_encoder
 from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows
@@ -42,7 +43,6 @@ from jaxspec.prompts.views import parse_weights
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh, replicated
 
-LARGEST = 2**31 - 1  # the largest int32
 FIRST, FACTOR = 128, 4
 """Slots for new tokens in a first cache, and the growth factor of a full cache."""
 
@@ -58,6 +58,8 @@ class Together(NamedTuple):
     """Whether no row samples. It selects the loop's program, not prefill's."""
     logprobs: int | None
     """Number of likeliest tokens to record, see `Sampling`."""
+    processing: Processing | None
+    """Form of the processors; None if no request has any."""
     prompts: int | None = None
     """Number of different prompts, if the requests are samples of the first ones."""
     past: KVCache | None = None
@@ -76,6 +78,21 @@ class Batcher:
     def __post_init__(self) -> None:
         self.program, self.mesh = self.assembly.program, self.assembly.held.mesh
         self.encoder = prompt_encoder(self.assembly.lead)
+        settings = self.assembly.lead.settings
+        self.defaults: dict[str, Any] = {}
+        """What generation_config.json sets for requests."""
+        self.note = ""
+        """Line that says so before the first answer."""
+        if settings is not None and self.config.generation_config == "auto":
+            self.defaults, self.note = settings.defaults, settings.applied_line
+            with located(settings.file):
+                Request("", **self.defaults)
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """Return the ids that end an answer."""
+        eos = text_config(self.assembly.lead.config).eos_token_id
+        return (eos,) if isinstance(eos, int) else tuple(eos or ())
 
     def read(
         self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
@@ -85,13 +102,15 @@ class Batcher:
         refused: Takes the error of each request that cannot be read, by index, which is then left
           out; None raises the first one.
         """
+        warn_once(self.note)
         if refused is None:
-            read = self._captioned(encode(self.encoder, requests))
+            read = self._captioned(encode(self.encoder, requests, self.defaults))
         else:
             read = []
             for i, request in enumerate(requests):
                 try:
-                    read += self._captioned(map(decoded, encode(self.encoder, [request])))
+                    encoded = encode(self.encoder, [request], self.defaults)
+                    read += self._captioned(map(decoded, encoded))
                 except InputError as error:
                     refused[i] = str(error)
         if not self.grows:
@@ -113,6 +132,7 @@ class Batcher:
 
     def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
         """Return the request with its token rows, one for each form, and its sizes."""
+        request.settings.check_tokens(self.assembly.lead.model.text.vocab_size)
         texts, rows = [caption.text for caption in captions], []
         for form in self.assembly.forms:
             images = form.model.images, self.assembly.lead.images
@@ -182,7 +202,10 @@ class Batcher:
         greedy = all(request.temperature == 0 for request in requests)
         top = [request.logprobs for request in requests if request.logprobs is not None]
         logprobs = bucket(max(top), TOP, "logprobs") if top else None
-        return Together(self.largest(requests), self.held(first), greedy, logprobs, prompts, past)
+        processing = Processing.of([request.settings for request in requests], self.eos)
+        return Together(
+            self.largest(requests), self.held(first), greedy, logprobs, processing, prompts, past
+        )
 
     def prefill(
         self, together: Together, requests: Sequence[EncodedRequest], room: int, least: int = 1
@@ -196,6 +219,10 @@ class Batcher:
         sizes, past = together.sizes, together.past
         batch, options = self.inputs(requests, sizes, least, together.prompts)
         options = options.replace(logprobs=together.logprobs)
+        if together.processing is not None:
+            settings, width = [request.settings for request in requests], len(options.temperature)
+            processors = together.processing.processors(settings, self.eos, width)
+            options = options.replace(processors=processors)
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
         if self.mesh is not None:  # without a placement the compiler chooses one
@@ -228,7 +255,7 @@ class Batcher:
         prompts: Number of requests to read, if the others are samples of these.
         """
         width = bucket(max(len(requests), least), BATCH_BUCKETS, "batch")
-        options = sampling_options(requests, self.assembly.lead.config, width)
+        options = sampling_options(requests, self.eos, width)
         requests, count = requests[:prompts], prompts or width
         padded = [*requests, *[requests[-1]] * (count - len(requests))]
         pictures = decoded_images(requests, count - len(requests))
@@ -312,23 +339,23 @@ def _near(first: Sizes, second: Sizes) -> bool:
     return all(max(pair) <= 2 * min(pair) for pair in zip(first.flat, second.flat, strict=True))
 
 
-def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:
+def sampling_options(
+    requests: Sequence[EncodedRequest], eos: Sequence[int], batch: int
+) -> Sampling:
     """Return the requests' options as numpy arrays, padded to `batch` rows that emit nothing.
 
-    config: Configuration with the ids of EOS.
+    eos: Ids that end an answer.
     """
 
     def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
         return np.asarray(values + [fill] * (batch - len(values)), dtype)
 
-    eos = text_config(config).eos_token_id
-    ids = (eos,) if isinstance(eos, int) else eos or ()
     fields = {
         "temperature": column([r.temperature for r in requests], np.float32, 0),
         "top_k": column([min(r.top_k, LARGEST) for r in requests], np.int32, 0),
         "top_p": column([r.top_p for r in requests], np.float32, 1),
         "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
-        "eos": np.asarray(ids or (-1,), np.int32),
+        "eos": np.asarray(eos or (-1,), np.int32),
         # What `jax.random.key` makes of a seed.
         "key_data": column([(0, r.seed) for r in requests], np.uint32, (0, 0)),
     }

@@ -176,7 +176,8 @@ class LvlmCaptioner:
     engine: Engine = field(init=False)
 
     def __post_init__(self) -> None:
-        self.engine = Engine(self.model, None, EngineConfig(batch_size=BATCH))
+        config = EngineConfig(batch_size=BATCH, generation_config="ignore")
+        self.engine = Engine(self.model, None, config)
 
     @property
     def identity(self) -> str:

@@ -23,6 +23,7 @@ IMAGE_BUCKETS = (*_FEW_IMAGES, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 Method = Literal["alternating", "naive", "speculative", "standard"]
+GenerationConfig = Literal["auto", "ignore"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class Batching:
       new_buckets: Numbers of new tokens to compile for.
       keep_going: Whether a request that `check` refuses gets a result with an `error`.
       data_parallel_processes: Whether JAX processes, each with own models, share a call's requests.
+      generation_config: "auto" takes the defaults of requests from the (first) target's
+        generation_config.json; "ignore" leaves the file out, except for its EOS.
     """
 
     batch_size: int = 8
@@ -48,6 +51,7 @@ class Batching:
     new_buckets: tuple[int, ...] = NEW_BUCKETS
     keep_going: bool = False
     data_parallel_processes: bool = False
+    generation_config: GenerationConfig = "auto"
 
     def __init_subclass__(cls) -> None:
         """Append these attributes to the subclass's docstring, so that `help` shows all."""
@@ -55,6 +59,8 @@ class Batching:
         cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n{shared}"
 
     def __post_init__(self) -> None:
+        if self.generation_config not in get_args(GenerationConfig):
+            raise InputError(f"generation_config: {self.generation_config!r}; give auto or ignore")
         if self.batch_size not in range(1, BATCH_BUCKETS[-1] + 1):
             raise InputError(f"batch_size: {self.batch_size}; give 1 to {BATCH_BUCKETS[-1]}")
         for name in ("prompt_buckets", "image_buckets", "new_buckets"):

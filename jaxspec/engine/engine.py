@@ -84,8 +84,8 @@ class Engine:
                 raise InputError("draft: collaborating models need none; leave it out")
             assembly = collaboration(self.target, config)
         for model in models:
-            if model.settings is not None and model.settings.unapplied:
-                warn_once(str(model.settings))
+            if model.settings is not None and config.generation_config == "auto":
+                warn_once(model.settings.unapplied_line)
         self.config, self.assembly = config, assembly
         self.batcher = Batcher(assembly, config, captioner)
         self.encoder = self.batcher.encoder

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from PIL.Image import Image
 
+from jaxspec.checkpoints.generation import SAMPLED
 from jaxspec.data.images import ImageSource, Picture
 from jaxspec.data.messages import read_messages
+from jaxspec.decoding import settings
 from jaxspec.decoding.collaboration.proposals import CollaborationStats
+from jaxspec.decoding.settings import HOTTEST, Settings, is_count, within
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.memory import Sizes
-from jaxspec.errors import InputError, check_counts, is_number
+from jaxspec.errors import InputError, check_counts
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow
@@ -29,8 +32,15 @@ UNSIZED = Sizes(0, (), 0)
 EMPTY = Prompt(np.zeros(0, np.int32))
 TOP = (0, 5, 20)
 """Numbers of likeliest tokens to compile for."""
-HOTTEST = 1e30
-"""Highest temperature that float32 logits can be divided by without underflow."""
+
+RULES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "temperature": (within(0, HOTTEST), f"0 (greedy) or more, up to {HOTTEST:g}"),
+    "top_k": (is_count, "0 (all tokens) or a whole number"),
+    "top_p": (lambda value: within(0, 1)(value) and value != 0, "more than 0 and at most 1"),
+    "logprobs": (lambda value: value in range(TOP[-1] + 1), f"0 to {TOP[-1]} likeliest tokens"),
+    **settings.RULES,
+}
+"""Field -> whether a value is valid, and the advice for another value."""
 
 
 @dataclass(frozen=True)
@@ -41,29 +51,55 @@ class Request:
       prompt: Question for the chat template, or token ids from an engine's `encoder`; None with
         `messages`.
       max_new_tokens: Most tokens of the answer.
-      temperature: Sampling temperature; 0 decodes greedily.
+      temperature: Sampling temperature; 0 decodes greedily; None samples at the one of the model's
+        file, or at 1.
       top_k: Number of likeliest tokens to sample from; 0: all.
       top_p: Total probability of the likeliest tokens to sample from; 1: all.
       seed: Seed of sampling, 0 to 2**32 - 1.
-      logprobs: Number of likeliest tokens, up to 20, to return with the log probability of each new
-        token; 0: only those of the new tokens; None: none.
       stop: Strings that end the answer; its text ends before the first one.
       images: Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each replaces
         an `<image>` in the question, or precedes its text.
       messages: Conversation in place of a question, the user's last: {role, content} as in OpenAI's
         and transformers' form, see `jaxspec.data.messages`.
+      logprobs: Number of likeliest tokens, up to 20, to return with the log probability of each new
+        token; 0: only those of the new tokens; None: none.
+      min_p: Least probability to sample, in units of the likeliest token's; 0: any.
+      repetition_penalty: Divisor of the positive scores, and factor of the negative ones, of tokens
+        that are in the prompt or the answer; 1: none.
+      presence_penalty: Amount by which a token's score falls if it is in the answer, as in vLLM.
+      frequency_penalty: Amount by which it falls for each time that the token is in the answer.
+      no_repeat_ngram_size: Size of the n-grams of prompt and answer that are not written again; 0:
+        none.
+      min_new_tokens: Number of tokens before which EOS does not end the answer.
+      suppress_tokens: Tokens that are never written.
+      begin_suppress_tokens: Tokens that do not begin the answer.
+      bad_words: Texts, or lists of token ids, that are never written.
+      logit_bias: {token: amount to add to its score}.
+
+    The model's generation_config.json sets what is None here (`EngineConfig.generation_config`);
+    temperature, top_k, top_p and min_p only for requests that sample.
     """
 
     prompt: Prompt[ImageSource] | str | None = None
     max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float | None = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
     seed: int = 0
     stop: Sequence[str] = ()
     images: Sequence[ImageSource] = ()
     messages: Sequence[Mapping[str, Any]] = ()
     logprobs: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int | None = None
+    suppress_tokens: Sequence[int] | None = None
+    begin_suppress_tokens: Sequence[int] | None = None
+    bad_words: Sequence[str | Sequence[int]] | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.prompt is None and not self.messages:
@@ -79,21 +115,14 @@ class Request:
         if self.images and isinstance(self.prompt, Prompt):
             raise InputError("images: the prompt is token ids; give its images to the encoder")
         check_counts(max_new_tokens=self.max_new_tokens)
-        if not is_number(self.temperature) or not 0 <= self.temperature <= HOTTEST:
-            raise InputError(
-                f"temperature: {self.temperature!r}; give 0 (greedy) or more, up to {HOTTEST:g}"
-            )
-        if not isinstance(self.top_k, Integral) or self.top_k < 0:
-            raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or a whole number")
-        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
-            raise InputError(f"top_p: {self.top_p!r}; give more than 0 and at most 1")
+        for name, (valid, mend) in RULES.items():
+            value = getattr(self, name)
+            if value is not None and not valid(value):
+                raise InputError(f"{name}: {value!r:.60}; give {mend}")
         if not isinstance(self.stop, list | tuple) or not all(
             isinstance(text, str) and text for text in self.stop
         ):
             raise InputError(f"stop: {self.stop!r}; give a list of non-empty strings")
-        top = self.logprobs
-        if top is not None and (not isinstance(top, Integral) or not 0 <= top <= TOP[-1]):
-            raise InputError(f"logprobs: {top!r}; give 0 to {TOP[-1]} likeliest tokens, or None")
         if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32:
             raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
 
@@ -147,6 +176,11 @@ class EncodedRequest(Request):
     """Extend a request by its token ids, images of known size, rows and bucket."""
 
     prompt: Prompt[Picture] = EMPTY
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    settings: Settings = field(default_factory=Settings)
+    """Settings of scores, with the values of the model's file."""
     name: str = ""
     """Name in error messages, if there are several."""
     rows: tuple[PromptRow, ...] = ()
@@ -156,8 +190,15 @@ class EncodedRequest(Request):
     caption_ms: float = 0.0
 
 
-def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[EncodedRequest]:
-    """Encode requests or questions. Images are decoded later, batch by batch."""
+def encode(
+    encoder: PromptEncoder,
+    requests: Sequence[Request | str],
+    defaults: Mapping[str, Any] | None = None,
+) -> list[EncodedRequest]:
+    """Encode requests or questions. Images are decoded later, batch by batch.
+
+    defaults: Values of the model's file for fields that are None.
+    """
     encoded = []
     for index, request in enumerate(requests):
         name = f"request {index}" if len(requests) > 1 else ""
@@ -173,6 +214,7 @@ def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[En
             if not isinstance(prompt, Prompt):
                 prompt = encoder.prompt(*contents(request))
             values = {f.name: getattr(request, f.name) for f in fields(Request)}
+            values |= _resolved(request, encoder, defaults or {})
             values |= {
                 "prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))),
                 "images": (),
@@ -187,6 +229,39 @@ def contents(request: Request) -> tuple[str | list[Message], Sequence[ImageSourc
     if isinstance(request.prompt, str):
         return request.prompt, request.images
     return read_messages(request.messages, request.images), ()
+
+
+def _resolved(
+    request: Request, encoder: PromptEncoder, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of an encoded request that the model's file may set.
+
+    Defaults of sampling hold for requests that sample.
+    """
+    samples = request.temperature != 0
+    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "bad_words": ()}
+    values |= {name: value for name, value in defaults.items() if samples or name not in SAMPLED}
+    chosen = {f.name: getattr(request, f.name) for f in fields(Request)}
+    values |= {name: value for name, value in chosen.items() if value is not None}
+    values["bad_words"] = _banned(encoder, values["bad_words"])
+    values["min_p"] = values["min_p"] if samples else 0.0
+    settings = {f.name: values[f.name] for f in fields(Settings) if f.name in values}
+    sampling = {name: values[name] for name in ("temperature", "top_k", "top_p")}
+    return {**sampling, "settings": Settings(**settings)}
+
+
+def _banned(
+    encoder: PromptEncoder, words: Sequence[str | Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of words; a text is banned at the start of a word and within one."""
+    banned: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if isinstance(word, str):
+            forms = (encoder.ids(word.lstrip()), encoder.ids(f" {word.lstrip()}"))
+            banned |= dict.fromkeys(map(tuple, forms))
+        else:
+            banned[tuple(word)] = None
+    return tuple(banned)
 
 
 def each(

@@ -188,7 +188,7 @@ def test_a_session_answers_as_whole_prompts_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An image in the first turn, none in the second, another in the third. Caches of views grow;
-    the head's third turn samples.
+    the head's third turn samples. Penalties count earlier turns.
     """
     monkeypatch.setattr(batcher, "FIRST", 8)
     sizes = {"prompt_buckets": (256,), "image_buckets": (2,), "growing_cache": kind == "views"}
@@ -203,6 +203,9 @@ def test_a_session_answers_as_whole_prompts_do(
         ),
     )
     last = float(kind == "head")  # another kind of loop, so once
+    settings: dict[str, Any] = {}
+    if kind in ("views", "lookup"):
+        settings = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
     for question, images, temperature in (
         ("What?", PAGES[:1], 0.0),
         ("And then?", [], 0.0),
@@ -213,13 +216,13 @@ def test_a_session_answers_as_whole_prompts_do(
             parts = [{"type": "image", "image": image} for image in images]
             content = [*parts, {"type": "text", "text": question}]
             asked = {"messages": [{"role": "user", "content": content}]}
-        told = session.ask(**asked, max_new_tokens=NEW, temperature=temperature)
+        told = session.ask(**asked, max_new_tokens=NEW, temperature=temperature, **settings)
         prompt = (
             engine.encoder.prompt(question, images)
             if prompt is None
             else engine.encoder.follow_up(prompt, answer, question, images)
         )
-        whole = engine.generate(Request(prompt, NEW, temperature))
+        whole = engine.generate(Request(prompt, NEW, temperature, **settings))
         answer = whole.tokens
         assert (told.tokens, told.stats.steps) == (answer, whole.stats.steps)
     kept = [None if past is None else int(past.length[0]) for past in read[::2]]
@@ -322,7 +325,18 @@ def test_wrong_arguments_are_one_line(
         # type: ignore[arg-type]
         ("temperature: '1'; give 0", lambda: Request("Hi", temperature="1")),
         # type: ignore[arg-type]
-        ("top_p: None; give more than 0", lambda: Request("Hi", top_p=None)),
+        ("top_p: 0; give more than 0", lambda: Request("Hi", top_p=0)),
+        (
+            "suppress_tokens: token 999; give ids from 0 to",
+            lambda: engine.generate(Request("Hi", suppress_tokens=[999])),
+        ),
+        ("bad_words: [5]; give a list of texts", lambda: Request("Hi", bad_words=[5])),
+        ("logit_bias: {1: None}; give {token id", lambda: Request("Hi", logit_bias={1: None})),
+        ("repetition_penalty: 0; give 1 (none)", lambda: Request("Hi", repetition_penalty=0)),
+        (
+            "generation_config: 'none'; give auto or ignore",
+            lambda: EngineConfig(generation_config="none"),
+        ),
         ("logprobs: 21; give 0 to 20", lambda: Request("Hi", logprobs=21)),
         ("stop: None; give a list", lambda: Request("Hi", stop=None)),  # type: ignore[arg-type]
         ("max_new_tokens: True; give a whole number", lambda: Request("Hi", True)),

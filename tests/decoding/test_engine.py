@@ -194,12 +194,9 @@ def test_generation_config_says_where_answers_end(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"repetition_penalty": 1.05}, "repetition_penalty 1.05"),
-        (
-            {"suppress_tokens": [3, 4], "stop_strings": "x"},
-            'suppress_tokens [3, 4], stop_strings "x"',
-        ),
-        ({"do_sample": True, "temperature": 0.6, "top_k": 50}, "do_sample true, temperature 0.6"),
+        ({"sequence_bias": [[[3], 1.0]]}, "sequence_bias [[[3], 1.0]]"),
+        ({"suppress_tokens": [3, 4], "stop_strings": "x"}, 'stop_strings "x"'),
+        ({"do_sample": True, "temperature": 0.6, "typical_p": 0.9}, "typical_p 0.9"),
         ({"num_beams": 4, "length_penalty": 2.0}, "num_beams 4, length_penalty 2.0"),
         (
             {
@@ -227,6 +224,72 @@ def test_settings_that_are_not_applied_are_named_once(
     place = tmp_path / "generation_config.json"
     line = f"{place}: {words}: not applied; transformers' answers differ by that"
     assert caplog.messages == ([] if words is None else [line])
+
+
+def test_the_models_file_sets_what_requests_leave_open(
+    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sampling only for requests that sample. The first answer says so, and another value compiles
+    nothing.
+    """
+    file = tmp_path / "generation_config.json"
+    sampling = {"temperature": 0.9, "top_k": 5, "top_p": 0.8, "do_sample": True}
+    file.write_text(json.dumps({"repetition_penalty": 1.3} | sampling))
+    assert isinstance(engine.target, LoadedModel)
+    target = replace(engine.target, settings=read_generation_settings(tmp_path))
+    own = Engine(target, engine.draft, CONFIG)
+    asked = Request("What?", NEW)
+    given = replace(asked, repetition_penalty=1.3)
+    assert own.generate(asked).tokens == engine.generate(given).tokens
+    assert own.generate(replace(asked, repetition_penalty=1.0)).tokens == (
+        free := engine.generate(asked).tokens
+    )
+    assert engine.generate(given).tokens != free
+    ignoring = Engine(target, engine.draft, replace(CONFIG, generation_config="ignore"))
+    assert ignoring.generate(asked).tokens == free
+    for temperature, chosen in ((None, 0.9), (0.7, 0.7)):
+        drawn = own.generate(replace(asked, temperature=temperature, seed=3))
+        whole = replace(given, temperature=chosen, top_k=5, top_p=0.8, seed=3)
+        assert drawn.tokens == engine.generate(whole).tokens
+    line = "repetition_penalty 1.3; when sampling temperature 0.9, top_k 5, top_p 0.8"
+    advice = "generation_config='ignore' leaves this out"
+    assert caplog.messages == [f"{file} sets {line} ({advice})"]
+    programs = len(compile_cache.EXECUTABLES)
+    own.generate(replace(asked, repetition_penalty=1.1, presence_penalty=0.2))
+    assert len(compile_cache.EXECUTABLES) == programs
+    file.write_text(json.dumps({"repetition_penalty": 0}))
+    wrong = replace(target, settings=read_generation_settings(tmp_path))
+    with pytest.raises(InputError, match=r"generation_config.json: repetition_penalty: 0; give 1"):
+        Engine(wrong, engine.draft, CONFIG)
+
+
+def test_settings_of_scores_in_one_batch(engine: Engine) -> None:
+    """Each row has its own; rows are taken over, and drafted answers are those of plain decoding."""
+    asked = Request("What?", NEW)
+    free = engine.generate(asked).tokens
+    first, *_, last = free
+    text = engine.encoder.decode(free)[3:5]
+    requests = [
+        asked,
+        replace(asked, suppress_tokens=[first, last]),
+        replace(asked, begin_suppress_tokens=(first,), frequency_penalty=0.7),
+        replace(asked, bad_words=[text, [last]], logit_bias={free[1]: -2.0}),
+        replace(asked, no_repeat_ngram_size=2, temperature=1.0, min_p=0.1),
+        replace(asked, presence_penalty=1.5, repetition_penalty=1.2),
+    ]
+    config = replace(CONFIG, batch_size=4, continuous_batching=True)
+    drafted = Engine(engine.target, engine.draft, config).generate(requests)
+    plain = Engine(engine.target, config=replace(config, views=None)).generate(requests)
+    assert [result.tokens for result in drafted[:4]] == [result.tokens for result in plain[:4]]
+    assert drafted[5].tokens == plain[5].tokens
+    assert drafted[0].tokens == free
+    assert len({result.tokens for result in drafted}) == len(requests)
+    assert not {first, last} & {*drafted[1].tokens}
+    assert drafted[2].tokens[0] != first
+    assert text not in drafted[3].text
+    assert last not in drafted[3].tokens
+    pairs = [*zip(drafted[4].tokens, drafted[4].tokens[1:])]
+    assert len({*pairs}) == len(pairs)
 
 
 def test_a_draft_past_its_trained_positions_is_named_once(

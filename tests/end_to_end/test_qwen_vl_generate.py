@@ -4,6 +4,7 @@ two turns.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
+from jaxspec.checkpoints.generation import SAMPLED, read_generation_settings
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.engine.memory import abstract_inputs
 from jaxspec.loading import same_tower
+from tests.hub.table import QWEN_SAMPLING
 from tests.tiny import hf, noisy, qwen_vl
 
 NEW, LENGTH, UNITS = 40, 448, 32
@@ -109,6 +112,36 @@ def test_a_draft_with_the_same_tower(target, turns):
     planned, _ = abstract_inputs(decoder.assembly.program, len(requests), sizes)
     given, _ = decoder.batcher.inputs(requests, sizes)
     assert jax.tree.map(np.shape, given) == jax.tree.map(np.shape, planned)
+
+
+BUSY: dict[str, Any] = {
+    "repetition_penalty": 1.2,
+    "no_repeat_ngram_size": 2,
+    "suppress_tokens": [9, 10],
+    "begin_suppress_tokens": [12],
+    "bad_words_ids": [[20, 21], [33]],
+}
+
+
+def test_settings_of_the_models_file(target, turns, tmp_path):
+    """Qwen's own, and all that a file may have. Prompts count, with their image placeholders."""
+    made, loaded = target
+    params = noisy(loaded.params, 0.03)
+    draft = replace(loaded, params={**params, "visual": loaded.params["visual"]})
+    requests, plain = turns[0]
+    for settings in (QWEN_SAMPLING[loaded.config.model_type], BUSY):
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        own = replace(loaded, settings=read_generation_settings(tmp_path))
+        greedy = {k: v for k, v in settings.items() if k not in ("do_sample", *SAMPLED)}
+        expected = [
+            qwen_vl.generate(made, request.prompt.tokens.tolist(), seen, NEW, **greedy)
+            for request, seen in zip(requests, images(COUNTS, seed=0))
+        ]
+        assert (expected == plain) == (settings.get("repetition_penalty") == 1.0)
+        accepts_some(check(engine(own, draft, "M", "T"), [(requests, expected)]))
+    check(engine(own), [(requests, expected)])
+    config = replace(engine(own).config, generation_config="ignore")
+    check(Engine(own, config=config), [(requests, plain)])
 
 
 def test_a_draft_with_its_own_tower(target, turns, tmp_path):

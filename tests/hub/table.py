@@ -109,8 +109,22 @@ def _llama3(source: str, stop: str | list[str], **changes: Any) -> Twin:
     return Twin("llama", "llama3", source, config=config, generation=ends, **changes)
 
 
+QWEN_SAMPLING: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"do_sample": True, "repetition_penalty": 1.05, "temperature": 1e-06},
+    "qwen3_vl": {
+        "do_sample": True,
+        "repetition_penalty": 1.0,
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+    },
+}
+"""What the generation_config.json of Qwen2.5-VL and Qwen3-VL sets, besides tokens."""
+
+
 def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
     generation = {"bos_token_id": "<|endoftext|>", "eos_token_id": ["<|im_end|>", "<|endoftext|>"]}
+    generation |= QWEN_SAMPLING.get(family, {})
     return Twin(
         family, "qwen", source, **{"chat": True, "config": QWEN, "generation": generation} | changes
     )

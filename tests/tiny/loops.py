@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 from jaxspec.config import HeadConfig
 from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.settings import Processing, Settings
 from jaxspec.decoding.sources.draft_model import ViewRows
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState
@@ -111,8 +113,11 @@ def sampling(
     eos: tuple[int, ...] = (EOS, -1),
     top_k: int | list[int] = 0,
     top_p: float | list[float] = 1.0,
+    settings: Sequence[Settings] = (),
 ) -> Sampling:
-    """Options of `batch` rows; a list gives each row its own."""
+    """Options of `batch` rows; a list gives each row its own, and settings are repeated."""
+    form = Processing.of(settings, eos) if settings else None
+    rows = [settings[row % len(settings)] for row in range(batch)] if settings else []
     return Sampling(
         temperature=jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,)),
         top_k=jnp.broadcast_to(jnp.asarray(top_k, jnp.int32), (batch,)),
@@ -120,6 +125,7 @@ def sampling(
         max_new_tokens=jnp.broadcast_to(jnp.asarray(new, jnp.int32), (batch,)),
         eos=jnp.asarray(eos, jnp.int32),
         key_data=jax.random.key_data(jax.random.split(jax.random.key(seed), batch)),
+        processors=form and jax.tree.map(jnp.asarray, form.processors(rows, eos, batch)),
         greedy=not np.any(temperature),
     )
 

@@ -4,8 +4,12 @@ counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from scipy import stats
+
+from jaxspec.decoding.settings import Settings
 
 
 def numpy_distribution(
@@ -15,6 +19,31 @@ def numpy_distribution(
     if temperature == 0:
         return np.eye(logits.size)[np.argmax(logits)]
     return numpy_filtered(numpy_softmax(logits, temperature), top_k, top_p)
+
+
+def numpy_processed(
+    logits: np.ndarray, settings: Settings, prompt: Sequence[int], new: Sequence[int]
+) -> np.ndarray:
+    """One row of logits [V] after the processors, without `min_new_tokens`."""
+    scores, text = np.asarray(logits, np.float64).copy(), [*prompt, *new]
+    for token, amount in settings.logit_bias.items():
+        scores[token] += amount
+    for token in {*text} & {*range(scores.size)}:
+        penalty = settings.repetition_penalty
+        scores[token] *= penalty if scores[token] < 0 else 1 / penalty
+    for token in {*new}:
+        scores[token] -= settings.frequency_penalty * new.count(token)
+        scores[token] -= settings.presence_penalty
+    size = settings.no_repeat_ngram_size
+    for end in range(size, len(text) + 1) if size else ():
+        *before, token = text[end - size : end]
+        if before == text[len(text) - size + 1 :] and token < scores.size:
+            scores[token] = -np.inf
+    for *prefix, token in settings.bad_words:
+        if text[len(text) - len(prefix) :] == prefix:
+            scores[token] = -np.inf
+    scores[[*settings.suppress_tokens, *(() if new else settings.begin_suppress_tokens)]] = -np.inf
+    return scores
 
 
 def numpy_softmax(logits: np.ndarray, temperature: float) -> np.ndarray:

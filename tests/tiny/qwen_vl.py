@@ -188,9 +188,12 @@ def inputs(row: list[int], images: list[Image.Image]) -> dict[str, Any]:
     }
 
 
-def generate(made: Any, row: list[int], images: list[Image.Image], new: int) -> list[int]:
+def generate(
+    made: Any, row: list[int], images: list[Image.Image], new: int, **options: Any
+) -> list[int]:
     """What transformers writes greedily."""
     given = inputs(row, images)
     with torch.no_grad():
-        out = made.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0)
+        options = {"do_sample": False, "pad_token_id": 0} | options
+        out = made.generate(**given, max_new_tokens=new, **options)
     return out[0, given["input_ids"].shape[1] :].tolist()

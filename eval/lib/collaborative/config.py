@@ -146,6 +146,7 @@ class CollaborativeEvalConfig(Examples, Together, Placement):
             image_buckets=self.image_buckets,
             new_buckets=(self.max_new_tokens,),
             data_parallel_processes=True,
+            generation_config="ignore",  # as papers decode
         )
 
     @property

@@ -184,7 +184,10 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         drafting["views"] = tuple(name for name in row.views if name != HEAD)
         settings = {name: value for name, value in vars(self).items() if name in shared}
         return EngineConfig(
-            **settings | drafting, new_buckets=(self.max_new_tokens,), data_parallel_processes=True
+            **settings | drafting,
+            new_buckets=(self.max_new_tokens,),
+            data_parallel_processes=True,
+            generation_config="ignore",  # as papers decode
         )
 
     def plain(self) -> EngineConfig:

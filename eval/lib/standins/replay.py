@@ -22,6 +22,7 @@ from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import text_of
 from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.decoding.settings import Processing
 from jaxspec.engine.batcher import Batcher
 from jaxspec.engine.compile_cache import Held
 from jaxspec.engine.config import BATCH_BUCKETS, EngineConfig
@@ -169,6 +170,8 @@ class RecordedBatcher(Batcher):
             )
         if request.logprobs is not None:
             raise InputError("logprobs: recorded answers have no probabilities; leave it out")
+        if Processing.of([request.settings], self.eos):
+            raise InputError("recorded answers have no scores; give no penalties, biases or bans")
         length = len(self.recorded.answer(request.prompt))
         return replace(request, max_new_tokens=min(request.max_new_tokens, length))
 

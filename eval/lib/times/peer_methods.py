@@ -57,7 +57,8 @@ def ours(
 
         return run
 
-    config = EngineConfig(new_buckets=(new,), prompt_buckets=(32, 64, 128, 648 + 32))
+    buckets = (32, 64, 128, 648 + 32)
+    config = EngineConfig(new_buckets=(new,), prompt_buckets=buckets, generation_config="ignore")
     methods = {PLAIN: method(Engine(target, None, config))}
     ways: list[tuple[str, tuple[str, ...], LoadedDraft | None]] = [("lookup", ("lookup",), None)]
     for draft in drafts:
