@@ -24,8 +24,12 @@ import jax
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
+from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.heads import save_head
+from jaxspec.checkpoints.locating import SMALL, locate
+from jaxspec.checkpoints.model_card import Terms
 from jaxspec.checkpoints.orbax import forget
+from jaxspec.checkpoints.push import Repository, check_terms, push
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, parse_options, preset_names, script_name
 from jaxspec.config.heads.kinds import Feature
@@ -72,6 +76,15 @@ class Options:
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None
     """The finished model, a Hugging Face directory, or one of a KV head; by default RUNS/hf."""
+    push: str | None = None
+    """Upload the finished model to this repository of the hub, owner/name, as `jaxspec export
+    --push` does."""
+    public: bool = False
+    """Create the repository for everybody to see."""
+    licence: str | None = None
+    """Licence for its card; by default that of the start."""
+    base_model: str | None = None
+    """Hub id of the model that it was made from; by default the start, or a head's target."""
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
     debug: bool = False
@@ -133,6 +146,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     sources: DataSets = {**paths, **drawn(stages, paths)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / name
+    repository, terms = destination(recipe, options)
     runs, out = begin(runs, options.out, options.cluster, options.debug)
     write_more = own_output(out, runs)
     tried = [
@@ -162,8 +176,27 @@ def main(args: Sequence[str] | None = None) -> Path:
     if jax.process_index() == 0:
         write()
         print(f"wrote {out}")
+        if repository is not None:
+            overwritten = huggingface.SaveOptions(overwrite=True)
+            export(out, repository.folder, options=overwritten, terms=terms)
+            print(push(repository.folder, repository))
     on_first(lambda: [forget(path) for path in tried])
     return out
+
+
+def destination(
+    recipe: Recipe | HeadRecipe, options: Options
+) -> tuple[Repository | None, Terms | None]:
+    """Return where the finished model is pushed to, and the terms of its card, before training."""
+    if options.push is None:
+        return None, None
+    repository, start = Repository(options.push, options.public), recipe.target
+    if isinstance(recipe, Recipe) and isinstance(recipe.start, str):
+        start = recipe.start
+    path = locate(start, files=SMALL)
+    terms = Terms.of(path, options.licence, options.base_model)
+    check_terms(path, terms)
+    return repository, terms
 
 
 def drawn(stages: Sequence[Stage], paths: Mapping[str, Path]) -> DataSets:

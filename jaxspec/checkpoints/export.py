@@ -11,11 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
-from jaxspec.checkpoints.heads import is_head, kind_of, load_head, save_head
+from jaxspec.checkpoints.heads import is_head, kind_of, list_head, load_head, save_head
 from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate, model_name
-from jaxspec.checkpoints.model_card import Exported, write_head_card, write_model_card
+from jaxspec.checkpoints.model_card import (
+    REPOSITORY,
+    Exported,
+    Terms,
+    write_head_card,
+    write_model_card,
+)
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.checkpoints.served_draft import check_served
 from jaxspec.config import HeadConfig, ModelConfig, TextConfig, text_config
@@ -49,6 +55,7 @@ def export(
     images: ImageRule | None = None,
     options: SaveOptions | None = None,
     adapter: str | Path | None = None,
+    terms: Terms | None = None,
 ) -> ModelConfig | HeadConfig:
     """Rewrite a checkpoint for transformers 4.57 and 5 and return its configuration.
 
@@ -68,12 +75,14 @@ def export(
       images: Rule for images to write into a head's config.json; None writes its own.
       options: Dtype, shard size and overwriting, as in `save`; other entries come from the source.
       adapter: Directory of a LoRA adapter in PEFT's format, to merge into the model.
+      terms: Licence and base model for the card; by default what the source says.
 
     Raises:
       InputError: as `load` and `save`; the destination holds the source; the vocabulary is larger
         than the target's; or `text_only` for a text model.
     """
     path, options = locate(source), options or SaveOptions()
+    terms = terms or terms_of(path)
     check_destination(destination, options.overwrite, path)
     if is_head(path):
         if adapter is not None:
@@ -81,7 +90,9 @@ def export(
         config, params = load_head(path)
         config = config if images is None else config.with_images(images)
         head = path, config, params
-        return _export_head(head, destination, target, text_only, draft_vocabulary, engine, options)
+        return _export_head(
+            head, destination, target, text_only, draft_vocabulary, engine, options, terms
+        )
     if images is not None:
         raise InputError(f"{path}: a model, which follows no image rule {images!r}; leave that out")
     checkpoint = load(path, adapter=adapter)
@@ -107,8 +118,22 @@ def export(
         added=text_config(config).vocab_size - size,
         scored=len(scored),
     )
-    _write(model, destination, replace(options, extra=raw))
+    _write(model, destination, replace(options, extra=raw), terms)
     return config
+
+
+def terms_of(
+    source: str | Path, licence: str | None = None, base_model: str | None = None
+) -> Terms:
+    """Return the terms for an export's card; those that are given replace the source's.
+
+    The base model of a head is its target, where a hub id names it.
+    """
+    path = locate(source)
+    if base_model is None and is_head(path):
+        name = list_head(path)[0].target_name
+        base_model = name if REPOSITORY.fullmatch(name) else None
+    return Terms.of(path, licence, base_model)
 
 
 def _export_head(
@@ -119,6 +144,7 @@ def _export_head(
     draft_vocabulary: int | None,
     engine: Server | None,
     options: SaveOptions,
+    terms: Terms,
 ) -> HeadConfig:
     source, config, params = head
     if text_only:
@@ -137,7 +163,7 @@ def _export_head(
         params,
         options.dtype,
         write_more=lambda path: write_head_card(
-            path, config, params, model_name(destination), source
+            path, config, params, model_name(destination), source, terms
         ),
         overwrite=options.overwrite,
         server=engine or "vllm",
@@ -163,7 +189,7 @@ def _text_model(
     return config, text_params(whole, params), raw
 
 
-def _write(model: Exported, destination: str | Path, options: SaveOptions) -> None:
+def _write(model: Exported, destination: str | Path, options: SaveOptions, terms: Terms) -> None:
     """Write the model with its tokeniser, processors, generation settings and card."""
     source, encoder, add_bos = model.source, None, False
     settings = source / "generation_config.json"
@@ -178,7 +204,7 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
 
     def write_more(path: Path) -> None:
         copy_processors(source, path, model.config, encoder and encoder.tokenizer, add_bos)
-        write_model_card(path, model_name(destination), model)
+        write_model_card(path, model_name(destination), model, terms)
 
     options = replace(options, generation=generation)
     save(destination, model.config, model.params, options, write_more=write_more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,29 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.plugins import plugins
 from jaxspec.typing import Params
 
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""The form of a repository's id on the hub."""
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Name what others must know of a model before they use it.
+
+    Fields:
+      licence: Id of its licence on the hub, such as apache-2.0; None if its source names none.
+      base_model: Hub id of the model it was made from; None if that is unknown.
+    """
+
+    licence: str | None = None
+    base_model: str | None = None
+
+    @classmethod
+    def of(cls, source: Path, licence: str | None = None, base_model: str | None = None) -> Terms:
+        """Return a source's terms; arguments that are given replace what it says."""
+        name = model_name(source)
+        base_model = base_model or (name if REPOSITORY.fullmatch(name) else None)
+        return cls(licence or licence_of(source), base_model)
 
 
 @dataclass(frozen=True)
@@ -40,7 +63,7 @@ class Exported:
     scored: int = 0
 
 
-def write_model_card(path: Path, name: str, model: Exported) -> None:
+def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> None:
     """Write the model's facts, source and purpose, and how to load and ask it."""
     config, text = model.config, text_config(model.config)
     has_vision, family = LanguageModel(config).has_vision, family_of(config.model_type)
@@ -72,11 +95,11 @@ def write_model_card(path: Path, name: str, model: Exported) -> None:
         "transformers": True,
         "draft": bool(model.target),
     }
-    _write(path, model.source, front, name=name, facts=facts, commands=commands, **variables)
+    _write(path, terms, front, name=name, facts=facts, commands=commands, **variables)
 
 
 def write_head_card(
-    path: Path, config: HeadConfig, params: Params, name: str, source: Path
+    path: Path, config: HeadConfig, params: Params, name: str, source: Path, terms: Terms
 ) -> None:
     """Write a head's facts, its target, and the command that drafts with it."""
     text = config.text_config
@@ -96,16 +119,16 @@ def write_head_card(
     commands = [f"--target {_path_or_id(config.target_name)} --draft path/to/this"]
     variables = {"has_vision": getattr(config, "image_tokens", 0) > 0, "has_template": True}
     front = {"library_name": "jaxspec"}
-    _write(path, source, front, name=name, facts=facts, commands=commands, **variables)
+    _write(path, terms, front, name=name, facts=facts, commands=commands, **variables)
 
 
-def _write(path: Path, source: Path, front: dict[str, Any], **variables: Any) -> None:
+def _write(path: Path, terms: Terms, front: dict[str, Any], **variables: Any) -> None:
     """Write the card with this front matter and these variables of the template."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    licence = licence_of(source)
-    data = ModelCardData(license=licence, **front)
-    card = ModelCard.from_template(data, template_path=str(_TEMPLATE), licence=licence, **variables)
+    data = ModelCardData(license=terms.licence, base_model=terms.base_model, **front)
+    variables["licence"] = terms.licence
+    card = ModelCard.from_template(data, template_path=str(_TEMPLATE), **variables)
     (path / "README.md").write_text(str(card).rstrip() + "\n", encoding="utf-8")
 
 

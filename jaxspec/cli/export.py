@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import tyro
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.export import Target, export
+from jaxspec.checkpoints.export import Target, export, terms_of
 from jaxspec.checkpoints.formats import gguf_files, original_llava
 from jaxspec.checkpoints.heads import is_head, kind_of
 from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.checkpoints.huggingface import SaveOptions
 from jaxspec.checkpoints.locating import fetch_checkpoint, locate, model_name
 from jaxspec.checkpoints.processors import load_tokenizer
+from jaxspec.checkpoints.push import Repository, check_terms, push
 from jaxspec.checkpoints.served_draft import draft_command
 from jaxspec.cli.shared import progress
 from jaxspec.config import HeadConfig, ModelConfig
@@ -34,8 +35,8 @@ class Export:
 
     source: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id."""
-    destination: Annotated[Path, tyro.conf.Positional]
-    """Directory to write."""
+    destination: Annotated[Path | None, tyro.conf.Positional] = None
+    """Directory to write; with `push` it may be left out."""
     engine: Annotated[Server | None, tyro.conf.arg(name="for")] = None
     """Engine that an EAGLE-3 head, or for vllm a text draft, is written for; the command that
     serves it is printed."""
@@ -57,6 +58,15 @@ class Export:
     """Directory of a LoRA adapter in PEFT's format, to merge into the model."""
     revision: str | None = None
     """Branch, tag or commit of the source, where that is a hub id."""
+    push: str | None = None
+    """Upload the result to this repository of the hub, owner/name, which is created, private. Log
+    in with `hf auth login` first. A push that was cut off goes on with the same command."""
+    public: bool = False
+    """Create the repository for everybody to see."""
+    licence: str | None = None
+    """Licence for the card, by the hub's name of it; by default the source's."""
+    base_model: str | None = None
+    """Hub id of the model that the result was made from, for the card; by default the source's."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,16 @@ def run_import(args: Import) -> None:
 def run(args: Export) -> None:
     """Write the directory, and print a line about it."""
     setup_runtime()
+    repository = None if args.push is None else Repository(args.push, args.public)
+    destination = args.destination or (repository and repository.folder)
+    if destination is None:
+        raise InputError("destination: none is given; give a directory, or --push owner/name")
+    # An export in the cache is an earlier try of this push.
+    overwrite = args.overwrite or args.destination is None
     source = locate(args.source, args.revision)
+    terms = terms_of(source, args.licence, args.base_model)
+    if repository is not None:
+        check_terms(source, terms)
     target = None
     if args.vocab_of is not None:
         path = locate(args.vocab_of)
@@ -108,19 +127,24 @@ def run(args: Export) -> None:
     progress(f"exporting {source}")
     config = export(
         source,
-        args.destination,
+        destination,
         target=target,
         text_only=args.text_only,
         draft_vocabulary=args.draft_vocabulary,
         engine=args.engine,
         images=args.draft_images,
         adapter=args.adapter,
-        options=SaveOptions(dtype=args.dtype and jnp.dtype(args.dtype), overwrite=args.overwrite),
+        options=SaveOptions(dtype=args.dtype and jnp.dtype(args.dtype), overwrite=overwrite),
+        terms=terms,
     )
-    _tell(args.destination, config)
+    if args.destination is not None:
+        _tell(destination, config)
+    if repository is not None:
+        progress(f"pushing to {repository.name}")
+        print(printable(str(push(destination, repository))))
     if args.engine is None:
         return
-    path = str(args.destination)
+    path = repository.name if repository else str(destination)
     if isinstance(config, HeadConfig):
         print(printable(kind_of(config).command(config, path, args.engine)))
     else:

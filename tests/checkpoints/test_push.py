@@ -1,0 +1,148 @@
+"""Exports reach the hub whole: once, also over lost connections, and never over others' work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from huggingface_hub import metadata_load
+
+from jaxspec.checkpoints.huggingface import load
+from jaxspec.checkpoints.push import Repository, push
+from jaxspec.cli import main
+from jaxspec.errors import InputError
+from tests.tiny.hub_server import Hub, running_hub
+from train import recipe
+
+NAME = "us/draft"
+TERMS = ("--licence", "apache-2.0", "--base-model", "someone/llava")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with running_hub() as server:
+        yield server
+
+
+def cut_once(method: str, end: str, when: str) -> Callable[[str, str], str]:
+    """Cut one request of this method whose path holds this text, "before" or "after" it acts."""
+    left = [when]
+
+    def cut(verb: str, path: str) -> str:
+        return left.pop() if left and verb == method and end in path else ""
+
+    return cut
+
+
+def test_an_export_is_one_private_commit_with_a_card(
+    good: Path, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["export", str(good), "--push", NAME, *TERMS])
+    repo = hub.repos[NAME]
+    line = f"pushed to {hub.url}/{NAME} (private), revision {repo.commits[-1].revision[:8]}"
+    assert capsys.readouterr().out.splitlines()[-1] == line
+    assert repo.private
+    assert len(repo.commits) == 2
+    out = tmp_path / "fetched"
+    out.mkdir()
+    for name, content in repo.commits[-1].files.items():
+        (out / name).write_bytes(content)
+    jax.tree.map(np.testing.assert_array_equal, load(out).params, load(good).params)
+    card = metadata_load(out / "README.md")
+    assert card is not None
+    assert (card["license"], card["base_model"]) == ("apache-2.0", "someone/llava")
+    assert "# draft\n" in (out / "README.md").read_text()
+    assert [*(tmp_path / "cache").rglob("*.safetensors")] == []
+
+
+def test_the_next_push_is_a_commit_onto_the_last(good: Path, hub: Hub) -> None:
+    main(["export", str(good), "--push", NAME, "--public", *TERMS])
+    main(["export", str(good), "--push", NAME, "--public", *TERMS, "--dtype", "float16"])
+    assert not hub.repos[NAME].private
+    assert len(hub.repos[NAME].commits) == 3
+
+
+@pytest.mark.parametrize(("when", "commits"), [("before", 2), ("after", 2)])
+def test_a_push_that_was_cut_off_goes_on(
+    when: str, commits: int, good: Path, hub: Hub, refusal: Callable[..., str]
+) -> None:
+    """The connection is lost at the commit, before the hub makes it or before it says so."""
+    hub.cut = cut_once("POST", "/commit/", when)
+    said = refusal("export", good, "--push", NAME, *TERMS)
+    assert f"push to {NAME}: " in said
+    assert "run the same command again" in said
+    sent = list(hub.sent)
+    assert sent
+    main(["export", str(good), "--push", NAME, *TERMS])
+    assert hub.sent == sent  # no large file went twice
+    assert "model.safetensors" in hub.repos[NAME].commits[-1].files
+    titles = [commit.title for commit in hub.repos[NAME].commits]
+    assert len(titles) - (when == "after") <= commits
+
+
+def test_a_file_whose_connection_is_lost_is_sent_again(good: Path, hub: Hub) -> None:
+    hub.cut = cut_once("PUT", "/objects/", "before")
+    main(["export", str(good), "--push", NAME, *TERMS])
+    assert len(hub.repos[NAME].commits) == 2
+
+
+def test_a_newer_revision_is_left_alone(
+    good: Path, hub: Hub, refusal: Callable[..., str], tmp_path: Path
+) -> None:
+    main(["export", str(good), "--push", NAME, *TERMS])
+    newer = hub.commit(NAME, "better", {"config.json": b"{}"})
+    said = refusal("export", good, "--push", NAME, *TERMS, "--dtype", "float16")
+    assert f"{NAME} holds revision {newer.revision[:8]}, which this machine did not push" in said
+    assert hub.repos[NAME].commits[-1] is newer
+    # Also one that comes while the files are sent.
+    hub.cut = lambda method, path: (
+        hub.commit("us/other", "theirs", {"a": b""}) and "" if "preupload" in path else ""
+    )
+    assert "somebody has changed" in refusal("export", good, "--push", "us/other", *TERMS)
+    assert {commit.title for commit in hub.repos["us/other"].commits} == {
+        "initial commit",
+        "theirs",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (TERMS[2:], "names no licence; look it up, and give it as --licence apache-2.0"),
+        (TERMS[:2], "was made from is unknown; give it as --base-model owner/name"),
+        (("--push", "draft", *TERMS), "push: 'draft'; give the repository's id, owner/name"),
+    ],
+)
+def test_what_is_not_named_is_not_pushed(
+    options: Any, line: str, good: Path, hub: Hub, refusal: Callable[..., str]
+) -> None:
+    assert line in refusal(
+        "export", good, *(() if "--push" in options else ("--push", NAME)), *options
+    )
+    assert hub.repos == {}
+
+
+def test_what_the_hub_refuses_is_one_line(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "README.md").write_text("x")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(InputError, match="log in with `hf auth login`"):
+        push(tmp_path, Repository(NAME))
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    push(tmp_path, Repository(NAME, public=True))
+    with pytest.raises(InputError, match=f"{NAME} is public; give --public, or another name"):
+        push(tmp_path, Repository(NAME))
+
+
+def test_a_recipe_says_before_it_trains_what_its_card_lacks(good: Path, hub: Hub) -> None:
+    start = ("mini_text", "--start", str(good), "--target", str(good), "--push")
+    with pytest.raises(InputError, match="give the repository's id, owner/name"):
+        recipe.main([*start, "draft"])
+    with pytest.raises(InputError, match="names no licence"):
+        recipe.main([*start, NAME])
