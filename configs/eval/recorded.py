@@ -20,6 +20,12 @@ config = RecordedConfig(
             for gamma in (3, 5, 7)
         ),
         *(
+            Method(
+                f"lookup, tree dynamic:{width}:{nodes}", "lookup", 7, nodes, width, drawn=width == 8
+            )
+            for width, nodes in ((4, 16), (8, 32), (8, 60))
+        ),
+        *(
             Method(f"history, gamma {gamma}", "history", gamma, drawn=gamma == 7)
             for gamma in (5, 7)
         ),

@@ -111,5 +111,5 @@ def sources_of(
         head = parts.head.for_target(target.config)
         sources.append(HEAD_SOURCES[type(head)](head, gamma, target))
     if parts.lookup:
-        sources.append(Lookup(target.text.vocab_size))
+        sources.append(Lookup(target.text.vocab_size, alone=not sources))
     return tuple(sources)

@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,9 +27,12 @@ from eval.lib.recorded.answers import (
     Turn,
     read_conversations,
 )
-from eval.lib.recorded.methods import Answers, Similar, lookup_passes, mixture_passes, tree_passes
-from eval.lib.recorded.ngrams import IMAGE, lookup
+from eval.lib.recorded.methods import Answers, Lookup, Similar, mixture_passes, tree_passes
+from eval.lib.recorded.ngrams import IMAGE, Distribution
+from jaxspec.cache import TreeMask
+from jaxspec.decoding.sources.lookup import Lookup as LookupSource
 from jaxspec.decoding.sources.lookup import Text
+from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec_demo import ASSETS
@@ -38,23 +42,47 @@ from jaxspec_demo import ASSETS
     ("tokens", "drafted"),
     [
         ([5, 6, 7, 8, 5, 6], [7, 8]),
-        ([5, 6, 7, 5, 6, 9, 5, 6], [9, 5]),  # the latest of two places
-        ([5, IMAGE, 7, 5], []),  # no draft shows an image
-        ([IMAGE, 4, 9, IMAGE], []),  # and none matches one
-        ([1, 2, 3], []),
+        ([5, 6, 7, 5, 6, 9, 5, 6], [9, 5]),  # the latest of two matches
+        ([5, IMAGE, 7, 5], [5, 5]),  # no draft shows an image: the commonest token
+        ([IMAGE, 4, 9, 4, IMAGE, 9, IMAGE, 4], [9, 4]),  # and none matches one
+        ([1, 2, 3], [1, 2]),
         ([1, 2, 7, 2, 9, 1], [2, 7]),  # the longer match goes first
         ([1, 2, 3, 4, 5, 2, 3, 4, 6, 1, 2, 3], [4, 6]),  # [2 3 4] was last followed by 6
+        ([1, 1, 1], [1, 1]),
     ],
 )
-def test_lookup_is_the_view_of_that_name(tokens: Sequence[int], drafted: Sequence[int]) -> None:
-    assert lookup(tokens, 2) == drafted
-    prompt = jnp.asarray([tokens[:-1]])
+def test_the_replay_drafts_as_the_source_does(
+    tokens: Sequence[int], drafted: Sequence[int]
+) -> None:
+    """A chain's tokens match earlier drafts, and a tree's nodes only what was verified."""
+    source, prompt = LookupSource(10, alone=True), jnp.asarray([tokens[:-1]])
     rows = PromptRows(prompt, jnp.asarray([prompt.shape[1]]), in_order(prompt == IMAGE))
-    text, said = Text.of(rows, 4), list(tokens[-1:])
-    for _ in drafted:
-        found, text = text.read(jnp.asarray([said[-1:]]), 10)
-        said.append(int(found[0, 0].argmax()))
-    assert said[1:] == drafted
+    committed: Any = Committed({}, jnp.asarray([tokens[-1:]]), jnp.asarray([1]), target=None)
+    first, begun = source.begin(committed, Text.of(rows, 4))
+    scores, scratch = [first[0, 0, 0]], begun
+    for token in drafted:
+        after, scratch = source.score(committed, scratch, jnp.asarray([[token]]))
+        scores.append(after[0, 0, 0])
+    replayed = started(Lookup(in_tree=False), tokens)
+    for i, probs in enumerate(scores):
+        assert dense(replayed.after([*tokens, *drafted[:i]])) == pytest.approx(probs, abs=1e-6)
+        assert int(probs.argmax()) == [*drafted, int(probs.argmax())][i]
+    mask = TreeMask(jnp.ones((1, 2), int), jnp.asarray([[[1, 1, 0], [1, 0, 1]]], bool))
+    nodes = [drafted[0], 3]
+    after, _ = source.score(committed, begun, jnp.asarray([nodes]), mask)
+    replayed = started(Lookup(in_tree=True), tokens)
+    for token, probs in zip(nodes, after[0, 0], strict=True):
+        assert dense(replayed.after([*tokens, token])) == pytest.approx(probs, abs=1e-6)
+
+
+def started(source: Lookup, tokens: Sequence[int]) -> Lookup:
+    source.start(Conversation("a", "x", (Turn([], [], True),), 0), 0)
+    source.read(tokens, 0)
+    return source
+
+
+def dense(distribution: Distribution) -> np.ndarray:
+    return np.asarray([distribution.get(token, 0.0) for token in range(10)])
 
 
 def test_a_block_ends_at_the_first_wrong_draft() -> None:
@@ -62,8 +90,21 @@ def test_a_block_ends_at_the_first_wrong_draft() -> None:
     rest.
     """
     turn = Turn([1, 2, 3, 4, 7], [1, 2, 3, 9, 1, 2, 3, 4], exact=True)
-    assert lookup_passes(turn, 3) == 3  # 1 | 2 3 9 | 1 | 2 3 4: the last copies 2 3 9
-    assert lookup_passes(replace(turn, answer=[8, 9, 10]), 3) == 2
+    assert chain_passes(turn) == 3  # 1 | 2 3 9 | 1 | 2 3 4: the last copies 2 3 9
+    assert chain_passes(replace(turn, answer=[8, 9, 10])) == 2
+
+
+def chain_passes(turn: Turn) -> int:
+    conversation = Conversation("a", "x", (turn,), 0)
+    return mixture_passes([Lookup(in_tree=False)], conversation, 0, 3)
+
+
+def test_a_tree_of_levels_is_jaxspecs_dynamic_tree() -> None:
+    """The answer's next tokens 4, 5 are the second choice and its first: a tree has both."""
+    turn = Turn([1, 4, 5, 1, 2, 3, 1], [1, 4, 5], exact=True)
+    conversation = Conversation("a", "x", (turn,), 0)
+    assert mixture_passes([Lookup(in_tree=False)], conversation, 0, 2) == 2
+    assert tree_passes([Lookup(in_tree=True)], conversation, 0, 4, 2, width=2) == 1
 
 
 def talk(name: str, fold: int, answer: list[int]) -> Conversation:

@@ -18,7 +18,9 @@ class Method:
     gamma: int
     """Drafted tokens a block; in a tree, of its longest path."""
     nodes: int = 0
-    """Tokens of a tree, which is grown best first; 0 drafts a chain."""
+    """Tokens of a tree; 0 drafts a chain."""
+    width: int = 0
+    """Nodes of a level that get as many children, as in `dynamic:WIDTH:NODES`; 0: best first."""
     learned: bool = False
     """Whether the mixture's weights follow the matches; otherwise all sources weigh the same."""
     drawn: bool = False

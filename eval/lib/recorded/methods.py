@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from functools import partial
+from itertools import chain, count, islice
+from operator import itemgetter
 
 import numpy as np
 
 from eval.lib.recorded.answers import Conversation, Turn
 from eval.lib.recorded.config import Method
-from eval.lib.recorded.ngrams import Counts, Distribution, lookup
+from eval.lib.recorded.ngrams import IMAGE, Counts, Distribution
+from jaxspec.decoding.sources.lookup import COMMON, CONFIDENCE, EARLIER, LONGEST
 
 STEPS = 10
 """Steps of the grid of weights that a learned mixture ranks."""
@@ -38,6 +42,59 @@ class Source(ABC):
     def after(self, tokens: Sequence[int]) -> Distribution:
         """Return the distribution of the token after the prompt and part of the answer."""
         return self.counts.after(tokens)
+
+
+@dataclass
+class Lookup(Source):
+    """Draft as jaxspec's source `lookup` does alone (`jaxspec/decoding/sources/lookup.py`)."""
+
+    in_tree: bool
+    """Whether nodes match verified tokens only; a chain's tokens match earlier drafts too."""
+
+    def start(self, conversation: Conversation, turn: int) -> None:
+        self.successors: dict[tuple[int, ...], list[int]] = {}
+        self.frequency: Counter[int] = Counter()
+        self.verified = 0
+        self.read(conversation.turns[turn].prompt, 0)
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        for suffix, token in _successions(tokens, start):
+            self.successors.setdefault(suffix, []).append(token)
+        self.frequency.update(token for token in tokens[start:] if token != IMAGE)
+        self.verified = len(tokens)
+
+    def after(self, tokens: Sequence[int]) -> Distribution:
+        """Return the tokens behind the latest matches, then all tokens by frequency.
+
+        After [5 6 7 5 8 5] the suffix [5] was last followed by 8, and before that by 6: 8 gets 0.2,
+        6 half of 0.2 of the remaining 0.8, and a tenth of the rest is shared by frequency.
+        """
+        drafted = [] if self.in_tree else list(_successions(tokens, self.verified))
+        proposals = []
+        for size in range(LONGEST, 0, -1):
+            suffix = tuple(tokens[-size:])
+            later = [token for before, token in drafted if before == suffix]
+            followed = [*self.successors.get(suffix, ()), *later]
+            for rank, token in enumerate(islice(dict.fromkeys(reversed(followed)), EARLIER)):
+                proposals.append((rank, -size, token, CONFIDENCE[size] / 2**rank))
+        after, left = dict[int, float](), 1.0
+        for *_, token, confidence in sorted(proposals):
+            after[token] = after.get(token, 0.0) + left * confidence
+            left *= 1 - confidence
+        written = self.frequency.total()
+        for token, number in self.frequency.items():
+            after[token] = after.get(token, 0.0) + COMMON * left * number / written
+        total = sum(after.values())
+        return {token: after[token] / total for token in sorted(after)}
+
+
+def _successions(tokens: Sequence[int], start: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield each token from `start` on with the suffixes before it, up to `LONGEST` tokens."""
+    for at in range(start, len(tokens)):
+        for size in range(1, min(LONGEST, at) + 1):
+            suffix = tuple(tokens[at - size : at])
+            if IMAGE not in (*suffix, tokens[at]):
+                yield suffix, tokens[at]
 
 
 @dataclass
@@ -118,19 +175,6 @@ def _question(conversation: Conversation, turn: int) -> frozenset[int]:
     return frozenset(conversation.turns[turn].prompt[start:])
 
 
-def lookup_passes(turn: Turn, gamma: int) -> int:
-    """Return the target passes after prefill with prompt lookup."""
-    return _passes(turn, (), lambda tokens, rest: _accepted(lookup(tokens, gamma), rest))
-
-
-def _accepted(drafted: Sequence[int], answer: Sequence[int]) -> int:
-    """Return how many drafted tokens equal the answer's next ones."""
-    pairs = enumerate(zip(drafted, answer))
-    return next(
-        (i for i, (ours, theirs) in pairs if ours != theirs), min(len(drafted), len(answer))
-    )
-
-
 def mixture_passes(
     sources: Sequence[Source],
     conversation: Conversation,
@@ -168,15 +212,22 @@ def mixture_passes(
 
 
 def tree_passes(
-    sources: Sequence[Source], conversation: Conversation, turn: int, nodes: int, depth: int
+    sources: Sequence[Source],
+    conversation: Conversation,
+    turn: int,
+    nodes: int,
+    depth: int,
+    width: int = 0,
 ) -> int:
-    """Return the target passes after prefill with a tree of drafts, grown best first.
+    """Return the target passes after prefill with a tree of drafts.
 
-    The sources weigh the same. `nodes` bounds the tree's tokens, and `depth` each path's.
+    The sources weigh the same. `nodes` bounds the tree's tokens, and `depth` each path's. Without
+    a `width` the tree grows best first; with one, as jaxspec's tree `dynamic:WIDTH:NODES`.
     """
+    grow = partial(_grow_levels, width=width) if width else _grow
 
     def accepted(tokens: list[int], rest: Sequence[int]) -> int:
-        paths, drafts = _grow(sources, tokens, nodes, depth), 0
+        paths, drafts = grow(sources, tokens, nodes, depth), 0
         while drafts < len(rest) and tuple(rest[: drafts + 1]) in paths:
             drafts += 1
         return drafts
@@ -221,13 +272,37 @@ def _grow(
         paths.add(path)
         if len(path) == depth:
             continue
-        after: dict[int, float] = {}
-        for source in sources:
-            for token, prob in source.after([*tokens, *path]).items():
-                after[token] = after.get(token, 0.0) + prob / len(sources)
-        for token, prob in after.items():
+        for token, prob in _mean(sources, [*tokens, *path]).items():
             heapq.heappush(open_, (chance * prob, next(order), (*path, token)))
     return paths
+
+
+def _grow_levels(
+    sources: Sequence[Source], tokens: Sequence[int], nodes: int, depth: int, width: int
+) -> set[tuple[int, ...]]:
+    """Return the likeliest of the nodes that `width` nodes of each level and their children give.
+
+    Ties go to the smaller token, and to the earlier node.
+    """
+    levels: list[list[tuple[float, tuple[int, ...]]]] = [[(-1.0, ())]]
+    for _ in range(depth):
+        level = []
+        for chance, path in sorted(levels[-1], key=itemgetter(0))[:width]:
+            after = _mean(sources, [*tokens, *path])
+            for token in sorted(after, key=after.__getitem__, reverse=True)[:width]:
+                level.append((chance * after[token], (*path, token)))
+        levels.append(level)
+    drafts = sorted(chain.from_iterable(levels[1:]), key=itemgetter(0))[:nodes]
+    return {(), *(path for _, path in drafts)}
+
+
+def _mean(sources: Sequence[Source], tokens: Sequence[int]) -> Distribution:
+    """Return the mean of the sources' distributions of the next token."""
+    after: dict[int, float] = {}
+    for source in sources:
+        for token, prob in source.after(tokens).items():
+            after[token] = after.get(token, 0.0) + prob / len(sources)
+    return after
 
 
 def _grid(sources: int) -> np.ndarray:
@@ -240,13 +315,13 @@ def passes_of(
     method: Method, sources: Mapping[str, Source], conversation: Conversation
 ) -> list[int]:
     """Return the target passes of each turn with a method."""
-    used = [sources[name] for name in method.sources.split("+") if name != "lookup"]
+    lookup = Lookup(in_tree=method.nodes > 0)
+    used = [sources.get(name, lookup) for name in method.sources.split("+")]
 
     def passes(turn: int) -> int:
-        if not used:
-            return lookup_passes(conversation.turns[turn], method.gamma)
         if method.nodes:
-            return tree_passes(used, conversation, turn, method.nodes, method.gamma)
+            shape = method.nodes, method.gamma, method.width
+            return tree_passes(used, conversation, turn, *shape)
         return mixture_passes(used, conversation, turn, method.gamma, method.learned)
 
     return list(map(passes, range(len(conversation.turns))))

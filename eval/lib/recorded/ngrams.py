@@ -1,4 +1,4 @@
-"""Drafts without a model: prompt lookup, and n-gram counts of a prompt and of other answers."""
+"""Drafts without a model: n-gram counts of a prompt, of its answer and of other answers."""
 
 from __future__ import annotations
 
@@ -12,36 +12,6 @@ KEPT = 8
 
 Distribution = Mapping[int, float]
 """Tokens and their probabilities; the rest of the mass belongs to no token."""
-
-
-def lookup(tokens: Sequence[int], gamma: int, longest: int = 3) -> list[int]:
-    """Return the drafts of jaxspec's view `lookup`.
-
-    Each drafted token followed the last few tokens before it at their latest earlier occurrence.
-
-    Args:
-      tokens: Prompt and answer so far.
-      gamma: The most tokens to return.
-      longest: Tokens of the suffix to look for first; shorter ones follow, down to one.
-
-    For [5 6 7 8 5 6] and gamma 2 the suffix [5 6] was followed by 7, and [5 6 7] by 8.
-    """
-    text = list(tokens)
-    while len(text) < len(tokens) + gamma and (position := _follows(text, longest)) is not None:
-        text.append(position)
-    return text[len(tokens) :]
-
-
-def _follows(text: list[int], longest: int) -> int | None:
-    for size in range(min(longest, len(text) - 1), 0, -1):
-        suffix = text[-size:]
-        if IMAGE in suffix:
-            continue
-        for at in range(len(text) - size - 1, -1, -1):
-            end = at + size
-            if text[end - 1] == suffix[-1] and text[at:end] == suffix and text[end] != IMAGE:
-                return text[end]
-    return None
 
 
 @dataclass

@@ -1,11 +1,14 @@
 """Prompt lookup (Saxena 2023): draft what followed the newest tokens earlier in the same text.
 
 The text of a row is the target's prompt and the answer so far. For each node the newest 3, 2 and 1
-tokens are looked for in it, and the latest match of each length proposes the token behind it. The
-longest match comes first: it gets `CONFIDENCE[n]` of the probability, the next shorter one its
-share of the remainder, and the rest goes to the other views. Different tokens behind the matches of
-3, 2 and 1 get 0.6, 0.4 * 0.4 and 0.24 * 0.2. Alone, lookup has no other views: what was found
-is normalised, and where nothing was found all tokens are equally likely.
+tokens are looked for in it, and the matches of each length propose the tokens behind them, the
+latest match first (as branches of a tree, AdaPLD, arXiv 2606.05742). In turn, each
+proposal gets its share of the remaining probability: the latest match of n tokens `CONFIDENCE[n]`,
+then the next different token behind a match of n tokens half of that, and so on. Different tokens
+behind the latest matches of 3, 2 and 1 get 0.6, 0.4 * 0.4 and 0.24 * 0.2.
+
+Mixed with other sources, lookup leaves them the rest. Alone, it adds the tokens of the text by
+their frequency, so that a tree has branches where little or nothing matches.
 """
 
 from __future__ import annotations
@@ -35,6 +38,15 @@ CONFIDENCE = {1: 0.2, 2: 0.4, 3: 0.6}
 In LLaVA-1.5-7B's recorded answers to MMSpec a token that the matches of 3, 2 and 1 tokens agree on
 is right 81 % of the time (here 1 - 0.4 * 0.6 * 0.8 = 0.81), of 2 and 1 51 % (0.52), of 1 alone 23 %
 (0.2)."""
+EARLIER = 4
+"""Different tokens behind matches of one length that are proposed.
+
+In the same answers the next token but one behind a match of 3, 2 and 1 tokens, if all proposals
+before it are wrong, is right 33, 17 and 11 % of the time (here 30, 20 and 10)."""
+COMMON = 0.1
+"""Share of the remaining probability that the text's own tokens get where lookup drafts alone.
+
+A larger share grows the same trees, and drawn drafts are rejected more often."""
 
 
 class Text(struct.PyTreeNode):
@@ -89,15 +101,34 @@ class Text(struct.PyTreeNode):
             last = jnp.broadcast_to(root[:, None], slots.shape)
         return _continuations(tokens, suffix, last, vocabulary), text
 
+    def frequencies(self, vocabulary: int) -> Float[Array, "B V"]:
+        """Return each token's share of the text up to the newest token."""
+        slots = jnp.arange(self.tokens.shape[1])
+        written = (slots <= self.length[:, None]) & (self.tokens != NO_TOKEN)
+        tokens = jnp.where(written, self.tokens, vocabulary)  # out of range, so it is dropped
+        rows = jnp.arange(len(tokens))[:, None]
+        counts = jnp.zeros((len(tokens), vocabulary)).at[rows, tokens].add(1.0, mode="drop")
+        return counts / counts.sum(-1, keepdims=True)
+
+
+class Search(struct.PyTreeNode):
+    """Hold the text within a block, drafted tokens included."""
+
+    text: Text
+    common: Float[Array, "B V"] | None
+    """Frequencies of the committed tokens, if lookup drafts alone."""
+
 
 @dataclass(frozen=True)
-class Lookup(Source[Text, Text]):
+class Lookup(Source[Text, Search]):
     """Draft what followed the newest tokens earlier in prompt and answer."""
 
     name = LOOKUP
     partial = True
     tokens: int
     """The target's V."""
+    alone: bool = False
+    """Whether no other source drafts, so that all tokens of the text are candidates."""
 
     @property
     def vocabulary(self) -> int:
@@ -114,24 +145,31 @@ class Lookup(Source[Text, Text]):
     ) -> Text:
         return Text.of(batch.prompt, room)
 
-    def begin(self, committed: Committed, state: Text) -> tuple[Float[Array, "one B one V"], Text]:
+    def begin(
+        self, committed: Committed, state: Text
+    ) -> tuple[Float[Array, "one B one V"], Search]:
         text = state.holding(committed.tokens, committed.count)
-        return self.score(committed, text, committed.newest(1, 1))
+        common = text.frequencies(self.tokens) if self.alone else None
+        return self.score(committed, Search(text, common), committed.newest(1, 1))
 
     def score(
         self,
         committed: Committed,
-        scratch: Text,
+        scratch: Search,
         tokens: Int[Array, "B T"],
         tree: TreeMask | None = None,
-    ) -> tuple[Float[Array, "one B T V"], Text]:
-        probs, text = scratch.read(tokens, self.vocabulary, tree)
-        return probs[None], text
+    ) -> tuple[Float[Array, "one B T V"], Search]:
+        probs, text = scratch.text.read(tokens, self.vocabulary, tree)
+        if scratch.common is not None:
+            rest = 1 - probs.sum(-1, keepdims=True)
+            probs += COMMON * rest * scratch.common[:, None]
+            probs /= probs.sum(-1, keepdims=True)
+        return probs[None], scratch.replace(text=text)
 
     def commit(
         self,
         state: Text,
-        scratch: Text,
+        scratch: Search,
         target: KVCache,
         emitted: Int[Array, " B"],
         path: Int[Array, "B J"] | None,
@@ -167,18 +205,24 @@ def _continuations(
     last: The last slot that may hold the token behind a match.
     """
     slots = jnp.arange(tokens.shape[1])
+    at = jax.vmap(lambda row, slots: row[slots])
     possible = (slots <= last[..., None]) & (tokens != NO_TOKEN)[:, None]
-    latest = []
+    proposals = []
     for back in range(LONGEST):
-        token = jax.vmap(lambda row, at: row[at])(tokens, suffix[..., back])[..., None]
+        token = at(tokens, suffix[..., back])[..., None]
         earlier = jnp.pad(tokens, ((0, 0), (back + 1, 0)), constant_values=NO_TOKEN)
         matches = (earlier[:, None, : len(slots)] == token) & (token != NO_TOKEN)
         possible &= matches & (suffix[..., back, None] >= 0)
-        latest.append(jnp.where(possible, slots, -1).max(-1))
+        remaining = possible
+        for rank in range(EARLIER):
+            slot = jnp.where(remaining, slots, -1).max(-1)
+            follows = at(tokens, jnp.maximum(slot, 0))
+            remaining &= tokens[:, None] != follows[..., None]
+            confidence = CONFIDENCE[back + 1] / 2**rank
+            proposals.append((rank, -back, follows, jnp.where(slot >= 0, confidence, 0.0)))
     probs, mass = jnp.zeros((*last.shape, vocabulary)), jnp.ones(last.shape)
-    for slot, length in zip(latest[::-1], range(LONGEST, 0, -1)):
-        follows = jax.vmap(lambda row, at: row[at])(tokens, jnp.maximum(slot, 0))
-        share = jnp.where(slot >= 0, mass * CONFIDENCE[length], 0.0)
+    for *_, follows, confidence in sorted(proposals, key=lambda proposal: proposal[:2]):
+        share = mass * confidence
         probs += share[..., None] * (jnp.arange(vocabulary) == follows[..., None])
         mass -= share
     return probs
@@ -188,7 +232,6 @@ def backed_off(
     matches: Float[Array, "B T V"], views: Float[Array, "others B T V"]
 ) -> Float[Array, "B T V"]:
     """Return lookup's distribution: its matches, and the mean of the views for the remainder."""
-    mass = matches.sum(-1, keepdims=True)
-    if len(views):
-        return matches + (1 - mass) * views.mean(0)
-    return jnp.where(mass > 0, matches / jnp.where(mass > 0, mass, 1.0), 1 / matches.shape[-1])
+    if not len(views):
+        return matches
+    return matches + (1 - matches.sum(-1, keepdims=True)) * views.mean(0)
