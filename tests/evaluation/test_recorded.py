@@ -57,7 +57,8 @@ def test_the_replay_drafts_as_the_source_does(
     """A chain's tokens match earlier drafts, and a tree's nodes only what was verified."""
     source, prompt = LookupSource(10, alone=True), jnp.asarray([tokens[:-1]])
     rows = PromptRows(prompt, jnp.asarray([prompt.shape[1]]), in_order(prompt == IMAGE))
-    committed: Any = Committed({}, jnp.asarray([tokens[-1:]]), jnp.asarray([1]), target=None)
+    cache: Any = None
+    committed = Committed({}, jnp.asarray([tokens[-1:]]), jnp.asarray([1]), cache)
     first, begun = source.begin(committed, Text.of(rows, 4))
     scores, scratch = [first[0, 0, 0]], begun
     for token in drafted:
