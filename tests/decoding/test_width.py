@@ -111,6 +111,15 @@ def test_a_dflash_head_in_16_bits():
     assert sum(result.stats.accepted_at.sum() for result in results) > 8
 
 
+def test_processed_answers_do_not_depend_on_the_draft(models):
+    settings = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "no_repeat_ngram_size": 4}
+    requests = [replace(request, **settings) for request in ASKED]
+    plain = tokens(engine(models).generate(requests))
+    results = engine(models, **DRAFTS["two views"]).generate(requests)
+    assert tokens(results) == plain
+    assert sum(result.stats.accepted_at.sum() for result in results)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_caches_hold_the_same_bits(family):
     """Caches do not depend on the program that wrote them, in every family, in bfloat16."""
