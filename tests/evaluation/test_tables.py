@@ -290,6 +290,12 @@ def test_the_order_of_sets_is_free_and_copies_are_named() -> None:
     assert "Taken for the paper's sets: read from pope=x.jsonl." in notes
 
 
+def test_models_may_have_any_revision() -> None:
+    pinned = {"target": f"{LLAVA15.target}@a272c74", "draft": (f"{LLAVA15.draft[0]}@main",)}
+    assert of_papers(table(replace(LLAVA15, **pinned))) == of_papers(table(LLAVA15))
+    assert not of_papers(table(replace(LLAVA15, target="llava-hf/llava-1.5-13b-hf@a272c74")))
+
+
 def test_models_that_rows_bring_along_are_the_recipes_own() -> None:
     own = {
         "- projector": "runs/train/kv_llava15_7b_paper_noprojector/hf",

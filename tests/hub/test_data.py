@@ -50,6 +50,17 @@ def test_files_of_a_set_are_found_by_their_names() -> None:
     assert len(list(local_rows(on_disk(Path("hub:laion/OIG/unified_chip2.jsonl"))))) == 3
 
 
+def test_a_set_is_read_at_a_revision() -> None:
+    file = on_disk(Path("hub:laion/OIG/unified_chip2.jsonl"))
+    revision = file.parent.name
+    assert on_disk(Path(f"hub:laion/OIG@{revision}/unified_chip2.jsonl")) == file
+    with pytest.raises(InputError, match=r"--repo-type dataset --revision 0123abc\)"):
+        on_disk(Path("hub:laion/OIG@0123abc/unified_chip2.jsonl"))
+    pope = on_disk(Path("hub:lmms-lab/POPE"))
+    pinned = Path(f"hub:lmms-lab/POPE@{pope.name}")
+    assert list(benchmark_samples("pope", pinned)) == list(benchmark_samples("pope", pope))
+
+
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
