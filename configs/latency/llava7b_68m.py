@@ -36,12 +36,13 @@ config = LatencyConfig(
     answers={1: 92, 2: 117, 5: 88},  # IbED, 4.2: means of TextVQA, Spot, PororoSV
     papers={
         "passes": "TABED, Table 13: T_q/T_p 0.063; it has an A100 and float16 in Figures 5, 6.",
-        "images": "IbED, Tables 10 and 11: the draft's prefill 35.6, 35.7 and 35.7 ms over 200, 1200 and 2200 tokens, "
-        "its decoding 27.1 ms; on an A100. An image is 576 tokens. IbED, Figure 3: prefill lengths of 600, 1200 and 3000 "
-        "tokens, answers of 92, 117 and 88.",
-        "captions": "TABED, Table 11, in seconds by 1, 2 and 5 images: BLIP 0.054, 0.055 and 0.074, Florence-2 0.105, "
-        "0.149 and 0.292, the target's prefill 0.112, 0.207 and 0.540; on a device that it does not name.",
-        "flops": "TABED, Table 14: 66.08 of the target, 0.09 of the draft, 0.17 of two views: what weights take for "
-        "a block of five tokens, and for one.",
+        "images": "IbED, Tables 10 and 11: the draft's prefill 35.6, 35.7 and 35.7 ms over 200, "
+        "1200 and 2200 tokens, its decoding 27.1 ms; on an A100. An image is 576 tokens. IbED, "
+        "Figure 3: prefill lengths of 600, 1200 and 3000 tokens, answers of 92, 117 and 88.",
+        "captions": "TABED, Table 11, in seconds by 1, 2 and 5 images: BLIP 0.054, 0.055 and "
+        "0.074, Florence-2 0.105, 0.149 and 0.292, the target's prefill 0.112, 0.207 and 0.540; on "
+        "a device that it does not name.",
+        "flops": "TABED, Table 14: 66.08 of the target, 0.09 of the draft, 0.17 of two views: what "
+        "weights take for a block of five tokens, and for one.",
     },
 )

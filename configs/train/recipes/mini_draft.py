@@ -13,8 +13,9 @@ from jaxspec_demo import ASSETS
 TARGET = str(ASSETS / "mini" / "target")
 
 KINDS = (
-    "attributes", "describe", "read", "exist", "reason", "chart", "edit", "brush", "spot", "facts", "sums",
-)  # fmt: skip
+    *("attributes", "describe", "read", "exist", "reason", "chart", "edit", "brush", "spot"),
+    *("facts", "sums"),
+)
 """The draft never sees five images: saga and album are out of its distribution, as PororoSV and
 VIST are.
 """

@@ -1,0 +1,73 @@
+"""AASD's tables and figures."""
+
+from __future__ import annotations
+
+from configs.commands.line import DRAWN, HEAD, TRAIN, Line
+
+ABLATIONS = {
+    "noprojector": ("- projector", "--head.pooling none"),
+    "noimage": ("- image KV", "--head.pooling drop"),
+    "notext": ("- text KV", "--head.no-reads-text"),
+    "nokv": ("- target's KV", "--head.pooling drop --head.no-reads-text"),
+}
+"""AASD's ablations: the row of each, and the options of the recipe that trains it."""
+
+
+def _head(size: str = "") -> str:
+    """Return the commands of AASD's tables for a target, the 7B or `13b`: the head, the other
+    drafts, the table.
+    """
+    end, target = (
+        (f"_{size}", f"llava-hf/llava-1.5-{size}-hf") if size else ("", "llava-hf/llava-1.5-7b-hf")
+    )
+    answers = [f"llava_v1_5_mix665k{end}_t{temperature}" for temperature in (0, 1)]
+    distill = f"python -m train.distill_data --target {target} --data runs/data/llava_v1_5_mix665k"
+    learned = f" --data {' '.join(f'runs/data/{name}' for name in answers)}"
+    runs = {name: f"runs/train/{name}{end}" for name in ("ft_llava", "dt_llama", "dt_llava")}
+    options = {
+        name: f" --target {target} --runs {folder}" if size else "" for name, folder in runs.items()
+    }
+    start = f" --start {runs['ft_llava']}/hf" if size else ""
+    head = f"kv_llava15_{size or '7b'}_paper"
+    ablations = " ".join(
+        f'"{row}=runs/train/{head}_{name}/hf"' for name, (row, _) in ABLATIONS.items()
+    )
+    return "\n".join(
+        [
+            f"{TRAIN} {head}",
+            *(
+                f"{TRAIN} {head} {how} --runs runs/train/{head}_{name}"
+                for name, (_, how) in ABLATIONS.items()
+            ),
+            *([] if size else [f"{TRAIN} ft_llama"]),
+            f"{TRAIN} ft_llava{options['ft_llava']}",
+            f"{distill} --name {answers[0]}",
+            f"{distill} --temperature 1 --name {answers[1]}",
+            f"{TRAIN} dt_llama{options['dt_llama']}{learned if size else ''}",
+            f"{TRAIN} dt_llava{options['dt_llava']}{start}{learned if size else ''}",
+            f"{HEAD} aasd_{size or '7b'} --heads {ablations} --baselines "
+            f"FT-LLaMA=runs/train/ft_llama/hf DT-LLaMA={runs['dt_llama']}/hf "
+            f"DT-LLaVA={runs['dt_llava']}/hf",
+        ]
+    )
+
+
+AASD = (
+    Line(
+        tables=(1, 2),
+        figures=(3, 4),
+        needs="train, benchmarks; 40 GB",
+        what="the KV head, heads trained without projector, image keys, text keys or all of the "
+        "target's keys, each for as many steps (`--untrained` takes the same from the trained head "
+        "instead), and separate drafts, finetuned (FT) and distilled on the target's answers (DT), "
+        "[from scratch](recipes.md#aasds-drafts); of the 7B, then of the 13B. The targets here are "
+        "LLaVA-1.5's, the paper's those of 'Visual Instruction Tuning', so that its numbers are of "
+        "other models; bfloat16, 100 samples a set, 128 new tokens, greedy answers and the prompts "
+        "(TABED's instruction, COCO's 'Describe this image in detail.', ScienceQA without hints) "
+        "are ours, as it names none of them. omega and delta are of whole calls, next to those of "
+        "the decode loop; its tau is not 1 + gamma alpha, ours is",
+        command=f"{_head()}\n{_head('13b')}",
+        mini=f"{HEAD} aasd --untrained",
+    ),
+    Line(figures=(1, 2), what=DRAWN, why="the method"),
+)
