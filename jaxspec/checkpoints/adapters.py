@@ -1,17 +1,20 @@
 """LoRA adapters in PEFT's format: read, checked against a model, and written.
 
 A directory holds `adapter_config.json` and `adapter_model.safetensors`. A matrix W of the file
-becomes W + scale * B A, with A [rank, in] and B [out, rank]; tensors of `modules_to_save` replace
-the model's own. Names are those of transformers' modules, as its versions 4 and 5 write them.
+becomes W + scale * B A, with A [rank, in] and B [out, rank]; an embedding W [V, D] becomes
+W + scale * (B A)^T, with A [rank, V]. Tensors of `modules_to_save` replace the model's own. Names
+are those of transformers' modules, as its versions 4 and 5 write them.
 
 Where embedding and output matrix are tied, an adapter that changes one of them unties the model, as
-in PEFT: the other one stays as it was. With `ensure_weight_tying` both change.
+in PEFT's forward pass: the other one stays as it was. (PEFT's own merge of an update changes both,
+and then answers differently from the model that was trained.) With `ensure_weight_tying` both
+change.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +59,12 @@ from jaxspec.typing import Array, Params
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BIN = "adapter_model.bin"
 _PREFIX = "base_model.model."
-_PAIR = re.compile(r"(.+)\.lora_([AB])\.weight")
+_PAIR = re.compile(r"(.+)\.lora_(?:([AB])\.weight|embedding_([AB]))")
+_OWN_NAMES = (
+    (r"\.(base_layer|modules_to_save\.default)(?=\.)", ""),
+    (r"\.(lora_(?:embedding_)?[AB])\.default(?=\.|$)", r".\1"),
+)
+"""Regex rewrites from the names of PEFT's modules, of the adapter "default", to those of files."""
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     "fan_in_fan_out": (False, None),
@@ -163,25 +171,30 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
     problems: list[str] = []
     factors: dict[str, dict[str, StoredTensor]] = {}
     modules: dict[str, str] = {}
+    embeddings: set[str] = set()
     whole: dict[str, StoredTensor] = {}
     for tensor in list_file(weights):
-        module = tensor.name.removeprefix(_PREFIX)
+        if ".original_module." in tensor.name:  # what `modules_to_save` replaces
+            continue
+        module = hub_name(tensor.name.removeprefix(_PREFIX), _OWN_NAMES)
         if tensor.dtype not in FLOATS:
             problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
         elif match := _PAIR.fullmatch(module):
             name = hub_name(f"{match[1]}.weight", renames)
-            factors.setdefault(name, {})[match[2]] = tensor
+            factors.setdefault(name, {})[match[2] or match[3]] = tensor
             modules[name] = match[1]
+            embeddings |= {name} if match[3] else set()
         else:
             whole[hub_name(module, renames)] = tensor
-    apart = _parted(raw, config, factors.keys(), whole)
+    apart = _parted(raw, config, factors, whole)
     if apart is not None:
         config = untied(config)
     layouts = layouts_of(config)[0]
     pairs: dict[str, Pair] = {}
     expected: list[tuple[StoredTensor, tuple[int, ...]]] = []
     for name, halves in factors.items():
-        if name not in layouts or layouts[name].order != (1, 0):
+        order = (0, 1) if name in embeddings else (1, 0)
+        if name not in layouts or layouts[name].order != order:
             problems.append(f"the model has no matrix {name}")
         elif len(halves) < 2:
             (half,) = halves.values()
@@ -210,28 +223,34 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
 def _parted(
     raw: Mapping[str, Any],
     config: ModelConfig,
-    updated: Collection[str],
+    factors: dict[str, dict[str, StoredTensor]],
     whole: dict[str, StoredTensor],
 ) -> tuple[str, str] | None:
     """Return the names of a tied model's embedding and output matrix if the adapter unties them.
 
     An output matrix that equals the embedding is a copy of it, and is dropped from `whole`. PEFT
-    also writes embeddings that it did not train: only `modules_to_save` parts the two.
+    also writes embeddings that it did not train: only `modules_to_save` and updates part the two.
+    With `ensure_weight_tying` the two updates are one, and the output matrix's is dropped.
     """
     if not text_config(config).tie_word_embeddings:
         return None
     embedding, head = tied_names(layouts_of(config)[0])
+    tying = bool(raw.get("ensure_weight_tying"))
+    if tying:
+        factors.pop(head, None)
+    elif {embedding, head} & factors.keys():
+        return embedding, head
     matrices = whole.get(embedding), whole.get(head)
     if matrices[0] and matrices[1] and np.array_equal(matrices[0].read(), matrices[1].read()):
         del whole[head]
         return None
-    if raw.get("ensure_weight_tying"):
+    if tying:
         return None
     module = embedding.removesuffix(".weight")
     saved = embedding in whole and any(
         module.endswith(str(name)) for name in raw.get("modules_to_save") or []
     )
-    return (embedding, head) if saved or head in whole or head in updated else None
+    return (embedding, head) if saved or head in whole else None
 
 
 def _rank_and_scale(raw: Mapping[str, Any], module: str) -> tuple[int, float]:

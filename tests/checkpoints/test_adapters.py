@@ -5,6 +5,7 @@ line.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -239,6 +240,69 @@ def test_an_adapter_parts_tied_matrices_as_peft_does(
         # of rank 3: 3 alpha / 3
         output = EMBEDDING if 1 in saved else before if saved else before + ALPHA
         np.testing.assert_allclose(found["lm_head"]["kernel"], output.T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("ending", ["", ".default"], ids=["saved", "state_dict"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("targets", "tying"),
+    [
+        (("embed_tokens",), False),
+        (("lm_head",), False),
+        (("embed_tokens", "lm_head"), False),
+        (("embed_tokens", "lm_head"), True),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else f"tying={value}",
+)
+def test_embedding_and_output_matrix_are_updated(
+    tmp_path: Path, targets: tuple[str, ...], tying: bool, tied: bool, ending: str
+) -> None:
+    """As PEFT writes them: with the matrix itself, as `base_layer`, next to its two factors."""
+    config = replace(tiny.CONFIG.text_config, tie_word_embeddings=tied)
+    params, rng = tiny.random_params(config), np.random.default_rng(3)
+    huggingface.save(tmp_path / "base", config, params)
+    stored = load_file(tmp_path / "base" / "model.safetensors")
+    embedding = stored["model.embed_tokens.weight"]
+    matrices = {"embed_tokens": embedding, "lm_head": stored.get("lm_head.weight", embedding)}
+    size, width = embedding.shape
+    tensors, factors = write(tmp_path / "adapter", "text", {"ensure_weight_tying": tying}), None
+    for target in targets:
+        module = f"base_model.model.{'model.' if target == 'embed_tokens' else ''}{target}"
+        a, b = rng.normal(size=(RANK, size)), rng.normal(size=(width, RANK))
+        a, b = factors = factors if factors and tying and tied else (a.astype("f4"), b.astype("f4"))
+        tensors[f"{module}.base_layer.weight"] = matrices[target]
+        if target == "embed_tokens":
+            tensors |= {f"{module}.lora_embedding_A": a, f"{module}.lora_embedding_B": b}
+        else:
+            tensors |= {
+                f"{module}.lora_A.weight": b.T.copy(),
+                f"{module}.lora_B.weight": a.T.copy(),
+            }
+        matrices[target] = matrices[target] + np.float32(ALPHA / RANK) * (a.T @ b.T)
+    tensors = {
+        re.sub(r"(lora_[AB])(?=\.weight)|(lora_embedding_[AB])$", rf"\g<0>{ending}", name): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
+    model = huggingface.load(tmp_path / "base", adapter=tmp_path / "adapter")
+    assert text_config(model.config).tie_word_embeddings == (tied and tying)
+    params: Any = model.params
+    ours = {"embed_tokens": params["model"]["embed_tokens"]["embedding"]}
+    if "lm_head" in params:
+        ours["lm_head"] = params["lm_head"]["kernel"].T
+    for target, matrix in ours.items():
+        np.testing.assert_allclose(matrix, matrices[target], rtol=1e-6, atol=1e-6)
+
+
+def test_modules_of_peft_in_memory_are_known_by_their_names(models: Path, tmp_path: Path) -> None:
+    """`torch.save(model.state_dict())` keeps the wrapper of `modules_to_save`, and both its parts."""
+    tensors = write(tmp_path / "adapter", "text", {"modules_to_save": ["embed_tokens"]})
+    module = "base_model.model.model.embed_tokens"
+    tensors[f"{module}.modules_to_save.default.weight"] = EMBEDDING
+    tensors[f"{module}.original_module.weight"] = 0 * EMBEDDING
+    save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
+    params: Any = huggingface.load(models / "text", adapter=tmp_path / "adapter").params
+    np.testing.assert_array_equal(params["model"]["embed_tokens"]["embedding"], EMBEDDING)
 
 
 def test_on_a_mesh_in_16_bits_and_in_int8(models: Path, tmp_path: Path) -> None:
