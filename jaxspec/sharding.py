@@ -89,7 +89,9 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"kv_projector/(?:k|v|queries)|slot_bias|masks|markov_(?:in|out)", ()),
     (r"markov_head/markov_w1/embedding|markov_head/markov_w2/kernel", ()),
     (r"fc/kernel", ("embed", None)),
-    (r"fc/bias", (None,)),
+    (r"(?:img_)?fc/bias|imadpt/[kv]_proj/bias", (None,)),
+    (r"img_fc/kernel|imadpt/[kvo]_proj/kernel", ("embed", None)),
+    (r"imadpt/q", ()),
 )
 """Regex of the whole path -> logical axis of each dimension; () replicates arrays of any rank."""
 

@@ -16,6 +16,7 @@ from jaxspec.config.heads.head import HeadConfig
 from jaxspec.config.heads.kv_head import KVHeadConfig
 from jaxspec.config.heads.one_pass import OnePassConfig
 from jaxspec.config.heads.states import StateHeadConfig
+from jaxspec.config.heads.vispec import VispecConfig
 from jaxspec.config.lvlm import (
     LlavaConfig,
     LlavaNextConfig,
@@ -64,6 +65,7 @@ __all__ = [
     "StateHeadConfig",
     "TextConfig",
     "VisionConfig",
+    "VispecConfig",
     "text_config",
     "untied",
 ]

@@ -17,6 +17,7 @@ from jaxspec.config import (
     KVHeadConfig,
     ModelConfig,
     OnePassConfig,
+    VispecConfig,
 )
 from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.sources.dflash import DFlash
@@ -28,6 +29,7 @@ from jaxspec.decoding.sources.kv_head import KVHeadSource
 from jaxspec.decoding.sources.lookup import LOOKUP, Lookup
 from jaxspec.decoding.sources.one_pass import OnePassSource
 from jaxspec.decoding.sources.source import Source
+from jaxspec.decoding.sources.vispec import Vispec
 from jaxspec.errors import InputError
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.views import View, parse_views
@@ -39,6 +41,7 @@ HEAD_SOURCES: dict[type[HeadConfig], Callable[..., HeadSource]] = {
     KVHeadConfig: KVHeadSource,
     OnePassConfig: OnePassSource,
     Eagle1Config: Eagle1,
+    VispecConfig: Vispec,
     Eagle3Config: Eagle3,
     DFlashConfig: DFlash,
 }

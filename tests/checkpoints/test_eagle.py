@@ -350,11 +350,6 @@ def test_parts_that_a_head_may_have_or_lack(
 
 
 FC = np.zeros((32, 64), np.float32)
-EAGLE_1 = {
-    "midlayer.hidden_norm.weight": None,
-    "midlayer.input_layernorm.weight": None,
-    "fc.weight": FC,
-}
 
 
 @pytest.mark.parametrize(
@@ -408,7 +403,11 @@ EAGLE_1 = {
             {},
             "layers.0.input_layernorm.weight is unexpected|d2t is unexpected",
         ),
-        (PLAIN | {"draft_vocab_size": ...}, EAGLE_1 | {"img_fc.weight": FC}, "a ViSpec head; give"),
+        (
+            PLAIN | {"draft_vocab_size": ...},
+            {"medusa_head.0.0.linear.weight": FC},
+            "a Medusa head; give one of KV",
+        ),
         (
             {},
             {"fc.weight": np.zeros((32, 128), np.float32)},
@@ -433,13 +432,6 @@ EAGLE_1 = {
 def test_what_this_library_lacks_is_named(
     head: Path, tmp_path: Path, entries: dict[str, Any], tensors: dict[str, Any], told: str
 ) -> None:
-    tensors = dict(tensors)
-    if tensors.get("fc.weight") is FC:  # EAGLE-1's layer is called layers.0
-        stored = load_file(head / "model.safetensors")
-        tensors |= {"d2t": None, "t2d": None, "lm_head.weight": None}
-        for name in (name for name in stored if name.startswith("midlayer.")):
-            kept = None if name in tensors else stored[name]
-            tensors |= {name.replace("midlayer.", "layers.0."): kept, name: None}
     path = rewritten(head, tmp_path / "head", entries, tensors)
     assert is_head(path)
     with pytest.raises(InputError, match=told) as error:

@@ -17,7 +17,7 @@ import pytest
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.config import Eagle1Config, Eagle3Config, RopeScaling
+from jaxspec.config import Eagle1Config, Eagle3Config, RopeScaling, VispecConfig
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
@@ -52,6 +52,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"feature": "eagle1", "images": "embedding"},
         {"qkv_bias": True},
     ),
+    "ViSpec": ("llava_next", {"feature": "eagle1"}, {"fc_bias": True, "own_embedding": True}),
+    "ViSpec, biases": ("qwen2_5_vl", {"feature": "eagle1"}, {"qkv_bias": True}),
     "EAGLE-1, zeros": ("qwen3_vl", {"feature": "eagle1", "images": "zero"}, {}),
 }
 """Target's family, words of `new_head`, and fields of the head's decoder."""
@@ -67,13 +69,19 @@ def headed(path: Any, case: str, words: tuple[int, ...] = ()) -> tuple[LoadedMod
     config = new_head(target.config, **layers | kind)
     text = replace(config.text_config, draft_vocabulary=words, **fields)
     config = replace(config, text_config=text)
+    if case.startswith("ViSpec"):
+        config = VispecConfig(text, config.target_hash, gamma=J)
     return target, LoadedHead(
         config, tiny.eagle_params(config, text_params(target.config, target.params))
     )
 
 
 @pytest.mark.parametrize(
-    ("case", "tree"), [*((case, None) for case in CASES), ("qwen2_5_vl", "2:5"), ("MSD", "2:5")]
+    ("case", "tree"),
+    [
+        *((case, None) for case in CASES),
+        *((case, "2:5") for case in ("qwen2_5_vl", "MSD", "ViSpec")),
+    ],
 )
 def test_blocks_are_drafted_as_the_definition_says(
     case: str, tree: str | None, tmp_path: Any
@@ -125,7 +133,7 @@ def test_blocks_are_drafted_as_the_definition_says(
     assert len({*emitted}) > 1, emitted
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("ViSpec")])
 def test_one_pass_predicts_the_blocks(case: str, tmp_path: Any) -> None:
     """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of
     decoding.
@@ -150,6 +158,21 @@ def test_one_pass_predicts_the_blocks(case: str, tmp_path: Any) -> None:
         assert result.tokens == answer
         total += blocks
     assert 0 < total[0] < total[1]
+
+
+@pytest.mark.parametrize("tree", [None, "dynamic:2:6"])
+def test_a_vispec_head_changes_no_answer(tree: str | None, tmp_path: Any) -> None:
+    """Prompts of one batch show 0 to 3 images."""
+    target, head = headed(tmp_path, "ViSpec")
+    plain, drafted = (
+        Engine(target, draft, replace(ENGINE, tree=tree, batch_size=4)) for draft in (None, head)
+    )
+    prompts = [
+        plain.encoder.prompt("What?", [tiny.page(i) for i in range(count)]) for count in range(4)
+    ]
+    requests = [Request(prompt, NEW, 0.9 * (i == 3)) for i, prompt in enumerate(prompts)]
+    expected, results = plain.generate(requests[:3]), drafted.generate(requests)
+    assert [result.tokens for result in results[:3]] == [result.tokens for result in expected]
 
 
 def read_row(

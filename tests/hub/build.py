@@ -20,7 +20,7 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config, read_config
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads import kind_of
-from jaxspec.config import text_config
+from jaxspec.config import VispecConfig, text_config
 from jaxspec.config.heads.kinds import new_head
 from tests.hub import block_heads, configs, words
 from tests.hub.data import DATA
@@ -158,6 +158,10 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
         "eagle1": {"own_embedding": True, "fc_bias": True, "rows": vocabulary - twin.padding},
     }[twin.feature]
     config = replace(config, text_config=replace(config.text_config, **own))
+    if twin.rule == "compressed":
+        heads = config.text_config.num_attention_heads
+        text = replace(config.text_config, num_key_value_heads=heads, qkv_bias=twin.biased)
+        config = VispecConfig(text, config.target_hash)
     params = eagle_params(config, random_params(found))
     made, stored = kind_of(config).written(config, named_tensors(params), "vllm", None)
     dtype = np.dtype(_numpy(twin.dtype))

@@ -27,6 +27,7 @@ OPT_KEYS = (
     "project's notes"
 )
 
+VISPEC = "config.json: github KangJialiang/ViSpec, vispec/train/{}_config.json"
 MSD = (
     "config.json: github fanyunfeng-bit/MMSpec-fyf, train/msd/{}_config.json; .bin as EAGLE's heads"
 )
@@ -145,6 +146,8 @@ class HeadTwin:
     """Its rule for images, as loading knows it."""
     padding: int = 0
     """Tokens of its target that an EAGLE-1 head's embedding lacks."""
+    biased: bool = False
+    """Whether a ViSpec head's queries, keys and values have biases."""
     config: dict[str, Any] = field(default_factory=dict)
     """Entries of config.json, of which sizes are the twin's own."""
 
@@ -181,6 +184,48 @@ _MSD = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+
+
+def _vispec(target: str, name: str, **changes: Any) -> HeadTwin:
+    """A ViSpec head; the rule of its kind is known without an id."""
+    made = {"dtype": "float16", "feature": "eagle1", "rule": "compressed"} | changes
+    return HeadTwin(target, f"{UNSEEN}; {VISPEC.format(name)}", **made)
+
+
+_LLAVA_16 = {
+    "architectures": ["LlavaNextForConditionalGeneration"],
+    "model_type": "llava_next",
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_QWEN_VISPEC = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "num_hidden_layers": 1,
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 8192,
+    "max_window_layers": 28,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "use_cache": True,
+    "use_sliding_window": False,
+    "qkv_bias": True,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
 }
 HEADS: dict[str, HeadTwin] = {
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": HeadTwin(
@@ -234,6 +279,36 @@ HEADS: dict[str, HeadTwin] = {
         rule="unfused",
         padding=4,
         config=_MSD,
+    ),
+    "JLKang/ViSpec-llava-v1.6-vicuna-7b-hf": _vispec(
+        "llava-hf/llava-v1.6-vicuna-7b-hf", "llava_1.6_7B", config=_LLAVA_16
+    ),
+    "JLKang/ViSpec-Qwen2.5-VL-3B-Instruct": _vispec(
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+        "qwen2.5_vl_3B",
+        config=_QWEN_VISPEC | {"tie_word_embeddings": True},
+        dtype="bfloat16",
+        biased=True,
+    ),
+    "JLKang/ViSpec-Qwen2.5-VL-7B-Instruct": _vispec(
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "qwen2.5_vl_7B",
+        config=_QWEN_VISPEC | {"tie_word_embeddings": False},
+        dtype="bfloat16",
+        biased=True,
+    ),
+    "AngelSlim/Qwen3-VL-2B-Instruct_eagle3": HeadTwin(
+        "Qwen/Qwen3-VL-2B-Instruct",
+        f"{UNSEEN}; config.json: github Tencent/AngelSlim, train/configs/qwen3-vl-2b-eagle3-mrope.json",
+        dtype="bfloat16",
+        config=_EAGLE
+        | {"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3_vl"}
+        | {"attention_bias": False, "max_position_embeddings": 262144, "rms_norm_eps": 1e-06}
+        | {"rope_theta": 5000000, "tie_word_embeddings": True, "modal_type": "VLM"}
+        | {
+            "rope_scaling": {"type": "default", "rope_type": "default"}
+            | {"mrope_interleaved": True, "mrope_section": [4, 4, 4]}
+        },
     ),
     "Cloudriver/EAGLE-LLaVA-1.5-7B": HeadTwin(
         "llava-hf/llava-1.5-7b-hf",

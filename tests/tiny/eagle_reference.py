@@ -41,11 +41,15 @@ def draft(
     if rule == "zero":
         states = np.where(np.isin(np.arange(len(states)), [*images])[:, None], 0, states)
     embeds = [
-        images[slot] if slot in images and rule in ("embedding", "unfused") else embedding[token]
+        images[slot]
+        if slot in images and rule in ("embedding", "unfused", "compressed")
+        else embedding[token]
         for slot, token in enumerate(np.minimum(tokens, len(embedding) - 1))
     ][1:]
     if output is None:
         return _eagle3(config, tensors, embedding, embeds, states, places, drafted)
+    if rule == "compressed":
+        return _vispec(config, tensors, embedding, embeds, states, places, drafted, images, output)
     joined = [
         embeds[slot]
         if rule == "unfused" and slot + 1 in images
@@ -60,6 +64,59 @@ def draft(
             joined.append(joint(tensors, embedding[min(token, len(embedding) - 1)], last))
             places.append(places[-1] + 1)
     return np.stack(out)
+
+
+def _vispec(
+    config: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    embedding: np.ndarray,
+    embeds: list[np.ndarray],
+    states: np.ndarray,
+    places: np.ndarray,
+    drafted: np.ndarray,
+    images: dict[int, np.ndarray],
+    output: np.ndarray,
+) -> np.ndarray:
+    """An image is a slot where it ends; what follows reads the image's vector with its state."""
+    image, run = np.zeros(states.shape[1]), []
+    read, positions, out = [], [], []
+
+    def text(embed: np.ndarray, state: np.ndarray, position: np.ndarray) -> None:
+        state = tensors["img_fc.weight"] @ np.concatenate([state, image])
+        read.append(joint(tensors, embed, state + tensors.get("img_fc.bias", 0)))
+        positions.append(position)
+
+    for slot, (embed, state) in enumerate(zip(embeds, states)):
+        if slot + 1 not in images:
+            text(embed, state, places[slot])
+            continue
+        run.append(embed)
+        if slot + 2 not in images:
+            first, image = compressed(tensors, np.stack(run))
+            read.append(first)
+            positions.append(places[slot])
+            run = []
+    for token in (*drafted, None):
+        last = block(config, tensors, "layers.0.", np.stack(read), np.stack(read), positions)[-1]
+        out.append(output @ last)
+        if token is not None:
+            text(embedding[token], last, positions[-1] + 1)
+    return np.stack(out)
+
+
+def compressed(tensors: dict[str, np.ndarray], embeds: np.ndarray) -> np.ndarray:
+    """What each learned query reads of an image [P, D]."""
+    queries = tensors["imadpt.q"]
+    k, v = (
+        (embeds @ tensors[f"imadpt.{name}_proj.weight"].T + tensors.get(f"imadpt.{name}_proj.bias", 0))
+        .reshape(len(embeds), *queries.shape[1:])
+        for name in "kv"
+    )  # fmt: skip
+    scores = np.einsum("qnh,pnh->qnp", queries, k) / np.sqrt(queries.shape[-1])
+    probs = np.exp(scores - scores.max(-1, keepdims=True))
+    probs /= probs.sum(-1, keepdims=True)
+    out = np.einsum("qnp,pnh->qnh", probs, v).reshape(len(queries), -1)
+    return out @ tensors["imadpt.o_proj.weight"].T
 
 
 def joint(tensors: dict[str, np.ndarray], embed: np.ndarray, state: np.ndarray) -> np.ndarray:

@@ -116,9 +116,10 @@ def eagle_params(config: HeadConfig, target: Params, seed: int = 0) -> Params:
         lambda x: jnp.asarray(rng.normal(x.ndim == 1, scale, x.shape), x.dtype),
         abstract_head(config),
     )
-    if "lm_head" not in drawn:
+    decoder = target.get("language_model", target)
+    if "lm_head" not in drawn or "lm_head" not in decoder:
         return drawn
-    kernel = target.get("language_model", target)["lm_head"]["kernel"]
+    kernel = decoder["lm_head"]["kernel"]
     return drawn | {"lm_head": {"kernel": kernel[:, words] if len(words) else kernel}}
 
 

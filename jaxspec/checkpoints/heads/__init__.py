@@ -34,6 +34,7 @@ from jaxspec.checkpoints.heads.kind import Kind, Server
 from jaxspec.checkpoints.heads.kinds import kind_of_head
 from jaxspec.checkpoints.heads.kv_head import KVHeadFiles
 from jaxspec.checkpoints.heads.published import with_known_images
+from jaxspec.checkpoints.heads.vispec import VispecFiles
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.config import (
@@ -44,6 +45,7 @@ from jaxspec.config import (
     KVHeadConfig,
     ModelConfig,
     OnePassConfig,
+    VispecConfig,
 )
 from jaxspec.errors import InputError, collected
 from jaxspec.models.heads.kinds import abstract_head
@@ -58,6 +60,9 @@ HEADS: dict[str, Kind[Any]] = {
     "one-pass": KVHeadFiles(OnePassConfig, f"{_KV}, a block in one pass"),
     "EAGLE-1": Eagle1Files(
         Eagle1Config, "EAGLE-1 head: a draft that reads its target's last hidden state"
+    ),
+    "ViSpec": VispecFiles(
+        VispecConfig, "ViSpec head: an EAGLE-1 head that reads compressed images"
     ),
     "EAGLE-3": Eagle3Files(
         Eagle3Config, "EAGLE-3 head: a draft that reads hidden states of its target"
@@ -141,7 +146,7 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     stored = {tensor.name: tensor for tensor in list_directory(path, problems)}
     name = kind_of_head(raw, _shapes(stored.values()))
     if name not in HEADS:
-        article, kinds = "an" if name[:1] in "EM" else "a", ", ".join(HEADS)
+        article, kinds = "an" if name.startswith(("E", "MTP")) else "a", ", ".join(HEADS)
         raise InputError(f"{path}: {article} {name} head; give one of {kinds}")
     kind = HEADS[name]
     config = with_known_images(path, raw, kind.config.from_dict(raw))

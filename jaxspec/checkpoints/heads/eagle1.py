@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,13 +30,16 @@ from jaxspec.typing import Params
 _NUMBER = re.compile(r"layers\.(\d+)\.")
 
 
+Config = TypeVar("Config", bound=Eagle1Config)
+
+
 @dataclass(frozen=True)
-class Eagle1Files(Kind[Eagle1Config]):
+class Eagle1Files(Kind[Config]):
     """Read heads as they are published, and write them so, for this library alone."""
 
     def own(
-        self, config: Eagle1Config, stored: dict[str, StoredTensor]
-    ) -> tuple[Eagle1Config, dict[str, StoredTensor]]:
+        self, config: Config, stored: dict[str, StoredTensor]
+    ) -> tuple[Config, dict[str, StoredTensor]]:
         stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
         depth = 1 + max((int(n[1]) for name in stored if (n := _NUMBER.match(name))), default=0)
         if depth > 1:
@@ -51,7 +54,7 @@ class Eagle1Files(Kind[Eagle1Config]):
 
     def written(
         self,
-        config: Eagle1Config,
+        config: Config,
         tensors: dict[str, np.ndarray],
         server: Server,
         architectures: list[str] | None,
@@ -61,13 +64,13 @@ class Eagle1Files(Kind[Eagle1Config]):
     def exported(
         self,
         source: Path,
-        config: Eagle1Config,
+        config: Config,
         params: Params,
         *,
         target: str | None,
         draft_vocabulary: int | None,
         server: Server | None,
-    ) -> tuple[Eagle1Config, Params]:
+    ) -> tuple[Config, Params]:
         if server is not None:
             advice = f"which is not written for {server}; leave that out"
             raise InputError(f"{source}: an {config.title}, {advice}")
@@ -77,5 +80,5 @@ class Eagle1Files(Kind[Eagle1Config]):
             text = replace(text, draft_vocabulary=vocabulary)
         return replace(config, text_config=text, target_name=target or config.target_name), params
 
-    def facts(self, config: Eagle1Config) -> dict[str, str]:
+    def facts(self, config: Config) -> dict[str, str]:
         return {"image rule": config.images}

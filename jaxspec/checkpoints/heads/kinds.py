@@ -16,6 +16,7 @@ _OTHER_KINDS = {
     "p-?eagle": "P-EAGLE",
     "medusa": "Medusa",
     r"^mtp$": "MTP",
+    "vispec": "ViSpec",
     "eagle(?!-?3)": "EAGLE-1",
 }
 """Patterns of lower-case names of architectures and speculators' types -> kind of the head."""

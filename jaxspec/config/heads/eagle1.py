@@ -68,6 +68,7 @@ class Eagle1Config(StateHeadConfig):
 
     title: ClassVar = "EAGLE-1 head"
     model_type: ClassVar = title
+    rules: ClassVar = ("placeholder", "embedding", "unfused", "zero")
 
     @property
     def target_states(self) -> tuple[int, ...]:

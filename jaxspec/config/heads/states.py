@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
 from jaxspec.config.heads.head import HeadConfig
 from jaxspec.config.schema import check_choice
 from jaxspec.errors import InputError
 
-ImageRule = Literal["placeholder", "embedding", "unfused", "zero"]
+ImageRule = Literal["placeholder", "embedding", "unfused", "zero", "compressed"]
 """What a head reads at the slots of an image.
 
 placeholder: the placeholder's embedding and the target's hidden state, as at a slot of text.
 embedding: the image's embedding, as the target shows it, and the hidden state.
 unfused: the image's embedding in the place of `fc`'s output (MSD); only EAGLE-1 heads.
 zero: the placeholder's embedding, and zeros for the hidden state.
+compressed: vectors that learned queries make of all its embeddings; only ViSpec heads.
 """
 
 
@@ -27,7 +28,7 @@ class StateHeadConfig(HeadConfig):
     images: ImageRule = "placeholder"
     """Its rule for images. A head of another rule than that of its training drafts worse."""
 
-    rules: ClassVar[tuple[str, ...]] = get_args(ImageRule)
+    rules: ClassVar[tuple[str, ...]]
     """Rules that the kind can follow."""
 
     def __post_init__(self) -> None:
@@ -35,7 +36,7 @@ class StateHeadConfig(HeadConfig):
 
     @property
     def shows_images(self) -> bool:
-        return self.images in ("embedding", "unfused")
+        return self.images in ("embedding", "unfused", "compressed")
 
     @property
     def reads(self) -> tuple[Any, ...]:

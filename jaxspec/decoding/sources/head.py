@@ -71,5 +71,9 @@ class HeadSource(Source[State, Scratch]):
         model, weights = self.model, self.weights(committed.params)
         embeds = model.embed(weights, PromptRows(tokens, cache.length), None)
         before = hidden_before(cache, tokens.shape[1], tree)
-        fused = self.run(committed.params, "fuse", embeds, before)
+        fused = self.fused(committed.params, cache, embeds, before)
         return model.advance(weights, fused, cache, tree)
+
+    def fused(self, params: Params, cache: KVCache, embeds: Array, before: Array) -> Array:
+        """Return what the layers read of tokens with these embeddings and hidden states."""
+        return self.run(params, "fuse", embeds, before)

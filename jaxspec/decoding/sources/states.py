@@ -58,7 +58,7 @@ class StateHeadSource(HeadSource[KVCache, KVCache]):
         if self.config.shows_images:
             embeds = self.target.embed(params["target"], rows, features)
             embeds = embeds[..., : self.config.text_config.hidden_size]  # without DeepStack's
-        return ShownImages(mask, embeds)
+        return ShownImages(mask, embeds, features.shape[1])
 
     def begin(
         self, committed: Committed, state: KVCache
@@ -76,7 +76,8 @@ class StateHeadSource(HeadSource[KVCache, KVCache]):
         model, weights = self.model, self.weights(committed.params)
         tokens = PromptRows(committed.newest(count, width), state.length)
         before = self.run(committed.params, "combine", states)
-        fused = self.run(committed.params, "fuse", model.embed(weights, tokens, None), before)
+        embeds = model.embed(weights, tokens, None)
+        fused = self.fused(committed.params, state, embeds, before)
         last = jnp.maximum(count - 1, 0)[:, None]
         logits, cache = model.advance(weights, fused, state, scored=last)
         return logits[None], cache.replace(length=state.length + count)
@@ -127,12 +128,16 @@ def pack_own(
         room = jnp.zeros((batch, heads, slots, size), leaf.dtype)
         return room.at[:, :, :width].set(leaf.swapaxes(1, 2))
 
+    bias = None
+    if context.bias is not None:
+        bias = jnp.zeros((batch, slots), context.bias.dtype).at[:, :width].set(context.bias)
     hidden = jnp.zeros((batch, 1, slots, config.text_config.hidden_size), embeds.dtype)
     return KVCache(
         k=(padded(context.k),),
         v=(padded(context.v),),
         length=target.length - 1,
         shift=target.shift if rotary.ndim == 3 else jnp.zeros_like(target.shift),
+        bias=bias,
         hidden=hidden,
         kept=config.own_states,
         split=True,

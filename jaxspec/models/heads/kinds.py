@@ -16,18 +16,21 @@ from jaxspec.config import (
     HeadConfig,
     KVHeadConfig,
     OnePassConfig,
+    VispecConfig,
 )
 from jaxspec.models.heads.dflash import DFlashHead
 from jaxspec.models.heads.eagle1 import BareLM, Eagle1Head
 from jaxspec.models.heads.eagle3 import Eagle3Head, FusedLM
 from jaxspec.models.heads.kv_head import KVHead
 from jaxspec.models.heads.one_pass import OnePassHead
+from jaxspec.models.heads.vispec import VispecHead
 from jaxspec.typing import Params
 
 MODULES: dict[type[HeadConfig], Any] = {
     KVHeadConfig: KVHead,
     OnePassConfig: OnePassHead,
     Eagle1Config: Eagle1Head,
+    VispecConfig: VispecHead,
     Eagle3Config: Eagle3Head,
     DFlashConfig: DFlashHead,
 }

@@ -32,6 +32,8 @@ class ShownImages(struct.PyTreeNode):
     """Slots that show an image."""
     embeds: Float[Array, "B L D"] | None
     """The target's embeddings there; None for a head that does not read them."""
+    most: int = struct.field(pytree_node=False, default=0)
+    """Most images of a row, for a head that compresses them."""
 
 
 class StateHead(nn.Module):
@@ -77,19 +79,31 @@ class StateHead(nn.Module):
           rotary: Positions of the tokens.
           images: What the rows show at image slots; None for text, and for the rule `placeholder`.
         """
+        x, bias = self.layer_inputs(embeds, states, images)
+        k, v = self.layers[0].keys_values(x, rotary)
+        since = jnp.broadcast_to(1 + jnp.arange(x.shape[1]), x.shape[:2])
+        return Context(k, v, since, bias)
+
+    def layer_inputs(
+        self,
+        embeds: Float[Array, "B L D"],
+        states: Float[Array, "B L fused"],
+        images: ShownImages | None,
+    ) -> tuple[Float[Array, "B L width"], Float[Array, "B L"] | None]:
+        """Return what the layer reads of whole rows, and the bias of its slots; see `own_context`.
+
+        Slot p is of token p + 1. The last one wraps around to token 0, which means nothing there.
+        """
         rule = self.config.images
         if images is not None and rule == "zero":
             states = jnp.where(images.mask[..., None], 0, states)
         elif images is not None and images.embeds is not None:
             embeds = jnp.where(images.mask[..., None], images.embeds, embeds)
-        # Slot p is of token p + 1; the last one wraps around to token 0, which means nothing there.
         tokens = jnp.roll(embeds, -1, axis=1)
         x = self.fuse(tokens, self.combine(states))
         if images is not None and rule == "unfused":
             x = jnp.where(jnp.roll(images.mask, -1, axis=1)[..., None], tokens, x)
-        k, v = self.layers[0].keys_values(x, rotary)
-        since = jnp.broadcast_to(1 + jnp.arange(x.shape[1]), x.shape[:2])
-        return Context(k, v, since)
+        return x, None
 
     def __call__(
         self,
@@ -146,15 +160,17 @@ class StateHead(nn.Module):
         return blocks.embeds, blocks.anchors, rotary, row, before
 
     @nn.nowrap
-    def random(self, key: jax.Array, width: int) -> Params:
+    def random(self, key: jax.Array, width: int, images: ShownImages | None = None) -> Params:
         """Return random parameters, with an embedding if the head has its own.
 
-        width: Numbers of the target's states that it reads of a token.
+        Args:
+          width: Numbers of the target's states that it reads of a token.
+          images: What a row of one token shows.
         """
         text = self.config.text_config
         states = jnp.zeros((1, 1, width))
         zero, embeds = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, 1, text.hidden_size))
-        row = embeds[0], states, zero
+        row = embeds[0], states, zero, images
         params = drawn(self, key, embeds, zero, zero[..., None], row, states)
         if rows := self.config.embedding_rows:
             shape = (rows, text.hidden_size)
