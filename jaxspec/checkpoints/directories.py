@@ -179,8 +179,12 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
 
 
 def is_original_llava(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is one of LLaVA's own format, not of transformers'."""
-    return "mm_vision_tower" in raw or "mm_projector_type" in raw
+    """Return whether a config.json is one of LLaVA's own format, not of transformers'.
+
+    MSD's heads have copies of these entries, and one layer.
+    """
+    has_entries = "mm_vision_tower" in raw or "mm_projector_type" in raw
+    return has_entries and raw.get("num_hidden_layers") != 1
 
 
 def quantisation_of(path: Path, raw: dict[str, Any]) -> Quantisation | None:
