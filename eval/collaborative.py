@@ -5,8 +5,8 @@
     python -m eval.collaborative cos --pairings "Llama-3, T=0" --sets humaneval --sweep gamma:1,3,5
 
 Answers are judged by accuracy (GSM8K, MMLU), ROUGE-L (CNN/DM), and pass@1 (HumanEval, with
---run-code). Writes results.json, records.jsonl and table.md (and sweep.png, with the `plots` extra)
-into --out.
+--run-code). Writes results.json, records.jsonl, prompts.jsonl and table.md (and sweep.png, with the
+`plots` extra) into --out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jaxspec.command import input_errors, script_name
 @dataclass(frozen=True)
 class Options:
     out: Path = Path("runs/collaborative/PRESET")
-    """Directory for results.json, records.jsonl, table.md and the figure."""
+    """Directory for the results, table.md and the figure."""
     against: str = ""
     """A method, such as naive, against which the table of intervals compares the others."""
     run_code: bool = False

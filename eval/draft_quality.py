@@ -9,7 +9,7 @@
 These are IbED's measures of drafts (its Table 12), by plain decoding. rouge-score and nltk compute
 them (the `quality` extra); METEOR also needs WordNet (`python -m nltk.downloader wordnet`). With
 --attributes the script instead asks picturebook's attribute questions on the test split, to find
-out whether a model sees. Writes results.json, records.jsonl and table.md into --out.
+out whether a model sees. Writes results.json, records.jsonl, prompts.jsonl and table.md into --out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PART = 32
 @dataclass(frozen=True)
 class Options:
     out: Path = Path("runs/quality/PRESET")
-    """Directory for results.json, records.jsonl and table.md."""
+    """Directory for the results and table.md."""
     attributes: int = 0
     """Number of attribute questions of each kind (what, where, colour, count, sign), asked instead
     of the sets."""

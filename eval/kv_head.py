@@ -7,7 +7,7 @@
 The lines are the preset's rows, the drafts of --baselines, the preset's own head, and the heads of
 --heads, such as ablations that are trained. --untrained adds the preset's head without its
 projector, or without keys and values of images, of text, or of both, not trained for the loss.
-Writes results.json, records.jsonl and table.md into --out.
+Writes results.json, records.jsonl, prompts.jsonl and table.md into --out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Options:
     gammas: tuple[int, ...] = (3, 5)
     """Drafted tokens a block."""
     out: Path = Path("runs/kv_head/PRESET")
-    """Directory for results.json, records.jsonl and table.md."""
+    """Directory for the results and table.md."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

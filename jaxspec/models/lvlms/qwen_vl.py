@@ -41,7 +41,9 @@ def patch_positions(config: QwenTowerConfig) -> np.ndarray:
     return positions.reshape(2, groups, group, groups, group).swapaxes(2, 3).reshape(2, -1)
 
 
-def window_contents(config: QwenTowerConfig, window: Int[Array, "B U n"]) -> tuple[Array, Array]:
+def window_contents(
+    config: QwenTowerConfig, window: Int[Array, "B U fields"]
+) -> tuple[Array, Array]:
     """Return rotary positions [B,U,2,P] of the windows' patches, and their images [B,U,P].
 
     The image of a padding patch is -1. `window` begins with row and column of a window's first
