@@ -272,7 +272,7 @@ def test_the_race_tells_the_median_of_its_prompts(
             ["--target", "{}/target"],
             "command 'genrate': unknown; did you mean 'generate'?",
         ),
-        ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
+        ("x", [], "unknown; use one of demo, generate, collaborate"),
         ("--gamma", [], "command '--gamma': unknown; use one of demo"),
         ("generate", [], "--target: missing; see jaxspec generate --help"),
         (

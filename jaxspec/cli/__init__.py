@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"jaxspec {__version__}")
         return
 
-    from jaxspec.cli import collaborate, export, generate, inspect, plan
+    from jaxspec.cli import collaborate, drafts, export, generate, inspect, plan
     from jaxspec.engine.captioners import runs_torch
     from jaxspec.plugins import load_plugin, plugins
 
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "collaborate": (collaborate.Collaborate, collaborate.run),
         "export": (export.Export, export.run),
         "import": (export.Import, export.run_import),
+        "drafts": (drafts.Drafts, drafts.run),
         "inspect": (inspect.Inspect, inspect.run),
         "plan": (plan.Plans, plan.run),
     }

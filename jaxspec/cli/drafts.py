@@ -1,0 +1,156 @@
+"""`jaxspec drafts`: the published drafts that are known for a target.
+
+Claims are cited, not measured here. No hub was in reach: tests read twins in the drafts' formats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Annotated
+
+import tyro
+
+from jaxspec.errors import InputError, nearest
+
+_LLAVA_7B, _LLAVA_13B = "llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-13b-hf"
+_UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class PublishedDraft:
+    """Describe a draft that can be downloaded."""
+
+    id: str
+    target: str
+    kind: str
+    claim: str
+    """Tokens a pass, and who says so."""
+    licence: str = _UNKNOWN
+    options: str = ""
+    """What `generate` is given besides the ids."""
+
+    @property
+    def question(self) -> str:
+        """Return a question in the command's form, about an image if the target reads images."""
+        image = "--image photo.jpg " if "-VL-" in self.target or "llava" in self.target else ""
+        return f'{image}--prompt "{"What is unusual here?" if image else "Why is the sky blue?"}"'
+
+
+def _eagle3(draft: str, target: str, claim: str, licence: str = _UNKNOWN) -> PublishedDraft:
+    return PublishedDraft(draft, target, "EAGLE-3", claim, licence, "--gamma 3")
+
+
+_TREE = "--tree dynamic:10:30"
+PUBLISHED = (
+    PublishedDraft(
+        "lucylyn/MSD-LLaVA1.5-7B",
+        _LLAVA_7B,
+        "EAGLE-1 (MSD)",
+        "4.71 in trees (MMSpec's records)",
+        options=_TREE,
+    ),
+    PublishedDraft(
+        "mjbooo/lvlm68m",
+        _LLAVA_7B,
+        "draft model",
+        "2.31 as MT* (TABED, Table 1)",
+        options="--views M,T --weighting mt-paper",
+    ),
+    PublishedDraft(
+        "Cloudriver/EAGLE-LLaVA-1.5-7B",
+        _LLAVA_7B,
+        "EAGLE-1",
+        "1.88 in trees (MMSpec's records)",
+        options=_TREE,
+    ),
+    PublishedDraft(
+        "lucylyn/MSD-LLaVA1.5-13B", _LLAVA_13B, "EAGLE-1 (MSD)", _UNKNOWN, options=_TREE
+    ),
+    _eagle3(
+        "Rayzl/qwen2.5-vl-7b-eagle3-sgl",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "1.3 times as fast (vLLM, issue 22872)",
+    ),
+    _eagle3(
+        "AngelSlim/Qwen3-VL-2B-Instruct_eagle3",
+        "Qwen/Qwen3-VL-2B-Instruct",
+        "2.50 (AngelSlim's benchmarks)",
+    ),
+    _eagle3(
+        "taobao-mnn/Qwen3-VL-2B-Instruct-Eagle3",
+        "Qwen/Qwen3-VL-2B-Instruct",
+        "1.93 at gamma 4 (taobao-mnn)",
+        "Apache-2.0",
+    ),
+    _eagle3(
+        "AngelSlim/Qwen3-VL-4B-Instruct_eagle3",
+        "Qwen/Qwen3-VL-4B-Instruct",
+        "2.41 (AngelSlim's benchmarks)",
+    ),
+    PublishedDraft(
+        "z-lab/Qwen3-8B-DFlash-b16",
+        "Qwen/Qwen3-8B",
+        "DFlash",
+        "6.1 times as fast at most (z-lab)",
+        options="--gamma 15",
+    ),
+    PublishedDraft(
+        "RedHatAI/Qwen3-8B-speculator.dflash",
+        "Qwen/Qwen3-8B",
+        "DFlash",
+        _UNKNOWN,
+        "Apache-2.0",
+        "--gamma 7",
+    ),
+    PublishedDraft(
+        "deepseek-ai/dspark_qwen3_8b_block7",
+        "Qwen/Qwen3-8B",
+        "DFlash (DSpark)",
+        _UNKNOWN,
+        options="--gamma 7",
+    ),
+    *(
+        _eagle3(
+            f"RedHatAI/Qwen3-{size}-speculator.eagle3", f"Qwen/Qwen3-{size}", _UNKNOWN, "Apache-2.0"
+        )
+        for size in ("8B", "14B", "32B")
+    ),
+)
+"""The drafts that this library reads, for each target the ones with the best claims first."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """List the published drafts for a target: kind, claim, licence and the command."""
+
+    target: Annotated[str, tyro.conf.Positional] = ""
+    """Hub id of the target, or a directory of its name; without one, all targets are listed."""
+
+
+def run(args: Drafts) -> None:
+    """Print each target's drafts, each with its command."""
+    drafts = drafts_of(args.target) if args.target else PUBLISHED
+    targets = dict.fromkeys(draft.target for draft in drafts)
+    for target in targets:
+        print(f"{target}\n")
+        for draft in (draft for draft in drafts if draft.target == target):
+            facts = f"{draft.kind}; tokens a pass: {draft.claim}; licence: {draft.licence}"
+            print(f"  {draft.id}: {facts}")
+            ids = f"--target {args.target or target} --draft {draft.id}"
+            print(f"    jaxspec generate {ids} {draft.options} {draft.question}\n")
+
+
+def drafts_of(target: str) -> tuple[PublishedDraft, ...]:
+    """Return the drafts for a target.
+
+    Raises InputError, which names the nearest target, if none is known.
+    """
+    name = PurePath(target).name.lower()
+    drafts = tuple(draft for draft in PUBLISHED if PurePath(draft.target).name.lower() == name)
+    if not drafts:
+        advice = nearest(target, sorted({draft.target for draft in PUBLISHED}))
+        raise InputError(
+            f"no published draft is known for {target!r}; {advice} (lookup needs no draft)"
+        )
+    return drafts

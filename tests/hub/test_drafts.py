@@ -1,0 +1,42 @@
+"""The list of published drafts: its commands parse, and its targets are the twins'."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import tyro
+
+from jaxspec.cli import main
+from jaxspec.cli.drafts import PUBLISHED
+from jaxspec.cli.generate import Generate
+from tests.hub import block_heads
+from tests.hub.table import HEADS
+
+
+def test_each_draft_is_listed_for_the_target_that_its_twin_drafts_for() -> None:
+    targets = {name: twin.target for name, twin in (HEADS | block_heads.HEADS).items()}
+    listed = {draft.id: draft.target for draft in PUBLISHED}
+    assert {name: listed[name] for name in listed.keys() & targets} == {
+        name: targets[name] for name in listed.keys() & targets
+    }
+    assert targets.keys() - listed.keys() == {"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
+
+
+def test_each_printed_command_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["drafts"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    commands = [shlex.split(line) for line in lines if line.startswith("jaxspec generate")]
+    parsed = [tyro.cli(Generate, args=command[2:]) for command in commands]
+    assert [(args.target, args.draft) for args in parsed] == [
+        (draft.target, (draft.id,)) for draft in PUBLISHED
+    ]
+
+
+def test_a_target_without_a_known_draft_is_told_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["drafts", "llava-hf/llava-1.5-7b"])
+    assert stop.value.code == 2
+    assert "'llava-hf/llava-1.5-7b-hf'" in capsys.readouterr().err
