@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -38,6 +39,7 @@ from jaxspec.models.families import family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.models.vocabulary import head_kernel
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import bucket
@@ -213,6 +215,22 @@ class LoadedModel:
         reader = family_of(self.config.model_type).images
         return reader and reader(self.config, self.image_processor)
 
+    def images_within(self, max_pixels: int | None) -> ImageInputs | None:
+        """Return the reader of images with at most so many pixels each after resizing.
+
+        None leaves the number to the image processor. Raises InputError for a family whose images
+        have a number of their own.
+        """
+        reader = self.images
+        if max_pixels is None:
+            return reader
+        if not isinstance(reader, QwenImages):
+            kind = self.config.model_type
+            raise InputError(
+                f"max_pixels: {max_pixels}, which {kind!r} does not size images by; leave it out"
+            )
+        return replace(reader, max_pixels=max_pixels)
+
 
 LoadedDraft = LoadedModel | LoadedHead
 
@@ -253,9 +271,15 @@ def with_stop_tokens(config: ModelConfig, settings: GenerationSettings | None) -
 
 
 def image_inputs(
-    model: LoadedModel, pictures: Sequence[Sequence[Image]], tiles: int
+    model: LoadedModel,
+    pictures: Sequence[Sequence[Image]],
+    tiles: int,
+    max_pixels: Sequence[int | None] = (),
 ) -> dict[str, Any] | None:
-    """Return the tiles [B, U, ...] of each row's images, padded with zeros; None for no tiles."""
+    """Return the tiles [B, U, ...] of each row's images, padded with zeros; None for no tiles.
+
+    max_pixels: Limit of `images_within` for each of the first rows.
+    """
     if tiles == 0 or model.images is None:
         return None
     shapes = model.images.shapes(model.config)
@@ -263,20 +287,25 @@ def image_inputs(
         name: np.zeros((len(pictures), tiles, *shape), dtype)
         for name, (shape, dtype) in shapes.items()
     }
-    for row, images in enumerate(pictures):
-        start = 0
-        for arrays in model.images.read(images) if images else ():
+    for row, (images, most) in enumerate(zip_longest(pictures, max_pixels)):
+        reader, start = model.images_within(most), 0
+        for arrays in reader.read(images) if reader and images else ():
             for name, values in arrays.items():
                 out[name][row, start : start + len(values)] = values
             start += len(next(iter(arrays.values())))
     return out
 
 
-def image_tiles(model: LoadedModel | None, prompt: Prompt[Picture], buckets: Sequence[int]) -> int:
+def image_tiles(
+    model: LoadedModel | None,
+    prompt: Prompt[Picture],
+    buckets: Sequence[int],
+    max_pixels: int | None = None,
+) -> int:
     """Return the bucket for the tiles of a prompt's images in a model; 0 without a model."""
     if model is None:
         return 0
-    reader, images = model.images, prompt.images
+    reader, images = model.images_within(max_pixels), prompt.images
     count = sum(reader.tiles((x.height, x.width), len(images)) for x in images if reader)
     return bucket(count, buckets, "image tiles of one prompt")
 

@@ -42,7 +42,7 @@ _SINGLE_TILE_SETTINGS = {
     *("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std"),
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"),
 }
-_QWEN_PIXELS = 1 << 25
+QWEN_PIXELS = 1 << 25
 """Most pixels of an image that a Qwen processor may ask for."""
 _MEND = "use the preprocessor_config.json that belongs to the model"
 
@@ -125,7 +125,7 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
     where = f"{path}: image processor"
     settings = processor.to_dict()
     if isinstance(config, QwenVLConfig):
-        limit = pixels = _QWEN_PIXELS
+        limit = pixels = QWEN_PIXELS
     else:
         side = config.vision_config.image_size
         limit, pixels = 2 * side, MOST_TILES * side**2

@@ -91,6 +91,9 @@ class Ask:
     """System prompt before the conversation."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """An image file. Repeat the option for several images, in order."""
+    max_pixels: int | None = None
+    """Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL: fewer make fewer image
+    tokens. By default as their image processor is set."""
     chat_template: Path | None = None
     """File with the chat template to use, in place of the model's own."""
     no_chat_template: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -142,6 +145,7 @@ class Ask:
         temperature = 0.0 if self.temperature is None and not self.sample else self.temperature
         sampling = temperature, self.top_k, self.top_p, self.seed
         more: dict[str, Any] = {**self.scores.fields(), "min_p": self.min_p}
+        more["max_pixels"] = self.max_pixels
         return Request(EMPTY, self.max_new_tokens, *sampling, self.stop, **more)
 
     @cached_property

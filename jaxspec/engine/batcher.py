@@ -134,9 +134,11 @@ class Batcher:
         """Return the request with its token rows, one for each form, and its sizes."""
         request.settings.check_tokens(self.assembly.lead.model.text.vocab_size)
         texts, rows = [caption.text for caption in captions], []
+        most = request.max_pixels
+        target_images = self.assembly.lead.images_within(most)
         for form in self.assembly.forms:
-            images = form.model.images, self.assembly.lead.images
-            showing = Showing(form.view, self.encoder, *images)
+            images = form.model.images_within(most) if form.view.reads_images else None
+            showing = Showing(form.view, self.encoder, images, target_images)
             rows.append(prompt_row(showing, request.prompt, texts))
             form.check_context(request, rows[-1])
         ms = sum(caption.ms for caption in captions)
@@ -152,7 +154,8 @@ class Batcher:
         return Sizes(
             length=bucket(longest, config.prompt_buckets, "prompt tokens"),
             tiles=tuple(
-                image_tiles(model, prompt, config.image_buckets) for model in self.assembly.towers
+                image_tiles(model, prompt, config.image_buckets, request.max_pixels)
+                for model in self.assembly.towers
             ),
             new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
             sources=tuple(
@@ -259,8 +262,9 @@ class Batcher:
         requests, count = requests[:prompts], prompts or width
         padded = [*requests, *[requests[-1]] * (count - len(requests))]
         pictures = decoded_images(requests, count - len(requests))
+        limits = [request.max_pixels for request in requests]
         images = [
-            None if model is None else image_inputs(model, pictures, tiles)
+            None if model is None else image_inputs(model, pictures, tiles, limits)
             for model, tiles in zip(self.assembly.towers, sizes.tiles, strict=True)
         ]
         forms, members = zip(*(request.rows for request in padded)), len(self.program.members)
@@ -292,7 +296,8 @@ class Batcher:
         prompts = []
         for row, model, tiles in zip(rows, self.assembly.towers, request.sizes.tiles):
             (stacked,) = stack_rows([[row.followed_by(tokens)]], width)
-            images = None if model is None else image_inputs(model, pictures, tiles)
+            limits = [request.max_pixels]
+            images = None if model is None else image_inputs(model, pictures, tiles, limits)
             prompts.append(Prompts(stacked, images))
         return tuple(prompts), np.asarray([len(row) - 1 for row in rows], np.int32)
 

@@ -12,6 +12,7 @@ import numpy as np
 from PIL.Image import Image
 
 from jaxspec.checkpoints.generation import SAMPLED
+from jaxspec.checkpoints.processors import QWEN_PIXELS
 from jaxspec.data.images import ImageSource, Picture
 from jaxspec.data.messages import read_messages
 from jaxspec.decoding import settings
@@ -38,6 +39,10 @@ RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "top_k": (is_count, "0 (all tokens) or a whole number"),
     "top_p": (lambda value: within(0, 1)(value) and value != 0, "more than 0 and at most 1"),
     "logprobs": (lambda value: value in range(TOP[-1] + 1), f"0 to {TOP[-1]} likeliest tokens"),
+    "max_pixels": (
+        lambda value: is_count(value) and value in range(1, QWEN_PIXELS + 1),
+        f"1 to {QWEN_PIXELS}, or leave it out",
+    ),
     **settings.RULES,
 }
 """Field -> whether a value is valid, and the advice for another value."""
@@ -63,6 +68,8 @@ class Request:
         and transformers' form, see `jaxspec.data.messages`.
       logprobs: Number of likeliest tokens, up to 20, to return with the log probability of each new
         token; 0: only those of the new tokens; None: none.
+      max_pixels: Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL; None: as
+        their image processor is set.
       min_p: Least probability to sample, in units of the likeliest token's; 0: any.
       repetition_penalty: Divisor of the positive scores, and factor of the negative ones, of tokens
         that are in the prompt or the answer; 1: none.
@@ -90,6 +97,7 @@ class Request:
     images: Sequence[ImageSource] = ()
     messages: Sequence[Mapping[str, Any]] = ()
     logprobs: int | None = None
+    max_pixels: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0

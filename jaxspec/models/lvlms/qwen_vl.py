@@ -237,7 +237,16 @@ class QwenImages:
 
     config: Any
     processor: Any
+    max_pixels: int | None = None
+    """Most pixels of an image after resizing; None leaves it to the processor's settings."""
     mrope: ClassVar = True
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Return the least and most pixels of an image, in the processor's words."""
+        size = self.processor.size
+        most = self.max_pixels or size["longest_edge"]
+        return {"shortest_edge": size["shortest_edge"], "longest_edge": most}
 
     @staticmethod
     def shapes(config: Any) -> Shapes:
@@ -262,7 +271,7 @@ class QwenImages:
                 f"image of {width}x{height}: one side is over {MOST_STRETCHED} times the other; "
                 "crop or scale it"
             )
-        vision, limits = self.config.vision_config, self.processor.size
+        vision, limits = self.config.vision_config, self.limits
         side = vision.patch_size * vision.spatial_merge_size
         rows, columns = round(height / side), round(width / side)
         if rows * columns * side**2 > limits["longest_edge"]:
@@ -307,7 +316,7 @@ class QwenImages:
         )
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        out = self.processor(images=list(images), return_tensors="np")
+        out = self.processor(images=list(images), size=self.limits, return_tensors="np")
         patches, sizes = np.asarray(out["pixel_values"]), np.asarray(out["image_grid_thw"])
         merge = self.config.vision_config.spatial_merge_size
         grids = [self.grid((image.height, image.width)) for image in images]
