@@ -41,6 +41,11 @@ def _eagle3(draft: str, target: str, claim: str, licence: str = _UNKNOWN) -> Pub
     return PublishedDraft(draft, target, "EAGLE-3", claim, licence, "--gamma 3")
 
 
+def _vispec(target: str, claim: str) -> PublishedDraft:
+    draft = f"JLKang/ViSpec-{target.partition('/')[2]}"
+    return PublishedDraft(draft, target, "ViSpec", f"{claim} (ViSpec)", options="--gamma 4")
+
+
 _TREE = "--tree dynamic:10:30"
 PUBLISHED = (
     PublishedDraft(
@@ -67,6 +72,9 @@ PUBLISHED = (
     PublishedDraft(
         "lucylyn/MSD-LLaVA1.5-13B", _LLAVA_13B, "EAGLE-1 (MSD)", _UNKNOWN, options=_TREE
     ),
+    _vispec("llava-hf/llava-v1.6-vicuna-7b-hf", "2.58 times as fast"),
+    _vispec("Qwen/Qwen2.5-VL-3B-Instruct", "1.87 times as fast"),
+    _vispec("Qwen/Qwen2.5-VL-7B-Instruct", "1.80 times as fast"),
     _eagle3(
         "Rayzl/qwen2.5-vl-7b-eagle3-sgl",
         "Qwen/Qwen2.5-VL-7B-Instruct",
