@@ -57,6 +57,10 @@ class KVCache(struct.PyTreeNode):
         hidden = self.hidden if self.hidden is None else longer(self.hidden, 2, slots, tail=1)
         return self.replace(k=k, v=v, bias=bias, hidden=hidden)
 
+    def fitted(self, other: KVCache) -> KVCache:
+        """Return the cache with as many slots as another, larger one."""
+        return self.grown(other.slots - self.slots)
+
 
 def longer(leaf: Array, axis: int, slots: int, tail: int = 0) -> Array:
     """Return the array with `slots` zeros before the last `tail` entries of the axis."""

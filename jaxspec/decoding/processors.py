@@ -35,6 +35,14 @@ class PromptTokens(struct.PyTreeNode):
     text: Int[Array, "B L"] | None
     """Prompts that end at slot L, `NO_TOKEN` before them; None if no processor reads the order."""
 
+    def fitted(self, other: PromptTokens) -> PromptTokens:
+        """Return the prompts with as many slots as other, longer ones."""
+        if self.text is None or other.text is None:
+            return self
+        more = other.text.shape[1] - self.text.shape[1]
+        text = jnp.pad(self.text, ((0, 0), (more, 0)), constant_values=NO_TOKEN)
+        return self.replace(text=text)
+
 
 def prompt_tokens(
     rows: PromptRows, size: int, processors: Processors | None

@@ -88,8 +88,9 @@ def larger_cache(slots: int, cache: KVCache) -> KVCache:
     return place(cache.grown(slots))
 
 
-@partial(jax.jit, donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("batch",), donate_argnames=("state",))
 def insert_rows(
+    batch: int,
     state: DecodeState,
     options: Sampling,
     fresh: DecodeState,
@@ -98,9 +99,16 @@ def insert_rows(
 ) -> tuple[DecodeState, Sampling]:
     """Return the state and options with row i of the fresh ones inserted at row `rows[i]`.
 
-    rows: Destinations of the fresh rows; B or more drops a row.
+    Args:
+      batch: B, the number of rows of the state.
+      fresh: State of prompts that may have fewer slots.
+      rows: Destinations of the fresh rows; B or more drops a row.
     """
-    batch = len(state.count)
+
+    def fitted(old: Any, new: Any) -> Any:
+        return new.fitted(old) if hasattr(old, "fitted") else new
+
+    fresh = jax.tree.map(fitted, state, fresh, is_leaf=lambda part: hasattr(part, "fitted"))
 
     def put(old: Array, new: Array) -> Array:
         # A draft's rows are view-major, R*B; all other leaves have B.

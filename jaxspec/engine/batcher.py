@@ -65,6 +65,24 @@ class Together(NamedTuple):
     past: KVCache | None = None
     """Cache of an earlier turn, whose slots begin the only prompt."""
 
+    def options(
+        self, requests: Sequence[EncodedRequest], eos: Sequence[int], batch: int
+    ) -> Sampling:
+        """Return the requests' options, as `sampling_options`, in the form of this batch."""
+        options = sampling_options(requests, eos, batch).replace(logprobs=self.logprobs)
+        if self.processing is None:
+            return options
+        settings = [request.settings for request in requests]
+        return options.replace(processors=self.processing.processors(settings, eos, batch))
+
+    def serves(self, request: EncodedRequest, eos: Sequence[int]) -> bool:
+        """Return whether this form has room for the request's processors and log probabilities."""
+        own, nothing = Processing.of([request.settings], eos), Processing(0, 0, False)
+        top = -1 if request.logprobs is None else request.logprobs
+        if (own and not self.processing) or top > (-1 if self.logprobs is None else self.logprobs):
+            return False
+        return all(n <= most for n, most in zip(own or nothing, self.processing or nothing))
+
 
 @dataclass
 class Batcher:
@@ -221,11 +239,7 @@ class Batcher:
         """
         sizes, past = together.sizes, together.past
         batch, options = self.inputs(requests, sizes, least, together.prompts)
-        options = options.replace(logprobs=together.logprobs)
-        if together.processing is not None:
-            settings, width = [request.settings for request in requests], len(options.temperature)
-            processors = together.processing.processors(settings, self.eos, width)
-            options = options.replace(processors=processors)
+        options = together.options(requests, self.eos, len(options.temperature))
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
         if self.mesh is not None:  # without a placement the compiler chooses one

@@ -6,7 +6,7 @@ Lengths, temperatures, limits, weights and keys are traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -20,16 +20,17 @@ from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, run_decode, run_logprobs
 from jaxspec.engine.assembly import collaboration, speculation
 from jaxspec.engine.batcher import Batcher, rows_per_insert
-from jaxspec.engine.compile_cache import Held, executable, timed
+from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
 from jaxspec.engine.config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.engine.memory import MemoryReport, plan_memory
 from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded_images
-from jaxspec.engine.running import STRIDE, RunningBatch
+from jaxspec.engine.running import STRIDE, LiveBatch, RunningBatch
 from jaxspec.errors import InputError, check_counts, warn_once
 from jaxspec.loading import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.rows import bucket
+from jaxspec.prompts.stops import text_so_far
 from jaxspec.prompts.views import needs_captioner
 
 __all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Request", "Result"]
@@ -133,9 +134,13 @@ class Engine:
             for i, error in (refused or {}).items()
         }
         indices = [i for i in range(len(requests)) if i not in results]
-        for batch in self.batcher.batches(read):
-            *_, done = self._run([read[i] for i in batch])
-            results.update(zip([indices[i] for i in batch], done, strict=True))
+        for chosen in self.batcher.batches(read):
+            some = [read[i] for i in chosen]
+            if len(some) > self.batcher.config.batch_size:
+                done = self._refilled(some)
+            else:
+                *_, done = self._run(some)
+            results.update(zip([indices[i] for i in chosen], done, strict=True))
         return [results[i] for i in range(len(requests))]
 
     def stream(self, request: Request | str) -> Iterator[Result]:
@@ -147,11 +152,7 @@ class Engine:
         (read,) = self.batcher.read([request])
         text, whole = "", None
         for (whole,) in self._run([read], STRIDE):
-            longer = self.encoder.continued(text, whole.tokens)
-            overlaps = (
-                n for stop in read.stop for n in range(1, len(stop)) if longer.endswith(stop[:n])
-            )
-            text = longer[: max(len(longer) - max(overlaps, default=0), len(text))]
+            text = text_so_far(self.encoder, text, whole.tokens, read.stop)
             yield replace(whole, text=text) if len(text) < len(whole.text) else whole
         assert whole is not None
         yield whole
@@ -168,10 +169,39 @@ class Engine:
         batch = RunningBatch(self.batcher, requests, prompts)
         while batch.busy:
             batch.decode(stride)
-            if stride or not (batch.busy or batch.waiting):
+            if stride or not batch.busy:
                 yield batch.results()
-            batch.insert_waiting()
             batch.grow()
+
+    def _refilled(self, requests: list[EncodedRequest]) -> list[Result]:
+        """Decode requests in a batch whose free rows take the next ones."""
+        batch, waiting = self._refilling(requests), dict(enumerate(requests))
+        results: dict[int, Result] = {}
+        while waiting or batch.busy:
+            while waiting and (rows := len(batch.free)):
+                batch.join({i: waiting.pop(i) for i in list(waiting)[: min(batch.few, rows)]})
+            batch.decode(ended=batch.few if waiting else batch.rows)
+            results |= batch.results()[1]
+        times = {
+            "prefill_ms": batch.prefill_ms,
+            "decode_ms": batch.decode_ms,
+            "batch": len(requests),
+            "compile_ms": compiled_ms() - batch.compiled,
+        }
+        return [replace(results[i], **times) for i in range(len(requests))]
+
+    def _refilling(self, requests: Sequence[EncodedRequest]) -> LiveBatch:
+        """Return an empty batch of one bucket, which holds all these requests."""
+        sizes, few = self.batcher.largest(requests), rows_per_insert(self.batcher.config.batch_size)
+        return LiveBatch(self.batcher, [replace(one, sizes=sizes) for one in requests], few)
+
+    def live(self, examples: Sequence[Request | str]) -> LiveBatch:
+        """Return an empty batch which requests may join and leave while others decode.
+
+        It has `batch_size` rows with room for the longest of the examples in each. In float32 an
+        answer equals that of `generate` to its request alone.
+        """
+        return LiveBatch(self.batcher, self.batcher.read(examples))
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
         """Draw several answers to one prompt, which is prefilled once.
@@ -222,20 +252,23 @@ class Engine:
         batcher, most = self.batcher, self.batcher.config.batch_size
         read = batcher.read(_listed(requests))
         kinds: dict[Any, list[EncodedRequest]] = {}
-        for batch in batcher.batches(read):
-            some = [read[i] for i in batch]
-            together = batcher.together(some)
-            width = bucket(min(len(some), most), BATCH_BUCKETS, "batch")
-            kinds.setdefault((together, width, len(some) > most), some)
-        steps = sum(2 * len(batcher.rooms(kind.sizes)) + waits for kind, _, waits in kinds)
+        steps: list[Callable[[], object]] = []
+        for chosen in batcher.batches(read):
+            some = [read[i] for i in chosen]
+            if len(some) > most:
+                steps += self._refilling(some).programs()
+                continue
+            width = bucket(len(some), BATCH_BUCKETS, "batch")
+            kinds.setdefault((batcher.together(some), width), some)
+        count = len(steps) + sum(2 * len(batcher.rooms(kind.sizes)) for kind, _ in kinds)
         pause = Pause(np.int32(0), np.int32(0))  # type: ignore[arg-type]
-        with tqdm(total=steps, unit="program", desc="compiling", delay=1, disable=None) as bar:
-            for (together, _, waits), some in kinds.items():
+        with tqdm(total=count, unit="program", desc="compiling", delay=1, disable=None) as bar:
+            for step in steps:
+                step()
+                bar.update()
+            for (together, _), some in kinds.items():
                 room, *larger = batcher.rooms(together.sizes)
-                if waits:  # the small prefill of rows to insert
-                    batcher.prefill(together, some[:1], room, rows_per_insert(most))
-                    bar.update()
-                state, options, _ = batcher.prefill(together, some[:most], room)
+                state, options, _ = batcher.prefill(together, some, room)
                 executable(run_decode, together.held, state, options, pause)
                 bar.update(2)
                 for size in larger:

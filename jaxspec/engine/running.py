@@ -1,42 +1,138 @@
-"""Decode a batch in several runs of the loop: grow caches and insert rows between them.
+"""Decode the rows of a batch in several runs of the loop; between two of them the batch may change.
 
-*Growing caches.* A pass reads all slots of a cache, filled or not. So caches start with room for
-128 new tokens and grow fourfold whenever an answer needs more. Each size is a program of its own,
-compiled when the first answer reaches it. Tokens do not change, because a row attends only to the
-slots that it has filled.
+*Growing caches* (`RunningBatch`). A pass reads all slots of a cache, filled or not. So caches start
+with room for 128 new tokens and grow fourfold whenever an answer needs more. Each size is a program
+of its own, compiled when the first answer reaches it. Tokens do not change, because a row attends
+only to the slots that it has filled.
 
-*Continuous batching.* A finished row costs computation until its batch ends. So while requests of
-the same bucket wait, the loop returns as soon as a few rows are done. The next prompts are
-prefilled as a small batch and take the free rows. A request's draws depend only on its own key and
-position, not on its batch.
+*Coming and going* (`LiveBatch`). A finished row costs computation until its batch ends. So requests
+join the free rows of a batch while the others decode, and leave it when they end or nobody waits
+for them. The number of rows and of their slots never changes, so no program does. A request's draws
+depend only on its own key and position, not on its batch.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.collaboration.proposals import CollaborationStats
-from jaxspec.decoding.state import DecodeStats, Pause
+from jaxspec.decoding.settings import Settings
+from jaxspec.decoding.state import DecodeState, DecodeStats, Pause
 from jaxspec.decoding.steps import grow, insert_rows, run_decode
 from jaxspec.decoding.trace import Trace, trace_record
-from jaxspec.engine.batcher import Batcher, rows_per_insert
-from jaxspec.engine.compile_cache import Held, compiled_ms, timed
+from jaxspec.engine.batcher import Batcher
+from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
+from jaxspec.engine.config import BATCH_BUCKETS
+from jaxspec.engine.memory import (
+    MemoryReport,
+    Sizes,
+    abstract_inputs,
+    abstract_state,
+    plan_memory,
+)
 from jaxspec.engine.requests import EncodedRequest, Result
+from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.sharding import on_mesh
+from jaxspec.prompts.rows import bucket
+from jaxspec.prompts.stops import cut
+from jaxspec.runtime import usual_settings
+from jaxspec.sampling import Sampling
+from jaxspec.sharding import replicated
 
 STRIDE = 8
 """Tokens between two looks at an answer that is streamed or may stop at a string."""
 
 
-class RunningBatch:
-    """Decode requests of one bucket; the constructor prefills the first ones.
+Kind = Literal["greedy", "sampled", "full"]
+"""Kind of a loop: all rows are greedy, some sample, or some have processors or `logprobs`."""
+
+
+class Rows:
+    """Run the loop over a state, and read the answers that its rows have written so far."""
+
+    batcher: Batcher
+    state: DecodeState
+    options: Sampling
+
+    def __init__(self, batcher: Batcher) -> None:
+        self.batcher, self.held = batcher, batcher.assembly.held
+        self.requests: dict[int, EncodedRequest] = {}
+        """Requests that have a row or had one, by a number of the caller's."""
+        self.busy: dict[int, int] = {}
+        """Number of the request that each row decodes."""
+        self.so_far: dict[int, dict[str, Any]] = {}
+        """Fields of the results so far, by number of the request."""
+        self.prefill_ms, self.decode_ms, self.longest = 0.0, 0.0, 1
+        self.compiled = compiled_ms()
+
+    @property
+    def rows(self) -> int:
+        return len(self.options.temperature)
+
+    @property
+    def loop_options(self) -> Sampling:
+        """Return the options of the next run of the loop."""
+        return self.options
+
+    @property
+    def stops(self) -> bool:
+        """Return whether an answer may end at a string, which the loop does not see."""
+        return any(self.requests[i].stop for i in self.busy.values())
+
+    def run(self, ended: int, count: int) -> None:
+        """Run the loop until `ended` rows are done or an answer has `count` tokens; then read."""
+        pause: Any = np.asarray([ended, count], np.int32)
+        args = self.state, self.loop_options, Pause(*pause)
+        self.state, ms = timed(run_decode, self.held, *args)
+        self.decode_ms += ms
+        self.read()
+
+    def read(self) -> None:
+        """Read the answers of all busy rows, and free the rows whose answers have ended."""
+        state, decoder = self.state, self.batcher.encoder
+        done, tokens, count, stats, trace, record = jax.tree.map(
+            np.array,
+            (state.done, state.tokens, state.count, state.stats, state.trace, state.logprobs),
+        )
+        eos, stopped = np.array(self.options.eos), False
+        for row, i in self.busy.items():
+            request, before = self.requests[i], self.so_far.get(i, {}).get("trace")
+            pieces = before["pieces"] if before else ()
+            fields = _result(decoder, request, row, tokens, count, stats, trace, pieces)
+            if record is not None and request.logprobs is not None:
+                fields |= record.of_row(row, len(fields["tokens"]), request.logprobs)
+            stop = fields["stop_string"] is not None
+            stopped |= stop and not done[row]
+            done[row] |= stop
+            if done[row]:
+                stop |= bool(np.isin(fields["tokens"][-1:], eos).any())
+                fields["finish_reason"] = "stop" if stop else "length"
+            self.so_far[i] = fields
+        if stopped:
+            self.end(done)
+        self.busy = {row: i for row, i in self.busy.items() if not done[row]}
+        self.longest = max((int(count[row]) for row in self.busy), default=0)
+
+    def end(self, done: np.ndarray) -> None:
+        """Let these rows be done."""
+        self.state = self.state.replace(done=jax.device_put(done, self.state.done.sharding))
+
+    def result(self, i: int, **times: Any) -> Result:
+        """Return the result so far of a request that has started."""
+        fields, request = self.so_far[i], self.requests[i]
+        return Result(**fields, **times, caption_ms=request.caption_ms)
+
+
+class RunningBatch(Rows):
+    """Decode requests of one bucket that start together; the constructor prefills them.
 
     Args:
       prompts: Number of different prompts, if the requests are samples of the first ones.
@@ -50,91 +146,35 @@ class RunningBatch:
         prompts: int | None = None,
         past: KVCache | None = None,
     ) -> None:
-        self.batcher, self.requests = batcher, requests
-        most = len(requests) if prompts else batcher.config.batch_size
+        super().__init__(batcher)
+        self.requests = dict(enumerate(requests))
         self.together = batcher.together(requests, prompts, past)
+        self.held = self.together.held
         self.room, *self.larger = batcher.rooms(self.together.sizes)
         self.block = batcher.program.most_tokens
-        self.few = rows_per_insert(most)
-        first, self.compiled = range(min(most, len(requests))), compiled_ms()
-        self.busy = {row: row for row in first}
-        """Index of the request that each row decodes."""
-        self.free: list[int] = []
-        """Rows that the last run of the loop finished."""
-        self.waiting = list(range(len(first), len(requests)))
-        fresh = [requests[i] for i in first]
-        self.state, self.options, self.prefill_ms = batcher.prefill(self.together, fresh, self.room)
-        self.decode_ms, self.longest = 0.0, 1
-        self.so_far: dict[int, dict[str, Any]] = {}
-        """Fields of the results so far, by index of the request."""
+        self.busy = {row: row for row in self.requests}
+        self.state, self.options, self.prefill_ms = batcher.prefill(
+            self.together, requests, self.room
+        )
 
     def decode(self, stride: int | None = None) -> None:
-        """Run the loop until rows are free, caches are full, or `stride` tokens are added.
+        """Run the loop until all rows are done, caches are full, or `stride` tokens are added.
 
         stride: Number of tokens that the longest answer gains; None runs on.
         """
-        width = len(self.options.temperature)
-        until = min(width - len(self.busy) + self.few, width) if self.waiting else width
         full = self.room - self.block + 1 if self.larger else self.room + 1
-        if stride is None and any(self.requests[i].stop for i in self.busy.values()):
-            stride = STRIDE
-        limits: Any = np.asarray([until, min(full, self.longest + (stride or full))], np.int32)
-        pause = Pause(*limits)
-        self.state, ms = timed(run_decode, self.together.held, self.state, self.options, pause)
-        self.decode_ms += ms
-        state = self.state
-        done, tokens, count, stats, trace, record = jax.tree.map(
-            np.array,
-            (state.done, state.tokens, state.count, state.stats, state.trace, state.logprobs),
-        )
-        eos, stopped = np.array(self.options.eos), False
-        for row, i in self.busy.items():
-            request, decoder = self.requests[i], self.batcher.encoder
-            fields = _result(decoder, request, row, tokens, count, stats, trace)
-            if record is not None and request.logprobs is not None:
-                fields |= record.of_row(row, len(fields["tokens"]), request.logprobs)
-            stop = fields["stop_string"] is not None
-            stopped |= stop and not done[row]
-            done[row] |= stop
-            if done[row]:
-                stop |= bool(np.isin(fields["tokens"][-1:], eos).any())
-                fields["finish_reason"] = "stop" if stop else "length"
-            self.so_far[i] = fields
-        if stopped:
-            self.state = state.replace(done=done)
-        self.free = [row for row in self.busy if done[row]]
-        for row in self.free:
-            del self.busy[row]
-        self.longest = max((int(count[row]) for row in self.busy), default=0)
+        stride = stride or (STRIDE if self.stops else full)
+        self.run(self.rows, min(full, self.longest + stride))
 
     def results(self) -> list[Result]:
-        """Return the results so far of all requests that have started, in their order."""
+        """Return the results so far of all requests, in their order."""
         times = {
             "prefill_ms": self.prefill_ms,
             "decode_ms": self.decode_ms,
             "batch": len(self.requests),
             "compile_ms": compiled_ms() - self.compiled,
         }
-        return [
-            Result(**fields, **times, caption_ms=self.requests[i].caption_ms)
-            for i, fields in sorted(self.so_far.items())
-        ]
-
-    def insert_waiting(self) -> None:
-        """Prefill waiting requests and insert them in the rows of finished ones."""
-        for begin in range(0, min(len(self.free), len(self.waiting)), self.few):
-            free = self.free[begin : begin + self.few]
-            indices, self.waiting = self.waiting[: len(free)], self.waiting[len(free) :]
-            fresh = [self.requests[i] for i in indices]
-            ready, options, ms = self.batcher.prefill(self.together, fresh, self.room, self.few)
-            self.prefill_ms += ms
-            self.busy |= dict(zip(free, indices))
-            nowhere = [len(self.options.temperature)] * (len(ready.count) - len(indices))
-            rows = np.asarray(free[: len(indices)] + nowhere, np.int32)
-            with on_mesh(self.batcher.mesh):
-                self.state, self.options = insert_rows(
-                    self.state, self.options, ready, options, rows
-                )
+        return [self.result(i, **times) for i in self.requests]
 
     def grow(self) -> None:
         """Enlarge the caches if the longest answer has filled them."""
@@ -145,6 +185,195 @@ class RunningBatch:
             self.room, *self.larger = self.larger
 
 
+class LiveBatch(Rows):
+    """Decode requests that join and leave while others decode.
+
+    It begins empty. `join` prefills requests into free rows, `decode` runs the loop, `results`
+    tells how far each answer is, and `leave` frees the rows of requests that nobody waits for.
+
+    Args:
+      examples: Requests whose sizes and kinds of loop the batch has programs for. A request that
+        joins is padded to the smallest of these sizes that holds it.
+      few: Number of rows of a prefill. With 1 a prompt is read as it is read alone.
+    """
+
+    def __init__(self, batcher: Batcher, examples: Sequence[EncodedRequest], few: int = 1) -> None:
+        super().__init__(batcher)
+        self.examples, self.few = examples, few
+        self.capacity, self.sizes = batcher.largest(examples), _sizes(batcher, examples)
+        program, params = batcher.program, self.held.params
+        size = bucket(batcher.config.batch_size, BATCH_BUCKETS, "batch")
+        self.together = batcher.together(examples)._replace(greedy=False)
+        inputs, _ = abstract_inputs(program, size, self.capacity)
+        options = self.together.options([], batcher.eos, size)
+        shapes = abstract_state(program, params, inputs, options, self.capacity.new)
+        with usual_settings():
+            empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
+            self.state = empty.replace(done=~empty.done)
+        mesh = batcher.mesh
+        self.options = options if mesh is None else jax.device_put(options, replicated(mesh))
+        self.times: dict[int, dict[str, float]] = {}
+        """Milliseconds of each request's prefill, and of the loop before it joined."""
+
+    @property
+    def loop_options(self) -> Sampling:
+        return _options(self.options, self.kind)
+
+    @property
+    def kind(self) -> Kind:
+        return _kind([self.requests[i] for i in self.busy.values()])
+
+    @property
+    def free(self) -> list[int]:
+        """Return the rows that decode nothing."""
+        return [row for row in range(self.rows) if row not in self.busy]
+
+    def memory(self) -> MemoryReport:
+        """Return the bytes that the batch takes on a device."""
+        program, fresh = self.batcher.program, bucket(self.few, BATCH_BUCKETS, "batch")
+        return plan_memory(program, self.held.params, self.rows, self.capacity, fresh)
+
+    def fit(self, request: EncodedRequest) -> Sizes:
+        """Return the smallest sizes that hold the request; InputError if none does."""
+        sizes = next((sizes for sizes in self.sizes if _holds(sizes, request.sizes)), None)
+        if sizes is not None and request.max_new_tokens <= self.capacity.new:
+            if not self.together.serves(request, self.batcher.eos):
+                raise InputError("logprobs and biases: more of them than the batch was opened for")
+            return sizes
+        length, images = len(request.rows[0]), len(request.prompt.images)
+        most = max(len(example.prompt.images) for example in self.examples)
+        limits = {
+            "max_new_tokens": (request.max_new_tokens, self.capacity.new),
+            "images": (images, most),
+            "prompt tokens": (length, self.capacity.length),
+        }
+        over = (f"{name}: {n} of at most {most}" for name, (n, most) in limits.items() if n > most)
+        what = next(over, f"prompt: {length} tokens with {images} images, which have no room here")
+        raise InputError(f"{what}; shorten the request, or open the batch for longer ones")
+
+    def join(self, requests: Mapping[int, EncodedRequest]) -> None:
+        """Prefill requests, at most `few`, and insert them in free rows.
+
+        requests: By a number of the caller's, which names them in `results` and `leave`.
+        """
+        prefilled = list(requests.values())
+        own = replace(prefilled[0], sizes=self.batcher.largest(prefilled))
+        ms = self._insert(self.fit(own), prefilled, self.free[: len(prefilled)])
+        self.prefill_ms += ms
+        self.busy |= dict(zip(self.free, requests))
+        self.requests |= requests
+        self.times |= {i: {"prefill_ms": ms, "decode_ms": self.decode_ms} for i in requests}
+
+    def _insert(
+        self, sizes: Sizes, requests: Sequence[EncodedRequest], rows: Sequence[int]
+    ) -> float:
+        """Prefill requests into these rows, or into none; return the prefill's milliseconds."""
+        together = self.together._replace(sizes=sizes)
+        fresh, options, ms = self.batcher.prefill(together, requests, sizes.new, self.few)
+        nowhere = [self.rows] * (len(fresh.count) - len(rows))
+        places = np.asarray([*rows, *nowhere], np.int32)
+        held = Held(self.rows, self.batcher.mesh, self.state)
+        (self.state, self.options), _ = timed(
+            insert_rows, held, self.options, fresh, options, places
+        )
+        return ms
+
+    def leave(self, gone: Collection[int]) -> None:
+        """Free the rows of requests that nobody waits for; they have no result."""
+        done = np.array(self.state.done)
+        done[[row for row, i in self.busy.items() if i in gone]] = True
+        self.end(done)
+        self.busy = {row: i for row, i in self.busy.items() if i not in gone}
+        self._forget(gone)
+
+    def decode(self, stride: int | None = None, ended: int = 1) -> None:
+        """Run the loop until `ended` rows have ended, or until `stride` tokens are added.
+
+        stride: Number of tokens that the longest answer gains, 1 for one block; None runs on.
+        """
+        stride = stride or (STRIDE if self.stops else self.capacity.new)
+        idle, whole = self.rows - len(self.busy), self.state
+        self.state = _needed(whole, self.kind)
+        self.run(min(idle + ended, self.rows), self.longest + stride)
+        if self.state.logprobs is None:
+            self.state = self.state.replace(logprobs=whole.logprobs)
+        if self.state.prompt is None:
+            self.state = self.state.replace(prompt=whole.prompt)
+
+    def results(self) -> tuple[dict[int, Result], dict[int, Result]]:
+        """Return the answers so far of busy rows, and those that have ended, which it forgets."""
+        every = {i: self.result(i, **self._times(i)) for i in self.so_far}
+        busy = set(self.busy.values())
+        ended = {i: result for i, result in every.items() if i not in busy}
+        self._forget(ended)
+        return {i: result for i, result in every.items() if i in busy}, ended
+
+    def _times(self, i: int) -> dict[str, Any]:
+        prefill_ms, before = self.times[i].values()
+        decode_ms = self.decode_ms - before
+        return {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(self.busy)}
+
+    def _forget(self, numbers: Collection[int]) -> None:
+        for fields in (self.requests, self.so_far, self.times):
+            for i in numbers:
+                fields.pop(i, None)
+
+    def programs(self) -> list[Callable[[], object]]:
+        """Return calls that compile, together, each program that requests as the examples need."""
+
+        def prefill(sizes: Sizes) -> None:
+            like = next(one for one in self.examples if _holds(sizes, one.sizes))
+            self._insert(sizes, [like], [])
+
+        def decode(kind: Kind) -> None:
+            pause: Any = np.zeros(2, np.int32)
+            state, options = _needed(self.state, kind), _options(self.options, kind)
+            executable(run_decode, self.held, state, options, Pause(*pause))
+
+        kinds: set[Kind] = {_kind([example]) for example in self.examples}
+        prefills = [partial(prefill, sizes) for sizes in self.sizes]
+        return [*prefills, *(partial(decode, kind) for kind in kinds)]
+
+
+def _kind(requests: Sequence[EncodedRequest]) -> Kind:
+    """Return the loop that decodes these requests together."""
+    if any(one.logprobs is not None or one.settings != Settings() for one in requests):
+        return "full"
+    return "greedy" if all(request.temperature == 0 for request in requests) else "sampled"
+
+
+def _needed(state: DecodeState, kind: Kind) -> DecodeState:
+    """Return the state with what a loop of this kind changes or reads."""
+    return state if kind == "full" else state.replace(logprobs=None, prompt=None)
+
+
+def _options(options: Sampling, kind: Kind) -> Sampling:
+    """Return the options as a loop of this kind reads them."""
+    if kind == "full":
+        return options
+    return options.replace(greedy=kind == "greedy", processors=None, logprobs=None)
+
+
+def _sizes(batcher: Batcher, examples: Sequence[EncodedRequest]) -> list[Sizes]:
+    """Return the sizes of the examples and, with images and without, their maxima, in order."""
+    new = max(example.sizes.new for example in examples)
+    every = [replace(one, sizes=one.sizes._replace(new=new)) for one in examples]
+    alike: dict[tuple[bool, ...], list[EncodedRequest]] = {}
+    for one in every:
+        alike.setdefault(tuple(map(bool, one.sizes.tiles)), []).append(one)
+    return sorted({one.sizes for one in every} | {*map(batcher.largest, alike.values())})
+
+
+def _same_towers(one: Sizes, other: Sizes) -> bool:
+    """Return whether the same towers read images, so that prompts have the same fields."""
+    return [*map(bool, one.tiles)] == [*map(bool, other.tiles)]
+
+
+def _holds(sizes: Sizes, own: Sizes) -> bool:
+    pairs = zip(sizes.flat, own.flat, strict=True)
+    return _same_towers(sizes, own) and all(most >= size for most, size in pairs)
+
+
 def _result(
     decoder: PromptEncoder,
     request: EncodedRequest,
@@ -153,36 +382,19 @@ def _result(
     count: np.ndarray,
     stats: DecodeStats | CollaborationStats,
     trace: Trace | None,
+    earlier: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the fields of a row's `Result` so far."""
+    """Return the fields of a row's `Result` so far.
+
+    earlier: Text of the tokens that were read before.
+    """
     new = tokens[row, : count[row]].tolist()
-    text, new, stop = _cut(decoder, new, request.stop)
+    text, new, stop = cut(decoder, new, request.stop)
+    pieces = [*earlier[: len(new)], *decoder.pieces(new, len(earlier))] if trace else []
     return {
         "text": text,
         "tokens": tuple(new),
         "stats": jax.tree.map(lambda x: x[row].item() if x.ndim == 1 else x[row], stats),
-        "trace": trace and trace_record(trace, row, len(new), decoder.pieces(new)),
+        "trace": trace and trace_record(trace, row, len(new), pieces),
         "stop_string": stop,
     }
-
-
-def _cut(
-    decoder: PromptEncoder, tokens: list[int], stops: Sequence[str]
-) -> tuple[str, list[int], str | None]:
-    """Return the text before the first stop string, the tokens that complete it, and the string.
-
-    The fewest tokens decide whose text holds any of the strings, so that the answer does not depend
-    on the number of tokens between two looks at it.
-    """
-    text = decoder.decode(tokens)
-    if not any(stop in text for stop in stops):
-        return text, tokens, None
-
-    def holds(count: int) -> bool:
-        text = decoder.decode(tokens[:count])
-        return any(stop in text for stop in stops)
-
-    tokens = tokens[: bisect_left(range(len(tokens)), True, key=holds)]
-    text = decoder.decode(tokens)
-    stop = min((stop for stop in stops if stop in text), key=text.find)
-    return text[: text.index(stop)], tokens, stop

@@ -174,11 +174,14 @@ class PromptEncoder:
         longer = self.decode(tokens).rstrip("\ufffd").rstrip()
         return longer if longer.startswith(text) else text
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each token adds; "" for a part of a letter, until the last part."""
+    def pieces(self, tokens: Sequence[int], start: int = 0) -> list[str]:
+        """Return the text that each token adds; "" for a part of a letter, until the last part.
+
+        start: Index of the first token to return the text of.
+        """
         texts = [
             self.tokenizer.decode(tokens[:i], skip_special_tokens=True)
-            for i in range(len(tokens) + 1)
+            for i in range(start, len(tokens) + 1)
         ]
         whole = [text.rstrip("\ufffd") for text in texts]
         return [after[len(before) :] for before, after in pairwise(whole)]

@@ -96,8 +96,9 @@ def test_a_row_that_is_done_takes_in_the_next_request(
         for i, length in enumerate(lengths)
     ]
     together = engine.generate(requests)
-    # prefill and decode, and a prefill of as many rows as are refilled at once
-    assert len(compiled) == 3
+    # prefill of as many rows as are refilled at once, insertion, and decoding of greedy rows and of
+    # others
+    assert len(compiled) == 4
     assert {result.batch for result in together} == {11}
     for request, result in zip(requests, together, strict=True):
         (alone,) = engine.generate([request])

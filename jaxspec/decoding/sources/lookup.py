@@ -81,6 +81,12 @@ class Text(struct.PyTreeNode):
         """Return the text with room for more new tokens."""
         return self.replace(tokens=longer(self.tokens, 1, slots))
 
+    def fitted(self, other: Text) -> Text:
+        """Return the text with as many slots for the prompt as another, larger one."""
+        more = other.start - self.start
+        tokens = jnp.pad(self.tokens, ((0, 0), (more, 0)), constant_values=NO_TOKEN)
+        return self.replace(tokens=tokens, length=self.length + more, start=other.start)
+
     def read(
         self, new: Int[Array, "B T"], vocabulary: int, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], Text]:

@@ -1,0 +1,94 @@
+"""A batch that requests join and leave while others decode: each answer is as if alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxspec.engine import compile_cache
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.engine.running import LiveBatch
+from jaxspec.errors import InputError
+from tests import tiny
+
+NEW = 16
+CONFIG = EngineConfig(
+    views=("M", "T", "lookup"),
+    gamma=3,
+    batch_size=4,
+    prompt_buckets=(64, 128),
+    image_buckets=(0, 1),
+    new_buckets=(NEW,),
+    trace=True,
+)
+
+
+def requests_of(count: int) -> list[Request]:
+    """Of two lengths, with images and without, greedy and drawn, some with a stop string."""
+    rng, requests = np.random.default_rng(0), []
+    for i in range(count):
+        words = "What is it? " * int(rng.choice([1, 5]))
+        images = [tiny.page(i)] * int(rng.integers(2))
+        stop = ["a"] * (i % 7 == 3)
+        new = int(rng.integers(1, NEW + 1))
+        requests.append(Request(words, new, float(i % 3 == 1), seed=i, stop=stop, images=images))
+    return requests
+
+
+def test_requests_come_and_go_and_answers_are_as_if_alone(
+    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that left have no result, their rows are free at once, and no program is compiled
+    after the batch is warm.
+    """
+    monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
+    engine, requests = Engine(target, draft, CONFIG), requests_of(24)
+    batch = engine.live(requests)
+    for compile_one in batch.programs():
+        compile_one()
+    programs = len(compile_cache.EXECUTABLES)
+    waiting, results = dict(enumerate(engine.batcher.read(requests))), dict[int, Result]()
+    gone = {5, 11, 12}
+    while waiting or batch.busy:
+        for _ in batch.free:
+            if waiting:
+                i = min(waiting)
+                batch.join({i: waiting.pop(i)})
+        batch.decode(stride=1)
+        so_far, ended = batch.results()
+        results |= ended
+        if leaving := gone & so_far.keys():
+            free = len(batch.free)
+            batch.leave(leaving)
+            assert len(batch.free) == free + len(leaving)
+    assert len(compile_cache.EXECUTABLES) == programs
+    assert results.keys() >= set(range(24)) - gone
+    for i, result in results.items():
+        alone = engine.generate(requests[i])
+        assert (result.tokens, result.text, result.trace) == (alone.tokens, alone.text, alone.trace)
+        for field, value in vars(alone.stats).items():
+            np.testing.assert_array_equal(value, getattr(result.stats, field), err_msg=field)
+    assert not batch.requests
+    assert not batch.so_far
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt": "What is it? " * 9}, "prompt tokens: 1"),
+        ({"images": [tiny.page()] * 2}, "images: 2 of at most 1"),
+        ({"max_new_tokens": NEW + 1}, "max_new_tokens: 17 of at most 16"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_refused(
+    target: LoadedModel, options: dict[str, Any], words: str
+) -> None:
+    engine = Engine(target, config=EngineConfig(batch_size=1))
+    batch = engine.live([Request("What is it?", NEW, images=[tiny.page()])])
+    request = replace(Request("What is it?", NEW), **options)
+    with pytest.raises(InputError, match=words):
+        batch.fit(*engine.batcher.read([request]))
+    assert isinstance(batch, LiveBatch)
