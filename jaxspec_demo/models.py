@@ -113,3 +113,18 @@ def write_merged(folder: Path, path: Path) -> None:
         tokenizer=with_image_token(load_tokenizer(smollm2())),
         image_processor=load_image_processor(folder, config),
     )
+
+
+def served() -> tuple[dict[str, Any], tuple[Path, str]]:
+    """Return the options of `jaxspec serve --demo`, and a picture with a question about it.
+
+    The options are those of the larger shipped pair that is installed.
+    """
+    example = ASSETS / "page.png", "Tell me what you see in the image."
+    if smollm2_file():
+        head = str(ASSETS / "smollm2_eyes" / "kv_head")
+        return {"target": EYES, "draft": (head,), "gamma": 7, "prompt_buckets": "128,512"}, example
+    mini = ASSETS / "mini"
+    shipped = {"target": str(mini / "target"), "draft": (str(mini / "kv_head"),)}
+    sizes = {"prompt_buckets": "64,256", "max_new_tokens": 128}
+    return {**shipped, **sizes, "model": "picture-book"}, example

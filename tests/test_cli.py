@@ -460,7 +460,7 @@ print([name for name in {heavy} if sys.modules.get(name)])
 def test_refused_before_a_model_is_read(
     args: list[str], words: str, world: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxspec.cli.generate.LoadedModel", None)
+    monkeypatch.setattr("jaxspec.cli.speculation.LoadedModel", None)
     args = [part.format(world) for part in args]
     if not {"--prompt", "--messages"} & {*args}:
         args += ["--prompt", "Hi"]

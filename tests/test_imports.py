@@ -28,6 +28,7 @@ STAGES = (
     {"loading"},
     {"decoding"},
     {"engine"},
+    {"serve"},
     {"training"},
     {"cli"},
     {"__main__"},

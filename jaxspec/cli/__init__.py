@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"jaxspec {__version__}")
         return
 
-    from jaxspec.cli import collaborate, drafts, export, generate, inspect, plan
+    from jaxspec.cli import collaborate, drafts, export, generate, inspect, plan, serve
     from jaxspec.engine.captioners import runs_torch
     from jaxspec.plugins import load_plugin, plugins
 
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "drafts": (drafts.Drafts, drafts.run),
         "inspect": (inspect.Inspect, inspect.run),
         "plan": (plan.Plans, plan.run),
+        "serve": (serve.Serve, serve.run),
     }
     with input_errors("jaxspec"):
         added = {name: load_plugin(entry) for name, entry in plugins("commands").items()}

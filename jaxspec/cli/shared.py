@@ -51,6 +51,39 @@ def show(answer: Iterator[Result]) -> Result:
     return result
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """The options with which models are loaded."""
+
+    chat_template: Path | None = None
+    """File with the chat template to use, in place of the model's own."""
+    tiles: bool = True
+    """--no-tiles: LLaVA-NeXT reads one tile an image, as in TABED's released code."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Data type that models compute in; by default float32 on CPUs, else that of their files."""
+    target_weights: Weights | None = None
+    """int8 holds the layers of the target, or of all models that decode together, in half the bytes
+    of 16 bits; answers are then the quantised model's own."""
+
+    @cached_property
+    def template(self) -> str | None:
+        """Return the chat template that replaces the model's own; InputError for an unread file."""
+        if self.chat_template is None:
+            return None
+        with reading(f"--chat-template: {self.chat_template}", "give a file with a jinja template"):
+            return self.chat_template.read_text(encoding="utf-8")
+
+    def use_template(self, engine: Engine) -> None:
+        """Let the engine write prompts with the given template, if there is one."""
+        if self.template is not None:
+            engine.encoder.tokenizer.chat_template = self.template
+
+    @property
+    def computes_in(self) -> jnp.dtype | None:
+        """Data type of all models; None leaves the choice to `LoadedModel.load`."""
+        return self.dtype and jnp.dtype(self.dtype)
+
+
 @dataclass(frozen=True)
 class Scores:
     """What changes the scores of tokens; by default as the model's generation_config.json says."""
@@ -78,7 +111,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Ask:
+class Ask(Loading):
     """The options of a prompt and its answer."""
 
     prompt: str | None = None
@@ -94,12 +127,8 @@ class Ask:
     max_pixels: int | None = None
     """Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL: fewer make fewer image
     tokens. By default as their image processor is set."""
-    chat_template: Path | None = None
-    """File with the chat template to use, in place of the model's own."""
     no_chat_template: tyro.conf.FlagCreatePairsOff[bool] = False
     """Give the model the bare prompt: for base models."""
-    tiles: bool = True
-    """--no-tiles: LLaVA-NeXT reads one tile an image, as in TABED's released code."""
     max_new_tokens: int = 128
     """Stop the answer after this many tokens."""
     sample: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -118,11 +147,6 @@ class Ask:
     scores: tyro.conf.OmitArgPrefixes[Scores] = Scores()
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End the answer before this string. Repeat the option for several strings."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Data type that models compute in; by default float32 on CPUs, else that of their files."""
-    target_weights: Weights | None = None
-    """int8 holds the layers of the target, or of all models that decode together, in half the bytes
-    of 16 bits; answers are then the quantised model's own."""
     stream: bool = True
     """On a terminal, print the answer as it is written. --json prints it whole."""
     json: bool = False
@@ -149,14 +173,6 @@ class Ask:
         return Request(EMPTY, self.max_new_tokens, *sampling, self.stop, **more)
 
     @cached_property
-    def template(self) -> str | None:
-        """Return the chat template that replaces the model's own; InputError for an unread file."""
-        if self.chat_template is None:
-            return None
-        with reading(f"--chat-template: {self.chat_template}", "give a file with a jinja template"):
-            return self.chat_template.read_text(encoding="utf-8")
-
-    @cached_property
     def conversation(self) -> list[Message[ImageSource]]:
         """Return the messages of the file; InputError for a file without any."""
         assert self.messages is not None
@@ -176,11 +192,6 @@ class Ask:
         """Return the images; raise InputError for a file that is no image."""
         return [load_image(path) for path in self.image]
 
-    @property
-    def computes_in(self) -> jnp.dtype | None:
-        """Data type of all models; None leaves the choice to `LoadedModel.load`."""
-        return self.dtype and jnp.dtype(self.dtype)
-
 
 SAMPLING = ("top_k", "top_p", "min_p", "seed")
 """Options that only sampling reads."""
@@ -199,8 +210,7 @@ def answer(
       describe: Returns the program's own stats, and their summary for the last line.
       loaded: Lines about the loaded models.
     """
-    if args.template is not None:
-        engine.encoder.tokenizer.chat_template = args.template
+    args.use_template(engine)
     encoder = replace(engine.encoder, system=args.system or "")
     if args.prompt is None:
         prompt = encoder.prompt(args.conversation)

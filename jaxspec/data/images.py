@@ -39,9 +39,12 @@ class StoredImage:
     size: tuple[int, int] | None = None
     """Height and width of the upright image in pixels, if known without decoding."""
 
-    def load(self) -> Image.Image:
-        """Return the image as upright RGB; InputError where the bytes are no image."""
-        return _decode(io.BytesIO(self.content), self.name)
+    def load(self, most_pixels: int | None = None) -> Image.Image:
+        """Return the image as upright RGB; InputError where the bytes are no image, or too large.
+
+        most_pixels: Most pixels to decode; None for `MOST_PIXELS`.
+        """
+        return _decode(io.BytesIO(self.content), self.name, most_pixels)
 
 
 def as_png(pixels: np.ndarray) -> bytes:
@@ -51,7 +54,7 @@ def as_png(pixels: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
+def _decode(source: Path | io.BytesIO, name: str, most: int | None = None) -> Image.Image:
     with reading(f"image {name}: not readable", "fetch it again, or convert it to PNG"):
         try:
             image = Image.open(source, formats=_FORMATS)
@@ -59,10 +62,10 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
             raise InputError(f"image {name}: {_no_image(source)}") from None
         with image:
             # From the header, before megabytes become gigabytes.
-            _check_size(image.size, name)
+            _check_size(image.size, name, most)
             if isinstance(image, TiffImageFile):  # a tile may be larger than its image
                 width, height = (image.tag_v2.get(tag, 1) for tag in (TILEWIDTH, TILELENGTH))
-                _check_pixels(width, height, name)
+                _check_pixels(width, height, name, most)
             image.load()
             return to_rgb(ImageOps.exif_transpose(image), name)
 
@@ -155,18 +158,19 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _check_size(size: tuple[int, int], name: str) -> None:
+def _check_size(size: tuple[int, int], name: str, most: int | None = None) -> None:
     width, height = size
     if 0 in size:
         raise InputError(f"image {name}: its size is {width}x{height}; give one with pixels in it")
     if max(size) > LONGEST * min(size):
         raise InputError(f"image {name}: {width}x{height} is over {LONGEST} times as long as wide")
-    _check_pixels(width, height, name)
+    _check_pixels(width, height, name, most)
 
 
-def _check_pixels(width: int, height: int, name: str) -> None:
-    if width * height > MOST_PIXELS:
-        raise InputError(f"image {name}: {width}x{height} is over {MOST_PIXELS} pixels; shrink it")
+def _check_pixels(width: int, height: int, name: str, most: int | None = None) -> None:
+    most = most or MOST_PIXELS
+    if width * height > most:
+        raise InputError(f"image {name}: {width}x{height} is over {most} pixels; shrink it")
 
 
 def _check_kind(image: Image.Image, name: str) -> None:

@@ -24,7 +24,7 @@ from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.config import EvalConfig
 from eval.lib.recorded.config import RecordedConfig
-from jaxspec.cli import collaborate, export, generate, inspect, main, plan
+from jaxspec.cli import collaborate, export, generate, inspect, main, plan, serve
 from jaxspec.command import load_preset
 from jaxspec_demo.command import Demo
 from tests.conftest import ROOT
@@ -134,11 +134,12 @@ KINDS: dict[str, Any] = {
     "import": export.Import,
     "inspect": inspect.Inspect,
     "plan": plan.Plans,
+    "serve": serve.Serve,
 }
 PREPARED = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare.Book}
 MEASURES = ("block_efficiency", "collaborative", "draft_quality", "exactness", "kv_head", "mmspec")
 FUNCTIONS = (
-    *("eval.latency", "eval.peers", "eval.accelerator", "eval.compiled"),
+    *("eval.latency", "eval.peers", "eval.accelerator", "eval.compiled", "eval.serving"),
     *("train.text", "train.tower", "train.eyes"),
 )
 PARSERS: dict[str, Callable[[list[str]], Any]] = {

@@ -1,0 +1,163 @@
+"""Load on `jaxspec serve`: requests a second, time to the first token, time per token.
+
+    jaxspec serve --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7 \
+        --prompt-buckets 128 --max-new-tokens 128 --port 8000
+    python -m eval.serving --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7
+
+The second command asks the first one's server, and then measures the engine on the same requests
+without a server, so `of_offline` is the server's tokens a second over the engine's. Another
+server of OpenAI's interface, such as `transformers serve`, is asked with `--url`; `--model` is then
+its name for the model. The machine must be idle otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from base64 import b64encode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+
+from eval.lib.output.report import Run
+from eval.lib.output.tables import Record, Table, has
+from eval.lib.times.load import Timing, ask_all
+from jaxspec.command import run_script
+from jaxspec.data.images import load_image
+from jaxspec.engine.engine import Engine, EngineConfig, Request
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel, load_draft
+from jaxspec_demo import ASSETS
+
+QUESTIONS = (
+    "Tell me what you see in the image.",
+    "What colour is the tree?",
+    "Which word can you read on the sign?",
+    "How many things are in the picture?",
+)
+PICTURE = ASSETS / "page.png"
+
+
+def main(
+    out: Path = Path("runs/serving"),
+    url: str = "http://127.0.0.1:8000",
+    target: str | None = None,
+    draft: str | None = None,
+    gamma: int = 5,
+    model: str | None = None,
+    clients: tuple[int, ...] = (1, 4, 8, 16),
+    requests: int = 32,
+    new: int = 64,
+    images: bool = True,
+) -> None:
+    """Measures a running server.
+
+    Args:
+      out: directory for results.json and table.md.
+      url: the server.
+      target: the server's target, for the rows of the engine without a server.
+      draft: the server's draft.
+      gamma: drafted tokens a block.
+      model: name of the model in requests; by default the first that the server lists.
+      clients: numbers of clients that ask at once.
+      requests: requests of each measurement.
+      new: most tokens of an answer.
+      images: whether each second request shows a picture.
+    """
+    options = dict(locals())
+    if min(clients, default=0) < 1 or requests < 1:
+        raise InputError(f"clients, requests: {clients}, {requests}; give 1 or more")
+    with Run("serving", options, out, "of one run each") as run:
+        run.restore()
+        name = model or _listed(url)
+        bodies = [_body(name, i, new, images) for i in range(requests)]
+        # A process of its own, because Python runs one thread at a time.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            for count in clients:
+                if not has(run.rows, clients=count):
+                    pool.apply(ask_all, (url, bodies[:2], 1))
+                    run.add([row(count, *pool.apply(ask_all, (url, bodies, count)))])
+                run.write(table(run.rows))
+        if target is not None and not has(run.rows, clients=0):
+            config = EngineConfig(gamma=gamma, continuous_batching=True)
+            loaded = LoadedModel.load(target)
+            engine = Engine(loaded, load_draft(draft, loaded) if draft else None, config)
+            run.add([offline(engine, [_request(i, new, images) for i in range(requests)])])
+            pace = run.rows[-1]["tokens_per_second"]
+            for measured in run.rows:
+                measured["of_offline"] = measured["tokens_per_second"] / pace
+        run.write(table(run.rows))
+
+
+def _listed(url: str) -> str:
+    try:
+        with urlopen(f"{url}/v1/models", timeout=10) as answer:
+            return json.load(answer)["data"][0]["id"]
+    except OSError as error:
+        raise InputError(f"url: {url}: {error}; start the server") from None
+
+
+def _body(model: str, i: int, new: int, images: bool) -> dict[str, Any]:
+    content: Any = QUESTIONS[i % len(QUESTIONS)]
+    if images and i % 2 == 0:
+        url = f"data:image/png;base64,{b64encode(PICTURE.read_bytes()).decode()}"
+        shown = {"type": "image_url", "image_url": {"url": url}}
+        content = [shown, {"type": "text", "text": content}]
+    messages = [{"role": "user", "content": content}]
+    return {"model": model, "messages": messages, "max_tokens": new, "temperature": 0}
+
+
+def _request(i: int, new: int, images: bool) -> Request:
+    pictures = [load_image(PICTURE)] if images and i % 2 == 0 else []
+    return Request(QUESTIONS[i % len(QUESTIONS)], new, images=pictures)
+
+
+def row(clients: int, seconds: float, timings: Sequence[Timing]) -> Record:
+    """Return a measurement of a server."""
+    each = [(one.whole - one.first) / max(one.tokens - 1, 1) for one in timings]
+    firsts = [one.first for one in timings]
+    tokens = sum(one.tokens for one in timings)
+    return {
+        "clients": clients,
+        "requests_per_second": len(timings) / seconds,
+        "tokens_per_second": tokens / seconds,
+        **{f"first_ms_p{p}": 1e3 * float(np.percentile(firsts, p)) for p in (50, 95)},
+        **{f"token_ms_p{p}": 1e3 * float(np.percentile(each, p)) for p in (50, 95)},
+        "tokens": tokens,
+    }
+
+
+def offline(engine: Engine, requests: Sequence[Request]) -> Record:
+    """Return the same measurement of the engine, of no clients."""
+    engine.generate(requests)  # compiles
+    start = time.perf_counter()
+    tokens = sum(len(result.tokens) for result in engine.generate(requests))
+    seconds = time.perf_counter() - start
+    paces = len(requests) / seconds, tokens / seconds
+    return dict(zip(("clients", "requests_per_second", "tokens_per_second"), (0, *paces))) | {
+        "tokens": tokens
+    }
+
+
+def table(rows: Sequence[Record]) -> Table:
+    """Return the measurements as a table."""
+    columns = ("first_ms_p50", "first_ms_p95", "token_ms_p50", "token_ms_p95")
+    cells = [
+        [
+            str(one["clients"] or "offline"),
+            *(f"{one[name]:.2f}" for name in ("requests_per_second", "tokens_per_second")),
+            *(f"{one[name]:.0f}" if name in one else "-" for name in columns),
+            f"{one['of_offline']:.2f}" if "of_offline" in one else "-",
+        ]
+        for one in rows
+    ]
+    header = ["clients", "requests/s", "tokens/s", "first p50", "p95", "token p50", "p95 (ms)"]
+    return Table("Load on jaxspec serve", [*header, "of offline"], cells)
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)

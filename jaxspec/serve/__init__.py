@@ -1,0 +1,14 @@
+"""An OpenAI-compatible server of one engine: `jaxspec serve`.
+
+| file        | contents                                                        |
+|-------------|-----------------------------------------------------------------|
+| worker.py   | the thread that owns the engine, and the batch that lives in it |
+| bodies.py   | bodies of requests, read and checked                            |
+| answers.py  | bodies of answers, whole or in parts                            |
+| metrics.py  | what Prometheus reads                                           |
+| app.py      | routes, limits, errors                                          |
+| page/       | the page at `/`                                                 |
+
+A request goes from the event loop to a thread that reads it (JSON, images, tokens), and from there
+to the worker's queue. The worker publishes an answer's parts on its `Ticket`, block by block.
+"""

@@ -1,0 +1,186 @@
+"""Write answers in OpenAI's form: whole, or in parts as server-sent events.
+
+Fields of jaxspec's own are in `jaxspec`, where a request asked for a `trace`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxspec import __version__
+from jaxspec.engine.requests import Result
+from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.serve.bodies import Ask
+from jaxspec.serve.worker import Part, Ticket
+
+
+def error_body(
+    message: str, kind: str = "invalid_request_error", param: str | None = None, code: Any = None
+) -> dict[str, Any]:
+    """Return the body of an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def event(body: dict[str, Any] | str) -> bytes:
+    """Return a server-sent event."""
+    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    return f"data: {text}\n\n".encode()
+
+
+@dataclass
+class Answer:
+    """Write the answer to one body.
+
+    Attributes:
+      chats: Whether choices are messages of an assistant, not texts.
+      tickets: One for each choice.
+    """
+
+    ask: Ask
+    model: str
+    chats: bool
+    tickets: Sequence[Ticket]
+    encoder: PromptEncoder
+    created: int = field(default_factory=lambda: int(time.time()))
+    name: str = field(default_factory=lambda: secrets.token_hex(12))
+    sent: dict[int, Part] = field(default_factory=dict)
+    """Newest part of each choice that was sent."""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the body of the whole answer."""
+        choices = []
+        for i, ticket in enumerate(self.tickets):
+            part = _ended(ticket)
+            said: dict[str, Any] = {"text": part.text}
+            if self.chats:
+                said = {"message": {"role": "assistant", "content": part.text, "refusal": None}}
+            choices.append(self._choice(i, part, said, None))
+        return self._body(choices) | {"usage": usage(self.tickets)}
+
+    def begin(self) -> Iterator[bytes]:
+        """Yield the events before the first token."""
+        for i in range(len(self.tickets)) if self.chats else ():
+            choice = {"delta": {"role": "assistant", "content": ""}, "index": i}
+            yield event(self._chunk([choice | {"logprobs": None, "finish_reason": None}]))
+
+    def parts(self, fresh: Iterable[int]) -> Iterator[bytes]:
+        """Yield an event for each choice that has a new part."""
+        for i in fresh:
+            part = self.tickets[i].part
+            assert part is not None
+            before = self.sent.get(i)
+            text = part.text[len(before.text) if before else 0 :]
+            self.sent[i] = part
+            if not (text or part.ended or self.ask.trace or part.result.logprobs):
+                continue
+            said: dict[str, Any] = {"text": text}
+            if self.chats:
+                said = {"delta": {"content": text} if text else {}}
+            yield event(self._chunk([self._choice(i, part, said, before)]))
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the events after the last token."""
+        if self.ask.usage:
+            yield event(self._body([], stream=True) | {"usage": usage(self.tickets)})
+        yield event("[DONE]")
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        body = self._body(choices, stream=True)
+        return body | {"usage": None} if self.ask.usage else body
+
+    def _body(self, choices: list[dict[str, Any]], stream: bool = False) -> dict[str, Any]:
+        kind = "chat.completion" if self.chats else "text_completion"
+        return {
+            "id": f"{'chatcmpl' if self.chats else 'cmpl'}-{self.name}",
+            "object": f"{kind}.chunk" if stream and self.chats else kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"jaxspec-{__version__}",
+            "choices": choices,
+        }
+
+    def _choice(
+        self, i: int, part: Part, said: dict[str, Any], before: Part | None
+    ) -> dict[str, Any]:
+        result, start = part.result, len(before.result.tokens) if before else 0
+        choice: dict[str, Any] = {"index": i, **said, "finish_reason": result.finish_reason}
+        choice["logprobs"] = logprobs(result, start, self.encoder, self.chats)
+        return choice | {"jaxspec": _trace(part, before)} if self.ask.trace else choice
+
+
+def _ended(ticket: Ticket) -> Part:
+    assert ticket.part is not None
+    assert ticket.part.ended
+    return ticket.part
+
+
+def logprobs(result: Result, start: int, encoder: PromptEncoder, chats: bool) -> Any:
+    """Return the log probabilities of an answer's tokens from `start` on; None without any."""
+    if result.logprobs is None or result.top_logprobs is None:
+        return None
+
+    def piece(token: int) -> str:
+        return encoder.tokenizer.decode([token])
+
+    def entry(token: int, value: float) -> dict[str, Any]:
+        text = piece(token)
+        return {"token": text, "logprob": value, "bytes": [*text.encode()]}
+
+    places = list(zip(result.tokens, result.logprobs, result.top_logprobs))[start:]
+    if chats:
+        return {
+            "content": [
+                entry(token, value) | {"top_logprobs": [entry(*pair) for pair in top.items()]}
+                for token, value, top in places
+            ],
+            "refusal": None,
+        }
+    return {
+        "tokens": [piece(token) for token, _, _ in places],
+        "token_logprobs": [value for _, value, _ in places],
+        "top_logprobs": [
+            {piece(token): value for token, value in top.items()} for *_, top in places
+        ],
+        "text_offset": None,
+    }
+
+
+def usage(tickets: Sequence[Ticket]) -> dict[str, Any]:
+    """Return the numbers of tokens, drafted ones by their fate."""
+    results = [_ended(ticket).result for ticket in tickets]
+    prompts = {id(ticket.request.prompt): len(ticket.request.rows[0]) for ticket in tickets}
+    prompt, new = sum(prompts.values()), sum(len(result.tokens) for result in results)
+    drafted, accepted = (
+        int(sum(np.sum(getattr(result.stats, name)) for result in results))
+        for name in ("drafted_at", "accepted_at")
+    )
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+def _trace(part: Part, before: Part | None) -> dict[str, Any]:
+    """Return where the new tokens came from, and the clocks of the answer so far."""
+    result, start = part.result, len(before.result.tokens) if before else 0
+    trace = result.trace or {}
+    return {
+        "tokens": list(result.tokens[start:]),
+        **{name: values[start:] for name, values in trace.items()},
+        "passes": int(result.stats.steps),
+        "emitted": int(result.stats.emitted),
+        "prefill_ms": round(result.prefill_ms, 3),
+        "decode_ms": round(result.decode_ms, 3),
+    }

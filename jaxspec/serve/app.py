@@ -1,0 +1,379 @@
+"""Routes of the server, its limits, and its errors in OpenAI's form.
+
+Nothing of the server's inside (a path, a traceback) is in an answer: what a client can mend is an
+`InputError`, and anything else is "internal error".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from jaxspec.engine.requests import EncodedRequest
+from jaxspec.errors import InputError
+from jaxspec.serve import bodies
+from jaxspec.serve.answers import Answer, error_body, event
+from jaxspec.serve.bodies import Ask, Limits, NotServed
+from jaxspec.serve.metrics import Metrics
+from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker
+
+PAGE = Path(__file__).parent / "page"
+LOCAL = ["localhost", "127.0.0.1", "[::1]"]
+GRACE = 10.0
+"""Seconds that a client has for reading the end of its answer."""
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Choose what the server takes.
+
+    Attributes:
+      key: Key that requests must bring; "" for none.
+      body: Most bytes of a body.
+      upload: Most seconds that a client may take to send a body.
+      timeout: Most seconds from a request to the end of its answer.
+      example: Picture that the page offers, and a question about it.
+      local: Whether only names of this machine are answered, against pages of other sites.
+    """
+
+    limits: Limits
+    key: str = ""
+    body: int = 32 * 2**20
+    upload: float = 30.0
+    timeout: float = 300.0
+    example: tuple[Path, str] | None = None
+    local: bool = True
+
+
+class Server:
+    """Answer HTTP requests with a worker's batch."""
+
+    def __init__(self, worker: Worker, settings: Settings, metrics: Metrics) -> None:
+        self.worker, self.settings, self.metrics = worker, settings, metrics
+        self.reader = ThreadPoolExecutor(1, "jaxspec-reader")
+        self.open = 0
+        """Number of requests whose body is read or answered."""
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        chat, text = (partial(self._answer, chats) for chats in (True, False))
+        routes = [
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._models),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", text, methods=["POST"]),
+            Route("/example.png", self._example),
+            Mount("/", Page(directory=PAGE, html=True)),
+        ]
+        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL, www_redirect=False)
+        kinds = (InputError, HTTPException, Full, Unready, Late, Exception)
+        handlers: dict[Any, Any] = dict.fromkeys(kinds, refused) | {ClientDisconnect: left}
+        return Starlette(
+            routes=routes,
+            middleware=[hosts] if self.settings.local else [],
+            exception_handlers=handlers,
+        )
+
+    async def _health(self, request: Request) -> Response:
+        worker = self.worker
+        state = "ready" if worker.ready.is_set() else "warming up"
+        state = "failed" if worker.failure else "ending" if worker.ending else state
+        body = {"status": state, "programs": worker.warmed, "of": len(worker.programs)}
+        return JSONResponse(body, 200 if state == "ready" else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        self._check_key(request)
+        return Response(self.metrics.page(self.worker), media_type="text/plain; version=0.0.4")
+
+    async def _models(self, request: Request) -> Response:
+        self._check_key(request)
+        limits, batch = self.settings.limits, self.worker.batch
+        name = request.path_params.get("name")
+        if name not in (None, limits.model):
+            raise HTTPException(404, "model: no such model here")
+        config: Any = self.worker.engine.config
+        about = {
+            "images": limits.images,
+            "prompt_tokens": batch.capacity.length,
+            "new_tokens": batch.capacity.new,
+            "rows": batch.rows,
+            "sources": list(self.worker.engine.assembly.mixture.names),
+            "gamma": config.gamma,
+            "race": limits.races,
+            "example": self.settings.example and self.settings.example[1],
+        }
+        model = {"id": limits.model, "object": "model", "created": STARTED, "owned_by": "jaxspec"}
+        model |= {"max_model_len": batch.capacity.length + batch.capacity.new, "jaxspec": about}
+        return JSONResponse({"object": "list", "data": [model]} if name is None else model)
+
+    async def _example(self, request: Request) -> Response:
+        if self.settings.example is None:
+            raise HTTPException(404)
+        return FileResponse(self.settings.example[0], headers=HEADERS)
+
+    async def _answer(self, chats: bool, request: Request) -> Response:
+        """Answer a body, or refuse it before it is read where the server is full."""
+        self._check_key(request)
+        worker, limits = self.worker, self.settings.limits
+        deadline = time.monotonic() + self.settings.timeout
+        if not worker.ready.is_set():
+            raise Unready
+        if self.open >= worker.batch.rows + worker.queue:
+            raise Full(1)
+        self.open += 1
+        answer = None
+        try:
+            raw = await self._body(request)
+            loop = asyncio.get_running_loop()
+            ask, read = await loop.run_in_executor(self.reader, self._read, chats, raw)
+            news = asyncio.Event()
+            tickets = [
+                Ticket(replace(one, seed=(one.seed + i) % 2**32), deadline, news, loop, ask.lane)
+                for one in read
+                for i in range(ask.count)
+            ]
+            worker.submit(tickets)
+            answer = Answer(ask, limits.model, chats, tickets, worker.engine.encoder)
+            if ask.stream:
+                return Stream(answer, self._close)
+            await until_gone(_all_ended(tickets), request.receive)
+            return JSONResponse(answer.whole())
+        finally:
+            if answer is None or not answer.ask.stream:
+                self._close(answer)
+
+    def _close(self, answer: Answer | None) -> None:
+        """Free the rows of an answer that is over, or that nobody waits for."""
+        self.open -= 1
+        if answer is not None:
+            self.worker.abandon(answer.tickets)
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body; refuse one that is too long, too slow or of another type."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise HTTPException(415, "content-type: give application/json")
+        most, length = self.settings.body, request.headers.get("content-length", "0")
+        body, refused = bytearray(), HTTPException(413, f"body: over {most} bytes; send less")
+        if not length.isdecimal() or len(length) > 18 or int(length) > most:
+            raise refused
+        try:
+            async with asyncio.timeout(self.settings.upload):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > most:
+                        raise refused
+        except TimeoutError:
+            raise HTTPException(408, "body: not sent in time; send it faster") from None
+        return bytes(body)
+
+    def _read(self, chats: bool, raw: bytes) -> tuple[Ask, list[EncodedRequest]]:
+        """Return what a body asks for, and its prompts as tokens and pixels."""
+        read = bodies.chat if chats else bodies.completion
+        ask = read(bodies.parse(raw), self.worker.engine.encoder, self.settings.limits)
+        return ask, [self.worker.read(one, ask.most, ask.lane) for one in ask.requests]
+
+    def _check_key(self, request: Request) -> None:
+        """Raise an error for a request without the server's key."""
+        if not self.settings.key:
+            return
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(key.strip().encode(), self.settings.key.encode())
+        if scheme.lower() != "bearer" or not same:
+            raise HTTPException(401, "authorization: give the server's key as a bearer token")
+
+
+STARTED = int(time.time())
+
+
+def web_server(server: Server) -> uvicorn.Server:
+    """Return the loop that reads and writes HTTP."""
+    settings = server.settings
+    return uvicorn.Server(
+        uvicorn.Config(
+            server.app(),
+            log_level="warning",
+            timeout_keep_alive=int(settings.upload),
+            timeout_graceful_shutdown=int(settings.timeout + GRACE),
+            server_header=False,
+        )
+    )
+
+
+def serve(server: Server, listener: socket.socket) -> None:
+    """Answer requests on a listening socket until SIGTERM or Ctrl-C, then finish and return.
+
+    Raises what ended the worker, if it failed.
+    """
+    worker, web = server.worker, web_server(server)
+
+    def watch() -> None:
+        worker.join()
+        web.should_exit = True
+
+    def ignore(number: int, frame: object) -> None:
+        """Let uvicorn end the server: it raises its signals again once it has ended."""
+
+    signal.signal(signal.SIGTERM, ignore)
+    worker.start()
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        web.run(sockets=[listener])
+    finally:
+        worker.end()
+        worker.join()
+    if worker.failure is not None:
+        raise worker.failure
+
+
+class Stream(Response):
+    """Send an answer as server-sent events, block by block."""
+
+    def __init__(self, answer: Answer, close: Callable[[Answer], None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self.answer, self.close = answer, close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until the last one, or until the client is gone or too slow."""
+        left = max(ticket.deadline for ticket in self.answer.tickets) - time.monotonic()
+        try:
+            async with asyncio.timeout(left + GRACE):
+                await until_gone(self._send(send), receive)
+        except (ClientDisconnect, OSError, TimeoutError):
+            pass
+        finally:
+            self.close(self.answer)
+
+    async def _send(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        async for data in self._events():
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        answer = self.answer
+        yield b"".join(answer.begin())
+        try:
+            async for fresh in news(answer.tickets):
+                if data := b"".join(answer.parts(fresh)):
+                    yield data
+        except Exception as error:  # the status is sent, so the error is an event
+            _, message, kind = described(error)
+            yield event(error_body(message, kind))
+            return
+        yield b"".join(answer.end())
+
+
+async def news(tickets: Sequence[Ticket]) -> AsyncIterator[list[int]]:
+    """Yield the indices of the tickets with new parts, until all have ended; raise their error."""
+    seen: dict[int, Part] = {}
+    while not all(part.ended for part in seen.values()) or len(seen) < len(tickets):
+        await tickets[0].news.wait()
+        tickets[0].news.clear()
+        for ticket in tickets:
+            if ticket.error is not None:
+                raise ticket.error
+        parts = {i: ticket.part for i, ticket in enumerate(tickets) if ticket.part is not None}
+        fresh = [i for i, part in parts.items() if part is not seen.get(i)]
+        seen |= parts
+        yield fresh
+
+
+async def _all_ended(tickets: Sequence[Ticket]) -> None:
+    async for _ in news(tickets):
+        pass
+
+
+async def until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Do the work; cancel it and raise ClientDisconnect once the client is gone."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(one) for one in (work, gone())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def described(error: Exception) -> tuple[int, str, str]:
+    """Return the status, message and type of an error."""
+    match error:
+        case NotServed():
+            return 404, str(error), "invalid_request_error"
+        case InputError():
+            return 400, str(error), "invalid_request_error"
+        case Full():
+            return 429, "the queue is full; try again later", "rate_limit_error"
+        case Unready():
+            return 503, "the server is warming up or ending; try again later", "server_error"
+        case Late():
+            return 504, "the answer was not whole in time; ask for fewer tokens", "timeout_error"
+        case HTTPException():
+            return error.status_code, str(error.detail), "invalid_request_error"
+    return 500, "internal error", "server_error"
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that failed."""
+    status, message, kind = described(error)
+    param = re.match(r"[a-z_]+(?=[:.\[])", message)
+    wait = {Full: getattr(error, "seconds", 1), Unready: 5}.get(type(error))
+    headers = {} if wait is None else {"Retry-After": str(wait)}
+    code = "model_not_found" if isinstance(error, NotServed) else None
+    body = error_body(message, kind, param and param[0], code)
+    return JSONResponse(body, status, headers | (getattr(error, "headers", None) or {}))
+
+
+async def left(request: Request, error: Exception) -> Response:
+    """Return what nobody reads, to a client that is gone."""
+    return Response(status_code=499)
+
+
+class Page(StaticFiles):
+    """Serve the page with headers that keep it from any other address."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers.update(HEADERS)
+        return response

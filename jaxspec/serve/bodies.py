@@ -1,0 +1,353 @@
+"""Read the body of a request: JSON in OpenAI's form becomes `Request`s, or one clear refusal.
+
+Nothing here is fetched from an address. A field that would change the answer and is not supported
+is refused by name, unless it has the value that changes nothing.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from PIL.Image import Image
+
+from jaxspec.data.images import StoredImage
+from jaxspec.engine.requests import Request
+from jaxspec.errors import InputError
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.serve.worker import Lane
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_json": (),
+    "ignore_eos": (False,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+}
+"""Fields that are not supported, and the values next to null that change nothing."""
+SILENT = {
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+}
+"""Fields that change no answer."""
+PASSED = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
+"""Fields of a `Request` by the same name."""
+KNOWN = {
+    *("model", "n", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
+    *("logit_bias", "min_tokens", "draft", "trace"),
+    *PASSED,
+}
+MOST_STOPS = 16
+LONGEST_TOKEN = 128
+"""Most characters that are counted for a token, to refuse a long text before it is encoded."""
+
+
+class NotServed(InputError):
+    """Report a model of another name."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bound what one request may ask for.
+
+    Attributes:
+      model: Name of the model.
+      images: Most images of a request.
+      pixels: Most pixels of an image.
+      tokens: Most tokens of a prompt.
+      choices: Most answers to a request.
+      folder: Directory whose images `file:` addresses name; None for none.
+      races: Whether a request may ask for plain decoding.
+    """
+
+    model: str
+    images: int = 1
+    pixels: int = 16_777_216
+    tokens: int = 1024
+    choices: int = 8
+    folder: Path | None = None
+    races: bool = False
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Hold a checked body.
+
+    Attributes:
+      requests: A request for each prompt.
+      count: Choices of an answer to each prompt; they differ by their seeds.
+      most: Most new tokens; None for all that there is room for.
+      stream: Whether the answer is sent in parts.
+      usage: Whether a last part tells the numbers of tokens.
+      lane: Batch that answers: with drafts or without.
+      trace: Whether to tell where each token came from.
+    """
+
+    requests: tuple[Request, ...]
+    count: int
+    most: int | None
+    stream: bool
+    usage: bool
+    lane: Lane
+    trace: bool
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body; InputError for anything else."""
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no number of JSON")
+
+    try:
+        body = json.loads(raw.decode(), parse_constant=refuse)
+    except RecursionError:
+        raise InputError("body: JSON of too many levels; give at most some hundred") from None
+    except ValueError as error:
+        raise InputError(f"body: not JSON ({str(error)[:100]})") from None
+    if not isinstance(body, dict):
+        raise InputError('body: not a JSON object; give one, as {"messages": [...]}')
+    return body
+
+
+def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Ask:
+    """Return what `POST /v1/chat/completions` asks for."""
+    _check_fields(body, {"messages", "logprobs", "top_logprobs"})
+    messages = _typed(body, "messages", list)
+    if not messages:
+        raise InputError("messages: none; give one or more")
+    budget = _Budget(limits)
+    said = [_message(message, f"messages[{i}]", budget) for i, message in enumerate(messages)]
+    top = _count(body, "top_logprobs", 0)
+    if _flag(body, "logprobs"):
+        return _ask(body, [Request(messages=said, logprobs=top)], limits)
+    if top:
+        raise InputError("top_logprobs: needs logprobs; give logprobs true")
+    return _ask(body, [Request(messages=said)], limits)
+
+
+def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Ask:
+    """Return what `POST /v1/completions` asks for."""
+    _check_fields(body, {"prompt", "logprobs"})
+    given = body.get("prompt")
+    budget = _Budget(limits)
+    listed = given if isinstance(given, list) and not _is_ids(given) else [given]
+    if not listed:
+        raise InputError("prompt: an empty list; give a string, or a list of them")
+    known = len(encoder.tokenizer)
+    prompts: list[Request] = []
+    for one in listed:
+        if isinstance(one, str):
+            prompts.append(Request(encoder.completion(budget.text(one, "prompt"))))
+        elif isinstance(one, list) and _is_ids(one):
+            if not all(0 <= token < known and token != encoder.image_token for token in one):
+                raise InputError(f"prompt: a token id outside 0 to {known - 1}, or an image's")
+            prompts.append(Request(Prompt(np.asarray(one, np.int32))))
+        else:
+            raise InputError("prompt: give a string, a list of token ids, or a list of these")
+    if body.get("logprobs") is not None:
+        top = _count(body, "logprobs", 0)
+        prompts = [replace(prompt, logprobs=top) for prompt in prompts]
+    return _ask(body, prompts, limits)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(x) is int for x in value)
+
+
+def _ask(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Ask:
+    if body.get("model") not in (None, limits.model):
+        raise NotServed(f"model: {str(body['model'])[:60]!r} is not here; ask for {limits.model!r}")
+    count = _count(body, "n", 1)
+    if not 1 <= count * len(prompts) <= limits.choices:
+        raise InputError(f"n: {count * len(prompts)} answers; give 1 to {limits.choices}")
+    options: dict[str, Any] = {"temperature": None, "seed": secrets.randbits(32)}
+    options |= {name: body[name] for name in PASSED if body.get(name) is not None}
+    if options.get("top_k") == -1:  # vLLM's name for all tokens
+        del options["top_k"]
+    if any(isinstance(value, bool) for value in options.values()):
+        raise InputError("temperature and other numbers: true or false; give numbers")
+    stop = options.get("stop", [])
+    options["stop"] = [stop] if isinstance(stop, str) else stop
+    if isinstance(stop, list) and len(stop) > MOST_STOPS:
+        raise InputError(f"stop: {len(stop)} strings; give at most {MOST_STOPS}")
+    options["logit_bias"] = _bias(body)
+    options["min_new_tokens"] = _count(body, "min_tokens", 0) or None
+    most = _most(body)
+    stream = _flag(body, "stream")
+    if body.get("stream_options") is not None and not stream:
+        raise InputError("stream_options: the answer is not streamed; leave it out")
+    lane: Lane = "drafted" if _flag(body, "draft", default=True) else "plain"
+    if lane == "plain" and not limits.races:
+        raise InputError("draft: false needs a server that was started with --race")
+    usage = _flag(_typed(body, "stream_options", dict, {}), "include_usage")
+    requests = tuple(replace(prompt, **options) for prompt in prompts)
+    return Ask(requests, count, most, stream, usage, lane, _flag(body, "trace"))
+
+
+def _bias(body: dict[str, Any]) -> dict[int, float]:
+    """Return the biases by token id; JSON's keys are strings."""
+    biases = _typed(body, "logit_bias", dict, {})
+    if not all(re.fullmatch("[0-9]{1,9}", key) for key in biases):
+        raise InputError("logit_bias: give {token id: number}")
+    return {int(key): value for key, value in biases.items()}
+
+
+def _most(body: dict[str, Any]) -> int | None:
+    names = ("max_completion_tokens", "max_tokens")
+    given = {_count(body, name, 0) for name in names if body.get(name) is not None}
+    if len(given) > 1:
+        raise InputError("max_tokens: differs from max_completion_tokens; give one of them")
+    if given and min(given) < 1:
+        raise InputError("max_tokens: give 1 or more")
+    return given.pop() if given else None
+
+
+def _check_fields(body: dict[str, Any], own: set[str]) -> None:
+    """Raise InputError for the first field that is unknown, or unsupported and not neutral."""
+    for name, value in body.items():
+        if name in KNOWN | own | SILENT or value is None:
+            continue
+        if name not in NEUTRAL:
+            raise InputError(f"{name[:60]}: no such field; leave it out")
+        if not any(type(value) is type(x) and value == x for x in _spellings(NEUTRAL[name])):
+            raise InputError(f"{name}: not supported; leave it out")
+
+
+def _spellings(values: Sequence[Any]) -> list[Any]:
+    """Return the values, whole numbers also as floats."""
+    return [*values, *(float(x) for x in values if type(x) is int)]
+
+
+@dataclass
+class _Budget:
+    """Count what is left of a request's images and characters."""
+
+    limits: Limits
+    images: int = 0
+    letters: int = 0
+
+    def text(self, text: str, where: str) -> str:
+        self.letters += len(text)
+        if self.letters > self.limits.tokens * LONGEST_TOKEN:
+            raise InputError(f"{where}: the prompt is far over {self.limits.tokens} tokens")
+        return text
+
+    def image(self, url: str, where: str) -> Image:
+        self.images += 1
+        if self.images > self.limits.images:
+            raise InputError(f"{where}: more than {self.limits.images} images; give fewer")
+        return _image(url, where, self.limits)
+
+
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+
+
+def _message(message: Any, where: str, budget: _Budget) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise InputError(f'{where}: not an object; give {{"role": ..., "content": ...}}')
+    for name, value in message.items():
+        if name not in ("role", "content", "name") and value not in (None, [], ""):
+            raise InputError(f"{where}.{name[:60]}: not supported; leave it out")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InputError(f"{where}.role: {str(role)[:60]!r}; give one of {', '.join(ROLES)}")
+    if isinstance(content, str):
+        return {"role": ROLES[role], "content": budget.text(content, f"{where}.content")}
+    if not isinstance(content, list) or not content:
+        raise InputError(f"{where}.content: give a string, or a list of parts")
+    parts = [_part(part, f"{where}.content[{i}]", budget) for i, part in enumerate(content)]
+    if role != "user" and any(part["type"] == "image" for part in parts):
+        raise InputError(f"{where}.content: an image of the {role}; only users show images")
+    return {"role": ROLES[role], "content": parts}
+
+
+def _part(part: Any, where: str, budget: _Budget) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": budget.text(part["text"], where)}
+    if kind == "image_url":
+        image = part.get("image_url")
+        image = {"url": image} if isinstance(image, str) else image
+        if isinstance(image, dict) and isinstance(image.get("url"), str):
+            if image.get("detail") not in (None, "auto", "high"):
+                raise InputError(f"{where}.image_url.detail: not supported; leave it out")
+            return {"type": "image", "image": budget.image(image["url"], f"{where}.image_url")}
+    raise InputError(f"{where}: give a part of type text or image_url")
+
+
+def _image(url: str, where: str, limits: Limits) -> Image:
+    """Return the image of a data URL, or of a file below the server's directory."""
+    head, comma, data = url.partition(",")
+    if comma and re.fullmatch(r"data:image/[\w.+-]{1,40};base64", head):
+        try:
+            content = binascii.a2b_base64(data, strict_mode=True)
+        except (ValueError, UnicodeError):
+            raise InputError(f"{where}: not base64; encode the image again") from None
+    elif url.startswith("file:") and limits.folder is not None:
+        content = _below(limits.folder, url.removeprefix("file:"), where)
+    else:
+        mend = " or a file: address" if limits.folder else ""
+        raise InputError(
+            f"{where}: no address is fetched; give a data URL, as data:image/png;base64,...{mend}"
+        )
+    return StoredImage(content, where).load(limits.pixels)
+
+
+def _below(folder: Path, name: str, where: str) -> bytes:
+    """Return a file below the directory; InputError for any other, without telling why."""
+    try:
+        root = folder.resolve()
+        path = (root / name.lstrip("/")).resolve()
+        if path.is_relative_to(root) and path.is_file():
+            return path.read_bytes()
+    except (OSError, ValueError):
+        pass
+    raise InputError(f"{where}: no such file in the server's directory of images")
+
+
+def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    value = body.get(name)
+    value = default if value is None else value
+    if not isinstance(value, kind):
+        names = {list: "a list", dict: "an object"}
+        raise InputError(f"{name}: give {names[kind]}")
+    return value
+
+
+def _flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise InputError(f"{name}: give true or false")
+    return default if value is None else value
+
+
+def _count(body: Mapping[str, Any], name: str, default: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise InputError(f"{name}: give a whole number")
+    return value

@@ -1,0 +1,316 @@
+"""The thread that owns the engine: requests join its live batch, and leave it, between two blocks.
+
+A ticket is one answer. The event loop submits tickets and reads their parts; everything else about
+them, and all of JAX, happens in this thread. A lane is one live batch: the server's own, and one
+that decodes plainly, next to which the page races drafts. The lanes take turns, block by block, so
+each is timed alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from jaxspec.config import text_config
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.requests import TOP, EncodedRequest, Request, Result, decoded
+from jaxspec.engine.running import LiveBatch
+from jaxspec.errors import InputError
+from jaxspec.prompts.stops import text_so_far
+
+Lane = Literal["drafted", "plain"]
+"""Name of a live batch."""
+BIASES = 64
+"""Most tokens of a request whose scores are biased."""
+SMALLEST = 28
+"""Pixels of the side of a small image."""
+
+
+class Full(Exception):
+    """Say that the queue is full, and after how many seconds to try again."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"{seconds} s")
+        self.seconds = seconds
+
+
+class Unready(Exception):
+    """Say that the server is warming up, or ending."""
+
+
+class Late(Exception):
+    """Say that an answer was not whole at its deadline."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Hold an answer so far.
+
+    Attributes:
+      text: What is certain of the text: no later part changes it.
+      ended: Whether this is the whole answer.
+    """
+
+    result: Result
+    text: str
+    ended: bool
+
+
+@dataclass(eq=False)
+class Ticket:
+    """Follow one answer from the queue to its end."""
+
+    request: EncodedRequest
+    deadline: float
+    """When it ends at the latest, in seconds of `time.monotonic`."""
+    news: asyncio.Event
+    """Set by every part and error; the tickets of one HTTP request share it."""
+    loop: asyncio.AbstractEventLoop
+    lane: Lane = "drafted"
+    arrived: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+    """When its first token came."""
+    part: Part | None = None
+    """The newest part; the event loop may miss earlier ones."""
+    error: Exception | None = None
+    abandoned: bool = False
+    """Whether nobody waits for it any more."""
+
+    def publish(self, part: Part | None, error: Exception | None = None) -> None:
+        """Let the event loop know of a new part or of an error."""
+        if part is not None:
+            self.first = self.first or time.monotonic()
+            self.part = part
+        self.error = error
+        try:
+            self.loop.call_soon_threadsafe(self.news.set)
+        except RuntimeError:  # the loop has ended
+            self.abandoned = True
+
+    @property
+    def over(self) -> bool:
+        """Return whether its row is better used by another."""
+        return self.abandoned or time.monotonic() > self.deadline
+
+
+def examples(
+    engine: Engine, lengths: Sequence[int], images: int, side: int, new: int
+) -> list[Request]:
+    """Return requests that fill each length of a prompt, without images and with them.
+
+    Args:
+      lengths: Tokens of prompts.
+      images: Most images of a prompt; 1 and all are tried.
+      side: Height and width of the largest image in pixels.
+      new: Most new tokens.
+    """
+    requests: list[Request] = []
+    for count in sorted({0, min(images, 1), images}):
+        # A small image leaves room for more text, a large one has more tiles.
+        for edge in sorted({SMALLEST, side}) if count else (side,):
+            prompt = engine.encoder.prompt("Hi", [Image.new("RGB", (edge, edge))] * count)
+            (read,) = engine.batcher.read([Request(prompt, 1)])
+            spare = [length - len(read.rows[0]) for length in lengths]
+            if max(spare) < 0:
+                raise InputError(
+                    f"prompt buckets: {max(lengths)} tokens, and {count} images of {edge} pixels "
+                    f"take {len(read.rows[0])}; give a longer one, or fewer or smaller images"
+                )
+            for more in filter(lambda more: more >= 0, spare):
+                tokens = np.append(prompt.tokens, np.repeat(prompt.tokens[-1:], more))
+                requests.append(Request(replace(prompt, tokens=tokens), new))
+    first, biases = requests[0], dict.fromkeys(range(BIASES), 0.0)
+    full = replace(first, logprobs=TOP[-1], presence_penalty=1.0, logit_bias=biases)
+    return [*requests, replace(first, temperature=1.0), full]
+
+
+class Worker(threading.Thread):
+    """Own the engine. `read` and `submit` may be called by other threads.
+
+    Args:
+      engine: The server's engine; its `batch_size` rows decode together.
+      examples: Requests whose sizes are compiled before the first answer.
+      queue: Most tickets that wait for a row.
+      plain: Engine of the plain lane, or None without one.
+      observe: Called in this thread with each ticket that has ended.
+      progress: Called in this thread after each program of the warm-up, and when it fails.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        examples: Sequence[Request],
+        queue: int = 64,
+        plain: Engine | None = None,
+        observe: Callable[[Ticket], None] = lambda ticket: None,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(name="jaxspec-worker", daemon=True)
+        self.engine, self.queue = engine, queue
+        self.observe, self.progress = observe, progress
+        engines: dict[Lane, Engine] = {"drafted": engine}
+        if plain is not None:
+            engines["plain"] = plain
+        self.lanes: dict[Lane, LiveBatch] = {
+            name: engine.live(examples) for name, engine in engines.items()
+        }
+        self.waiting: deque[Ticket] = deque()
+        self.tickets: dict[int, Ticket] = {}
+        """Tickets whose requests have rows, by number."""
+        self.failure: BaseException | None = None
+        self.ready = threading.Event()
+        self.warmed = 0
+        """Number of compiled programs, of `len(self.programs)`."""
+        self.programs = [step for lane in self.lanes.values() for step in lane.programs()]
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self.ending = False
+        """Whether it takes no more tickets."""
+        self._seconds = 1.0
+        """Mean time that an answer takes, for `Full`."""
+
+    @property
+    def batch(self) -> LiveBatch:
+        return self.lanes["drafted"]
+
+    def read(self, request: Request, most: int | None, lane: Lane = "drafted") -> EncodedRequest:
+        """Return a request that fits in a lane's batch; InputError for one that does not.
+
+        most: Most new tokens; None takes as many as the batch and the model have room for.
+        """
+        batch = self.lanes[lane]
+        (encoded,) = batch.batcher.read([replace(request, max_new_tokens=most or 1)])
+        if most is None:
+            context = text_config(self.engine.assembly.lead.config).max_position_embeddings
+            left = min(context - len(encoded.rows[0]), batch.capacity.new)
+            encoded = replace(encoded, max_new_tokens=max(left, 1))
+        batch.fit(encoded)
+        return decoded(encoded)
+
+    def submit(self, tickets: Sequence[Ticket]) -> None:
+        """Queue the tickets of one HTTP request; raise Full or Unready."""
+        with self._changed:
+            if self.ending or self.failure or not self.ready.is_set():
+                raise Unready
+            if len(self.waiting) + len(tickets) > self.queue + self.idle:
+                turns = 1 + len(self.waiting) / self.batch.rows
+                raise Full(max(1, round(turns * self._seconds)))
+            self.waiting.extend(tickets)
+            self._changed.notify()
+
+    @property
+    def idle(self) -> int:
+        """Return the number of rows of the server's batch that decode nothing."""
+        return self.batch.rows - len(self.batch.busy)
+
+    def abandon(self, tickets: Iterable[Ticket]) -> None:
+        """Free the rows of these tickets before the next block."""
+        with self._changed:
+            for ticket in tickets:
+                ticket.abandoned = True
+            self._changed.notify()
+
+    def end(self) -> None:
+        """Take no more tickets, finish those that are here, and end the thread."""
+        with self._changed:
+            self.ending = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Warm up, then decode until `end`."""
+        try:
+            for step in self.programs:
+                step()
+                self.warmed += 1
+                self.progress()
+                if self.ending:
+                    return
+            self.ready.set()
+            while self._turn():
+                pass
+        except BaseException as error:  # reported by `failure`; no answer may wait for ever
+            self.failure = error
+        finally:
+            with self._changed:
+                self.ending = True
+            for ticket in (*self.tickets.values(), *self.waiting):
+                ticket.publish(None, Unready())
+            if self.failure:
+                self.progress()
+
+    def _turn(self) -> bool:
+        """Let requests leave and join, and decode one block; return False at the end."""
+        with self._changed:
+            while not (self.waiting or self.tickets or self.ending):
+                self._changed.wait()
+            over = [ticket for ticket in self.waiting if ticket.over]
+            self.waiting = deque(ticket for ticket in self.waiting if not ticket.over)
+            joining = {name: self._joining(name) for name in self.lanes}
+            if not (over or self.waiting or self.tickets or any(joining.values())):
+                return not self.ending
+        gone = {number: ticket for number, ticket in self.tickets.items() if ticket.over}
+        for ticket in (*over, *gone.values()):
+            self._end(ticket, Late())
+        for name, lane in self.lanes.items():
+            if mine := {number for number, ticket in gone.items() if ticket.lane == name}:
+                lane.leave(mine)
+            self._join(lane, joining[name])
+            if lane.busy:
+                lane.decode(stride=1)
+                self._publish(lane)
+        for number in gone:
+            self.tickets.pop(number, None)
+        return True
+
+    def _joining(self, name: Lane) -> list[Ticket]:
+        """Take the tickets that free rows of a lane have room for from the queue."""
+        lane = self.lanes[name]
+        leaving = sum(t.lane == name and t.over for t in self.tickets.values())
+        room = lane.rows - len(lane.busy) + leaving
+        chosen = list(itertools.islice((t for t in self.waiting if t.lane == name), room))
+        for ticket in chosen:
+            self.waiting.remove(ticket)
+        return chosen
+
+    def _join(self, lane: LiveBatch, tickets: Sequence[Ticket]) -> None:
+        """Prefill the tickets' requests one by one; publish their first tokens."""
+        for ticket in tickets:
+            number = next(self._numbers)
+            try:
+                lane.join({number: ticket.request})
+            except InputError as error:
+                self._end(ticket, error)
+                continue
+            self.tickets[number] = ticket
+        if tickets:
+            lane.read()
+            self._publish(lane)
+
+    def _publish(self, lane: LiveBatch) -> None:
+        busy, ended = lane.results()
+        for number, result in busy.items():
+            ticket = self.tickets[number]
+            shown = ticket.part.text if ticket.part else ""
+            text = text_so_far(self.engine.encoder, shown, result.tokens, ticket.request.stop)
+            ticket.publish(Part(result, text, ended=False))
+        for number, result in ended.items():
+            ticket = self.tickets.pop(number)
+            ticket.publish(Part(result, result.text, ended=True))
+            self._end(ticket)
+
+    def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
+        if error is None:
+            seconds = time.monotonic() - ticket.arrived
+            self._seconds += (seconds - self._seconds) / 8
+        elif not ticket.abandoned:
+            ticket.publish(None, error)
+        self.observe(ticket)

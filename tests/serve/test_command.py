@@ -1,0 +1,116 @@
+"""`jaxspec serve` as a process, and the commands of its page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from jaxspec_demo.models import EYES
+from jaxspec_demo.models import served as options
+from tests.conftest import ROOT
+from tests.serve.conftest import Served
+
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+SMALL = ("--prompt-buckets", "64", "--max-new-tokens", "32", "--images", "0", "--batch-size", "2")
+
+
+def test_it_warms_up_answers_and_ends_what_it_has_begun(pair: tuple[Path, Path]) -> None:
+    """SIGTERM during an answer: the answer is finished, and the exit code is 0."""
+    command = ["-m", "jaxspec", "serve", "--target", str(pair[0]), "--draft", str(pair[1]), *SMALL]
+    process = subprocess.Popen(
+        [sys.executable, *command, "--port", "0", "--gamma", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if line.startswith("ready: "):
+                break
+        address = re.findall(r"http://\S+", lines[-1])[0] if lines else ""
+        assert address, "".join(lines)
+        client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        stream = client.chat.completions.create(
+            model=pair[0].name,
+            messages=[{"role": "user", "content": "Hi"}],
+            stream=True,
+            temperature=0,
+        )
+        text, reason = "", None
+        for number, part in enumerate(stream):
+            if number == 1:
+                process.send_signal(signal.SIGTERM)
+            text += part.choices[0].delta.content or ""
+            reason = part.choices[0].finish_reason or reason
+        assert text
+        assert reason in ("stop", "length")
+        assert process.wait(120) == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "--target: missing"),
+        (("--target", "x", "--host", "0.0.0.0"), "--host: 0.0.0.0 may be reached by others"),
+        (("--target", "x", "--prompt-buckets", "a"), "--prompt-buckets: 'a'"),
+        (("--target", "x", "--queue", "0"), "--queue: 0"),
+        (("--target", "x", "--image-dir", "absent"), "--image-dir: absent: no such directory"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(
+    options: tuple[str, ...], words: str, refusal: Callable[..., str]
+) -> None:
+    assert words in refusal("serve", *options)
+
+
+def test_a_port_in_use_is_named(refusal: Callable[..., str], pair: tuple[Path, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f":{port}: " in refusal("serve", "--target", pair[0], "--port", port)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_the_curl_lines_of_the_page_are_answered(served: Served) -> None:
+    """As they are written, except for the port."""
+    block = next(
+        block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) if "curl" in block
+    )
+    commands = re.sub(r"\\\n *", "", block).strip().splitlines()
+    assert len(commands) == 5
+    answers = []
+    for command in commands:
+        run = command.replace("http://127.0.0.1:8000", served.url)
+        done = subprocess.run(run, shell=True, capture_output=True, text=True, check=True)
+        answers.append(done.stdout)
+    expected = ('"object":"list"', '"chat.completion"', "data: [DONE]", '"ready"', "vllm:")
+    assert all(words in answer for words, answer in zip(expected, answers, strict=True)), answers
+
+
+def test_the_python_of_the_page_is_answered(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(block.replace("http://127.0.0.1:8000", served.url), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_demo_serves_what_is_shipped() -> None:
+    shipped, (picture, _) = options()
+    assert picture.is_file()
+    assert all(Path(draft).is_dir() for draft in shipped["draft"])
+    assert Path(shipped["target"]).is_dir() or shipped["target"] == EYES

@@ -1,0 +1,19 @@
+"""`python -m eval.serving` asks a server that runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from eval import serving
+from tests.serve.conftest import Served
+
+
+def test_load_is_measured(served: Served, tmp_path: Path) -> None:
+    serving.main(tmp_path / "out", served.url, clients=(1, 2), requests=4, new=8, images=False)
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    assert [row["clients"] for row in rows] == [1, 2]
+    for row in rows:
+        assert 4 <= row["tokens"] <= 4 * 8
+        assert 0 < row["first_ms_p50"] <= row["first_ms_p95"]
+        assert row["tokens_per_second"] > row["requests_per_second"] > 0

@@ -1,0 +1,341 @@
+"""The server as clients see it: exact whatever runs beside, in OpenAI's form, within its limits."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from jaxspec.engine import compile_cache
+from jaxspec.engine.engine import Request
+from tests import tiny
+from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, Served
+from tests.serve.mutations import mutated
+
+PAGES = [Image.fromarray(tiny.page(i, 25, 31)) for i in range(4)]
+QUESTIONS = ("Hi", "What is it?", "Tell me all that you see in this picture, and why.")
+
+
+def data_url(image: Image.Image) -> str:
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def body_of(i: int) -> dict[str, Any]:
+    """A request of kind i: with or without an image, in one turn or three, greedy or drawn, with a
+    stop string, of its own length.
+    """
+    rng = np.random.default_rng(i)
+    text = QUESTIONS[i % 3]
+    content: Any = text
+    if i % 2:
+        image = {"type": "image_url", "image_url": {"url": data_url(PAGES[i % 4])}}
+        content = [image, {"type": "text", "text": text}]
+    messages = [{"role": "user", "content": content}]
+    if i % 5 == 0:
+        messages += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "Why?"}]
+    return {
+        "messages": messages,
+        "max_tokens": int(rng.integers(1, NEW + 1)),
+        "temperature": float(i % 3 == 1),
+        "seed": i,
+        "stop": ["e"] if i % 7 == 3 else None,
+        **({"presence_penalty": 1.5, "logit_bias": {"40": 2.0}} if i % 11 == 6 else {}),
+    }
+
+
+def alone(served: Served, body: dict[str, Any]) -> Any:
+    """What `Engine.generate` answers to the request alone."""
+    options = {name: body[name] for name in ("temperature", "seed")}
+    options["presence_penalty"] = body.get("presence_penalty", 0.0)
+    options["logit_bias"] = {int(key): x for key, x in body.get("logit_bias", {}).items()}
+    request = Request(
+        messages=body["messages"],
+        max_new_tokens=body["max_tokens"],
+        stop=body["stop"] or (),
+        **options,
+    )
+    return served.engine.generate(request)
+
+
+def idle(served: Served) -> None:
+    """Wait until no request has a row; a row is freed within a block."""
+    for _ in range(600):
+        if not (served.worker.tickets or served.worker.waiting):
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("a row is stuck")
+
+
+def test_answers_are_as_if_alone_whatever_runs_beside(served: Served) -> None:
+    """64 mixed requests, 16 at once, one in eight of which is given up after its first part; none
+    compiles a program.
+    """
+    client, known = served.client, len(compile_cache.EXECUTABLES)
+
+    def ask(i: int) -> tuple[str | None, str, int]:
+        body = body_of(i)
+        if i % 2:
+            whole = client.chat.completions.create(model=MODEL, **body)
+            (choice,) = whole.choices
+            return choice.message.content, choice.finish_reason, whole.usage.completion_tokens
+        usage = {"include_usage": True}
+        stream = client.chat.completions.create(
+            model=MODEL, stream=True, stream_options=usage, **body
+        )
+        text, reason, count = "", "", 0
+        for chunk in stream:
+            if i % 8 == 0:
+                stream.close()
+                return None, "", 0
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reason = choice.finish_reason or reason
+            count = chunk.usage.completion_tokens if chunk.usage else count
+        return text, reason, count
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(64)))
+    idle(served)
+    assert len(compile_cache.EXECUTABLES) == known
+    for i, (text, reason, count) in enumerate(answers):
+        if text is None:
+            continue
+        result = alone(served, body_of(i))
+        expected = (result.text, result.finish_reason, len(result.tokens))
+        assert (text, reason, count) == expected, i
+
+
+def test_drafts_change_nothing_and_say_where_tokens_came_from(served: Served) -> None:
+    body = body_of(3) | {"stop": None, "temperature": 0.0, "max_tokens": NEW}
+    runs = []
+    for draft in (True, False):
+        extra = {"draft": draft, "trace": True}
+        answer = served.client.chat.completions.create(model=MODEL, extra_body=extra, **body)
+        runs.append(answer.choices[0].model_extra["jaxspec"])
+    drafted, plain = runs
+    assert drafted["tokens"] == plain["tokens"]
+    assert drafted["passes"] < plain["passes"]
+    assert len(drafted["pieces"]) == len(drafted["place"]) == len(drafted["tokens"])
+    assert any(place >= 0 for place in drafted["place"])
+
+
+def test_the_openai_client_is_answered(served: Served) -> None:
+    client = served.client
+    (model,) = client.models.list().data
+    assert model.id == MODEL
+    assert client.models.retrieve(MODEL).id == MODEL
+    body: Any = body_of(4) | {"n": 3, "max_tokens": 8}
+    answer = client.chat.completions.create(model=MODEL, **body)
+    texts = [alone(served, body | {"seed": 4 + i}).text for i in range(3)]
+    assert [choice.message.content for choice in answer.choices] == texts
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+    body |= {"n": 1, "temperature": 0.0, "logprobs": True, "top_logprobs": 2}
+    (choice,) = client.chat.completions.create(model=MODEL, **body).choices
+    tokens = choice.logprobs.content
+    special = served.engine.encoder.tokenizer.all_special_tokens
+    pieces = [token.token for token in tokens if token.token not in special]
+    assert "".join(pieces).strip() == choice.message.content
+    assert all(token.top_logprobs[0].logprob >= token.logprob for token in tokens)
+    (request,) = [Request(messages=body["messages"], max_new_tokens=8)]
+    scores = served.engine.logprobs(request, served.engine.generate(request).tokens)
+    np.testing.assert_allclose([token.logprob for token in tokens], scores, atol=1e-4)
+
+    text = client.completions.create(model=MODEL, prompt="Once", max_tokens=5, temperature=0)
+    prompt = served.engine.encoder.completion("Once")
+    assert text.choices[0].text == served.engine.generate(Request(prompt, 5)).text
+    parts = client.completions.create(
+        model=MODEL, prompt=["Once", "Hi"], max_tokens=5, temperature=0, stream=True
+    )
+    texts = {0: "", 1: ""}
+    for part in parts:
+        texts[part.choices[0].index] += part.choices[0].text
+    assert texts[0] == text.choices[0].text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"best_of": 2}, "best_of: not supported"),
+        ({"logit_bias": {"x": 1}}, "logit_bias: give"),
+        ({"tools": [{"type": "function"}]}, "tools: not supported"),
+        ({"nonsense": 1}, "nonsense: no such field"),
+        ({"temperature": -1}, "temperature: -1"),
+        ({"max_tokens": NEW + 1}, "max_new_tokens: 33"),
+        ({"n": 1000}, "n: 1000 answers"),
+        ({"messages": []}, "messages: none"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "prompt tokens: 3"),
+        ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "far over 256 tokens"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half a character"),
+    ],
+)
+def test_a_refusal_names_the_field(served: Served, change: dict[str, Any], words: str) -> None:
+    status, answer = post(served, json.dumps(body_of(0) | change).encode())
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert words in answer["error"]["message"]
+
+
+def test_fields_of_no_effect_are_taken(served: Served) -> None:
+    neutral = {
+        "frequency_penalty": 0.0, "suffix": "", "best_of": 1.0, "logit_bias": {}, "tools": [],
+        "user": "me", "response_format": {"type": "text"}, "top_k": -1, "logprobs": False,
+    }  # fmt: skip
+    assert post(served, json.dumps(body_of(0) | neutral).encode())[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://127.0.0.1/photo.png", "no address is fetched"),
+        ("file:///etc/passwd", "no address is fetched"),
+        ("data:image/png;base64,!!", "not base64"),
+        ("data:image/png;base64,aGk=", "image"),
+        (data_url(Image.new("L", (3000, 3000))), "over 100000 pixels"),
+    ],
+)
+def test_images_are_read_from_nowhere_else(served: Served, url: str, words: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    status, answer = post(served, json.dumps(body).encode())
+    assert status == 400
+    assert words in answer["error"]["message"]
+
+
+def test_limits_of_bodies_and_of_the_queue(served: Served) -> None:
+    many = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}] * 2
+    body = {"messages": [{"role": "user", "content": many}]}
+    assert post(served, json.dumps(body).encode())[0] == 400
+    assert post(served, b"[" * 100_000)[0] == 400
+    assert post(served, b" " * (BODY + 1))[0] == 413
+    assert post(served, b"{}", {"Content-Type": "text/plain"})[0] == 415
+    assert post(served, b"{}", {"Host": "elsewhere.example"})[0] == 400
+    with raw(served) as connection:  # more chunks than the limit, of no length that was told
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        chunk = b"%x\r\n%s\r\n" % (50_000, b" " * 50_000)
+        for _ in range(5):
+            connection.sendall(chunk)
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+    long = body_of(0) | {"n": 4, "max_tokens": NEW, "stop": None}
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda _: post(served, json.dumps(long).encode()), range(24)))
+    idle(served)
+    refused = [answer for status, answer in answers if status == 429]
+    assert {status for status, _ in answers} == {200, 429}
+    assert len(answers) - len(refused) >= QUEUE // 4
+    assert all(answer["error"]["type"] == "rate_limit_error" for answer in refused)
+
+
+def test_a_client_that_goes_away_frees_its_row(served: Served) -> None:
+    """Streamed or not, and while it sends its body."""
+    body = json.dumps(body_of(1) | {"n": 4, "max_tokens": NEW, "stop": None}).encode()
+    for stream in (b"", b', "stream": true'):
+        with raw(served) as connection:
+            sent = body[:-1] + stream + b"}"
+            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(sent), sent))
+            if stream:
+                connection.recv(100)
+    with raw(served) as connection:
+        connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
+    idle(served)
+    assert served.server.open == 0
+
+
+def test_hostile_requests_are_refused_and_leave_nothing(served: Served) -> None:
+    rng = np.random.default_rng(0)
+    statuses = [post(served, *mutated(rng, body_of(i % 8)))[0] for i in range(100)]
+    idle(served)
+    assert set(statuses) <= {200, 400, 404, 413, 415}
+    assert statuses.count(400) > 50
+    assert post(served, json.dumps(body_of(0)).encode())[0] == 200
+
+
+def test_metrics_have_the_names_of_vllms(served: Served) -> None:
+    post(served, json.dumps(body_of(0)).encode())
+    page = get(served, "/metrics")[1].decode()
+    for name in (
+        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total", "vllm:request_success_total",
+        "vllm:time_to_first_token_seconds_bucket", "vllm:spec_decode_num_drafts_total",
+        "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    ):  # fmt: skip
+        assert f"{name}{{" in page
+    assert get(served, "/health")[0] == 200
+
+
+def test_the_page_names_no_other_address(served: Served) -> None:
+    for path in ("/", "/page.js", "/style.css"):
+        status, content, headers = get(served, path)
+        assert status == 200
+        assert b"//" not in content.replace(b"// ", b"").replace(b"http://www.w3.org", b"")
+        assert "default-src 'self'" in headers["content-security-policy"]
+    assert get(served, "/../app.py")[0] == 404
+    assert json.loads(get(served, "/nothing")[1])["error"]["message"] == "Not Found"
+
+
+def test_a_key_is_asked_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = served.server.settings
+    monkeypatch.setattr(
+        served.server, "settings", settings.__class__(settings.limits, key="s3cret")
+    )
+    with pytest.raises(openai.AuthenticationError):
+        served.client.models.list()
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="s3cret", max_retries=0)
+    assert client.models.list().data[0].id == MODEL
+    assert post(served, json.dumps(body_of(0)).encode())[0] == 401
+
+
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+
+
+@contextmanager
+def raw(served: Served) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
+        yield connection
+
+
+def post(
+    served: Served,
+    body: bytes,
+    headers: dict[str, str] | None = None,
+    path: str = "chat/completions",
+) -> tuple[int, Any]:
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=300)
+    types = {"Content-Type": "application/json"} | (headers or {})
+    try:
+        connection.request("POST", f"/v1/{path}", body, types)
+        answer = connection.getresponse()
+        content = answer.read()
+    finally:
+        connection.close()
+    streamed = answer.headers.get_content_type() == "text/event-stream"
+    try:
+        return answer.status, None if streamed else json.loads(content)
+    except ValueError:
+        return answer.status, content
+
+
+def get(served: Served, path: str) -> tuple[int, bytes, Any]:
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=60)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+    finally:
+        connection.close()
