@@ -36,6 +36,7 @@ from jaxspec.config.schema import WHOLE
 from jaxspec.data.images import Picture
 from jaxspec.errors import InputError, check_path
 from jaxspec.models.families import family_of, split_tower, text_params
+from jaxspec.models.heads.borrowed import borrowed_tokens
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
 from jaxspec.models.language_model import LanguageModel
@@ -75,10 +76,8 @@ class LoadedHead:
         config, params = load_head(path, jax.tree.leaves(target.params)[0].dtype)
         config = config if images is None else config.with_images(images)
         config = config.for_target(target.config)
-        text = config.text_config
-        vocabulary, tied = text.draft_vocabulary, text_config(target.config).tie_word_embeddings
-        if "lm_head" not in params and (vocabulary or (tied and not text.tie_word_embeddings)):
-            vocabulary = vocabulary or tuple(range(text.vocab_size))
+        vocabulary = borrowed_tokens(config.text_config, text_config(target.config))
+        if "lm_head" not in params and vocabulary:
             kernel = head_kernel(text_params(target.config, target.params), vocabulary)
             params = {**params, "lm_head": {"kernel": kernel}}
         return cls(config, put(params, small_sharding(target.params)))

@@ -187,11 +187,15 @@ def test_a_session_answers_as_whole_prompts_do(
     head: LoadedHead,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An image in the first turn, none in the second, another in the third. Caches of views grow;
-    the head's third turn samples. Penalties count earlier turns.
+    """An image in the first turn, none in the second, another in the third. Caches of views and
+    of a DFlash head grow; the head's third turn samples. Penalties count earlier turns.
     """
     monkeypatch.setattr(batcher, "FIRST", 8)
-    sizes = {"prompt_buckets": (256,), "image_buckets": (2,), "growing_cache": kind == "views"}
+    sizes = {
+        "prompt_buckets": (256,),
+        "image_buckets": (2,),
+        "growing_cache": kind in ("views", "dflash"),
+    }
     engine = engines(target, draft, head, **sizes)[kind]
     session, prompt, read = Session(engine), None, []
     prefill = engine.batcher.prefill

@@ -84,6 +84,10 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def check(found: Path, expected: Path) -> None:
     for name in ("results.json", "records.jsonl"):
         assert read(found / "table" / name) == read(expected / "table" / name)
+    prompts, expected_prompts = (
+        (folder / "table" / "prompts.jsonl").read_text() for folder in (found, expected)
+    )
+    assert prompts == expected_prompts
     ours, theirs = (Prepared(folder / "talk_t0") for folder in (found, expected))
     assert [sample.turns for sample in ours] == [sample.turns for sample in theirs]
     assert len(theirs)

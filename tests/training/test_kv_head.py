@@ -22,8 +22,11 @@ from jaxspec.config import (
     Qwen3Config,
     RopeScaling,
 )
+from jaxspec.config.heads.kinds import new_head
 from jaxspec.data.prepared import prepare
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead, LoadedModel
+from jaxspec.models.families import text_params
 from jaxspec.models.heads.kinds import init_head
 from jaxspec.models.heads.reading import Reading
 from jaxspec.models.inputs import PromptRows
@@ -212,7 +215,8 @@ def check_loss(
     assert float(loss) == pytest.approx((weights * sums / counts).sum() / weights.sum(), rel=1e-4)
 
 
-def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
+@pytest.mark.parametrize("output", ["own", "target's", "target's embedding"])
+def test_an_eagle_heads_loss_is_that_of_its_definition(output: str) -> None:
     """Rotary positions of three axes, by the reference in numpy; labels alone are learned."""
     text = Qwen2Config(
         vocab_size=24,
@@ -222,16 +226,21 @@ def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
         num_attention_heads=2,
         num_key_value_heads=1,
         rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
+        tie_word_embeddings=output == "target's embedding",
     )
     target, params = LanguageModel(text), tiny.random_params(text, scale=0.4)
     config = Eagle3Config.of_target(text, target_layers=(0, 1, 2), gamma=3)
-    head = tiny.eagle_params(config, params)
+    embedding = np.asarray(params["model"]["embed_tokens"]["embedding"], np.float64)
+    matrix = params["lm_head"]["kernel"] if "lm_head" in params else embedding.T
+    head = tiny.eagle_params(config, {"lm_head": {"kernel": matrix}})
     rotary = (np.arange(12) + np.random.default_rng(1).integers(0, 3, (2, 3, 12))).astype(np.int32)
     rotary[:, :, 4:] = np.arange(4, 12)  # text
     tensors = {
         name.replace("layers.0.", "midlayer."): leaf for name, leaf in named_tensors(head).items()
     }
-    embedding = np.asarray(params["model"]["embed_tokens"]["embedding"], np.float64)
+    if output != "own":
+        decoder = replace(config.text_config, own_output=False)
+        config, _ = replace(config, text_config=decoder), head.pop("lm_head")
 
     def scored(read: Any, tokens: np.ndarray, b: int, anchor: int) -> np.ndarray:
         states, drafted = (
@@ -370,6 +379,28 @@ def test_a_head_goes_on_from_one_of_its_kind(
         InputError, match=r"start .*head: its pooling is '\w+', the recipe's 'drop'"
     ):
         train_head(other, tmp_path, data)
+
+
+def test_an_eagle_head_without_an_output_matrix_goes_on_without_one(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "jaxspec.training.heads.recipe.fit", lambda config, params, *_, **__: params
+    )
+    target = LoadedModel.load(taught / "target")
+    options = {"feature": "fused", "target_layers": (0, 1, 2)}
+    config = new_head(target.config, **options)
+    config = replace(config, text_config=replace(config.text_config, own_output=False))
+    head = init_head(config, text_params(target.config, target.params), jax.random.key(0))
+    save_head(tmp_path / "start", config, head, None)
+    recipe = replace(child.HEAD, target=str(taught / "target"), head=options)
+    recipe = replace(recipe, start=str(tmp_path / "start"))
+    trained, params = train_head(recipe, tmp_path, {"talk": taught / "talk"})
+    assert trained.text_config == config.text_config
+    assert "lm_head" not in params
+    jax.tree.map(np.testing.assert_array_equal, params, head)
+    save_head(tmp_path / "hf", trained, params, None)
+    assert LoadedHead.load(tmp_path / "hf", target).config.text_config == config.text_config
 
 
 def test_each_row_is_read_once(tmp_path: Path) -> None:

@@ -113,9 +113,13 @@ class Run:
         self.tables = tables
         about = self.about | ({"failed": self.failed} if self.failed else {})
         text = "\n".join(map(markdown, tables))
-        on_first(lambda: write_results(self.folder, about, self.rows, self.records, text))
+        on_first(lambda: self._write_files(about, text))
+
+    def _write_files(self, about: Record, text: str) -> None:
+        # Prompts come first, as their parts count as measured once the rows are written.
         if self.prompts:
-            on_first(lambda: write_text(self.folder / PROMPTS, "".join(self.prompts)))
+            write_text(self.folder / PROMPTS, "".join(self.prompts))
+        write_results(self.folder, about, self.rows, self.records, text)
 
     def restore(self) -> None:
         """Read the measurements of a stopped run with the same options, without failed parts.

@@ -195,9 +195,10 @@ class Eagle3Config(StateHeadConfig):
         return replace(self, text_config=replace(decoder, target_layers=layers))
 
     def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
-        """Return the configuration with the trained decoder and its draft vocabulary."""
-        if not trained.text_config.own_output:
-            raise InputError("has no output matrix of its own; give another head")
+        """Return the configuration with the trained decoder and its draft vocabulary.
+
+        A head without an output matrix of its own goes on without one.
+        """
         return replace(self, text_config=trained.for_target(target).text_config)
 
     @classmethod

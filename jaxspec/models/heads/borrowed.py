@@ -9,8 +9,20 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxspec.config import TextConfig
 from jaxspec.models.vocabulary import head_kernel
 from jaxspec.typing import Params
+
+
+def borrowed_tokens(head: TextConfig, target: TextConfig) -> tuple[int, ...]:
+    """Return the tokens whose columns a head takes of its target's output matrix.
+
+    () takes the matrix as it is. A tied target has none: its embedding becomes one, unless the head
+    is tied too.
+    """
+    if head.draft_vocabulary or head.tie_word_embeddings or not target.tie_word_embeddings:
+        return head.draft_vocabulary
+    return tuple(range(head.vocab_size))
 
 
 def joined(head: Params, target: Params, vocabulary: tuple[int, ...] = ()) -> Params:

@@ -128,6 +128,8 @@ class Eagle3Head(StateHead):
             params["lm_head"] = {"kernel": INIT(key, (text.hidden_size, columns), jnp.float32)}
         if target is None:
             return params
-        kernel = head_kernel(target, text.draft_vocabulary or tuple(range(text.vocab_size)))
-        borrowed = {"norm": target["model"]["norm"], "lm_head": {"kernel": kernel}}
-        return {**params, **in_float32(borrowed)}
+        copied: dict[str, Any] = {"norm": target["model"]["norm"]}
+        if text.own_output:
+            vocabulary = text.draft_vocabulary or tuple(range(text.vocab_size))
+            copied["lm_head"] = {"kernel": head_kernel(target, vocabulary)}
+        return {**params, **in_float32(copied)}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import HeadConfig
 from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks, read_whole
-from jaxspec.models.heads.borrowed import joined
+from jaxspec.models.heads.borrowed import borrowed_tokens, joined
 from jaxspec.models.heads.reading import Reading
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import draft_indices
@@ -31,7 +31,8 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
         inside = (anchors >= 0)[..., None] & (at < tokens.shape[1])
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
         wrote = jnp.cumprod(pick(batch.conversations.mask, at) & inside, axis=-1)
-        block, vocabulary = at[..., :-1], drafts.text.draft_vocabulary
+        block = at[..., :-1]
+        vocabulary = borrowed_tokens(drafts.text, target.text)
         scoring = joined({}, frozen, vocabulary)
         drafting = joined(params["head"], frozen, vocabulary)
         embed = embedder(config, params["head"], frozen)
