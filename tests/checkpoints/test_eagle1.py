@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoints.heads import is_head, list_head, load_head, save_head
+from jaxspec.checkpoints.heads import is_head, list_head, load_head, read_draft_config, save_head
 from jaxspec.cli import main
 from jaxspec.config import Eagle1Config, LlamaConfig
 from jaxspec.errors import InputError
@@ -90,6 +90,15 @@ def test_the_rule_for_images_is_the_files_or_the_ids(
     assert is_head(path)
     config, _, problems = list_head(path)
     assert (config.title, config.images, problems) == ("EAGLE-1 head", rule, [])  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", ["LlavaLlama", "LlavaNextForConditionalGeneration"])
+def test_a_plan_knows_it_by_its_config(name: str, head: Path) -> None:
+    """Only config.json is fetched then."""
+    (head / "model.safetensors").unlink()
+    raw = json.loads((head / "config.json").read_text()) | {"architectures": [name]}
+    (head / "config.json").write_text(json.dumps(raw))
+    assert isinstance(read_draft_config(head), Eagle1Config)
 
 
 @pytest.mark.parametrize(

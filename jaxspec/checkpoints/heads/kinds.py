@@ -26,6 +26,9 @@ _TENSORS_OF_KINDS = {
 }
 """Patterns of tensors that a kind of head alone has."""
 
+_OF_IMAGES = re.compile("forconditionalgeneration|llavallama")
+"""Lower-case names of targets that read images, which config.json of EAGLE-1 heads copies."""
+
 
 def kind_of_head(
     raw: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]] | None = None
@@ -56,11 +59,14 @@ def kind_of_head(
     layers = any(name.startswith("layers.0.") for name in stored)
     if "fc.weight" in stored and layers and not any("hidden_norm" in name for name in stored):
         return "EAGLE-1"
-    if "llavallamaforcausallm" in names and raw.get("num_hidden_layers") == 1:  # MSD
-        return "EAGLE-1"
     eagle3_names = {name.lower() for name in (*ARCHITECTURES, *SPECULATORS)}
     if eagle3_names & {*names} or "eagle3" in names or raw.get("draft_vocab_size") is not None:
         return "EAGLE-3"
-    if "fc.weight" not in stored:
-        return ""
-    return "EAGLE-3" if any(name.endswith("hidden_norm.weight") for name in stored) else ""
+    if "fc.weight" in stored and any(name.endswith("hidden_norm.weight") for name in stored):
+        return "EAGLE-3"
+    return "EAGLE-1" if any(map(_OF_IMAGES.search, names)) and _has_one_layer(raw) else ""
+
+
+def _has_one_layer(raw: Mapping[str, Any]) -> bool:
+    """Return whether config.json describes one layer and neither a decoder nor a tower."""
+    return raw.get("num_hidden_layers") == 1 and not {"text_config", "vision_config"} & raw.keys()
