@@ -124,6 +124,23 @@ PUBLISHED = (
         )
         for size in ("8B", "14B", "32B")
     ),
+    *(
+        _eagle3(
+            f"thoughtworks/{target.partition('/')[2]}-Eagle3",
+            target,
+            f"{share} % of first tokens are accepted (SpecJAX)",
+        )
+        for target, share in (
+            ("meta-llama/Llama-3.2-3B-Instruct", 60.6),
+            ("meta-llama/Llama-3.1-8B-Instruct", 60.5),
+            ("Qwen/Qwen2.5-7B-Instruct", 61.8),
+            ("Qwen/Qwen2.5-14B-Instruct", 60.2),
+            ("Qwen/Qwen3-8B", 60.0),
+            ("Qwen/Qwen3-14B", 60.1),
+            ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 61.5),
+            ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", 65.8),
+        )
+    ),
 )
 """The drafts that this library reads, for each target the ones with the best claims first."""
 

@@ -238,6 +238,15 @@ HEADS: dict[str, HeadTwin] = {
         | {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-05, "pad_token_id": 0}
         | {"max_position_embeddings": 2048},
     ),
+    "thoughtworks/Qwen3-8B-Eagle3": HeadTwin(
+        "Qwen/Qwen3-8B",
+        "config.json and tensors: github tails-mpt/SpecJAX, specjax/models/draft/eagle3.py; no "
+        "file list seen",
+        dtype="bfloat16",
+        config={"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        | {"num_hidden_layers": 1, "rope_theta": 1000000, "rms_norm_eps": 1e-06}
+        | {"tie_word_embeddings": False},
+    ),
     "Rayzl/qwen2.5-vl-7b-eagle3-sgl": HeadTwin(
         "Qwen/Qwen2.5-VL-7B-Instruct",
         "config.json: github sgl-project/SpecForge, configs/qwen2-5-vl-7B-eagle3.json; no "
