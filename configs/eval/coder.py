@@ -1,9 +1,10 @@
 """Qwen2.5-Coder-1.5B with its 0.5B sibling as draft, and with lookup, on code, sums, chat and
 summaries.
 
-python -m train.prompts --data path/to/data python -m eval.block_efficiency coder --no-times python
--m eval.draft_quality coder --sets humaneval-chat gsm8k --limit 164 --max-new-tokens 512
---batch-size 16 --run-code
+    python -m train.prompts --data path/to/data
+    python -m eval.block_efficiency coder --no-times
+    python -m eval.draft_quality coder --sets humaneval-chat gsm8k --limit 164 \\
+        --max-new-tokens 512 --batch-size 16 --run-code
 
 Qwen's report says 70.7 (1.5B) and 61.6 (0.5B) for HumanEval's pass@1, in bfloat16 and by EvalPlus.
 """
