@@ -1,8 +1,9 @@
 """`smollm2-eyes` on picturebook's synthetic sets: its shipped KV head, lookup, and the views of a
 draft.
 
-python -m eval.block_efficiency eyes python -m eval.block_efficiency eyes --draft
-runs/train/smollm2_eyes_draft/hf --draft jaxspec_demo/smollm2_eyes/kv_head
+    python -m eval.block_efficiency eyes
+    python -m eval.block_efficiency eyes --draft runs/train/smollm2_eyes_draft/hf \\
+        --draft jaxspec_demo/smollm2_eyes/kv_head
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """SmolLM2-135M with the KV head of this repository, on questions that the head was not trained on.
 
-python -m train.prompts --data path/to/data python -m eval.block_efficiency smollm2 python -m
-eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf --draft
-jaxspec_demo/smollm2/kv_head
+    python -m train.prompts --data path/to/data
+    python -m eval.block_efficiency smollm2
+    python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf \\
+        --draft jaxspec_demo/smollm2/kv_head
 """
 
 from __future__ import annotations
