@@ -72,9 +72,11 @@ def read_row(row: DataRow, frames: int = 8, answered: bool = True) -> Sample:
             raise InputError("an answer is empty; there is nothing to learn from it")
         if any(PLACEHOLDER in answer for _, answer in turns):
             raise InputError(f"{PLACEHOLDER} in an answer; images belong to questions")
-        images = tuple(image for message in messages for image in message.images)
-        questions = place_in_turns([question for question, _ in turns], len(images))
-        answers = [answer for _, answer in turns]
+        questions, answers = zip(*turns)
+        marks = sum(question.count(PLACEHOLDER) for question in questions)
+        # A last question without an answer is left out, with its images.
+        images = tuple(image for message in messages for image in message.images)[:marks]
+        questions = place_in_turns(questions, len(images))
         pairs = tuple(zip(questions, answers, strict=True))
         return Sample(
             "", "", images, pairs, system=_system(row.values, system) if turns[0][0] else ""

@@ -90,7 +90,7 @@ def read_messages(
 
 
 class _ImageQueue:
-    """Hand out the images that come apart from the messages, in their order."""
+    """Hand out the images beside the messages, in their order."""
 
     def __init__(self, images: Sequence[Any]) -> None:
         self.images, self.taken = images, 0
@@ -118,6 +118,8 @@ def _message(
     role = ROLES.get(name.lower())
     if role is None:
         raise InputError(f"role {name!r} is unknown; {nearest(name, list(ROLES))}")
+    if entries.get("tool_calls"):
+        raise InputError("tool_calls are not read; give what the tool was asked as text")
     if isinstance(content, str):
         marks = content.count(PLACEHOLDER) if queue.images else 0
         sources = [source(queue.next()) for _ in range(marks)]

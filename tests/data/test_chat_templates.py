@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from jaxspec.errors import InputError
 from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.prompts.messages import dialogue, user_message
+from jaxspec.prompts.messages import Message, dialogue, user_message
 from tests import tiny
 
 CHATML = (
@@ -140,7 +141,7 @@ def test_what_is_written_without_a_template_is_one_for_transformers():
     """Whole conversations with images, and contents as text and as parts."""
     encoder = PromptEncoder(tiny.tokenizer(), tiny.SPECIAL.index("<image>"))
     turns = [("<image>\nWho?", "Me."), ("Why?", "No.")]
-    ((tokens, _),) = encoder.dialogues([dialogue(turns, [None])])
+    ((tokens, _),) = encoder.dialogues([dialogue(turns, [None], "Be kind.")])
     template = chat_templates(encoder)["default"]
     for image in ([{"type": "image"}, {"type": "text", "text": "Who?"}], turns[0][0]):
         contents = [image, "Me.", [{"type": "text", "text": "Why?"}], "No."]
@@ -148,6 +149,7 @@ def test_what_is_written_without_a_template_is_one_for_transformers():
             {"role": role, "content": part}
             for role, part in zip(("user", "assistant") * 2, contents)
         ]
+        said = [{"role": "system", "content": "Be kind."}, *said]
         text = encoder.tokenizer.apply_chat_template(said, chat_template=template, tokenize=False)
         assert [encoder.tokenizer.bos_token_id, *encoder.tokenizer.encode(text)] == tokens.tolist()
 
@@ -239,3 +241,37 @@ def test_templates_run_in_a_sandbox(template, reason):
         PromptEncoder(tokenizer(template)).prompt("Who?")
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+REASONED = CHATML.replace("m['content']", "m['content'].split('</think>')[-1]")
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system') }}{% endif %}"
+CONVERSATION = [
+    Message("system", ("Be kind.",)),
+    *dialogue([("Who?", "<think>Hm.</think>Me."), ("Why?", "")])[:-1],
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "before", "after"),
+    [
+        (CHATML, "system\nBe kind.<|im_end|>\n<|im_start|>user\nWho?", "<think>Hm.</think>Me."),
+        (REASONED, "system\nBe kind.<|im_end|>\n<|im_start|>user\nWho?", "Me."),
+        (NO_SYSTEM + LLAMA2, "[INST] Be kind.\n\nWho?", " <think>Hm.</think>Me."),
+        (PARTS, "SYSTEM: Be kind. USER: Who?", " <think>Hm.</think>Me."),
+        (None, "Be kind. USER: Who? ASSISTANT:", "<think>Hm.</think>Me."),
+    ],
+)
+def test_a_system_prompt_and_reasoning_are_where_the_template_has_them(template, before, after):
+    """A system prompt that a template refuses precedes the first question; a template may leave out
+    the reasoning of earlier answers.
+    """
+    encoder = PromptEncoder(tokenizer(template))
+    encoder = replace(encoder, tokenizer=tiny.tokenizer()) if template is None else encoder
+    text = encoder.tokenizer.decode(encoder.prompt(CONVERSATION).tokens)
+    head, _, tail = text.partition(before)
+    assert head in ("", "<s>", "<|im_start|>")
+    assert after in tail
+    assert "Why?" in tail
+    assert ("<think>" in text) == (template != REASONED)
+    asked = replace(encoder, system="Be kind.").prompt(CONVERSATION[1:])
+    assert asked.tokens.tolist() == encoder.prompt(CONVERSATION).tokens.tolist()

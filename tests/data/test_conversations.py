@@ -68,6 +68,8 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
                        {"role": "assistant", "content": "Ho"}]}, (("Hi", "Ho"),)),
         ({"conversations": [{"from": "gpt", "value": "Welcome"}, *said(("Hi", "Ho")),
                             {"from": "human", "value": "cut"}]}, (("Hi", "Ho"),)),
+        ({"messages": [{"role": "user", "content": "<image>Hi"}, {"role": "assistant", "content": "Ho"},
+                       {"role": "user", "content": "cut <image>"}], "images": ["1.png", "2.png"]}, (("<image>Hi", "Ho"),)),
         ({"question": "1+1?", "answer": "2"}, (("1+1?", "2"),)),
         ({"instruction": "Add", "output": "Done"}, (("Add", "Done"),)),
         ({"instruction": "Translate.", "input": "The house.", "output": "La maison."},

@@ -105,6 +105,10 @@ def test_roles_and_contents() -> None:
             [{"role": "assistant", "content": None, "tool_calls": []}],
             "messages[0]: content None; give a text or a list of parts",
         ),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}],
+            "messages[0]: tool_calls are not read; give what the tool was asked as text",
+        ),
         (user({"type": "video"}), "messages[0]: content[0]: {'type': 'video'} is no part"),
         (user({"type": "text"}), "content[0]: {'type': 'text'} is no part"),
         (
