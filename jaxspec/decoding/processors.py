@@ -148,6 +148,15 @@ def processed(
     return scores.at[rows, columns, repeated].set(-jnp.inf, mode="drop")
 
 
+def allowed(
+    probs: Float[Array, "B T V"], history: History | None, processors: Processors | None
+) -> Float[Array, "B T V"]:
+    """Return probabilities, which may sum to less than 1, without those of banned tokens."""
+    if history is None or processors is None:
+        return probs
+    return jnp.where(processed(jnp.zeros_like(probs), history, processors) > -jnp.inf, probs, 0.0)
+
+
 def _applies(
     biases: Biases, history: History, text: Int[Array, "B T S"] | None
 ) -> Bool[Array, "B T K"]:

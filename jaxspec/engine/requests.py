@@ -107,7 +107,7 @@ class Request:
     suppress_tokens: Sequence[int] | None = None
     begin_suppress_tokens: Sequence[int] | None = None
     bad_words: Sequence[str | Sequence[int]] | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
         if self.prompt is None and not self.messages:

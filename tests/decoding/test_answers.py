@@ -106,7 +106,8 @@ def test_samples_are_those_of_their_seeds(
     target: LoadedModel, draft: LoadedModel, head: LoadedHead
 ) -> None:
     engine = engines(target, draft, head)["MSD"]
-    asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
+    penalty = {"frequency_penalty": 0.3, "no_repeat_ngram_size": 2}
+    asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1], **penalty)
     drawn = engine.samples(asked, 3)
     alone = engine.generate([replace(asked, seed=7 + i) for i in range(3)])
     assert [result.tokens for result in drawn] == [result.tokens for result in alone]

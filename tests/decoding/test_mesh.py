@@ -68,9 +68,10 @@ DATA_PARALLEL = {
 @pytest.mark.parametrize("name", DATA_PARALLEL)
 def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name):
     """Rows are refilled, caches grow and answers are streamed: the state has the shardings that
-    loops compile for.
+    loops compile for. Some rows have penalties and log probabilities.
     """
     config, runs = DATA_PARALLEL[name], []
+    settings = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "logprobs": 2}
     draft = LoadedModel.load(pair[1])
     monkeypatch.setattr(batcher, "FIRST", 8)
     for mesh in (None, make_mesh(data=2)):
@@ -81,7 +82,7 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
             engine = Engine(target, draft, config)
         texts = ["Hi", "What is this?", "Tell me", "a", "Say it"]
         asked = [
-            Request(text, new, float(i == 1))
+            Request(text, new, float(i == 1), **({} if i % 2 else settings))
             for i, (text, new) in enumerate(zip(texts, [20, 7, 24, 3, 15]))
         ]
         found = engine.generate(asked)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask
 from jaxspec.decoding.inputs import PromptBatch
-from jaxspec.decoding.processors import History, processed
+from jaxspec.decoding.processors import History, allowed, processed
 from jaxspec.decoding.sources.lookup import backed_off
 from jaxspec.decoding.sources.source import Committed, Source
 from jaxspec.decoding.state import step_keys
@@ -154,9 +154,9 @@ class Drafter(ABC):
         """Return the mixture at T places, and each source's own distributions."""
         temperature, weights = mixing.options.temperature, mixing.weights
         whole = sum(source.width for source in self.sources if not source.partial)
-        process = jax.vmap(lambda x: processed(x, mixing.history, mixing.options.processors))
-        logits = process(scores[:whole])
+        context = mixing.history, mixing.options.processors
+        logits = jax.vmap(lambda x: processed(x, *context))(scores[:whole])
         probs = by_place(lambda logits: tempered(logits, temperature))(logits)
-        partial = [backed_off(matches, probs)[None] for matches in scores[whole:]]
+        partial = [backed_off(allowed(x, *context), probs)[None] for x in scores[whole:]]
         probs = jnp.concatenate([probs, *partial]) if partial else probs
         return by_place(lambda probs: mix(probs, weights))(probs), probs
