@@ -183,8 +183,8 @@ def described(chip: str) -> list[Any]:
 def gpu_description(name: str) -> str:
     """Return XLA's description of a GPU: a text between two zero bytes in the plugin's library."""
     library = resources.files("jax_plugins.xla_cuda12").joinpath("xla_cuda_plugin.so").read_bytes()
-    place = library.index(f'device_description_str: "{name}"'.encode())
-    return library[library.rindex(b"\0", 0, place) + 1 : library.index(b"\0", place)].decode()
+    offset = library.index(f'device_description_str: "{name}"'.encode())
+    return library[library.rindex(b"\0", 0, offset) + 1 : library.index(b"\0", offset)].decode()
 
 
 def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
@@ -199,8 +199,8 @@ def eagle_head(target: ModelConfig) -> Eagle3Config:
     depth = text_config(target).num_hidden_layers
     few = (0, depth // 2, depth) if depth < 7 else ()
     head = Eagle3Config.of_target(target, target_layers=few)
-    words = tuple(range(8192))
-    return replace(head, text_config=replace(head.text_config, draft_vocabulary=words))
+    ids = tuple(range(8192))
+    return replace(head, text_config=replace(head.text_config, draft_vocabulary=ids))
 
 
 def assembled(config: LatencyConfig, name: Name, width: int | None) -> tuple[Any, Params]:

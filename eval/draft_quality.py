@@ -256,8 +256,8 @@ def quality_table(
     ]
     if all(row["meteor"] is None for row in rows if row["rouge_l"] is not None):
         notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")
-    asked = set(config.sets)
-    notes += sources(config, [one for one in papers if asked & one.columns])
+    measured_sets = set(config.sets)
+    notes += sources(config, [paper for paper in papers if measured_sets & paper.columns])
     return Table("Quality of plain answers", header, cells, notes)
 
 

@@ -153,11 +153,11 @@ def draft_table(
                 yield (name, f"{draft}, paper"), numbers
 
     lines = []
-    for place, sets in places.items():
+    for group, sets in places.items():
         for draft in dict.fromkeys(row["row"] for row in rows):
             drafted = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
             lines.append(
-                ((place, draft), [] if {(name, draft) for name in sets} & lost else drafted)
+                ((group, draft), [] if {(name, draft) for name in sets} & lost else drafted)
             )
     fields = FIELDS if config.times else COUNTS
     columns = {
@@ -222,13 +222,13 @@ def ablations(head: LoadedHead) -> dict[str, LoadedHead]:
 
 
 def separate_draft(
-    config: EvalConfig, target: LoadedModel, place: str
+    config: EvalConfig, target: LoadedModel, entry: str
 ) -> tuple[LoadedModel, Variant]:
     """Load the draft of DIRECTORY or DIRECTORY:VIEW, and return it with its row of the table."""
-    path, view = split_view(place)
+    path, view = split_view(entry)
     draft = load_model(path, config.dtype, config.tiles, target)
     view = view or ("M" if isinstance(draft.config, LvlmConfig) else "T")
-    return draft, Variant(place, (view,))
+    return draft, Variant(entry, (view,))
 
 
 if __name__ == "__main__":

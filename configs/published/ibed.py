@@ -138,7 +138,7 @@ MIXTURES = (
     ),
     _of("Tables 2, 3, 8 and 9, captions", _SHORT, captioner=CAPTIONER),
     _of("Tables 6 to 8, detailed captions", _LONG, captioner=LONG),
-    *(_of("Table 6", numbers, captioner=place) for place, numbers in _BLIPS.items()),
+    *(_of("Table 6", numbers, captioner=captioner) for captioner, numbers in _BLIPS.items()),
     _of("Table 13", _PRETRAINED, draft=("JackFram/llama-68m",)),
     _of(
         "Table 13, of its own draft; ours is by the recipe text_68m",

@@ -96,7 +96,7 @@ def _read(
     targets, _ = pad_rows([*answers, *padding], most)
     program, params = engine.assembly.program, engine.assembly.params["models"]
     members = zip(program.members, params, state.target, strict=True)
-    logits = [np.asarray(_score(one, own, tokens, cache))[real] for one, own, cache in members]
+    logits = [np.asarray(_score(model, own, tokens, cache))[real] for model, own, cache in members]
     return np.stack(logits), targets[real]
 
 

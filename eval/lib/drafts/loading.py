@@ -216,15 +216,15 @@ def check_files(config: EvalConfig, captioner: str | None = None) -> None:
                 config.samples(name, turn)
 
 
-def split_view(place: str) -> tuple[str, str]:
+def split_view(entry: str) -> tuple[str, str]:
     """Split DIRECTORY:VIEW in two; without one, the view is empty."""
-    path, _, view = place.rpartition(":")
-    return (path, view) if path and "/" not in view else (place, "")
+    path, _, view = entry.rpartition(":")
+    return (path, view) if path and "/" not in view else (entry, "")
 
 
 def split_name(entry: str) -> tuple[str, str]:
     """Split NAME=PLACE in two."""
-    name, _, place = entry.partition("=")
-    if not (name and place):
+    name, _, directory = entry.partition("=")
+    if not (name and directory):
         raise InputError(f"{entry!r} is not NAME=DIRECTORY")
-    return name, place
+    return name, directory

@@ -84,11 +84,11 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
                 some = [row for row in mixing if row.views == views]
                 variant = Variant("views", views)
                 engine = models.engine(variant, config.engine(variant))
-                found = map_over_processes(
+                replays = map_over_processes(
                     partial(_replayed, config, engine, some),
                     list(zip(requests, answers, strict=True)),
                 )
-                for row, sums in zip(some, zip(*found, strict=True), strict=True):
+                for row, sums in zip(some, zip(*replays, strict=True), strict=True):
                     rule = str(parse_weighting(row.weighting))
                     fields = where | {"row": row.name, "views": list(views)}
                     fields |= {"weighting": rule, "gamma": config.gamma}

@@ -95,8 +95,8 @@ def mean(rows: Sequence[Record], field: str) -> float | None:
 def mean_over(rows: Sequence[Record], sets: Sequence[str], field: str) -> float | None:
     """Return the mean of a field over sets, each the mean of its rows; None if a set is missing."""
     means = [mean([row for row in rows if row["dataset"] == name], field) for name in sets]
-    found = [one for one in means if one is not None]
-    return sum(found) / len(found) if found and len(found) == len(means) else None
+    measured = [each for each in means if each is not None]
+    return sum(measured) / len(measured) if measured and len(measured) == len(means) else None
 
 
 def answer_lengths(rows: Sequence[Record], sets: Sequence[str]) -> list[str]:

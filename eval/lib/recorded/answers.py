@@ -126,7 +126,11 @@ def read_published(folder: Path) -> dict[str, dict[str, Published]]:
 def repeated_answers(conversations: Sequence[Conversation]) -> int:
     """Return how many answers occur word for word in another fold."""
     folds: dict[tuple[int, ...], set[int]] = {}
-    answers = [(tuple(turn.answer), one.fold) for one in conversations for turn in one.turns]
+    answers = [
+        (tuple(turn.answer), conversation.fold)
+        for conversation in conversations
+        for turn in conversation.turns
+    ]
     for answer, fold in answers:
         folds.setdefault(answer, set()).add(fold)
     return sum(len(folds[answer]) > 1 for answer, _ in answers)
