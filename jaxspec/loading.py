@@ -356,6 +356,7 @@ def check_tokens(
     other: PreTrainedTokenizerBase,
     name: str = "draft",
     whose: str = "the target",
+    grows: bool = False,
 ) -> None:
     """Refuse another tokeniser whose ids mean other words than the first one's.
 
@@ -364,6 +365,7 @@ def check_tokens(
     Args:
       name: The other model in errors.
       whose: The first tokeniser's model in errors.
+      grows: Whether the first one may have any number of tokens that the other one lacks.
     """
     ids, other_ids = tokenizer.get_vocab(), other.get_vocab()
     added = {*tokenizer.get_added_vocab(), *other.get_added_vocab()}
@@ -374,13 +376,22 @@ def check_tokens(
         if ids.get(word, i) != i
         or (word_of.get(i, word) != word and not (word in added and word_of[i] in added))
     )
-    missing = len(ids.keys() ^ other_ids.keys())
+    missing = len(other_ids.keys() - ids.keys() if grows else ids.keys() ^ other_ids.keys())
     if different or missing > SPARE_TOKENS:
         first = f"{missing} tokens are in one only"
         if different:
             i, word = different[0]
             first = f"{i} is {word!r} against {word_of.get(i)!r}"
         raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
+
+
+def known_tokens(
+    tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase
+) -> tuple[int | None, int]:
+    """Return the first id of a token that another tokeniser lacks, if any, and their number."""
+    ids = tokenizer.get_vocab()
+    lacking = [ids[word] for word in ids.keys() - other.get_vocab().keys()]
+    return min(lacking, default=None), len(lacking)
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:

@@ -24,7 +24,14 @@ from jaxspec.checkpoints.model_card import (
 )
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.checkpoints.served_draft import check_served
-from jaxspec.config import HeadConfig, ModelConfig, TextConfig, text_config
+from jaxspec.config import (
+    HeadConfig,
+    LvlmConfig,
+    ModelConfig,
+    RotaryConfig,
+    TextConfig,
+    text_config,
+)
 from jaxspec.config.heads.states import ImageRule
 from jaxspec.errors import InputError
 from jaxspec.models.families import text_params
@@ -38,10 +45,17 @@ _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class Target:
-    """Describe the model that an exported draft is made for."""
+    """Describe the model that an exported draft is made for.
+
+    Fields:
+      known: The first of its tokens that the draft's tokeniser lacks; None if it lacks none.
+      tokenizer: Directory of the tokeniser for the draft, if the draft's own lacks too many.
+    """
 
     name: str
     config: ModelConfig
+    known: int | None = None
+    tokenizer: Path | None = None
 
 
 def export(
@@ -66,6 +80,9 @@ def export(
 
     Args:
       target: Pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
+        Tokens that the source cannot know get no probability: from this library, which reads
+        `known_tokens` of config.json, and from transformers' `generate`, by `suppress_tokens` of
+        generation_config.json. In other programs they are never likeliest.
       text_only: Write the decoder of an LVLM alone, as a language model of its own.
       draft_vocabulary: Keep this many tokens of a draft's vocabulary, the first ones, for this
         library alone; by default a KV head keeps all, and any other draft is `widened`, the only
@@ -108,6 +125,7 @@ def export(
     config, params = widened(config, params)
     if target is not None:
         config, params = pad_vocabulary(config, params, text_config(target.config).vocab_size)
+        config = _knowing(config, size if target.known is None else min(size, target.known))
     if draft_vocabulary is not None:
         config, params = narrowed(config, params, scored)
     model = Exported(
@@ -118,7 +136,8 @@ def export(
         added=text_config(config).vocab_size - size,
         scored=len(scored),
     )
-    _write(model, destination, replace(options, extra=raw), terms)
+    tokenizer = target and target.tokenizer
+    _write(model, destination, replace(options, extra=raw), terms, tokenizer or path)
     return config
 
 
@@ -189,21 +208,42 @@ def _text_model(
     return config, text_params(whole, params), raw
 
 
-def _write(model: Exported, destination: str | Path, options: SaveOptions, terms: Terms) -> None:
-    """Write the model with its tokeniser, processors, generation settings and card."""
+def _knowing(config: ModelConfig, count: int) -> ModelConfig:
+    """Return the configuration of a model that knows no more than the first tokens."""
+    text = text_config(config)
+    count = min(count, text.known_tokens or count)
+    if count == text.vocab_size or not isinstance(text, RotaryConfig):
+        return config
+    text = replace(text, known_tokens=count)
+    return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
+
+
+def _write(
+    model: Exported, destination: str | Path, options: SaveOptions, terms: Terms, words: Path
+) -> None:
+    """Write the model with its tokeniser, processors, generation settings and card.
+
+    words: Directory of the tokeniser.
+    """
     source, encoder, add_bos = model.source, None, False
     settings = source / "generation_config.json"
     # A generation_config.json without EOS means that no token ends an answer.
     generation = {"eos_token_id": None} | read_json(settings) if settings.is_file() else {}
     generation.pop("transformers_version", None)
-    if has_tokenizer(source):
-        encoder = PromptEncoder.of(model.config, load_tokenizer(source))
+    text = text_config(model.config)
+    if text.known_tokens:
+        suppressed = set(generation.get("suppress_tokens") or ())
+        suppressed.update(range(text.known_tokens, text.vocab_size))
+        generation["suppress_tokens"] = sorted(suppressed)
+    if has_tokenizer(words):
+        encoder = PromptEncoder.of(model.config, load_tokenizer(words))
         add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
         encoder.tokenizer.chat_template = chat_templates(encoder)
         model = replace(model, has_template=bool(encoder.tokenizer.chat_template))
 
     def write_more(path: Path) -> None:
-        copy_processors(source, path, model.config, encoder and encoder.tokenizer, add_bos)
+        tokenizer = encoder and encoder.tokenizer
+        copy_processors(source, path, model.config, tokenizer, add_bos, words)
         write_model_card(path, model_name(destination), model, terms)
 
     options = replace(options, generation=generation)

@@ -67,13 +67,14 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
     """Write the model's facts, source and purpose, and how to load and ask it."""
     config, text = model.config, text_config(model.config)
     has_vision, family = LanguageModel(config).has_vision, family_of(config.model_type)
+    fate = "get no probability" if text.known_tokens else "are means"
     facts = {
         "family": f"{family.title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
         "parameters": _count(model.params),
         "decoder": f"{text.num_hidden_layers} layers of width {text.hidden_size}, "
         f"{text.num_attention_heads} heads",
         "vocabulary": f"{text.vocab_size:,}"
-        + (f", of which the last {model.added:,} are means" if model.added else ""),
+        + (f", of which the last {model.added:,} {fate}" if model.added else ""),
         "context": f"{text.max_position_embeddings:,} tokens",
         "made from": f"`{model_name(model.source)}`",
     }

@@ -198,7 +198,12 @@ def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
 
 
 def copy_processors(
-    source: Path, path: Path, config: ModelConfig, tokenizer: Any | None, add_bos: bool
+    source: Path,
+    path: Path,
+    config: ModelConfig,
+    tokenizer: Any | None,
+    add_bos: bool,
+    words: Path | None = None,
 ) -> None:
     """Copy tokeniser and, for an LVLM, processor files, made readable for transformers 4 and 5.
 
@@ -206,10 +211,13 @@ def copy_processors(
       tokenizer: Tokeniser whose dictionary of chat templates is written to the files that both
         versions read, and to no others.
       add_bos: Make the copy put BOS in front of texts.
+      words: Directory of the tokeniser; by default `source`.
     """
-    for name in (*TOKENIZER_FILES, *(() if isinstance(config, TextConfig) else IMAGE_FILES)):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, path / name)
+    images = () if isinstance(config, TextConfig) else IMAGE_FILES
+    for folder, names in ((words or source, TOKENIZER_FILES), (source, images)):
+        for name in names:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, path / name)
     if (path / "tokenizer_config.json").is_file():
         _speak_both_versions(path / "tokenizer_config.json")
     whole, images = path / "processor_config.json", path / "preprocessor_config.json"

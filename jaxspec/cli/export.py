@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ from jaxspec.cli.shared import progress
 from jaxspec.config import HeadConfig, ModelConfig
 from jaxspec.config.heads.states import ImageRule
 from jaxspec.errors import InputError, printable
-from jaxspec.loading import check_tokens
+from jaxspec.loading import SPARE_TOKENS, check_tokens, known_tokens
 from jaxspec.runtime import human_bytes, setup_runtime
 
 
@@ -45,8 +45,8 @@ class Export:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Data type of the written tensors; by default the source's."""
     vocab_of: str | None = None
-    """Directory or hub id of a target. The vocabulary is padded to its size, with rows that are
-    never likeliest. For an EAGLE-3 head, the target that the head is served with."""
+    """Directory or hub id of a target. The vocabulary is padded to its size; tokens that the source
+    cannot know get no probability. For an EAGLE-3 head, the target that the head is served with."""
     text_only: bool = False
     """Write the decoder of a vision-language model alone, as a language model of its own."""
     draft_vocabulary: int | None = None
@@ -123,7 +123,12 @@ def run(args: Export) -> None:
         path = locate(args.vocab_of)
         target = Target(model_name(path), directories.read_config(path))
         if not is_head(source):  # a head has no tokeniser
-            check_tokens(load_tokenizer(path), load_tokenizer(source))
+            tokenizers = load_tokenizer(path), load_tokenizer(source)
+            check_tokens(*tokenizers, grows=True)
+            known, lacking = known_tokens(*tokenizers)
+            target = replace(target, known=known)
+            if lacking > SPARE_TOKENS:
+                target = replace(target, tokenizer=path)
     progress(f"exporting {source}")
     config = export(
         source,

@@ -32,6 +32,8 @@ class TextConfig:
     """transformers' class."""
     draft_vocabulary: ClassVar[tuple[int, ...]] = ()
     """All tokens are scored, unless a family says otherwise."""
+    known_tokens: ClassVar[int] = 0
+    """All tokens are known, unless a family says otherwise."""
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
@@ -82,6 +84,9 @@ class RotaryConfig(TextConfig):
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
     draft_vocabulary: tuple[int, ...] = field(default=(), repr=False)  # pyright: ignore
     """The tokens that its output matrix scores, see `jaxspec.models.vocabulary`; empty: all."""
+    known_tokens: int = 0  # pyright: ignore
+    """The number of tokens that a draft has learned, the first ones; 0 means all. Later ones are
+    its target's, and get no probability. Other libraries pass this entry over."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -118,6 +123,8 @@ class RotaryConfig(TextConfig):
         scaling, out = self.rope_scaling.to_hf(), super().to_hf()
         vocabulary = out.pop("draft_vocabulary")
         out |= {"draft_vocabulary": list(vocabulary)} if vocabulary else {}
+        if not self.known_tokens:
+            del out["known_tokens"]
         return out | {
             "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
             "rope_parameters": {"rope_theta": self.rope_theta} | scaling,

@@ -184,7 +184,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         params = {**read_params(config, tensors), LORA: read_pairs(adapter)}
         return replace(target, config=config, params=params)
     if isinstance(recipe.start, str):
-        start = LoadedModel.load(recipe.start)
+        start = _learning(LoadedModel.load(recipe.start))
     elif isinstance(recipe.start, LlavaConfig):
         params = {**init_params(recipe.start, key), **tower()}
         start = LoadedModel(recipe.start, params, target.tokenizer, target.image_processor)
@@ -203,6 +203,16 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     params = {**init_params(config, key), **tower()}
     params["language_model"] = with_vocabulary(start.params, vocab_size)
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
+
+
+def _learning(start: LoadedModel) -> LoadedModel:
+    """Return a draft that may learn every token."""
+    config, text = start.config, text_config(start.config)
+    if not isinstance(text, RotaryConfig) or not text.known_tokens:
+        return start
+    text = replace(text, known_tokens=0)
+    whole = replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
+    return replace(start, config=whole)
 
 
 def _with_placeholder(start: LoadedModel, target: ModelConfig) -> LoadedModel:

@@ -24,6 +24,7 @@ from transformers import (  # noqa: E402
     LlamaForCausalLM,
 )
 
+from jaxspec import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
 from jaxspec.checkpoints.heads import load_head  # noqa: E402
 from jaxspec.checkpoints.huggingface import SaveOptions, load  # noqa: E402
@@ -32,8 +33,11 @@ from jaxspec.checkpoints.processors import load_tokenizer  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
+from jaxspec.loading import check_tokens  # noqa: E402
 from jaxspec.models.families import build, text_params  # noqa: E402
 from jaxspec.models.language_model import LanguageModel  # noqa: E402
+from jaxspec.training.config import TrainConfig  # noqa: E402
+from jaxspec.training.recipes import Recipe, Stage, start_draft  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.tiny import hf, qwen_vl, tiles  # noqa: E402
 
@@ -188,7 +192,7 @@ def test_vocabulary_of_a_target(source, tmp_path, refusal):
     assert load(tmp_path / "padded").config.vocab_size == text_config(tiny.CONFIG).vocab_size
     card = (tmp_path / "padded" / "README.md").read_text()
     assert "draft for" not in card  # a directory's name says nothing to others
-    assert ", of which the last 3 are means" in card
+    assert ", of which the last 3 get no probability" in card
     hf.reload(tmp_path / "padded", LlamaForCausalLM)
     with pytest.raises(InputError, match="tokens, more than the target's"):
         export(source, tmp_path / "cut", target=Target("draft", text))
@@ -199,6 +203,49 @@ def test_vocabulary_of_a_target(source, tmp_path, refusal):
     assert "differs from the target's" in refusal(
         "export", other, tmp_path / "cut", "--vocab-of", source
     )
+
+
+def test_a_draft_grows_for_a_target_with_many_more_tokens(source, tmp_path, refusal):
+    """Tokens that the draft cannot know get no probability, here and in transformers; what it knows
+    it scores as before.
+    """
+    lvlm = tiny.CONFIG
+    size = text_config(lvlm).vocab_size  # three rows of it are padding
+    many = [f"<action_{number}>" for number in range(100)]
+    (words := tiny.tokenizer()).add_tokens(many)
+    wide = replace(text_config(lvlm), vocab_size=size + 128)
+    config = replace(lvlm, text_config=wide)
+    target = tiny.save(tmp_path / "target", config, tiny.random_params(config, 1), words)
+    text = text_config(lvlm)
+    draft = tiny.save(tmp_path / "draft", text, tiny.random_params(text))
+    with pytest.raises(InputError, match="100 tokens are in one only"):
+        check_tokens(words, tiny.tokenizer())
+    main(["export", str(draft), str(tmp_path / "grown"), "--vocab-of", str(target)])
+    grown, plain = (LoadedModel.load(tmp_path / name) for name in ("grown", "draft"))
+    known = size - 3
+    assert (grown.config.known_tokens, grown.config.vocab_size) == (known, size + 128)
+    assert grown.tokenizer.get_vocab() == words.get_vocab()
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(7, text.hidden_size)), jnp.float32)
+    logits = np.asarray(grown.model.logits(grown.params, hidden))
+    before = np.asarray(plain.model.logits(plain.params, hidden))
+    np.testing.assert_array_equal(logits[:, :known], before[:, :known])
+    assert (logits[:, known:] == -np.inf).all()
+    theirs = hf.reload(tmp_path / "grown", LlamaForCausalLM)
+    assert theirs.generation_config.suppress_tokens == [*range(known, size + 128)]
+    asked = [Request("What is 1?", 8), Request("And <action_3>?", 8, temperature=1.0, seed=3)]
+    model, sizes = LoadedModel.load(target), {"prompt_buckets": (64,), "new_buckets": (8,)}
+    plain_answers = Engine(model, None, EngineConfig(image_buckets=(0,), **sizes)).generate(asked)
+    drafting = EngineConfig(views=("T",), gamma=2, image_buckets=(0,), **sizes)
+    drafted_answers = Engine(model, grown, drafting).generate(asked)
+    assert plain_answers[0].tokens == drafted_answers[0].tokens
+    assert len(drafted_answers[1].tokens) == 8
+    main(["export", str(tmp_path / "grown"), str(tmp_path / "again")])
+    assert load(tmp_path / "again").config == grown.config
+    stages = (Stage("learn", TrainConfig(steps=1, batch=1), ()),)
+    recipe = Recipe(
+        target=str(target), start=str(tmp_path / "grown"), stages=stages, buckets=(64,), view="T"
+    )
+    assert text_config(start_draft(recipe, model).config).known_tokens == 0  # it may learn them now
 
 
 def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
