@@ -135,3 +135,17 @@ def test_wrong_rows_are_one_line(row: dict[str, object], reason: str, photos: Pa
         list(own_samples("mine", photos / "rows.jsonl"))
     assert f"rows.jsonl line 2: {reason}" in str(caught.value).replace(", image: ", ": image: ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_messages_of_a_sample_are_its_questions_and_answers() -> None:
+    turns = (("<image>\nWho?", "Me."), ("So <image>?", "No."))
+    sample = Sample("a", "mine", ("first", "second"), turns, system="Be brief.")
+    system, who, me, then, no = sample.messages
+    assert [message.role for message in sample.messages] == [
+        *("system", "user", "assistant", "user", "assistant")
+    ]
+    assert (system.texts, me.texts, no.texts) == (("Be brief.",), ("Me.",), ("No.",))
+    assert (who.parts, who.images, who.inline) == ((None, "Who?"), ("first",), False)
+    assert (then.parts, then.images, then.inline) == (("So ", None, "?"), ("second",), True)
+    assert [who.marked, then.marked] == [question for question, _ in turns]
+    assert (sample.question(0), sample.question(1)) == ([system, who], [then])

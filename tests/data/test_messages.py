@@ -90,6 +90,15 @@ def test_roles_and_contents() -> None:
     assert read_messages(user("<image>"))[0].parts == ("<image>",)
 
 
+def test_an_image_between_texts_keeps_its_place_in_one_text() -> None:
+    page = {"type": "image", "image": PAGE}
+    (between,) = read_messages(user("Is ", page, " red?"))
+    (before,) = read_messages(user(page, page, "Alike?"))
+    assert between.marked == "Is <image> red?"
+    assert before.marked == "<image>\n<image>\nAlike?"
+    assert user_message(before.marked, [PAGE, PAGE]) == before
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
