@@ -20,6 +20,7 @@ from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.config import Eagle1Config, Eagle3Config, RopeScaling, VispecConfig
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.decoding.sources.source import Committed
+from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models.families import text_params
@@ -160,19 +161,31 @@ def test_one_pass_predicts_the_blocks(case: str, tmp_path: Any) -> None:
     assert 0 < total[0] < total[1]
 
 
-@pytest.mark.parametrize("tree", [None, "dynamic:2:6"])
-def test_a_vispec_head_changes_no_answer(tree: str | None, tmp_path: Any) -> None:
-    """Prompts of one batch show 0 to 3 images."""
+@pytest.mark.parametrize(
+    "options",
+    [{"continuous_batching": True, "batch_size": 2}, {"tree": "dynamic:2:6", "batch_size": 4}],
+    ids=["chain", "tree"],
+)
+def test_a_vispec_head_changes_no_answer(options: dict[str, Any], tmp_path: Any) -> None:
+    """Prompts show 0 to 3 images, and a conversation shows its second one later."""
     target, head = headed(tmp_path, "ViSpec")
-    plain, drafted = (
-        Engine(target, draft, replace(ENGINE, tree=tree, batch_size=4)) for draft in (None, head)
-    )
+    plain, drafted = (Engine(target, draft, replace(ENGINE, **options)) for draft in (None, head))
     prompts = [
         plain.encoder.prompt("What?", [tiny.page(i) for i in range(count)]) for count in range(4)
     ]
-    requests = [Request(prompt, NEW, 0.9 * (i == 3)) for i, prompt in enumerate(prompts)]
-    expected, results = plain.generate(requests[:3]), drafted.generate(requests)
-    assert [result.tokens for result in results[:3]] == [result.tokens for result in expected]
+    requests = [Request(prompt, NEW) for prompt in prompts]
+    expected, results = (engine.generate(requests) for engine in (plain, drafted))
+    assert [result.tokens for result in results] == [result.tokens for result in expected]
+    if options["batch_size"] == 2:
+        return
+    talks = [
+        [
+            session.ask(question, images=[tiny.page(i)], max_new_tokens=8).tokens
+            for i, question in enumerate(("What?", "And this?"))
+        ]
+        for session in (Session(plain), Session(drafted))
+    ]
+    assert talks[0] == talks[1]
 
 
 def read_row(
