@@ -75,6 +75,7 @@ def test_an_export_is_read_as_it_was(head: Path, tmp_path: Path) -> None:
         ("lucylyn--MSD-LLaVA1.5-7B", MSD, "unfused"),
         ("MSD-LLaVA1.5-13B", MSD, "unfused"),
         ("Cloudriver--EAGLE-LLaVA-1.5-7B", {"jaxspec": None, "draft_vocab_size": 36}, "embedding"),
+        ("my-copy", MSD, "unfused"),
         ("owner--head", {"jaxspec": None}, "placeholder"),
         ("lucylyn--MSD-LLaVA1.5-7B", {}, "unfused"),
         ("owner--head", {"jaxspec": {"images": "embedding"}}, "embedding"),
