@@ -56,7 +56,7 @@ class Serve(Speculation):
     as many tokens as their size asks for."""
     image_dir: Path | None = None
     """Directory below which requests may name images, as file:photo.jpg."""
-    max_pixels: int = 16_777_216
+    image_pixels: int = 16_777_216
     """Most pixels of an image."""
     max_body: int = 32 * 2**20
     """Most bytes of a request."""
@@ -80,7 +80,7 @@ def run(args: Serve) -> None:
         raise InputError("--target: missing; give a model, or --demo")
     lengths = sorted(numbers("--prompt-buckets", args.prompt_buckets, int))
     counts = {"prompt-buckets": lengths[0], "gamma": args.gamma, "queue": args.queue}
-    counts |= {"image-side": args.image_side, "max-pixels": args.max_pixels}
+    counts |= {"image-side": args.image_side, "image-pixels": args.image_pixels}
     counts |= {"max-body": args.max_body, "max-new-tokens": args.max_new_tokens}
     check_counts(**{f"--{name}": count for name, count in counts.items()})
     key = args.api_key or os.environ.get(KEY, "")
@@ -110,7 +110,7 @@ def run(args: Serve) -> None:
     metrics = Metrics(name)
     plain = None
     if args.race and drafts:
-        config = EngineConfig(batch_size=1, width=args.width, **how)
+        config = EngineConfig(batch_size=args.batch_size, width=args.width, **how)
         plain = Engine(engine.target, config=config)
     address = f"http://{args.host}:{listener.getsockname()[1]}"
 
@@ -124,7 +124,7 @@ def run(args: Serve) -> None:
     for line in (*reports, worker.batch.memory()):
         say(line)
     say(f"warming up {len(worker.programs)} programs ...")
-    folder, pixels = args.image_dir, args.max_pixels
+    folder, pixels = args.image_dir, args.image_pixels
     limits = Limits(name, images, pixels, max(lengths), args.batch_size, folder, plain is not None)
     local = args.host in LOCAL and not key
     settings = Settings(

@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import DFlashConfig, LvlmConfig, QwenTowerConfig
-from jaxspec.engine.running import RunningBatch
+from jaxspec.engine.running import LiveBatch, RunningBatch
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
@@ -234,3 +234,30 @@ def test_what_cannot_have_one_width_is_refused(models):
         engine(models, views=("M",), gamma=8)
     with pytest.raises(InputError, match="width: 8 with a tree"):
         engine(models, views=("M",), gamma=3, tree="2:7")
+
+
+def test_a_live_batch_answers_as_if_alone_whatever_drafts(models):
+    """At one width neither the rows beside a request nor the draft change a rounding."""
+    runs = []
+    for options in ({}, DRAFTS["two views"]):
+        decoding = engine(models, **options)
+        batch = decoding.live(ASKED)
+        requests = dict(enumerate(decoding.batcher.read(ASKED)))
+        runs += [
+            live_answers(batch, [requests]),
+            live_answers(batch, [{i: r} for i, r in requests.items()]),
+        ]
+    assert runs[0] == runs[1] == runs[2] == runs[3]
+
+
+def live_answers(batch: LiveBatch, waves: list[dict[int, Any]]) -> list[tuple[int, ...]]:
+    """Let requests join as rows become free, one wave after the other."""
+    results: dict[int, Any] = {}
+    for wave in waves:
+        waiting = dict(wave)
+        while waiting or batch.busy:
+            for i in list(waiting)[: len(batch.free)]:
+                batch.join({i: waiting.pop(i)})
+            batch.decode(stride=1)
+            results |= batch.results()[1]
+    return tokens(results[i] for i in sorted(results))
