@@ -219,11 +219,15 @@ def _knowing(config: ModelConfig, count: int) -> ModelConfig:
 
 
 def _write(
-    model: Exported, destination: str | Path, options: SaveOptions, terms: Terms, words: Path
+    model: Exported,
+    destination: str | Path,
+    options: SaveOptions,
+    terms: Terms,
+    tokenizer_source: Path,
 ) -> None:
     """Write the model with its tokeniser, processors, generation settings and card.
 
-    words: Directory of the tokeniser.
+    tokenizer_source: Directory of the tokeniser.
     """
     source, encoder, add_bos = model.source, None, False
     settings = source / "generation_config.json"
@@ -232,18 +236,18 @@ def _write(
     generation.pop("transformers_version", None)
     text = text_config(model.config)
     if text.known_tokens:
-        suppressed = set(generation.get("suppress_tokens") or ())
+        suppressed: set[int] = set(generation.get("suppress_tokens") or ())
         suppressed.update(range(text.known_tokens, text.vocab_size))
         generation["suppress_tokens"] = sorted(suppressed)
-    if has_tokenizer(words):
-        encoder = PromptEncoder.of(model.config, load_tokenizer(words))
+    if has_tokenizer(tokenizer_source):
+        encoder = PromptEncoder.of(model.config, load_tokenizer(tokenizer_source))
         add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
         encoder.tokenizer.chat_template = chat_templates(encoder)
         model = replace(model, has_template=bool(encoder.tokenizer.chat_template))
 
     def write_more(path: Path) -> None:
         tokenizer = encoder and encoder.tokenizer
-        copy_processors(source, path, model.config, tokenizer, add_bos, words)
+        copy_processors(source, path, model.config, tokenizer, add_bos, tokenizer_source)
         write_model_card(path, model_name(destination), model, terms)
 
     options = replace(options, generation=generation)

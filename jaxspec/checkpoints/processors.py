@@ -203,7 +203,7 @@ def copy_processors(
     config: ModelConfig,
     tokenizer: Any | None,
     add_bos: bool,
-    words: Path | None = None,
+    tokenizer_source: Path | None = None,
 ) -> None:
     """Copy tokeniser and, for an LVLM, processor files, made readable for transformers 4 and 5.
 
@@ -211,10 +211,10 @@ def copy_processors(
       tokenizer: Tokeniser whose dictionary of chat templates is written to the files that both
         versions read, and to no others.
       add_bos: Make the copy put BOS in front of texts.
-      words: Directory of the tokeniser; by default `source`.
+      tokenizer_source: Directory of the tokeniser; by default `source`.
     """
     images = () if isinstance(config, TextConfig) else IMAGE_FILES
-    for folder, names in ((words or source, TOKENIZER_FILES), (source, images)):
+    for folder, names in ((tokenizer_source or source, TOKENIZER_FILES), (source, images)):
         for name in names:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, path / name)
