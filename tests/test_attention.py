@@ -139,3 +139,54 @@ def test_photographs_are_read_in_blocks_of_whole_tiles() -> None:
     owner = flat(image)
     expected = attend_freely(flat(q), flat(k), flat(v), owner[:, :, None] == owner[:, None])
     close(flat(jax.jit(VisionAttention.within_images)(q, k, v, image)), expected)
+
+
+WINDOW = 5
+
+
+def reads(visible: np.ndarray, q: Array, k: Array, v: Array) -> Array:
+    """Return attention to the slots [B, T, S] that are marked, from whole arrays."""
+    keys, values = (jnp.repeat(leaf, N // K, axis=1).swapaxes(1, 2) for leaf in (k, v))
+    return attend_freely(q, keys, values, jnp.asarray(visible))
+
+
+def test_a_window_hides_all_but_the_newest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, in blocks of which some are hidden as a whole, and by the kernel."""
+    positions = np.stack([np.arange(20, 60), np.arange(3, 43)])
+    distance = positions[..., None] - np.arange(70)
+    args = drawn(40, 70)
+    expected = reads((distance >= 0) & (distance < WINDOW), *args)
+    windowed = partial(attend, *args, jnp.asarray(positions), window=WINDOW)
+    close(windowed(), expected)
+    monkeypatch.setattr(attention, "BLOCK", 8)
+    close(jax.jit(windowed)(), expected)
+    whole = drawn(130, 130)
+    distance = np.arange(130)[:, None] - np.arange(130)
+    kernel = jax.jit(partial(splash, window=WINDOW, interpret=True))(*whole)
+    close(kernel, reads(((distance >= 0) & (distance < WINDOW))[None], *whole))
+
+
+def test_a_window_counts_the_positions_of_a_tree() -> None:
+    """Nodes 0 to 7 have the parents -, 0, 0, 1, 2, 3, 5, 6; the pass reads the last five."""
+    parents, roots, count = (-1, 0, 0, 1, 2, 3, 5, 6), (4, 1), 5
+    nodes = len(parents)
+    depth, seen = np.zeros(nodes, int), np.zeros((nodes, nodes), bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            depth[node], seen[node] = depth[parent] + 1, seen[parent]
+        seen[node, node] = True
+    args = drawn(count, 20)
+    visible = np.zeros((B, count, 20), bool)
+    for row, root in enumerate(roots):
+        for query in range(count):
+            node = nodes - count + query
+            for slot in range(root + nodes):
+                before = slot < root
+                at = slot - root if before else depth[slot - root]
+                ancestor = before or seen[node, slot - root]
+                visible[row, query, slot] = ancestor and depth[node] - at < WINDOW
+    positions = np.asarray(roots)[:, None] + np.arange(nodes - count, nodes)
+    mask = jnp.asarray(seen[None, -count:])
+    found = attend(*args, jnp.asarray(positions), mask, window=WINDOW)
+    close(found, reads(visible, *args))
+    assert depth.max() >= WINDOW  # one node does not see the root

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxspec.config.rope import RopeScaling
@@ -34,6 +35,13 @@ class TextConfig:
     """All tokens are scored, unless a family says otherwise."""
     known_tokens: ClassVar[int] = 0
     """All tokens are known, unless a family says otherwise."""
+    sliding_window: ClassVar[int | None] = None
+    """Queries read all tokens before them, unless a family says otherwise."""
+
+    def of_layer(self, index: int) -> Self:
+        """Return the configuration that a layer is built from; layers are alike by default."""
+        del index
+        return self
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
@@ -46,6 +54,10 @@ class TextConfig:
         if isinstance(self.eos_token_id, tuple):
             out["eos_token_id"] = list(self.eos_token_id)
         return out
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers."""
 
 
 class Biases(NamedTuple):
@@ -87,6 +99,10 @@ class RotaryConfig(TextConfig):
     known_tokens: int = 0  # pyright: ignore
     """The number of tokens that a draft has learned, the first ones; 0 means all. Later ones are
     its target's, and get no probability. Other libraries pass this entry over."""
+    sliding_window: int | None = None  # pyright: ignore
+    """Tokens that a query of a sliding layer reads, itself included; None: all."""
+    layer_types: tuple[str, ...] = ()
+    """`sliding_attention` or `full_attention` for each layer; empty: all slide."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -97,6 +113,8 @@ class RotaryConfig(TextConfig):
         )
         check_choice("text config", self, "hidden_act", "silu")
         check_positive("text config", self, "rms_norm_eps", "rope_theta")
+        if self.sliding_window is not None:
+            check_positive("text config", self, "sliding_window")
 
     qk_norm: ClassVar[bool] = False
     """Whether each head's queries and keys are normed before they are rotated."""
@@ -105,10 +123,29 @@ class RotaryConfig(TextConfig):
     def biases(self) -> Biases:
         return Biases()
 
+    def of_layer(self, index: int) -> Self:
+        """Return the configuration of one layer, without a window if the layer is full."""
+        if not self.layer_types:
+            return self
+        slides = self.layer_types[index] == SLIDING
+        return replace(self, layer_types=(), sliding_window=self.sliding_window if slides else None)
+
+    def without_window(self, layers: Sequence[int]) -> Self:
+        """Return a decoder of layers like these ones, except that they read all tokens."""
+        del layers
+        return replace(self, sliding_window=None, layer_types=())
+
+    @classmethod
+    def windows(cls, raw: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+        """Return `sliding_window` and `layer_types` of the family's dictionary."""
+        del raw
+        return None, ()
+
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         """Read the family's dictionary, with the rotary keys of transformers 4 or 5."""
-        entries = known_fields(cls, raw)
+        window, kinds = cls.windows(raw)
+        entries = known_fields(cls, raw | {"sliding_window": window, "layer_types": kinds})
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
         positions = entries.get("max_position_embeddings", cls.max_position_embeddings)
         entries["rope_scaling"] = RopeScaling.from_hf(rope, positions)
@@ -116,12 +153,23 @@ class RotaryConfig(TextConfig):
         # Unlike elsewhere, null is not the class's default here: Qwen2's is 32, Mistral's 8.
         if raw.get("num_key_value_heads", 0) is None:
             entries["num_key_value_heads"] = 0
-        return cls(**entries)
+        config = cls(**entries)
+        layers = config.num_hidden_layers
+        if kinds and (len(kinds) != layers or {*kinds} - {FULL, SLIDING}):
+            raise InputError(
+                f"text config: layer_types {kinds!r:.60} for {layers} layers; "
+                f"give {FULL} or {SLIDING} for each"
+            )
+        # A window that no row fills changes nothing.
+        if config.sliding_window is not None and config.sliding_window >= positions:
+            return config.without_window(range(layers))
+        return config
 
     def to_hf(self) -> dict[str, Any]:
         """Return the family's dictionary, with the rotary keys of transformers 4 and 5."""
         scaling, out = self.rope_scaling.to_hf(), super().to_hf()
         vocabulary = out.pop("draft_vocabulary")
+        del out["sliding_window"], out["layer_types"]
         out |= {"draft_vocabulary": list(vocabulary)} if vocabulary else {}
         if not self.known_tokens:
             del out["known_tokens"]
@@ -148,7 +196,7 @@ class LlamaConfig(RotaryConfig):
 
 @dataclass(frozen=True)
 class MistralConfig(RotaryConfig):
-    """Describe Mistral without its sliding window."""
+    """Describe Mistral; in v0.1 all layers slide."""
 
     model_type: str = "mistral"
     intermediate_size: int = 14336
@@ -158,13 +206,11 @@ class MistralConfig(RotaryConfig):
     architecture = "MistralForCausalLM"
 
     @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> Self:
-        config = super().from_hf(raw)
-        refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
-        return config
+    def windows(cls, raw: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+        return raw.get("sliding_window", 4096), ()
 
     def to_hf(self) -> dict[str, Any]:
-        return super().to_hf() | {"sliding_window": None}
+        return super().to_hf() | {"sliding_window": self.sliding_window}
 
 
 @dataclass(frozen=True)
@@ -186,19 +232,27 @@ class Qwen2Config(RotaryConfig):
         return Biases(qkv=True)
 
     @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> Self:
-        config = super().from_hf(raw)
-        layers = range(config.num_hidden_layers)
+    def windows(cls, raw: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+        if not raw.get("use_sliding_window"):
+            return None, ()
         first = 28 if raw.get("max_window_layers") is None else raw["max_window_layers"]
-        kinds = raw.get("layer_types") or [
-            "sliding_attention" if i >= first else "full_attention" for i in layers
-        ]
-        if raw.get("use_sliding_window") and "sliding_attention" in kinds:
-            refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
-        return config
+        layers = range(raw.get("num_hidden_layers") or cls.num_hidden_layers)
+        kinds = raw.get("layer_types") or [SLIDING if i >= first else FULL for i in layers]
+        if SLIDING not in kinds:
+            return None, ()
+        return raw.get("sliding_window", 4096), tuple(kinds) if FULL in kinds else ()
 
     def to_hf(self) -> dict[str, Any]:
-        return super().to_hf() | {"use_sliding_window": False}
+        out = super().to_hf()
+        if self.sliding_window is None:
+            return out | {"use_sliding_window": False}
+        kinds = list(self.layer_types) or [SLIDING] * self.num_hidden_layers
+        return out | {
+            "use_sliding_window": True,
+            "sliding_window": self.sliding_window,
+            "max_window_layers": kinds.count(FULL),
+            "layer_types": kinds,
+        }
 
 
 @dataclass(frozen=True)
@@ -218,11 +272,11 @@ class Qwen3Config(Qwen2Config):
 
 
 def refuse_window(window: int | None, positions: int) -> None:
-    """Raise InputError for a window smaller than the context."""
+    """Raise InputError for a head's window if it is smaller than the context."""
     if window is not None and window < positions:
         raise InputError(
             f"text config: sliding_window {window} is smaller than max_position_embeddings "
-            f"{positions}, and windows are not supported; set both to {window} in config.json"
+            f"{positions}, and heads have no windows; set both to {window} in config.json"
         )
 
 

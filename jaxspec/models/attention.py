@@ -29,6 +29,7 @@ def attend(
     positions: Int[Array, "B T"],
     mask: Bool[Array, "#B T tree"] | None = None,
     bias: Float[Array, "B S"] | None = None,
+    window: int | None = None,
 ) -> Float[Array, "B T N H"]:
     """Return grouped attention in which the query at position p reads the slots 0..p.
 
@@ -38,14 +39,21 @@ def attend(
       mask: Slots of a token tree that each query reads. The queries are the tree's last T nodes,
         and also read all slots before the tree.
       bias: Bias of the scores of each slot.
+      window: Number of positions that a query reads, its own the last; None reads all. In a tree
+        a node's position is its depth behind the root's.
     """
     count = q.shape[1]
     if count < 2 * BLOCK or mask is not None or bias is not None:
-        return attend_whole(q, k, v, positions, mask, bias)
+        return attend_whole(q, k, v, positions, mask, bias, window)
     if count < k.shape[2]:
-        return _attend_blocks(q, k, v, positions)
+        return _attend_blocks(window, q, k, v, positions)
     return jax.lax.platform_dependent(
-        q, k, v, positions, tpu=lambda q, k, v, _: splash(q, k, v), default=_attend_blocks
+        q,
+        k,
+        v,
+        positions,
+        tpu=lambda q, k, v, _: splash(q, k, v, window=window),
+        default=partial(_attend_blocks, window),
     )
 
 
@@ -56,6 +64,7 @@ def attend_whole(
     positions: Array,
     mask: Array | None = None,
     bias: Array | None = None,
+    window: int | None = None,
 ) -> Array:
     """Return what `attend` returns, through one matrix of scores."""
     batch, count, heads, width = q.shape
@@ -70,7 +79,10 @@ def attend_whole(
         scores += bias[:, None, None]
     scores = scores.reshape(batch, kv_heads, -1, count, k.shape[2])
     slots = jnp.arange(k.shape[2])
-    visible = slots <= positions[..., None] if mask is None else _visible(slots, positions, mask)
+    if mask is not None:
+        visible = _visible(slots, positions, mask, window)
+    else:
+        visible = _within(slots, positions, window)
     probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(
         v.dtype
     )
@@ -89,26 +101,46 @@ def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K row
     return rows.reshape(batch, kv_heads, -1, width)
 
 
+def _within(
+    slots: Int[Array, " S"], positions: Int[Array, "B T"], window: int | None
+) -> Bool[Array, "B T S"]:
+    """Mark the slots that queries of a sequence read."""
+    visible = slots <= positions[..., None]
+    return visible if window is None else visible & (slots > positions[..., None] - window)
+
+
 def _visible(
-    slots: Int[Array, " S"], positions: Int[Array, "B T"], mask: Bool[Array, "#B T tree"]
+    slots: Int[Array, " S"],
+    positions: Int[Array, "B T"],
+    mask: Bool[Array, "#B T tree"],
+    window: int | None,
 ) -> Bool[Array, "B T S"]:
     """Mark the slots that each node of a tree reads; the tree ends with the last of `positions`."""
     size = mask.shape[-1]
-    node = (slots - (positions[:, -1:] + 1 - size))[:, None]
+    root = positions[:, -1:] + 1 - size
+    node = (slots - root)[:, None]
+    before = node < 0
+    if window is not None:
+        # Node 3 of the root's child 1 has the mask 1101: it lies 0, 1 and 2 places behind nodes 3,
+        # 1 and 0, and as deep as it has other nodes in its mask.
+        mask_behind = jnp.flip(jnp.cumsum(jnp.flip(mask, -1), axis=-1), -1)
+        mask = mask & (mask_behind <= window)
+        depth = mask_behind[..., :1] - 1
+        before &= node > depth - window
     inside = jnp.take_along_axis(mask, jnp.clip(node, 0, size - 1), axis=-1)
-    return (node < 0) | (inside & (node < size))
+    return before | (inside & (node < size if window is None else (node >= 0) & (node < size)))
 
 
-@jax.custom_vjp
-def _attend_blocks(q: Array, k: Array, v: Array, positions: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend_blocks(window: int | None, q: Array, k: Array, v: Array, positions: Array) -> Array:
     """Attend block by block: each block of queries to the blocks of keys that it reads.
 
     The loop carries sums and largest scores (Dao et al. 2022, "FlashAttention", algorithm 1).
     """
-    return _map_blocks(partial(_read_blocks, k, v), q, positions)
+    return _map_blocks(partial(_read_blocks, window, k, v), q, positions)
 
 
-def _read_blocks(k: Array, v: Array, q: Array, positions: Array) -> Array:
+def _read_blocks(window: int | None, k: Array, v: Array, q: Array, positions: Array) -> Array:
     """Return the attention of a block of queries to all keys."""
     batch, count, heads, width = q.shape
     rows, slots = _by_head(q, k.shape[1]), k.shape[2]
@@ -119,7 +151,7 @@ def _read_blocks(k: Array, v: Array, q: Array, positions: Array) -> Array:
         first = jnp.minimum(block * BLOCK, slots - BLOCK)
         keys, values = (jax.lax.dynamic_slice_in_dim(leaf, first, BLOCK, axis=2) for leaf in (k, v))
         slot = first + jnp.arange(BLOCK)
-        visible = (block * BLOCK <= slot) & (slot <= positions[..., None])
+        visible = (block * BLOCK <= slot) & _within(slot, positions, window)
         scores = (
             jnp.einsum("BKQH,BKSH->BKQS", rows, keys, preferred_element_type=jnp.float32)
             * width**-0.5
@@ -136,9 +168,12 @@ def _read_blocks(k: Array, v: Array, q: Array, positions: Array) -> Array:
         return larger, shrunk * total + probs.sum(axis=-1), shrunk[..., None] * out + read
 
     nothing = jnp.zeros(rows.shape[:-1], jnp.float32)
-    start = nothing - jnp.inf, nothing, jnp.zeros(rows.shape, jnp.float32)
+    # A window may hide a whole block from a query, so its largest score is finite at first.
+    lowest = jnp.finfo(jnp.float32).min
+    start = nothing + lowest, nothing, jnp.zeros(rows.shape, jnp.float32)
     blocks = jnp.minimum(positions.max(), slots - 1) // BLOCK + 1
-    _, total, out = jax.lax.fori_loop(0, blocks, read, start)
+    first = 0 if window is None else jnp.maximum(positions.min() + 1 - window, 0) // BLOCK
+    _, total, out = jax.lax.fori_loop(first, blocks, read, start)
     out = (out / total[..., None]).astype(v.dtype)
     return out.reshape(batch, heads, count, width).swapaxes(1, 2)
 
@@ -155,11 +190,15 @@ def _map_blocks(attention: Callable[[Array, Array], Array], q: Array, positions:
     return jnp.moveaxis(out, 0, 1).reshape(len(q), -1, *q.shape[2:])[:, :count]
 
 
-def _keep_inputs(q: Array, k: Array, v: Array, positions: Array) -> tuple[Array, tuple[Array, ...]]:
-    return _attend_blocks(q, k, v, positions), (q, k, v, positions)
+def _keep_inputs(
+    window: int | None, q: Array, k: Array, v: Array, positions: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    return _attend_blocks(window, q, k, v, positions), (q, k, v, positions)
 
 
-def _pull_back(residuals: tuple[Array, ...], gradient: Array) -> tuple[Array | None, ...]:
+def _pull_back(
+    window: int | None, residuals: tuple[Array, ...], gradient: Array
+) -> tuple[Array | None, ...]:
     """Return the gradients, recomputed through each block's whole scores.
 
     A dynamic-length loop has no reverse-mode gradient.
@@ -167,7 +206,8 @@ def _pull_back(residuals: tuple[Array, ...], gradient: Array) -> tuple[Array | N
     q, k, v, positions = residuals
 
     def again(q: Array, k: Array, v: Array) -> Array:
-        return _map_blocks(lambda q, positions: attend_whole(q, k, v, positions), q, positions)
+        read = partial(attend_whole, window=window)
+        return _map_blocks(lambda q, positions: read(q, k, v, positions), q, positions)
 
     return *jax.vjp(again, q, k, v)[1](gradient), None
 
@@ -181,6 +221,7 @@ def splash(
     v: Float[Array, "B K T H"],
     owner: Int[Array, "B T"] | None = None,
     interpret: bool = False,
+    window: int | None = None,
 ) -> Float[Array, "B T N H"]:
     """Return attention of whole rows by JAX's TPU kernel, which keeps scores in fast memory.
 
@@ -190,6 +231,7 @@ def splash(
     Args:
       owner: Owner of each token, such as its image; then a token reads all tokens of its owner.
       interpret: Whether to interpret the kernel, for tests on other devices.
+      window: Number of tokens that a token reads, itself included; None reads all.
     """
     # The import takes a quarter of a second; only long prompts need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
@@ -200,6 +242,8 @@ def splash(
     backward = ("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq")
     blocks = kernels.BlockSizes(block, block, **dict.fromkeys(backward, block))
     mask = (kernels.CausalMask if owner is None else kernels.FullMask)((size, size))
+    if window is not None:
+        mask = kernels.LocalMask((size, size), (window - 1, 0), 0)
 
     def kernel(q: Array, k: Array, v: Array, *owner: Array) -> Any:
         heads = kernels.MultiHeadMask([mask] * q.shape[1])

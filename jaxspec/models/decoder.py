@@ -92,10 +92,12 @@ class Attention(nn.Module):
         """Write new keys and values to the cache, if there is one, and attend to visible slots."""
         k, v, cache = remember(cache, k, v, at.slots, at.live)
         bias = () if cache is None else (leaf[:, : at.live] for leaf in cache[2:])
-        return attend(q, k, v, at.slots, at.seen, *bias), cache
+        return attend(q, k, v, at.slots, at.seen, *bias, window=self.config.sliding_window), cache
 
 
 class Layer(nn.Module):
+    """Run a layer of its own configuration, see `RotaryConfig.of_layer`."""
+
     config: RotaryConfig
     attention: type[Attention] = Attention
 
@@ -165,7 +167,7 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embed_tokens = Embed(c.vocab_size, c.hidden_size, embedding_init=INIT)
-        self.layers = [self.layer(c) for _ in range(c.num_hidden_layers)]
+        self.layers = [self.layer(c.of_layer(i)) for i in range(c.num_hidden_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
 
     def __call__(

@@ -52,9 +52,12 @@ def loop_layers(layers: Sequence[Any], x: Array, *args: Any) -> tuple[Array, Arr
     """Return x after layers of one kind, and the output of each layer, [layers, ...].
 
     The program holds the layer once, in a scan. Unread outputs cost nothing. Returns None if
-    `remat_layers` is off, or while parameters are initialised; then the caller calls each layer.
+    `remat_layers` is off, layers differ, or while parameters are initialised; then the caller calls
+    each layer.
     """
     if not _REMAT.get() or not layers or layers[0].is_initializing():
+        return None
+    if any(layer.config != layers[0].config for layer in layers):
         return None
     layer = layers[0].clone(parent=None, name=None)
     stacked = jax.tree.map(

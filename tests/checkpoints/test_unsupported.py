@@ -21,7 +21,6 @@ from jaxspec.config import (
 from jaxspec.errors import InputError
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 16}
-SMALL = "is smaller than max_position_embeddings 32768, and windows"
 SIGLIP = {"model_type": "siglip_vision_model"}
 
 
@@ -34,15 +33,11 @@ SIGLIP = {"model_type": "siglip_vision_model"}
             "rope_type 'longrope' is not supported",
         ),
         (LlamaConfig, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
-        (MistralConfig, {}, "sliding_window 4096 is smaller than max_position_embeddings"),
-        (Qwen2Config, WINDOW | {"max_window_layers": 31}, SMALL),
+        (MistralConfig, {"sliding_window": 0}, "sliding_window 0 is not supported"),
         (
             Qwen2Config,
-            {
-                "use_sliding_window": True,
-                "layer_types": ["full_attention"] * 31 + ["sliding_attention"],
-            },
-            SMALL,
+            WINDOW | {"layer_types": ["full_attention"] * 31 + ["chunked_attention"] * 2},
+            "for 32 layers; give full_attention or sliding_attention for each",
         ),
         (
             OptConfig,

@@ -14,7 +14,6 @@ import jaxspec.config as configs
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
-NO_WINDOW = {"sliding_window": None}  # windows, which are Mistral's default, are not supported
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("LlavaConfig", "LlavaConfig", {}),
     (
@@ -31,7 +30,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("OptConfig", "OPTConfig", {}),
     ("Qwen2Config", "Qwen2Config", {}),
     ("Qwen3Config", "Qwen3Config", {}),
-    ("MistralConfig", "MistralConfig", NO_WINDOW),
+    ("MistralConfig", "MistralConfig", {}),
     ("QwenVLConfig", "Qwen2_5_VLConfig", {"vision_config": {"out_hidden_size": 8192}}),
 ]
 RENAMED = {
@@ -43,6 +42,7 @@ OTHERWISE = {
     "head_dim",
     "rope_theta",
     "rope_scaling",
+    "layer_types",
     "draft_vocabulary",
     "tie_word_embeddings",
 }

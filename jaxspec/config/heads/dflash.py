@@ -234,8 +234,9 @@ def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> Qwen3Conf
     fixed = {"model_type": Qwen3Config.model_type, "draft_vocabulary": None}
     usual = {} if layers.get("model_type") == Qwen3Config.model_type else heads
     text = Qwen3Config.from_hf({**usual, **layers, **fixed})
-    if "sliding_attention" in (layers.get("layer_types") or ()):
-        refuse_window(layers.get("sliding_window"), text.max_position_embeddings)
+    slides = "sliding_attention" in (layers.get("layer_types") or ())
+    window = layers.get("sliding_window") if slides else text.sliding_window
+    refuse_window(window, text.max_position_embeddings)
     size = entries.get("draft_vocab_size")
     if size is not None and (type(size) is not int or size < 1):
         raise InputError(f"DFlash head: draft_vocab_size {size!r:.40}; give 1 or more")

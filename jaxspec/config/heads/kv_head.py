@@ -128,10 +128,11 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
         if text is target or not (image_tokens or options.get("pooling") == "none"):
             image_tokens = 0
             options |= {"pooling": "drop", "image_slots": 0, "slot_bias": False}
+        depth = text.num_hidden_layers
+        key_layers = options.get("key_layers", ()) or (depth - 1,) * layers
+        decoder = check_rotary(text).without_window(key_layers)
         config = cls(
-            replace(
-                check_rotary(text), num_hidden_layers=len(options.get("key_layers", ())) or layers
-            ),
+            replace(decoder, num_hidden_layers=len(key_layers)),
             target_hash(target),
             image_tokens=image_tokens,
             **options,

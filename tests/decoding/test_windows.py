@@ -1,0 +1,141 @@
+"""Targets whose layers slide, or differ in kind: every draft writes their plain answers.
+
+Prompts and answers are longer than the windows, and trees deeper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.config import MistralConfig, Qwen2Config, RotaryConfig
+from jaxspec.engine import batcher
+from jaxspec.engine.session import Session
+from jaxspec.loading import LoadedHead
+from jaxspec.sharding import make_mesh, shardings
+from tests import tiny
+
+NEW = 24
+SHAPE: dict[str, Any] = {
+    "vocab_size": tiny.CONFIG.text_config.vocab_size,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": None,
+}
+KINDS = ("sliding_attention", "full_attention", "sliding_attention")
+TARGETS: dict[str, RotaryConfig] = {
+    "mistral": MistralConfig(num_hidden_layers=2, sliding_window=3, **SHAPE),
+    "qwen2": Qwen2Config(num_hidden_layers=3, sliding_window=4, layer_types=KINDS, **SHAPE),
+}
+WORDS = ("What is this?", "Hi", "Tell me more")
+SIZES = EngineConfig(batch_size=3, new_buckets=(32,), prompt_buckets=(32, 128), gamma=4)
+HEADS: dict[str, dict[str, Any]] = {
+    "KV head": {"feature": "last_hidden"},
+    "EAGLE-3": {"feature": "fused", "target_layers": (0, 1, 2)},
+}
+DRAFTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "chain": ("mistral", ("T",), {}),
+    "grown tree": ("mistral", ("T", "lookup"), {"tree": "dynamic:2:7"}),
+    "static tree": ("qwen2", ("T", "KV head"), {"tree": "2:8"}),
+    "EAGLE-3": ("qwen2", ("T", "EAGLE-3"), {}),
+}
+"""Target, drafts and options."""
+
+
+def model(config: RotaryConfig, scale: float = 0.3) -> LoadedModel:
+    params = tiny.random_params(config, scale=scale)
+    return tiny.loaded(params, config, tiny.chat_tokenizer())
+
+
+def engine(target: LoadedModel, drafts: tuple[str, ...] = (), **options: Any) -> Engine:
+    models: list[Any] = []
+    if "T" in drafts:
+        models.append(replace(target, params=tiny.noisy(target.params, 0.05)))
+    for name in HEADS.keys() & {*drafts}:
+        models.append(LoadedHead(*tiny.kv_head(target.model, target.params, **HEADS[name])))
+    views = tuple("head" if name in HEADS else name for name in drafts)
+    views = tuple(view for view in views if view != "head")
+    return Engine(target, models, replace(SIZES, views=views, **options))
+
+
+def asked() -> list[Request]:
+    return [Request(words, NEW - 3 * i) for i, words in enumerate(WORDS)]
+
+
+def tokens(results: Any) -> list[tuple[int, ...]]:
+    return [result.tokens for result in results]
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, tuple[LoadedModel, list[tuple[int, ...]]]]:
+    """Return each target with its plain answers."""
+    targets = {name: model(config) for name, config in TARGETS.items()}
+    return {
+        name: (target, tokens(engine(target).generate(asked()))) for name, target in targets.items()
+    }
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_every_draft_writes_the_plain_answers(
+    plain: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Caches grow meanwhile."""
+    monkeypatch.setattr(batcher, "FIRST", 8)
+    kind, drafts, options = DRAFTS[name]
+    target, expected = plain[kind]
+    results = engine(target, drafts, growing_cache=True, **options).generate(asked())
+    assert tokens(results) == expected
+    assert sum(int(result.stats.accepted_at.sum()) for result in results) > 3
+    assert len({token for answer in expected for token in answer}) > 8
+
+
+def test_windows_change_answers(plain: Any) -> None:
+    """Without its window, or with another, the target writes other tokens."""
+    target, expected = plain["mistral"]
+    wider = replace(target, config=replace(target.config, sliding_window=4))
+    assert tokens(engine(wider).generate(asked())) != expected
+
+
+def test_a_session_reads_what_the_whole_prompt_does(plain: Any) -> None:
+    target, _ = plain["qwen2"]
+    one = engine(target, ("T",), gamma=3)
+    session, prompt, answer = Session(one), None, ()
+    for question in ("What?", "And?", "So?"):
+        said = session.ask(question, max_new_tokens=8).tokens
+        prompt = (
+            one.encoder.follow_up(prompt, answer, question)
+            if prompt
+            else one.encoder.prompt(question, [])
+        )
+        answer = one.generate(Request(prompt, 8)).tokens
+        assert said == answer
+
+
+def test_a_mesh_changes_no_token(plain: Any) -> None:
+    target, expected = plain["qwen2"]
+    mesh = make_mesh(model=2)
+    placed = jax.device_put(target.params, shardings(target.config, target.params, mesh))
+    results = engine(replace(target, params=placed), ("T",), gamma=3).generate(asked())
+    assert tokens(results) == expected
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_one_width_in_16_bits(kind: str) -> None:
+    target = model(replace(TARGETS[kind], hidden_size=256, head_dim=64), scale=0.06)
+    target = replace(
+        target, params=jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), target.params)
+    )
+    answers = [
+        tokens(engine(target, drafts, width=8, gamma=7).generate(asked()))
+        for drafts in ((), ("T",))
+    ]
+    np.testing.assert_array_equal(*answers)
