@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from jaxspec.config.gemma import Gemma3TextConfig
 from jaxspec.config.heads.dflash import DFlashConfig
 from jaxspec.config.heads.eagle1 import Eagle1Config, Eagle1Text
 from jaxspec.config.heads.eagle3 import Eagle3Config, EagleConfig
@@ -42,6 +43,7 @@ __all__ = [
     "Eagle1Text",
     "Eagle3Config",
     "EagleConfig",
+    "Gemma3TextConfig",
     "HeadConfig",
     "KVHeadConfig",
     "LlamaConfig",

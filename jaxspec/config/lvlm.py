@@ -6,8 +6,9 @@ import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
+from jaxspec.config.decoders import decoder_config
 from jaxspec.config.schema import check_choice, known_fields
-from jaxspec.config.text import LlamaConfig, Qwen2Config, Qwen3Config, RotaryConfig, decoder_config
+from jaxspec.config.text import LlamaConfig, Qwen2Config, Qwen3Config, RotaryConfig
 from jaxspec.config.vision import Qwen3VisionConfig, QwenVisionConfig, VisionConfig
 from jaxspec.errors import InputError
 

@@ -37,6 +37,10 @@ class TextConfig:
     """All tokens are known, unless a family says otherwise."""
     sliding_window: ClassVar[int | None] = None
     """Queries read all tokens before them, unless a family says otherwise."""
+    embed_scale: ClassVar[float] = 1.0
+    """Factor of a token's embedding."""
+    final_logit_softcapping: ClassVar[float | None] = None
+    """c: scores become c tanh(score / c); None leaves them as they are."""
 
     def of_layer(self, index: int) -> Self:
         """Return the configuration that a layer is built from; layers are alike by default."""
@@ -111,13 +115,21 @@ class RotaryConfig(TextConfig):
         object.__setattr__(
             self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads
         )
-        check_choice("text config", self, "hidden_act", "silu")
+        check_choice("text config", self, "hidden_act", *self.activations)
         check_positive("text config", self, "rms_norm_eps", "rope_theta")
         if self.sliding_window is not None:
             check_positive("text config", self, "sliding_window")
 
     qk_norm: ClassVar[bool] = False
     """Whether each head's queries and keys are normed before they are rotated."""
+    sandwich: ClassVar[bool] = False
+    """Whether the outputs of attention and MLP are normed too."""
+    norm_offset: ClassVar[bool] = False
+    """Whether norms multiply by 1 + weight."""
+    query_scale: ClassVar[float] = 1.0
+    """Factor of queries besides the usual one, head_dim ** -0.5."""
+    activations: ClassVar[tuple[str, ...]] = ("silu",)
+    """Values of `hidden_act` that the family knows."""
 
     @property
     def biases(self) -> Biases:
@@ -238,9 +250,9 @@ class Qwen2Config(RotaryConfig):
         first = 28 if raw.get("max_window_layers") is None else raw["max_window_layers"]
         layers = range(raw.get("num_hidden_layers") or cls.num_hidden_layers)
         kinds = raw.get("layer_types") or [SLIDING if i >= first else FULL for i in layers]
-        if SLIDING not in kinds:
+        if {*kinds} == {FULL}:
             return None, ()
-        return raw.get("sliding_window", 4096), tuple(kinds) if FULL in kinds else ()
+        return raw.get("sliding_window", 4096), () if {*kinds} == {SLIDING} else tuple(kinds)
 
     def to_hf(self) -> dict[str, Any]:
         out = super().to_hf()
@@ -335,16 +347,3 @@ class OptConfig(TextConfig):
         out = super().to_hf()
         del out["num_key_value_heads"], out["head_dim"]
         return {self._RENAMED.get(key, key): value for key, value in out.items()}
-
-
-def decoder_config(raw: dict[str, Any], default: str = LlamaConfig.model_type) -> RotaryConfig:
-    """Return an LVLM's decoder by its `text_config`'s model_type.
-
-    Raises InputError for a decoder that is not of Llama's shape.
-    """
-    decoders = (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
-    kinds = {kind.model_type: kind for kind in decoders}
-    model_type = raw.get("model_type") or default
-    if model_type not in kinds:
-        raise InputError(f"text config: model_type {model_type!r} is not one of {list(kinds)}")
-    return kinds[model_type].from_hf(raw)

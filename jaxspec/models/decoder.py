@@ -1,4 +1,4 @@
-"""Define the decoder of Llama, Mistral, Qwen2 and Qwen3.
+"""Define the decoder of Llama, Mistral, Qwen2, Qwen3 and Gemma 3.
 
 Its methods are pure functions of (parameters, inputs, cache). `Lvlm` adds the images. Parameter
 names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is
@@ -22,11 +22,11 @@ from jaxspec.models.layers import (
     Dense,
     Embed,
     GatedMLP,
-    RMSNorm,
     call_layer,
     loop_layers,
     rotary_frequencies,
     rotate,
+    text_norm,
 )
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.typing import Array, Bool, Float, Int
@@ -56,12 +56,13 @@ class Attention(nn.Module):
         self.v_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
         self.o_proj = Dense(c.hidden_size, c.biases.output)
         if c.qk_norm:
-            self.q_norm, self.k_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
+            self.q_norm, self.k_norm = text_norm(c), text_norm(c)
 
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
-        q = self._rotated("q", x, at.rotary)
+        q, scale = self._rotated("q", x, at.rotary), self.config.query_scale
+        q = q if scale == 1 else q * jnp.asarray(scale, q.dtype)
         out, cache = self.read(q, *self.keys_values(x, at.rotary), at, cache)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
 
@@ -103,17 +104,24 @@ class Layer(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.input_layernorm = RMSNorm(c.rms_norm_eps)
+        self.input_layernorm = text_norm(c)
         self.self_attn = self.attention(c)
-        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps)
-        self.mlp = GatedMLP(c.intermediate_size, c.biases.mlp)
+        self.post_attention_layernorm = text_norm(c)
+        self.mlp = GatedMLP(c.intermediate_size, c.biases.mlp, c.hidden_act)
+        if c.sandwich:
+            self.pre_feedforward_layernorm = text_norm(c)
+            self.post_feedforward_layernorm = text_norm(c)
 
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
         out, cache = self.self_attn(self.input_layernorm(x), at, cache)
-        x = x + out
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+        if not self.config.sandwich:
+            x = x + out
+            return x + self.mlp(self.post_attention_layernorm(x)), cache
+        x = x + self.post_attention_layernorm(out)
+        out = self.mlp(self.pre_feedforward_layernorm(x))
+        return x + self.post_feedforward_layernorm(out), cache
 
 
 def run_layers(
@@ -168,7 +176,7 @@ class Decoder(nn.Module):
         c = self.config
         self.embed_tokens = Embed(c.vocab_size, c.hidden_size, embedding_init=INIT)
         self.layers = [self.layer(c.of_layer(i)) for i in range(c.num_hidden_layers)]
-        self.norm = RMSNorm(c.rms_norm_eps)
+        self.norm = text_norm(c)
 
     def __call__(
         self, embeds: Array, at: Places, cache: KVCache | None
@@ -203,7 +211,9 @@ class CausalLM(nn.Module):
 
         Ids past the vocabulary, such as a target's padding in a draft, read the last row.
         """
-        return self.model.embed_tokens(jnp.clip(tokens, 0, self.config.vocab_size - 1))
+        embeds = self.model.embed_tokens(jnp.clip(tokens, 0, self.config.vocab_size - 1))
+        scale = self.config.embed_scale
+        return embeds if scale == 1 else embeds * jnp.asarray(scale, embeds.dtype)
 
     def hidden(
         self,
@@ -234,9 +244,10 @@ class CausalLM(nn.Module):
 
     def scores(self, hidden: Float[Array, "... D"]) -> Float[Array, "... words"]:
         """Return the scores of the draft vocabulary, or of all tokens without one."""
-        if self.config.tie_word_embeddings and not self.config.draft_vocabulary:
-            return self.model.embed_tokens.attend(hidden).astype(jnp.float32)
-        return self.lm_head(hidden).astype(jnp.float32)
+        tied = self.config.tie_word_embeddings and not self.config.draft_vocabulary
+        scores = self.model.embed_tokens.attend(hidden) if tied else self.lm_head(hidden)
+        scores, cap = scores.astype(jnp.float32), self.config.final_logit_softcapping
+        return scores if cap is None else cap * jnp.tanh(scores / cap)
 
     def extend(
         self, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None

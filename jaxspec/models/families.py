@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
 from jaxspec.config import (
+    Gemma3TextConfig,
     KVHeadConfig,
     LlamaConfig,
     LlavaConfig,
@@ -79,6 +80,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(MistralConfig, CausalLM, _LLAMA_LAYOUTS, title="Mistral"),
     "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen2, Qwen2.5"),
     "qwen3": Family(Qwen3Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen3"),
+    "gemma3_text": Family(Gemma3TextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 3"),
     "opt": Family(OptConfig, OPT, _OPT_LAYOUTS, title="OPT"),
     "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages, title="LLaVA-1.5"),
     "llava_next": Family(

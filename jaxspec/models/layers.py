@@ -98,13 +98,23 @@ class RMSNorm(nn.Module):
     """Compute x / rms(x) * weight in float32."""
 
     eps: float
+    offset: bool = False
+    """Whether the factor is 1 + weight, as in Gemma; then the product is float32 too."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
+        init = nn.initializers.zeros if self.offset else nn.initializers.ones
+        weight = self.param("weight", init, (x.shape[-1],))
         exact = x.astype(wide(x.dtype))
         exact = exact * jax.lax.rsqrt(jnp.mean(exact * exact, -1, keepdims=True) + self.eps)
+        if self.offset:
+            return ((1 + weight.astype(exact.dtype)) * exact).astype(x.dtype)
         return weight * exact.astype(x.dtype)
+
+
+def text_norm(config: RotaryConfig) -> RMSNorm:
+    """Return a norm of the decoder's kind."""
+    return RMSNorm(config.rms_norm_eps, config.norm_offset)
 
 
 class LayerNorm(nn.Module):
@@ -279,14 +289,26 @@ def rotate(
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
+    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "gelu_pytorch_tanh": nn.gelu,
+    "silu": nn.silu,
+}
+"""Activations by their names in config.json."""
+
+
 class GatedMLP(nn.Module):
-    """Compute down(silu(gate(x)) * up(x))."""
+    """Compute down(activation(gate(x)) * up(x))."""
 
     width: int
     bias: bool
+    activation: str = "silu"
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         gate = Dense(self.width, self.bias, name="gate_proj")(x)
         up = Dense(self.width, self.bias, name="up_proj")(x)
-        return Dense(x.shape[-1], self.bias, name="down_proj")(nn.silu(gate) * up)
+        return Dense(x.shape[-1], self.bias, name="down_proj")(
+            ACTIVATIONS[self.activation](gate) * up
+        )

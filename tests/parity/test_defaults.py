@@ -30,12 +30,14 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("OptConfig", "OPTConfig", {}),
     ("Qwen2Config", "Qwen2Config", {}),
     ("Qwen3Config", "Qwen3Config", {}),
+    ("Gemma3TextConfig", "Gemma3TextConfig", {}),
     ("MistralConfig", "MistralConfig", {}),
     ("QwenVLConfig", "Qwen2_5_VLConfig", {"vision_config": {"out_hidden_size": 8192}}),
 ]
 RENAMED = {
     "remove_final_layer_norm": "_remove_final_layer_norm",
     "image_token_index": "image_token_id",
+    "hidden_act": "hidden_activation",
 }
 OTHERWISE = {
     "model_type",

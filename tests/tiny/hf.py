@@ -18,6 +18,8 @@ torch = pytest.importorskip(
 
 from transformers import (  # noqa: E402  (its model classes need torch)
     CLIPVisionConfig,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
@@ -88,6 +90,13 @@ def qwen2(**changes: Any) -> Qwen2ForCausalLM:
 
 def qwen3(**changes: Any) -> Qwen3ForCausalLM:
     return random_model(Qwen3ForCausalLM, Qwen3Config(**TEXT | {"head_dim": 8} | deepcopy(changes)))
+
+
+def gemma3(**changes: Any) -> Gemma3ForCausalLM:
+    """A Gemma 3 whose second of two layers is full."""
+    own = {"head_dim": 12, "sliding_window": 6, "sliding_window_pattern": 2}
+    own |= {"query_pre_attn_scalar": 12, "rope_local_base_freq": 10.0}
+    return random_model(Gemma3ForCausalLM, Gemma3TextConfig(**TEXT | own | deepcopy(changes)))
 
 
 def opt(**changes: Any) -> OPTForCausalLM:

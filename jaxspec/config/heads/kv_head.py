@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
+from jaxspec.config.decoders import decoder_config
 from jaxspec.config.heads.head import HeadConfig, check_rotary
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.lvlm import LlavaConfig
 from jaxspec.config.schema import check_choice, known_fields
-from jaxspec.config.text import TextConfig, decoder_config
+from jaxspec.config.text import TextConfig
 from jaxspec.errors import InputError, reading
 
 Pooling = Literal["linear", "attention", "none", "drop"]

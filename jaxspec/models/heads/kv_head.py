@@ -41,7 +41,7 @@ from jaxspec.models.heads.borrowed import drawn, in_float32
 from jaxspec.models.heads.head_slots import HeadRows, head_rows
 from jaxspec.models.heads.reading import Blocks, Reading, states_before
 from jaxspec.models.inputs import Pool
-from jaxspec.models.layers import INIT, Dense, RMSNorm, wide
+from jaxspec.models.layers import INIT, Dense, text_norm, wide
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 
@@ -98,8 +98,9 @@ class KVHead(nn.Module):
 
     def setup(self) -> None:
         c, text = self.config, self.config.text_config
-        self.layers = [Layer(text, AnchoredAttention) for _ in range(text.num_hidden_layers)]
-        self.norm = RMSNorm(text.rms_norm_eps)
+        layers = map(text.of_layer, range(text.num_hidden_layers))
+        self.layers = [Layer(layer, AnchoredAttention) for layer in layers]
+        self.norm = text_norm(text)
         if c.reads_hidden:
             self.fc = Dense(text.hidden_size, bias=False)
         if c.pools:

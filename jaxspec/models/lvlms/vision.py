@@ -8,18 +8,12 @@ import jax.numpy as jnp
 
 from jaxspec.config import VisionConfig
 from jaxspec.models.attention import attend_freely
-from jaxspec.models.layers import INIT, Dense, LayerNorm, call_layer, loop_layers
+from jaxspec.models.layers import ACTIVATIONS, INIT, Dense, LayerNorm, call_layer, loop_layers
 from jaxspec.sharding import shard_count
 from jaxspec.typing import Array, Float
 
 TILE_BLOCK = 16
 """Tiles whose attention scores exist at once: one image may be 37 of them, and a batch hundreds."""
-
-_ACTIVATIONS = {
-    "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
-    "gelu": lambda x: nn.gelu(x, approximate=False),
-    "gelu_pytorch_tanh": nn.gelu,
-}
 
 
 class Embeddings(nn.Module):
@@ -97,7 +91,7 @@ class MLP(nn.Module):
     def __call__(self, x: Array) -> Array:
         c = self.config
         h = Dense(c.intermediate_size, bias=True, name="fc1")(x)
-        return Dense(c.hidden_size, bias=True, name="fc2")(_ACTIVATIONS[c.hidden_act](h))
+        return Dense(c.hidden_size, bias=True, name="fc2")(ACTIVATIONS[c.hidden_act](h))
 
 
 class Encoder(nn.Module):
