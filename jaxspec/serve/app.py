@@ -32,7 +32,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from jaxspec.engine.requests import EncodedRequest
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, printable
 from jaxspec.serve import bodies
 from jaxspec.serve.answers import Answer, error_body, event
 from jaxspec.serve.bodies import Ask, Limits, NotServed
@@ -340,9 +340,9 @@ def described(error: Exception) -> tuple[int, str, str]:
     """Return the status, message and type of an error."""
     match error:
         case NotServed():
-            return 404, str(error), "invalid_request_error"
-        case InputError():
-            return 400, str(error), "invalid_request_error"
+            return 404, printable(str(error)), "invalid_request_error"
+        case InputError():  # it may quote half a character, which no encoding has
+            return 400, printable(str(error)), "invalid_request_error"
         case Full():
             return 429, "the queue is full; try again later", "rate_limit_error"
         case Unready():

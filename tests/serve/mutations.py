@@ -29,7 +29,7 @@ def mutated(rng: np.random.Generator, body: dict[str, Any]) -> tuple[bytes, dict
         if rng.random() < 0.2 and isinstance(holder, dict) and key in holder:
             del holder[key]
         else:
-            holder[key] = VALUES[rng.integers(len(VALUES))]
+            holder[key] = copy.deepcopy(VALUES[rng.integers(len(VALUES))])
     raw = json.dumps(body).encode()
     if rng.random() < 0.2:  # bytes that are no JSON
         data = bytearray(raw)

@@ -174,6 +174,7 @@ def test_the_openai_client_is_answered(served: Served) -> None:
         ({"logit_bias": {"x": 1}}, "logit_bias: give"),
         ({"tools": [{"type": "function"}]}, "tools: not supported"),
         ({"nonsense": 1}, "nonsense: no such field"),
+        ({"\ud800": 1}, r"\ud800: no such field"),
         ({"temperature": -1}, "temperature: -1"),
         ({"max_tokens": NEW + 1}, "max_new_tokens: 33"),
         ({"n": 1000}, "n: 1000 answers"),

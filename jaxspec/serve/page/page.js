@@ -203,7 +203,7 @@ async function answer(signal) {
 }
 
 // Ask twice at once, without drafts and with them. The server lets both take turns, block by block,
-// and each clock counts its own turns alone.
+// and each clock counts its own turns only, without the prefill, which is the same for both.
 async function race(signal) {
   const lane = (name) => {
     const clock = element("span", { class: "clock" }, "0.00 s");
@@ -211,10 +211,11 @@ async function race(signal) {
     const note = element("p", { class: "note" });
     const node = element("div", { class: "lane" }, element("h3", {}, name, clock), place, note);
     const tick = (whole) => {
-      clock.textContent = `${((whole.prefill_ms + whole.decode_ms) / 1000).toFixed(2)} s`;
+      clock.textContent = `${(whole.decode_ms / 1000).toFixed(2)} s`;
       note.textContent =
         `${whole.passes} passes, ${perPass(whole).toFixed(2)} tokens a pass, ` +
-        `${pace(whole).toFixed(1)} tokens a second`;
+        `${pace(whole).toFixed(1)} tokens a second; before, the prompt was read in ` +
+        `${(whole.prefill_ms / 1000).toFixed(2)} s`;
       if (name === "drafted") meters(whole);
     };
     return { node, place, tick };
