@@ -29,7 +29,10 @@ from tests.tiny import families
 NEW = 12
 Refusal = Callable[..., str]
 ASKED = ["--target", "{}/target", "--prompt", "Hi"]
-COMMANDS = ("demo", "generate", "collaborate", "export", "import", "inspect", "plan")
+COMMANDS = (
+    *("demo", "generate", "collaborate", "export", "import"),
+    *("drafts", "inspect", "plan", "serve"),
+)
 
 
 @pytest.fixture(scope="module")

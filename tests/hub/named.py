@@ -31,6 +31,7 @@ _PLACES = {
         "venv",
         "shared",
     ),
+    *("application", "image"),  # types of a request's body
     *("BUCKET", "HOME", "OWNER", "REVISION"),
 }
 """What folders of a reader's own are called in the docs."""
