@@ -207,6 +207,7 @@ NOT_RUN = {
     r"eval\.mmspec recorded": "needs the record of LLaVA-1.5-7B, which is no model",
     r"eval\.(latency|accelerator|compiled)": "times shapes of 7B with random weights, which need an accelerator",
     r"jaxspec plan": "is run by tests/decoding/test_plan.py and tests/training/test_plan.py",
+    r"jaxspec serve|eval\.serving": "runs until it is stopped, or needs it to run; tests/serve runs both",
     r"train\.(tower|text|eyes)|mini|synthetic|visual|collaborative gsm8k|aasd$|jaxspec demo|smollm2": "is of models that "
     "are shipped, or made from scratch; tests/end_to_end runs these scripts",
 }

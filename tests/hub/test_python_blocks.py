@@ -27,6 +27,7 @@ PROGRAMS = {
     )
 }
 README, ASK = PROGRAMS.pop("README.md"), PROGRAMS.pop("training.md")
+del PROGRAMS["serving.md"]  # asks a server, with which tests/serve runs it
 
 
 def test_readmes_python_prints_what_its_comments_say(
