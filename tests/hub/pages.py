@@ -24,7 +24,7 @@ from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.config import EvalConfig
 from eval.lib.recorded.config import RecordedConfig
-from jaxspec.cli import collaborate, export, generate, inspect, main, plan, serve
+from jaxspec.cli import collaborate, drafts, export, generate, inspect, main, plan, serve
 from jaxspec.command import load_preset
 from jaxspec_demo.command import Demo
 from tests.conftest import ROOT
@@ -132,6 +132,7 @@ KINDS: dict[str, Any] = {
     "collaborate": collaborate.Collaborate,
     "export": export.Export,
     "import": export.Import,
+    "drafts": drafts.Drafts,
     "inspect": inspect.Inspect,
     "plan": plan.Plans,
     "serve": serve.Serve,
@@ -206,6 +207,7 @@ NOT_RUN = {
     r"--cluster": "is for several hosts",
     r"eval\.mmspec recorded": "needs the record of LLaVA-1.5-7B, which is no model",
     r"eval\.(latency|accelerator|compiled)": "times shapes of 7B with random weights, which need an accelerator",
+    r"jaxspec drafts": "is run by tests/hub/test_drafts.py",
     r"jaxspec plan": "is run by tests/decoding/test_plan.py and tests/training/test_plan.py",
     r"jaxspec serve|eval\.serving": "runs until it is stopped, or needs it to run; tests/serve runs both",
     r"train\.(tower|text|eyes)|mini|synthetic|visual|collaborative gsm8k|aasd$|jaxspec demo|smollm2": "is of models that "

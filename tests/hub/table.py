@@ -413,6 +413,13 @@ TWINS: dict[str, Twin] = {
         chat=True,
         generation={"bos_token_id": 1, "eos_token_id": 2},
     ),
+    "mistralai/Mistral-7B-v0.1": Twin(
+        *("mistral", "mistral"),
+        f"{UNSEEN}; as v0.3's, with the window of its published config.json",
+        shards=2,
+        config={"sliding_window": 4096},
+        generation={"bos_token_id": 1, "eos_token_id": 2},
+    ),
     "Qwen/Qwen2.5-7B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-7B-Instruct"), shards=4),
     "Qwen/Qwen2.5-3B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct"), shards=2),
     "Qwen/Qwen2.5-1.5B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct")),
