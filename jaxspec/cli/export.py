@@ -71,8 +71,8 @@ class Export:
 
 @dataclass(frozen=True)
 class Import:
-    """Write a GGUF file of a Llama or Qwen2, dequantised, or a model in the original LLaVA format
-    as a Hugging Face directory."""
+    """Write a GGUF file of a Llama, Qwen2 or Gemma 3, dequantised, or a model in the original LLaVA
+    format as a Hugging Face directory."""
 
     source: Annotated[str, tyro.conf.Positional]
     """The .gguf file, or the directory or hub id of a LLaVA-1.5 or 1.6 in its original format."""

@@ -48,6 +48,14 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 
+GEMMA_NAMES = {
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
 
 def words() -> tuple[list[str], list[str], list[int]]:
     """Tokens, merges and kinds of token of a byte-level tokeniser with two control tokens."""
@@ -98,7 +106,8 @@ def write(
     """Write a transformers model, each matrix quantised as `kinds` says for its name; `entries` are
     added.
     """
-    kind, config = model.config.model_type, model.config
+    kind, config = model.config.model_type.removesuffix("_text"), model.config
+    gemma = kind == "gemma3"
     writer = gguf.GGUFWriter(file, kind)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -108,6 +117,11 @@ def write(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(theta)
+    if gemma:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_float32("gemma3.rope.freq_base_swa", 10.0)
     writer.add_vocab_size(config.vocab_size)
     if pre == "sentencepiece":
         tokens, scores, types = pieces()
@@ -134,7 +148,10 @@ def write(
     for name, tensor in hf.hub_tensors(model).items():
         stem, _, end = name.rpartition(".")
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
-        theirs = f"{NAMES[stem]}.{end}" if stem in NAMES else f"blk.{layer}.{NAMES[part]}.{end}"
+        names = NAMES | GEMMA_NAMES if gemma else NAMES
+        theirs = f"{names[stem]}.{end}" if stem in names else f"blk.{layer}.{names[part]}.{end}"
+        if gemma and tensor.ndim == 1:
+            tensor = tensor + np.float32(1)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
             part[-6:]
         )
@@ -217,6 +234,33 @@ def test_quantised_files_are_read_as_by_transformers(tmp_path, name):
     assert (
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
         == "<s>user: hi</s>"
+    )
+
+
+def test_gemma_is_read_as_by_transformers(tmp_path):
+    """Its norms are stored plus 1, and runs of spaces as they are."""
+    import torch
+    from transformers import AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    vocabulary = len(pieces()[0])
+    sizes = {"num_hidden_layers": 6, "sliding_window_pattern": 6, "vocab_size": vocabulary}
+    sizes |= {"hidden_size": 64, "intermediate_size": 96}
+    model = hf.gemma3(**sizes, head_dim=32, query_pre_attn_scalar=32)
+    file = write(tmp_path / "tiny.gguf", model, mixed, pre="sentencepiece")
+    converted(file, tmp_path / "model")
+    checkpoint, tokenizer = load(tmp_path / "model"), load_tokenizer(tmp_path / "model")
+    found = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    with torch.no_grad():
+        model.load_state_dict(found, strict=False)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    rows = [tokenizer("hello a  hello   lloa cello bell")["input_ids"]]
+    assert rows[0] == theirs("hello a  hello   lloa cello bell")["input_ids"]
+    tokens, _ = hf.padded(rows)
+    assert tokens.shape[1] > checkpoint.config.sliding_window == 6
+    hf.assert_close(
+        decoders.our_logits(checkpoint.config, checkpoint.params, tokens)[0],
+        hf.logits(model, rows)[0],
     )
 
 

@@ -1,8 +1,8 @@
-"""GGUF files: a Llama or Qwen2 of llama.cpp's, written once as a directory in Hugging Face layout.
+"""GGUF files: a Llama, Qwen2 or Gemma 3 of llama.cpp's, written once in Hugging Face layout.
 
 The `gguf` package reads the file and dequantises its tensors; transformers makes the tokeniser.
 This file translates the configuration and the names, and puts llama.cpp's rows of q and k, which
-interleave the two halves that rotate together, back in order.
+interleave the two halves that rotate together, back in order. Gemma's norms are stored plus 1.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from jaxspec.checkpoints.fitting import in_hub_layout, layouts_of, refuse, unfit
 from jaxspec.checkpoints.formats.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.huggingface import SaveOptions, UnreadParameter, save
-from jaxspec.config import LlamaConfig, Qwen2Config, RotaryConfig
+from jaxspec.config import Gemma3TextConfig, LlamaConfig, Qwen2Config, RotaryConfig
 from jaxspec.errors import InputError, needing, reading
 from jaxspec.models.layers import rotary_frequencies
 
-_FAMILIES: dict[Any, type[RotaryConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+_FAMILIES: dict[Any, type[RotaryConfig]] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "gemma3": Gemma3TextConfig,
+}
 _ENTRIES = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -34,6 +38,13 @@ _ENTRIES = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
 """config.json's name -> the entry that every file has; all others have defaults."""
+_SANDWICH_LAYOUT = (
+    (r"\.ffn_norm\.", ".pre_feedforward_layernorm."),
+    (r"\.post_attention_norm\.", ".post_attention_layernorm."),
+    (r"\.post_ffw_norm\.", ".post_feedforward_layernorm."),
+    (r"\.attn_([qk])_norm\.", r".self_attn.\1_norm."),
+)
+"""Gemma 3's names that are not Llama's."""
 _LAYOUT = (
     (r"^blk\.(\d+)\.", r"model.layers.\1."),
     (r"\.attn_norm\.", ".input_layernorm."),
@@ -85,7 +96,9 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
             for name, tensor in tensors.items()
         ]
         problems: list[str] = []
-        stored = in_hub_layout(listed, _LAYOUT, problems)
+        gemma = entries.get("general.architecture") == "gemma3"
+        layout = (*_SANDWICH_LAYOUT, *_LAYOUT) if gemma else _LAYOUT
+        stored = in_hub_layout(listed, layout, problems)
         config = _config(file, entries, stored, factors and factors.data)
         if problems := problems or unfit(config, lambda: layouts_of(config)[0], stored):
             refuse(file, problems)
@@ -96,7 +109,8 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
     def leaf(name: str) -> UnreadParameter:
         heads = reordered.get(name.split(".")[-2], 0) if isinstance(config, LlamaConfig) else 0
         title = stored[name].name
-        read = partial(_dequantised, f"{file}: {title}", tensors[title], heads)
+        added = config.norm_offset and name.endswith("norm.weight")
+        read = partial(_dequantised, f"{file}: {title}", tensors[title], heads, float(added))
         return UnreadParameter(layouts[name], np.dtype(np.float32), read)
 
     ends = list(dict.fromkeys(ids[role] for role in ("eos", "eot") if role in ids))
@@ -110,13 +124,14 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
     return config
 
 
-def _dequantised(origin: str, tensor: Any, heads: int) -> np.ndarray:
+def _dequantised(origin: str, tensor: Any, heads: int, added: float) -> np.ndarray:
     """Return a tensor's numbers in float32.
 
     Args:
       origin: The file and the tensor, for errors.
       tensor: The `gguf` package's ReaderTensor.
       heads: Number of heads of q or k, whose rows are in llama.cpp's order; else 0.
+      added: What llama.cpp added to the numbers.
     """
     kind = tensor.tensor_type
     with reading(f"{origin}: {kind.name} cannot be dequantised", "take another file"):
@@ -124,7 +139,7 @@ def _dequantised(origin: str, tensor: Any, heads: int) -> np.ndarray:
     if heads:
         pairs = numbers.reshape(heads, -1, 2, *numbers.shape[1:])
         numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
-    return numbers
+    return numbers - np.float32(added) if added else numbers
 
 
 def _decimal(value: Any) -> Any:
@@ -159,6 +174,8 @@ def _config(
         "eos_token_id": entries.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": entries.get("tokenizer.ggml.padding_token_id"),
     }
+    if kind == "gemma3":
+        raw |= _of_gemma(settings)
     config = plain = _FAMILIES[kind].from_hf(raw)
     if factors is not None:  # divisors of the frequencies: Llama 3.1's files have no other entry
         config = _FAMILIES[kind].from_hf(
@@ -168,9 +185,27 @@ def _config(
             rotary_frequencies(config) * factors, rotary_frequencies(plain), rtol=1e-4, atol=0
         ):
             raise InputError(f"{file}: rope_freqs.weight is not Llama 3's; take another file")
-    window = max(settings.get("attention.sliding_window", 0), config.max_position_embeddings)
+    window = config.sliding_window or max(
+        settings.get("attention.sliding_window", 0), config.max_position_embeddings
+    )
     whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
     for name, value in (whole | {"attention.sliding_window": window}).items():
         if settings.get(name, value) not in (value, 0):
             raise InputError(f"{file}: {kind}.{name} is {settings[name]}, supported: {value}")
     return config
+
+
+def _of_gemma(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of config.json that only Gemma has, as far as a file has them."""
+    names = {
+        "sliding_window": "attention.sliding_window",
+        "rope_local_base_freq": "rope.freq_base_swa",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    }
+    raw = {name: settings[entry] for name, entry in names.items() if entry in settings}
+    heads, width = settings["attention.head_count"], settings["attention.key_length"]
+    # No entry has the factor of the scores: llama.cpp knows the 27B by its 62 layers.
+    if settings["block_count"] == 62:
+        width = settings["embedding_length"] / heads
+    return raw | {"query_pre_attn_scalar": width}

@@ -28,6 +28,8 @@ def gguf_tokenizer(entries: dict[str, Any]) -> Any:
 
     tokens, ids = entries["tokenizer.ggml.tokens"], special_ids(entries)
     metadata = {name.removeprefix("tokenizer."): value for name, value in entries.items()}
+    if entries["general.architecture"] == "gemma3":  # whose runs of spaces are stored as they are
+        metadata["ggml.tokens"] = ["▁" * len(t) if t and not t.strip(" ") else t for t in tokens]
     kinds = metadata["ggml.model"], metadata.get("ggml.pre")
     backend = _within_vocabulary(
         _as_transformers(entries["general.architecture"], metadata), metadata
