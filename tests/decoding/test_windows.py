@@ -6,17 +6,22 @@ Prompts and answers are longer than the windows, and trees deeper.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import Gemma3TextConfig, MistralConfig, Qwen2Config, RotaryConfig
+from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.loading import LoadedHead
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.layers import remat_layers
 from jaxspec.sharding import make_mesh, shardings
 from tests import tiny
 
@@ -114,7 +119,7 @@ def test_windows_change_answers(plain: Any) -> None:
 
 
 def test_a_session_reads_what_the_whole_prompt_does(plain: Any) -> None:
-    target, _ = plain["qwen2"]
+    target, _ = plain["gemma3"]
     one = engine(target, ("T",), gamma=3)
     session, prompt, answer = Session(one), None, ()
     for question in ("What?", "And?", "So?"):
@@ -129,11 +134,31 @@ def test_a_session_reads_what_the_whole_prompt_does(plain: Any) -> None:
 
 
 def test_a_mesh_changes_no_token(plain: Any) -> None:
-    target, expected = plain["qwen2"]
+    target, expected = plain["gemma3"]
     mesh = make_mesh(model=2)
     placed = jax.device_put(target.params, shardings(target.config, target.params, mesh))
     results = engine(replace(target, params=placed), ("T",), gamma=3).generate(asked())
     assert tokens(results) == expected
+
+
+def test_layers_of_two_kinds_are_trained_as_they_are_run(plain: Any) -> None:
+    """Rematerialised layers of one kind are one scan; these are called one by one."""
+    target, _ = plain["gemma3"]
+    rows = PromptRows(jnp.arange(24).reshape(2, 12), jnp.full(2, 12))
+
+    def total(params: Any, on: bool) -> jax.Array:
+        with remat_layers(on):
+            return jnp.square(target.model.score(params, rows, None)).mean()
+
+    ours, theirs = (jax.jit(jax.grad(total), static_argnums=1)(target.params, x) for x in (1, 0))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours, theirs)
+
+
+def test_a_kv_head_has_the_layers_of_its_keys_without_windows() -> None:
+    config = new_head(TARGETS["gemma3"], key_layers=(1, 2))
+    assert config.text_config.layer_types == ("full_attention", "sliding_attention")
+    assert config.text_config.sliding_window is None
+    assert type(config).from_dict(config.to_dict()) == config
 
 
 @pytest.mark.parametrize("kind", TARGETS)
