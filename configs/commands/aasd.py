@@ -64,7 +64,8 @@ AASD = (
         "LLaVA-1.5's, the paper's those of 'Visual Instruction Tuning', so that its numbers are of "
         "other models; bfloat16, 100 samples a set, 128 new tokens, greedy answers and the prompts "
         "(TABED's instruction, COCO's 'Describe this image in detail.', ScienceQA without hints) "
-        "are ours, as it names none of them. omega and delta are of whole calls, next to those of "
+        "are ours, as it names none of them, and so is how heads are trained (the recipe lists "
+        "it). omega and delta are of whole calls, next to those of "
         "the decode loop; its tau is not 1 + gamma alpha, ours is",
         command=f"{_head()}\n{_head('13b')}",
         mini=f"{HEAD} aasd --untrained",

@@ -13,8 +13,9 @@ COS = (
         tables=(2, 3, 4, 5, 6, 7, 8),
         needs="benchmarks, quality, sentencepiece, torch; 95 GB",
         what="ensembles and contrast of models: standard, naive (without APF), speculative (SD) "
-        "and CoS, each with draft lengths 5 and 1, of which the paper prints the better; also how "
-        "well they answer. SD is naive with the bonus token, our reading of the paper's words. The "
+        "and CoS; SD and CoS with draft lengths 5 and 1, of which the paper prints the better (CoS "
+        "of three models with 1), naive with 5, as the paper names none; also how well they "
+        "answer. SD is naive with the bonus token, our reading of the paper's words. The "
         "first command asks pairs with a base model in raw text, Qwen's in their chat form, GSM8K "
         "after four rows of the training set, MMLU after five without reasons, CNN/DM after none, "
         "and the first 100 rows. The second asks as the released code does, from a clone of it: "
@@ -34,7 +35,7 @@ COS = (
     ),
     Line(
         figures=(4,),
-        needs="benchmarks, sentencepiece, torch; 40 GB",
+        needs="benchmarks, plots, sentencepiece, torch; 40 GB",
         what="weight of the first model, on 8 prompts a set; the paper prints at least 1.5 times "
         "the speed at all weights",
         command=f'{SWEEP} --pairings "Llama, Vicuna" "Qwen 3B" --sweep {LAMBDA} '
@@ -44,7 +45,7 @@ COS = (
     ),
     Line(
         figures=(5,),
-        needs="benchmarks; 19 GB",
+        needs="benchmarks, plots; 19 GB",
         what="mu of contrastive decoding, on 8 prompts a set at both temperatures; the paper names "
         "none",
         command=f'{SWEEP} --pairings "Llama-3, T=0" "Llama-3, T=1" '
@@ -54,7 +55,7 @@ COS = (
     ),
     Line(
         figures=(6,),
-        needs="benchmarks, sentencepiece, torch; 95 GB",
+        needs="benchmarks, plots, sentencepiece, torch; 95 GB",
         what="draft length of the smaller model, on 8 prompts a set and all pairs; the paper draws "
         "ensembles, Llama-3 and Llama-2 and names no temperature",
         command=f"{SWEEP} --sweep gamma:1,2,3,4,5 --out runs/cos_gamma",
@@ -62,9 +63,10 @@ COS = (
     ),
     Line(
         figures=(8,),
-        needs="benchmarks, quality; 19 GB",
+        needs="benchmarks, plots, quality; 19 GB",
         what="quality and speed of Llama-3's weighted ensemble over the weight of the smaller "
-        "model, at temperature 1, which is ours: `sweep.png` and a table",
+        "model, at temperature 1, which is ours: `sweep.png` and a table. HumanEval is judged only "
+        "with `--run-code`; without it the figure has nats of its references",
         command=f'{TOGETHER} cos --pairings "Llama-3, T=1" --sweep {LAMBDA} --out runs/cos_quality',
         mini=f"{TOGETHER} synthetic",
     ),

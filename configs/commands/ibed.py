@@ -15,7 +15,8 @@ IBED = (
         needs="benchmarks, captioner, plots; 16 GB",
         what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures MT, "
         "MC, MTC, MTCP; in float16, where the paper names no dtype, nor the splits of ChartQA, "
-        "TextVQA and VQAv2; `predicted` is the speed-up of Table 1b. The mini models have 16 "
+        "TextVQA and VQAv2; `predicted` is the speed-up of Table 1b, with the time of the target's "
+        "pass over a block, for which the paper takes one over a token. The mini models have 16 "
         "tokens an image, pooled to 4 and 1",
         command=f"{TABLE} ibed",
         mini=f"{TABLE} mini_views\n{TABLE} mini --rows M,C M,T,C P4 P1 --out runs/eval/mini_pools",
@@ -23,15 +24,17 @@ IBED = (
     Line(
         tables=(4,),
         needs="train; 1 GB",
-        what="hyperparameters of the 68M draft: the recipe has them",
+        what="hyperparameters of the 68M draft: the recipe has them. Images are cropped, and "
+        "nothing is grouped, as in TABED's Table 15",
         command=f"{TRAIN} llava15_68m",
         mini=f"{TRAIN} mini_draft",
     ),
     Line(
         tables=(5,),
         needs="train, benchmarks, plots; 15 GB",
-        what="drafts trained on with pooled images, from the finished draft; the paper does not "
-        "say what they start from",
+        what="drafts trained on with pooled images by one more second stage, from the finished "
+        "draft: the paper pools during the second stage, and prints neither where that starts nor "
+        "its hyperparameters, which here are Table 4's",
         command="\n".join(
             f"{TRAIN} pooled --view {view} --runs runs/train/pooled_{n}\n"
             f'{TABLE} ibed --rows "pool ({n})" --draft runs/train/pooled_{n}/hf '
@@ -71,8 +74,8 @@ IBED = (
         what="bars of tower, prefill and decoding by images (`inference_times.png`), for prompts "
         "of 648, 1224 and 2952 tokens, where the paper has 600, 1200 and 3000, and for answers of "
         "the lengths it prints; the draft's prefill, where the paper counts 200, 1200 and 2200 "
-        "tokens, and its steps by rows: up to 128, as 4 views of 32 rows, where the paper ends at "
-        "64; the paper names no dtype",
+        "tokens, and its steps by rows, up to 128 (4 views of 32), at 1,024 slots, where the paper "
+        "draws up to 64 rows over 200 steps; the paper names no dtype",
         command=f"{PASSES} --parts passes images captions flops",
         mini=f"{LATENCY} mini --parts passes images captions flops --captioners "
         f"jax:jaxspec_demo/mini/captioner",
@@ -84,7 +87,7 @@ IBED = (
         what="accuracy, ROUGE-L and METEOR of the target, the draft and the pooled drafts of Table "
         "5, with and without images, and answers, in float16; the digits are of 100 questions of "
         "ChartQA and the 1,000 of OCRBench; of TextCaps the paper does not say how many, and of "
-        "none how they are asked or in which dtype",
+        "none how they are asked and judged, which ROUGE it is, or in which dtype",
         command=f"{QUALITY} llava15 --sets chartqa textcaps --text-only --drafts {DRAFTS} --out "
         f"runs/quality/ibed\n{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --drafts "
         f"{DRAFTS} --out runs/quality/ibed_ocrbench",
@@ -95,7 +98,8 @@ IBED = (
     Line(
         tables=(13,),
         needs="train, benchmarks, plots; 15 GB",
-        what="Llama-68M as a draft, as it is and trained on the texts",
+        what="Llama-68M as a draft, as it is and trained on the texts, with the rates of Table 4's "
+        "second stage, as the paper prints none",
         command=f"{TABLE} ibed --rows T --draft JackFram/llama-68m --out "
         f"runs/eval/ibed_llama\n{TRAIN} text_68m\n{TABLE} ibed --rows T --draft "
         f"runs/train/text_68m/hf --out runs/eval/ibed_text",

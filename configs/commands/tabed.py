@@ -31,9 +31,10 @@ TABED = (
     Line(
         tables=(5, 8),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="how many verified tokens MT* looks back on; AdaBoost, whose negative weights count "
-        "as 0; and all rules that the paper's MT* and MTCP* may be: it writes both hard and soft "
-        "labels, and the rule called paper takes soft ones; POPE and LLaVA-Bench as above",
+        what="how many verified tokens MT* looks back on; AdaBoost, whose constant is 1 as in the "
+        "released code (the paper names none), and whose negative weights count as 0; and all "
+        "rules that the paper's MT* and MTCP* may be: it writes both hard and soft labels, and the "
+        "rule called paper takes soft ones; POPE and LLaVA-Bench as above",
         command=f"{TABLE} llava15_weightings",
         mini=f"{TABLE} mini_weightings",
     ),
@@ -53,10 +54,11 @@ TABED = (
         what="in float16, as in the paper: T_q / T_p, a draft's pass over a target's; passes by "
         "rows (R views are R rows of the draft), context and block length, as numbers, where the "
         "paper draws lines; bars of tower, prefill and decoding by 1, 2 and 5 images "
-        "(`inference_times.png`), for answers as long as IbED's; BLIP's and Florence-2's captions "
-        "of pages that picturebook draws, in float32 (torch runs both on the host), where the "
-        "paper captions photographs; operations, where the column with attention counts 648 slots. "
-        "T_q / T_p is measured at 1,024 slots; the paper's is a mean over data sets",
+        "(`inference_times.png`), for answers of 92, 117 and 88 tokens, the paper's mean lengths, "
+        "where it also says that it draws 100; BLIP's and Florence-2's captions of pages that "
+        "picturebook draws, in float32 (torch runs both on the host), where the paper captions "
+        "photographs; operations, where the column with attention counts 648 slots. T_q / T_p is "
+        "measured at 1,024 slots; the paper's is a mean over data sets",
         command=f"{PASSES} --parts passes images captions flops\n"
         + "\n".join(
             f"{LATENCY} {pair} --dtype float16 --parts passes"
@@ -87,8 +89,9 @@ TABED = (
         tables=(16,),
         needs="train; 1 GB",
         what="hyperparameters of the OneVision draft: the recipe has them, on the target's CLIP "
-        "tower, one tile an image, where OneVision has SigLIP and several. The mini command trains "
-        "one stage",
+        "tower, one tile an image, where OneVision has SigLIP and several. Three of its data files "
+        "are not public and left out; the system prompt is LLaVA-1.5's, as the paper names none. "
+        "The mini command trains one stage",
         command=f"{TRAIN} onevision_68m",
         mini=f"{TRAIN} mini_llava",
     ),
@@ -98,7 +101,8 @@ TABED = (
         needs="benchmarks, quality; 15 GB",
         what="accuracy, ROUGE-L and METEOR of target and draft, with and without images, and "
         "answers; the digits are of OCRBench's whole 1,000 questions; of TextCaps the paper does "
-        "not say how many, nor how either is asked",
+        "not say how many, nor how either is asked and judged, which ROUGE it is, or in which "
+        "dtype models answer (here float16)",
         command=f"{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --out "
         f"runs/quality/llava15_ocrbench\n{QUALITY} llava15 --sets textcaps --text-only --out "
         f"runs/quality/llava15_textcaps",

@@ -145,7 +145,8 @@ config = CollaborativeEvalConfig(
         Published(
             "CoS, Tables 2 to 8, on an RTX 3090 (Llama, Vicuna on an A6000), of prompts, examples "
             "and dtype that it does not name; its parallel form (WE-P, CD-P) has 0.39 to 0.82 of "
-            "standard's speed; Table 5 swaps GSM8K and CNN/DM of the three Qwens",
+            "standard's speed; Table 5 swaps GSM8K and CNN/DM of the three Qwens, and Table 6 has "
+            "GSM8K's speed of standard for HumanEval of OPT, T=0",
             {"max_new_tokens": 256, "dtype": "bfloat16"} | protocol,
             {1: {row: numbers for row, numbers in _NUMBERS.items() if numbers}},
             rows=_PAIRINGS,

@@ -107,7 +107,12 @@ NEXT = (
         _MIDDLE_1,
         _MIDDLE_2,
     ),
-    *both_turns("TABED, Table 21", _NEXT | {"draft": ("mjbooo/lvlm68m-ov",)}, _OV_1, _OV_2),
+    *both_turns(
+        "TABED, Table 21, of LLaVA-OV 68M by its caption (its rows name LLaVA-1.5 160M)",
+        _NEXT | {"draft": ("mjbooo/lvlm68m-ov",)},
+        _OV_1,
+        _OV_2,
+    ),
     *both_turns("TABED, Table 22", _NEXT | {"target": LARGE}, _LARGE_1, _LARGE_2),
 )
 """The paper names float16; that the 160M pair ran in bfloat16 is in its released code."""
