@@ -46,8 +46,8 @@ COS = (
     Line(
         figures=(5,),
         needs="benchmarks, plots; 19 GB",
-        what="mu of contrastive decoding, on 8 prompts a set at both temperatures; the paper names "
-        "none",
+        what="mu of contrastive decoding, on 8 prompts a set, at both temperatures; the paper "
+        "names no temperature",
         command=f'{SWEEP} --pairings "Llama-3, T=0" "Llama-3, T=1" '
         "--sweep mu:0.1,0.2,0.3,0.4,0.5 --out runs/cos_mu",
         mini=f'{TOGETHER} visual --pairings "target - target blind" --sweep mu:0.1,0.3,0.5 '
