@@ -38,7 +38,11 @@ from train.recipe import KIND
 COMMANDS = commands()
 HERE = (*TWINS, "jaxspec_demo/mini/target --draft")
 SHORT = [
-    c for c in COMMANDS if c.script.startswith("jaxspec ") and any(name in c.text for name in HERE)
+    c
+    for c in COMMANDS
+    if c.script.startswith("jaxspec ")
+    and c.script != "jaxspec serve"
+    and any(name in c.text for name in HERE)
 ]
 CHAIN = [
     c
