@@ -253,13 +253,13 @@ class TransformersCaptioner:
 
         self.check()
         source, revision = hub_id(self.source) or (self.source, None)
-        options: dict[str, Any] = {"trust_remote_code": False}
-        if revision is not None:
-            options["revision"] = revision
+        options = {} if revision is None else {"revision": revision}
         with reading(f"captioner {self.kind}: transformers cannot read {self.source}"):
-            processor = transformers.AutoProcessor.from_pretrained(source, backend="pil", **options)
+            processor = transformers.AutoProcessor.from_pretrained(
+                source, backend="pil", trust_remote_code=False, **options
+            )
             model = transformers.AutoModelForImageTextToText.from_pretrained(
-                source, dtype="float32", **options
+                source, dtype="float32", trust_remote_code=False, **options
             )
         return processor, model.eval()
 

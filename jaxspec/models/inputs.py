@@ -46,7 +46,9 @@ class PromptRows(struct.PyTreeNode):
     @property
     def images(self) -> Bool[Array, "B L"] | None:
         """Return which slots show an image; None without image slots."""
-        return None if self.sources is None else self.sources[..., 0] != TEXT
+        if self.sources is None or not self.sources.shape[-1]:
+            return None
+        return self.sources[..., 0] != TEXT
 
 
 @dataclass(frozen=True)

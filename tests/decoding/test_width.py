@@ -188,8 +188,8 @@ def test_streams_sessions_and_freed_rows(models):
 
 @pytest.mark.parametrize("question", ["And?", "a"])
 def test_a_session_goes_on_behind_a_stop_string(models, question):
-    """Plain decoding pauses at token 9, and reads it in the next prefill; a block may have read it
-    before.
+    """Plain decoding pauses at token 9 or before, and reads it in the next prefill; a block may have
+    read it already.
     """
     runs = []
     for options in ({}, DRAFTS["gamma 7"]):
@@ -197,7 +197,7 @@ def test_a_session_goes_on_behind_a_stop_string(models, question):
         begun = turns.engine.encoder.decode(turns.engine.generate(Request(question, 9)).tokens)
         talk = [turns.ask(question, max_new_tokens=NEW, stop=[begun])]
         talk += [turns.ask(text, max_new_tokens=20) for text in WORDS[1:4]]
-        assert len(talk[0].tokens) == 9
+        assert talk[0].finish_reason == "stop"
         runs.append(tokens(talk))
     assert runs[0] == runs[1]
 

@@ -170,7 +170,7 @@ def test_wrong_images_and_processors():
         reader().tiles((201, 1))
     images = reader()
 
-    def processor(images: Any, return_tensors: str) -> dict[str, np.ndarray]:
+    def processor(images: Any, size: Any, return_tensors: str) -> dict[str, np.ndarray]:
         return {
             "pixel_values": np.zeros((16, 1176), np.float32),
             "image_grid_thw": np.asarray([[1, 4, 4]]),

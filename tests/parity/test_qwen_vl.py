@@ -70,8 +70,8 @@ def test_tower(pair):
     tower = VisionTower(loaded.config.vision_config)
 
     @functools.partial(jax.jit, compiler_options=QUICK)
-    def run(params: Any, patches: jax.Array, place: jax.Array) -> Any:
-        out, inside = tower.apply({"params": params}, patches, place, capture_intermediates=True)
+    def run(params: Any, patches: jax.Array, window: jax.Array) -> Any:
+        out, inside = tower.apply({"params": params}, patches, window, capture_intermediates=True)
         inside = {
             name: there["__call__"][0]
             for name, there in inside["intermediates"].items()
