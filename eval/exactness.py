@@ -37,7 +37,8 @@ from jaxspec.data.images import to_rgb
 from jaxspec.engine.engine import Engine, LoadedModel, Request
 from jaxspec.engine.metrics import acceptance_metrics
 from jaxspec.errors import InputError
-from jaxspec.loading import image_inputs, prompt_encoder
+from jaxspec.loading.images import image_inputs
+from jaxspec.loading.models import prompt_encoder
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import Prompt

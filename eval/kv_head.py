@@ -40,7 +40,7 @@ from jaxspec.config import KVHeadConfig, LvlmConfig
 from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead, LoadedModel
+from jaxspec.loading.models import LoadedHead, LoadedModel
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.command import run_script
 from jaxspec.engine.engine import Engine, LoadedModel
 from jaxspec.errors import InputError, check_counts
-from jaxspec.loading import load_draft
+from jaxspec.loading.models import load_draft
 from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import widened
 from jaxspec.prompts.encoder import Prompt

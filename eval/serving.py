@@ -30,7 +30,7 @@ from jaxspec.command import run_script
 from jaxspec.data.images import load_image
 from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel, load_draft
+from jaxspec.loading.models import LoadedModel, load_draft
 from jaxspec_demo import ASSETS
 
 QUESTIONS = (

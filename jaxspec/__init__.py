@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from jaxspec.engine.requests import Request, Result
     from jaxspec.engine.session import Session
     from jaxspec.errors import InputError
-    from jaxspec.loading import LoadedModel
+    from jaxspec.loading.models import LoadedModel, load_draft
 
 _HOMES = {
     "CollaborationConfig": "jaxspec.engine.config",
     "Engine": "jaxspec.engine.engine",
     "EngineConfig": "jaxspec.engine.config",
     "InputError": "jaxspec.errors",
-    "LoadedModel": "jaxspec.loading",
+    "LoadedModel": "jaxspec.loading.models",
     "Request": "jaxspec.engine.requests",
     "Result": "jaxspec.engine.requests",
     "Session": "jaxspec.engine.session",
+    "load_draft": "jaxspec.loading.models",
 }
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Result",
     "Session",
     "__version__",
+    "load_draft",
 ]
 
 

@@ -25,7 +25,7 @@ from jaxspec.data.images import as_png, load_image
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
 from jaxspec.files import write_text
-from jaxspec.loading import load_draft
+from jaxspec.loading.models import load_draft
 from jaxspec.runtime import clear
 from jaxspec_demo import ASSETS
 from jaxspec_demo.models import EYES, SMOLLM2, smollm2_file, smollm2_install

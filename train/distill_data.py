@@ -27,7 +27,7 @@ from jaxspec.data.prepared import Prepared, data_folder, prepare
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, local_path, trial_of
-from jaxspec.loading import load_draft
+from jaxspec.loading.models import load_draft
 from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
 from jaxspec.training.loop.signatures import data_signature, model_signature

@@ -24,7 +24,7 @@ import optax
 from configs.models.eyes import TOWER
 from jaxspec.command import run_script
 from jaxspec.config import LlavaConfig, RotaryConfig
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import init_params
 from jaxspec.models.layers import apply
 from jaxspec.models.lvlms.llava import Llava

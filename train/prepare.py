@@ -28,7 +28,7 @@ from jaxspec.data.prepared import FileFormat, prepare
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.training.conversations import reach
 from picturebook.training import Picturebook

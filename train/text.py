@@ -22,7 +22,7 @@ from jaxspec.command import run_script
 from jaxspec.data.benchmarks import benchmark_samples
 from jaxspec.data.prepared import mixture
 from jaxspec.errors import InputError, nearest
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import init_params
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches

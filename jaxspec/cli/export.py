@@ -23,7 +23,7 @@ from jaxspec.cli.shared import progress
 from jaxspec.config import HeadConfig, ModelConfig
 from jaxspec.config.heads.states import ImageRule
 from jaxspec.errors import InputError, printable
-from jaxspec.loading import SPARE_TOKENS, check_tokens, known_tokens
+from jaxspec.loading.pairs import SPARE_TOKENS, check_tokens, known_tokens
 from jaxspec.runtime import human_bytes, setup_runtime
 
 

@@ -17,7 +17,7 @@ from jaxspec.engine.captioners import check_captioner, load_captioner
 from jaxspec.engine.drafts import Mixture, mixture
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.loading import load_draft
+from jaxspec.loading.models import load_draft
 from jaxspec.prompts.views import needs_captioner, parse_weights
 from jaxspec.sharding import make_mesh
 

@@ -22,14 +22,8 @@ from jaxspec.engine.config import CollaborationConfig, EngineConfig
 from jaxspec.engine.drafts import NOTHING, Mixture, mixture, sources_of
 from jaxspec.engine.requests import EncodedRequest
 from jaxspec.errors import InputError, warn_once
-from jaxspec.loading import (
-    LoadedDraft,
-    LoadedModel,
-    check_pair,
-    check_tokens,
-    check_vocabulary,
-    same_tower,
-)
+from jaxspec.loading.models import LoadedDraft, LoadedModel
+from jaxspec.loading.pairs import check_pair, check_tokens, check_vocabulary, same_tower
 from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import PromptRow

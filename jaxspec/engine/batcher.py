@@ -36,7 +36,8 @@ from jaxspec.engine.requests import (
     encode,
 )
 from jaxspec.errors import InputError, located, warn_once
-from jaxspec.loading import image_inputs, image_tiles, prompt_encoder
+from jaxspec.loading.images import image_inputs, image_tiles
+from jaxspec.loading.models import prompt_encoder
 from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows
 from jaxspec.prompts.views import parse_weights

@@ -26,7 +26,7 @@ from jaxspec.engine.memory import MemoryReport, plan_memory
 from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded_images
 from jaxspec.engine.running import STRIDE, LiveBatch, RunningBatch
 from jaxspec.errors import InputError, check_counts, warn_once
-from jaxspec.loading import LoadedDraft, LoadedModel, load_draft
+from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.rows import bucket

@@ -14,7 +14,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import Request, Result, contents
 from jaxspec.engine.running import RunningBatch
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.inputs import TEXT
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import PromptRow, same_slots

@@ -23,7 +23,9 @@ from jaxspec.data.images import Picture, to_rgb
 from jaxspec.data.samples import Sample
 from jaxspec.engine.memory import prompt_zeros
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel, image_inputs, prompt_encoder, same_images
+from jaxspec.loading.images import image_inputs
+from jaxspec.loading.models import LoadedModel, prompt_encoder
+from jaxspec.loading.pairs import same_images
 from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import TEXT, ImageInputs, PromptRows, Slots
 from jaxspec.models.language_model import LanguageModel

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.errors import check_counts, check_numbers
-from jaxspec.loading import LoadedModel, same_tower
+from jaxspec.loading.models import LoadedModel
+from jaxspec.loading.pairs import same_tower
 from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lora import Lora, merged

@@ -32,7 +32,7 @@ from jaxspec.data.prepared import Prepared, mixture
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError, check_numbers, nearest
 from jaxspec.files import local_path
-from jaxspec.loading import LoadedModel, prompt_encoder
+from jaxspec.loading.models import LoadedModel, prompt_encoder
 from jaxspec.models.families import init_params, split_tower
 from jaxspec.models.lora import LORA, Lora, init_lora
 from jaxspec.models.vocabulary import narrowed

@@ -24,7 +24,7 @@ from jaxspec.checkpoints.adapters import read_adapter, read_pairs, save_adapter
 from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import text_params
 from jaxspec.models.int8 import int8_params
 from jaxspec.models.lora import LORA, Lora, init_lora, merged

@@ -19,7 +19,7 @@ from jaxspec.checkpoints.heads import is_head, load_head, save_head
 from jaxspec.cli import main
 from jaxspec.config import DFlashConfig, Qwen2Config, RopeScaling
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks
 from jaxspec.models.heads.borrowed import joined
 from jaxspec.models.heads.reading import Reading

@@ -21,7 +21,7 @@ from jaxspec.checkpoints.heads import is_head, load_head, save_head
 from jaxspec.cli import main
 from jaxspec.config import Eagle3Config, LlamaConfig
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead, LoadedModel
+from jaxspec.loading.models import LoadedHead, LoadedModel
 from jaxspec.models.heads.borrowed import joined
 from jaxspec.models.heads.eagle3 import Eagle3Head
 from jaxspec.models.language_model import LanguageModel

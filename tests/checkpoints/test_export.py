@@ -33,7 +33,7 @@ from jaxspec.checkpoints.processors import load_tokenizer  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
-from jaxspec.loading import check_tokens  # noqa: E402
+from jaxspec.loading.pairs import check_tokens  # noqa: E402
 from jaxspec.models.families import build, text_params  # noqa: E402
 from jaxspec.models.language_model import LanguageModel  # noqa: E402
 from jaxspec.training.config import TrainConfig  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.locating import locate
-from jaxspec.loading import LoadedModel, prompt_encoder
+from jaxspec.loading.models import LoadedModel, prompt_encoder
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage, start_draft

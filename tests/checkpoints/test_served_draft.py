@@ -17,7 +17,7 @@ from jaxspec.checkpoints.directories import read_config
 from jaxspec.cli import main
 from jaxspec.config import Qwen2Config, RopeScaling, text_config
 from jaxspec.errors import InputError
-from jaxspec.loading import check_pair
+from jaxspec.loading.pairs import check_pair
 from jaxspec.prompts.views import parse_views
 from tests import tiny
 from tests.tiny import families

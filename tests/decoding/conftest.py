@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from tests import tiny
 
 

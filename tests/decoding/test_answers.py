@@ -21,7 +21,7 @@ from jaxspec.engine import batcher, compile_cache
 from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import Prompt
 from tests import tiny

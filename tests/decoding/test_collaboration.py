@@ -17,7 +17,7 @@ from eval.exactness import forward_logits
 from jaxspec.engine.engine import CollaborationConfig, Engine
 from jaxspec.engine.requests import Request
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import text_params
 from jaxspec.prompts.encoder import Prompt
 from tests import tiny

@@ -20,7 +20,7 @@ from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.config import DFlashConfig, Qwen3Config
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
 from tests import tiny
 from tests.tiny.dflash_reference import draft as reference

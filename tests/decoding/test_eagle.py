@@ -22,7 +22,7 @@ from jaxspec.config.heads.kinds import new_head
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel

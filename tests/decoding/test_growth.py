@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.engine import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.language_model import LanguageModel
 from tests import tiny
 

@@ -21,7 +21,7 @@ from jaxspec.decoding.sources.kv_head import pack
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.engine.drafts import HEAD_SOURCES
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
 from jaxspec.models.heads.blocks import corrected, embedder
 from jaxspec.models.heads.head_slots import head_rows

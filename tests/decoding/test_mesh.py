@@ -16,7 +16,7 @@ from jaxspec.decoding.steps import run_decode
 from jaxspec.engine import batcher
 from jaxspec.engine.compile_cache import executable
 from jaxspec.engine.running import RunningBatch
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.sharding import make_mesh
 from tests import tiny
 

@@ -16,7 +16,7 @@ from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.engine.memory import bytes_held
 from jaxspec.engine.plan import abstract_program, plan, sizes_of
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh
 from tests import tiny

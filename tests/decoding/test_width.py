@@ -22,7 +22,7 @@ from jaxspec.config import DFlashConfig, LvlmConfig, QwenTowerConfig
 from jaxspec.engine.running import LiveBatch, RunningBatch
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import make_mesh, shardings

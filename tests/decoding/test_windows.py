@@ -19,7 +19,7 @@ from jaxspec.config import Gemma3TextConfig, MistralConfig, Qwen2Config, RotaryC
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.layers import remat_layers
 from jaxspec.sharding import make_mesh, shardings

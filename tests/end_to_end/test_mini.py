@@ -22,7 +22,9 @@ from eval.lib.drafts.comparison import first_prompt, prompts_of
 from jaxspec.data.images import to_rgb
 from jaxspec.engine.captioners import LvlmCaptioner
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.loading import LoadedHead, image_inputs, prompt_encoder, same_tower
+from jaxspec.loading.images import image_inputs
+from jaxspec.loading.models import LoadedHead, prompt_encoder
+from jaxspec.loading.pairs import same_tower
 from jaxspec_demo import ASSETS
 from picturebook import SYNTHETIC_SETS, caption, test_set
 from tests.tiny.one_pass import blocks_of_head

@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="torch is the oracle of parity: install the 
 from jaxspec.checkpoints.generation import SAMPLED, read_generation_settings
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.engine.memory import abstract_inputs
-from jaxspec.loading import same_tower
+from jaxspec.loading.pairs import same_tower
 from tests.hub.table import QWEN_SAMPLING
 from tests.tiny import hf, noisy, qwen_vl
 

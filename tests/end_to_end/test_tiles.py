@@ -22,7 +22,7 @@ from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig  # noqa: E402
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
 from jaxspec.engine.memory import Sizes, abstract_inputs  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
-from jaxspec.loading import same_tower  # noqa: E402
+from jaxspec.loading.pairs import same_tower  # noqa: E402
 from jaxspec.prompts.encoder import Prompt  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.tiny import hf, tiles  # noqa: E402

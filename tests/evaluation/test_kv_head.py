@@ -12,7 +12,7 @@ from eval.kv_head import ablations, draft_table
 from eval.lib.drafts.loading import split_name, split_view
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from tests import tiny
 
 

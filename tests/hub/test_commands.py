@@ -18,7 +18,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.prepared import Prepared
 from jaxspec.engine.captioners import load_captioner
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from tests.hub import build
 from tests.hub.pages import (
     PAGES,

@@ -18,7 +18,8 @@ from jaxspec import Engine, EngineConfig, Request
 from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.errors import InputError
-from jaxspec.loading import check_pair, check_vocabulary, load_draft
+from jaxspec.loading.models import load_draft
+from jaxspec.loading.pairs import check_pair, check_vocabulary
 from jaxspec.prompts.views import parse_views
 from jaxspec.training.recipes import Recipe
 from tests.hub import block_heads

@@ -11,7 +11,7 @@ import pytest
 from jaxspec import LoadedModel
 from jaxspec.checkpoints.locating import locate
 from jaxspec.data.messages import read_messages
-from jaxspec.loading import prompt_encoder
+from jaxspec.loading.models import prompt_encoder
 from jaxspec.prompts.rows import rewrite
 from tests.hub.conftest import load_twin
 from tests.tiny import tiles

@@ -14,7 +14,7 @@ import pytest
 from jaxspec.checkpoints.tower import tower_files
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.training.recipes import start_draft
 from tests import tiny
 from tests.hub import build

@@ -15,7 +15,8 @@ import pytest
 from jaxspec import Engine, EngineConfig, Request
 from jaxspec.config import QwenVLConfig
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel, image_inputs
+from jaxspec.loading.images import image_inputs
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import build
 from jaxspec.models.lvlms.qwen_vl import VisionTower, window_contents
 from jaxspec.prompts.encoder import PromptEncoder

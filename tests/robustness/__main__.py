@@ -28,7 +28,7 @@ from jaxspec.command import input_errors
 from jaxspec.engine.captioners import load_captioner
 from jaxspec.engine.engine import LoadedModel
 from jaxspec.errors import check_counts
-from jaxspec.loading import load_draft
+from jaxspec.loading.models import load_draft
 from jaxspec.runtime import human_bytes
 from jaxspec_demo import ASSETS
 from tests.robustness.damage import Outcome

@@ -21,7 +21,8 @@ from PIL import Image
 
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead, LoadedModel, image_inputs
+from jaxspec.loading.images import image_inputs
+from jaxspec.loading.models import LoadedHead, LoadedModel
 from jaxspec.prompts.encoder import PromptEncoder
 
 VALUES: tuple[Any, ...] = (

@@ -18,7 +18,7 @@ from eval.lib.standins.replay import RecordedTarget
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
 from jaxspec.data.conversations import Skipped, own_samples, readable
 from jaxspec.engine.captioners import CaptionFile
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from tests.robustness.damage import Outcome, judge, spoil
 
 SAID = [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "A page."}]

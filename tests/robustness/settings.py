@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from jaxspec.decoding.drafting.weighting import PRESETS, RULES
 from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
-from jaxspec.loading import LoadedDraft
+from jaxspec.loading.models import LoadedDraft
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.sharding import make_mesh, shardings

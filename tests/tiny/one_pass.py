@@ -13,7 +13,7 @@ import numpy as np
 from eval.exactness import whole_row
 from jaxspec.config import HeadConfig
 from jaxspec.data.images import to_rgb
-from jaxspec.loading import LoadedHead, LoadedModel, prompt_encoder
+from jaxspec.loading.models import LoadedHead, LoadedModel, prompt_encoder
 from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks, read_whole
 from jaxspec.models.heads.borrowed import joined
 from jaxspec.models.heads.head_slots import HeadRows

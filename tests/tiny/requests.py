@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.engine.engine import Engine, Request
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.typing import Params
 from picturebook.samples import Sample

@@ -15,7 +15,7 @@ from transformers import LlavaNextImageProcessorPil
 from jaxspec.config import LlavaNextConfig
 from jaxspec.data.prepared import mixture
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel, prompt_encoder
+from jaxspec.loading.models import LoadedModel, prompt_encoder
 from jaxspec.models.inputs import TEXT
 from jaxspec.prompts.messages import dialogue
 from jaxspec.prompts.views import parse_views

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import KVHeadConfig
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import text_params
 from jaxspec.models.heads.kinds import init_head
 from jaxspec.prompts.views import parse_view

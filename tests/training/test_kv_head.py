@@ -25,7 +25,7 @@ from jaxspec.config import (
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.data.prepared import prepare
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedHead, LoadedModel
+from jaxspec.loading.models import LoadedHead, LoadedModel
 from jaxspec.models.families import text_params
 from jaxspec.models.heads.kinds import init_head
 from jaxspec.models.heads.reading import Reading

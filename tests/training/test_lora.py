@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.lora import LORA, Lora, merged
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.objectives import tuning_loss

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import build
 from jaxspec.prompts.views import parse_views
 from jaxspec.training.conversations import ConversationBatches

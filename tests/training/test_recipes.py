@@ -19,7 +19,7 @@ from jaxspec.checkpoints.export import export
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.prepared import prepare
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import abstract_params
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.loop.step import make_optimizer, partition

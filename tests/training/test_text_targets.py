@@ -14,7 +14,7 @@ import pytest
 from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import Qwen2Config
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.loading import LoadedHead
+from jaxspec.loading.models import LoadedHead
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.heads.recipe import train_head
 from jaxspec.training.recipes import Recipe, Stage, train_draft

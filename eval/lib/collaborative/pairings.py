@@ -39,7 +39,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.metrics import collaboration_metrics
 from jaxspec.engine.requests import Request, Result, encode
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import Showing, prompt_row
 

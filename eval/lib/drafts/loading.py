@@ -29,7 +29,7 @@ from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine, EngineConfig
 from jaxspec.errors import InputError
 from jaxspec.files import local_path
-from jaxspec.loading import LoadedDraft, LoadedModel, load_draft
+from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.prompts.captions import Captioner
 from jaxspec.sharding import shardings

@@ -29,7 +29,7 @@ from jaxspec.engine.config import BATCH_BUCKETS, EngineConfig
 from jaxspec.engine.engine import Engine, LoadedModel, Request
 from jaxspec.engine.requests import EncodedRequest, each, encode
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedDraft
+from jaxspec.loading.models import LoadedDraft
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.captions import Captioner

@@ -19,7 +19,7 @@ import numpy as np
 from jaxspec.command import load_preset
 from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.errors import InputError, nearest
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import abstract_params
 from jaxspec.typing import Array, Params
 from jaxspec_demo import ASSETS

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from jaxspec.config import text_config
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.loading import LoadedDraft
+from jaxspec.loading.models import LoadedDraft
 from jaxspec.prompts.encoder import Prompt
 
 GAMMA = 5

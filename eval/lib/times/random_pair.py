@@ -34,7 +34,7 @@ from jaxspec.decoding.sources.draft_model import DraftModel, ViewRows
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_prefill
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.int8 import Weights

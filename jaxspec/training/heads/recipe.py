@@ -18,7 +18,7 @@ from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.config import HeadConfig
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.errors import InputError
-from jaxspec.loading import LoadedModel
+from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import text_params
 from jaxspec.models.heads.kinds import init_head
 from jaxspec.sharding import shardings

@@ -1,20 +1,17 @@
-"""Loaded models: checkpoints with tokeniser and image processor, and checks of pairs."""
+"""Load models, each with its tokeniser and image processor, and draft heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
-from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.generation import GenerationSettings, read_generation_settings
@@ -32,8 +29,6 @@ from jaxspec.config import (
     ModelConfig,
     text_config,
 )
-from jaxspec.config.schema import WHOLE
-from jaxspec.data.images import Picture
 from jaxspec.errors import InputError, check_path
 from jaxspec.models.families import family_of, split_tower, text_params
 from jaxspec.models.heads.borrowed import borrowed_tokens
@@ -42,18 +37,13 @@ from jaxspec.models.int8 import Weights
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.models.vocabulary import head_kernel
-from jaxspec.prompts.encoder import Prompt, PromptEncoder
-from jaxspec.prompts.rows import bucket
-from jaxspec.prompts.views import View
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.runtime import parse_dtype, setup_runtime
 from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedTokenizerBase
-
-SPARE_TOKENS = 64
-"""Number of added and padding tokens that only one of target and draft may have."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +183,7 @@ class LoadedModel:
             return self
         tower, decoder = split_tower(self.config, self.params)
         other_tower = split_tower(other.config, other.params)[0]
-        if not _equal(tower, other_tower):
+        if not same_values(tower, other_tower):
             return self
         params = flatten_dict(decoder) | flatten_dict(other_tower)
         return replace(self, params=unflatten_dict(params))
@@ -269,70 +259,12 @@ def with_stop_tokens(config: ModelConfig, settings: GenerationSettings | None) -
     return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
 
 
-def image_inputs(
-    model: LoadedModel,
-    pictures: Sequence[Sequence[Image]],
-    tiles: int,
-    max_pixels: Sequence[int | None] = (),
-) -> dict[str, Any] | None:
-    """Return the tiles [B, U, ...] of each row's images, padded with zeros; None for no tiles.
-
-    max_pixels: Limit of `images_within` for each of the first rows.
-    """
-    if tiles == 0 or model.images is None:
-        return None
-    shapes = model.images.shapes(model.config)
-    out = {
-        name: np.zeros((len(pictures), tiles, *shape), dtype)
-        for name, (shape, dtype) in shapes.items()
-    }
-    for row, (images, most) in enumerate(zip_longest(pictures, max_pixels)):
-        reader, start = model.images_within(most), 0
-        for arrays in reader.read(images) if reader and images else ():
-            for name, values in arrays.items():
-                out[name][row, start : start + len(values)] = values
-            start += len(next(iter(arrays.values())))
-    return out
-
-
-def image_tiles(
-    model: LoadedModel | None,
-    prompt: Prompt[Picture],
-    buckets: Sequence[int],
-    max_pixels: int | None = None,
-) -> int:
-    """Return the bucket for the tiles of a prompt's images in a model; 0 without a model."""
-    if model is None:
-        return 0
-    reader, images = model.images_within(max_pixels), prompt.images
-    count = sum(reader.tiles((x.height, x.width), len(images)) for x in images if reader)
-    return bucket(count, buckets, "image tiles of one prompt")
-
-
 def prompt_encoder(model: LoadedModel) -> PromptEncoder:
     """Return the encoder of prompts in this model's tokens."""
     return PromptEncoder.of(model.config, model.tokenizer)
 
 
-def same_images(target: LoadedModel, draft: LoadedModel) -> bool:
-    """Return whether images become the same inputs to both towers."""
-    a, b = target.config, draft.config
-    if not isinstance(a, LvlmConfig) or not isinstance(b, LvlmConfig) or a.tower != b.tower:
-        return False
-    if type(target.images) is not type(draft.images):
-        return False
-    first, second = target.image_processor, draft.image_processor
-    return first is not None and second is not None and first.to_dict() == second.to_dict()
-
-
-def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
-    """Return whether both see the same features, so that images are encoded once."""
-    if not same_images(target, draft):
-        return False
-    return _equal(*(split_tower(model.config, model.params)[0] for model in (draft, target)))
-
-
-def _equal(first: Params, second: Params) -> bool:
+def same_values(first: Params, second: Params) -> bool:
     """Return whether two trees hold the same names, and the same values in the second's dtypes."""
     if jax.tree.structure(first) != jax.tree.structure(second):
         return False
@@ -340,80 +272,3 @@ def _equal(first: Params, second: Params) -> bool:
     return all(
         x is y or np.array_equal(np.asarray(x).astype(y.dtype), np.asarray(y)) for x, y in pairs
     )
-
-
-def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
-    """Refuse a tokeniser with more than `spare` ids that the model has no embeddings for."""
-    size = text_config(model.config).vocab_size
-    ids = model.tokenizer.get_vocab().values()
-    beyond = sum(i >= size for i in ids)
-    if beyond > spare or max(ids, default=0) > WHOLE:
-        raise InputError(f"{name} tokeniser: {beyond} ids are over vocab_size {size}; use its own")
-
-
-def check_tokens(
-    tokenizer: PreTrainedTokenizerBase,
-    other: PreTrainedTokenizerBase,
-    name: str = "draft",
-    whose: str = "the target",
-    grows: bool = False,
-) -> None:
-    """Refuse another tokeniser whose ids mean other words than the first one's.
-
-    One id may mean different added tokens, such as padding, which no model writes.
-
-    Args:
-      name: The other model in errors.
-      whose: The first tokeniser's model in errors.
-      grows: Whether the first one may have any number of tokens that the other one lacks.
-    """
-    ids, other_ids = tokenizer.get_vocab(), other.get_vocab()
-    added = {*tokenizer.get_added_vocab(), *other.get_added_vocab()}
-    word_of = {i: word for word, i in ids.items()}
-    different = sorted(
-        (i, word)
-        for word, i in other_ids.items()
-        if ids.get(word, i) != i
-        or (word_of.get(i, word) != word and not (word in added and word_of[i] in added))
-    )
-    missing = len(other_ids.keys() - ids.keys() if grows else ids.keys() ^ other_ids.keys())
-    if different or missing > SPARE_TOKENS:
-        first = f"{missing} tokens are in one only"
-        if different:
-            i, word = different[0]
-            first = f"{i} is {word!r} against {word_of.get(i)!r}"
-        raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
-
-
-def known_tokens(
-    tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase
-) -> tuple[int | None, int]:
-    """Return the first id of a token that another tokeniser lacks, if any, and their number."""
-    ids = tokenizer.get_vocab()
-    lacking = [ids[word] for word in ids.keys() - other.get_vocab().keys()]
-    return min(lacking, default=None), len(lacking)
-
-
-def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:
-    """Refuse a draft with other token ids than the target's, and views that it cannot read."""
-    check_tokens(target.tokenizer, draft.tokenizer)
-    check_vocabulary("draft", draft, SPARE_TOKENS)
-    counting = [view.name for view in views if view.counts_slots]
-    token = getattr(target.config, "image_token_index", 0)
-    size = text_config(draft.config).vocab_size
-    if counting and token >= size:
-        raise InputError(
-            f"views: {','.join(counting)} shows token {token}, and the draft has {size} tokens; "
-            "export it with --vocab-of the target"
-        )
-    if isinstance(draft.config, LvlmConfig) and isinstance(target.config, LvlmConfig):
-        here, there = draft.config.image_token_index, target.config.image_token_index
-        if here != there:
-            raise InputError(f"draft: image_token_index {here}, and the target's is {there}")
-        return
-    blind = [view.name for view in views if view.reads_images]
-    if blind:
-        which = "draft" if isinstance(target.config, LvlmConfig) else "target"
-        raise InputError(
-            f"views: {','.join(blind)} shows images and the {which} is a text model; use view T"
-        )

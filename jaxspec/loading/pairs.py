@@ -1,0 +1,113 @@
+"""Compare a target with a draft: token ids, images, towers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxspec.config import LvlmConfig, text_config
+from jaxspec.config.schema import WHOLE
+from jaxspec.errors import InputError
+from jaxspec.loading.models import LoadedModel, same_values
+from jaxspec.models.families import split_tower
+from jaxspec.prompts.views import View
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPARE_TOKENS = 64
+"""Number of added and padding tokens that only one of target and draft may have."""
+
+
+def same_images(target: LoadedModel, draft: LoadedModel) -> bool:
+    """Return whether images become the same inputs to both towers."""
+    a, b = target.config, draft.config
+    if not isinstance(a, LvlmConfig) or not isinstance(b, LvlmConfig) or a.tower != b.tower:
+        return False
+    if type(target.images) is not type(draft.images):
+        return False
+    first, second = target.image_processor, draft.image_processor
+    return first is not None and second is not None and first.to_dict() == second.to_dict()
+
+
+def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
+    """Return whether both see the same features, so that images are encoded once."""
+    if not same_images(target, draft):
+        return False
+    return same_values(*(split_tower(model.config, model.params)[0] for model in (draft, target)))
+
+
+def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
+    """Refuse a tokeniser with more than `spare` ids that the model has no embeddings for."""
+    size = text_config(model.config).vocab_size
+    ids = model.tokenizer.get_vocab().values()
+    beyond = sum(i >= size for i in ids)
+    if beyond > spare or max(ids, default=0) > WHOLE:
+        raise InputError(f"{name} tokeniser: {beyond} ids are over vocab_size {size}; use its own")
+
+
+def check_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    other: PreTrainedTokenizerBase,
+    name: str = "draft",
+    whose: str = "the target",
+    grows: bool = False,
+) -> None:
+    """Refuse another tokeniser whose ids mean other words than the first one's.
+
+    One id may mean different added tokens, such as padding, which no model writes.
+
+    Args:
+      name: The other model in errors.
+      whose: The first tokeniser's model in errors.
+      grows: Whether the first one may have any number of tokens that the other one lacks.
+    """
+    ids, other_ids = tokenizer.get_vocab(), other.get_vocab()
+    added = {*tokenizer.get_added_vocab(), *other.get_added_vocab()}
+    word_of = {i: word for word, i in ids.items()}
+    different = sorted(
+        (i, word)
+        for word, i in other_ids.items()
+        if ids.get(word, i) != i
+        or (word_of.get(i, word) != word and not (word in added and word_of[i] in added))
+    )
+    missing = len(other_ids.keys() - ids.keys() if grows else ids.keys() ^ other_ids.keys())
+    if different or missing > SPARE_TOKENS:
+        first = f"{missing} tokens are in one only"
+        if different:
+            i, word = different[0]
+            first = f"{i} is {word!r} against {word_of.get(i)!r}"
+        raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
+
+
+def known_tokens(
+    tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase
+) -> tuple[int | None, int]:
+    """Return the first id of a token that another tokeniser lacks, if any, and their number."""
+    ids = tokenizer.get_vocab()
+    lacking = [ids[word] for word in ids.keys() - other.get_vocab().keys()]
+    return min(lacking, default=None), len(lacking)
+
+
+def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:
+    """Refuse a draft with other token ids than the target's, and views that it cannot read."""
+    check_tokens(target.tokenizer, draft.tokenizer)
+    check_vocabulary("draft", draft, SPARE_TOKENS)
+    counting = [view.name for view in views if view.counts_slots]
+    token = getattr(target.config, "image_token_index", 0)
+    size = text_config(draft.config).vocab_size
+    if counting and token >= size:
+        raise InputError(
+            f"views: {','.join(counting)} shows token {token}, and the draft has {size} tokens; "
+            "export it with --vocab-of the target"
+        )
+    if isinstance(draft.config, LvlmConfig) and isinstance(target.config, LvlmConfig):
+        here, there = draft.config.image_token_index, target.config.image_token_index
+        if here != there:
+            raise InputError(f"draft: image_token_index {here}, and the target's is {there}")
+        return
+    blind = [view.name for view in views if view.reads_images]
+    if blind:
+        which = "draft" if isinstance(target.config, LvlmConfig) else "target"
+        raise InputError(
+            f"views: {','.join(blind)} shows images and the {which} is a text model; use view T"
+        )
