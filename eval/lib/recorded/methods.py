@@ -315,8 +315,8 @@ def passes_of(
     method: Method, sources: Mapping[str, Source], conversation: Conversation
 ) -> list[int]:
     """Return the target passes of each turn with a method."""
-    lookup = Lookup(in_tree=method.nodes > 0)
-    used = [sources.get(name, lookup) for name in method.sources.split("+")]
+    by_name = {**sources, "lookup": Lookup(in_tree=method.nodes > 0)}
+    used = [by_name[name] for name in method.sources.split("+")]
 
     def passes(turn: int) -> int:
         if method.nodes:

@@ -41,12 +41,14 @@ is right 81 % of the time (here 1 - 0.4 * 0.6 * 0.8 = 0.81), of 2 and 1 51 % (0.
 EARLIER = 4
 """Different tokens behind matches of one length that are proposed.
 
-In the same answers the next token but one behind a match of 3, 2 and 1 tokens, if all proposals
-before it are wrong, is right 33, 17 and 11 % of the time (here 30, 20 and 10)."""
+In the same answers the second of them behind 3, 2 and 1 tokens, if all proposals before it are
+wrong, is right 33, 17 and 11 % of the time (here 30, 20 and 10)."""
 COMMON = 0.1
 """Share of the remaining probability that the text's own tokens get where lookup drafts alone.
 
-A larger share grows the same trees, and drawn drafts are rejected more often."""
+Where the matches of 3, 2 and 1 tokens agree, a drawn token is one of these 2 % of the time; with a
+share of 1 it would be 19 %. Greedy trees would gain by that: on 120 prompts of MMSpec, 32 nodes
+grown best first write 1.81 tokens a pass, and 1.89 with a share of 1."""
 
 
 class Text(struct.PyTreeNode):
