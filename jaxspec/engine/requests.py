@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -131,7 +130,7 @@ class Request:
             isinstance(text, str) and text for text in self.stop
         ):
             raise InputError(f"stop: {self.stop!r}; give a list of non-empty strings")
-        if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32:
+        if not is_count(self.seed) or self.seed >= 2**32:
             raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
 
 

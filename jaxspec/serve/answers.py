@@ -1,6 +1,6 @@
 """Write answers in OpenAI's form: whole, or in parts as server-sent events.
 
-Fields of jaxspec's own are in `jaxspec`, where a request asked for a `trace`.
+Where a request asks for a `trace`, fields that OpenAI does not have are in `jaxspec`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxspec.serve.worker import Part, Ticket
 
 
 def error_body(
-    message: str, kind: str = "invalid_request_error", param: str | None = None, code: Any = None
+    message: str, kind: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """Return the body of an error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -58,10 +58,10 @@ class Answer:
         choices = []
         for i, ticket in enumerate(self.tickets):
             part = _ended(ticket)
-            said: dict[str, Any] = {"text": part.text}
+            content: dict[str, Any] = {"text": part.text}
             if self.chats:
-                said = {"message": {"role": "assistant", "content": part.text, "refusal": None}}
-            choices.append(self._choice(i, part, said, None))
+                content = {"message": {"role": "assistant", "content": part.text, "refusal": None}}
+            choices.append(self._choice(i, part, content, None))
         return self._body(choices) | {"usage": usage(self.tickets)}
 
     def begin(self) -> Iterator[bytes]:
@@ -80,10 +80,10 @@ class Answer:
             self.sent[i] = part
             if not (text or part.ended or self.ask.trace or part.result.logprobs):
                 continue
-            said: dict[str, Any] = {"text": text}
+            content: dict[str, Any] = {"text": text}
             if self.chats:
-                said = {"delta": {"content": text} if text else {}}
-            yield event(self._chunk([self._choice(i, part, said, before)]))
+                content = {"delta": {"content": text} if text else {}}
+            yield event(self._chunk([self._choice(i, part, content, before)]))
 
     def end(self) -> Iterator[bytes]:
         """Yield the events after the last token."""
@@ -107,12 +107,12 @@ class Answer:
         }
 
     def _choice(
-        self, i: int, part: Part, said: dict[str, Any], before: Part | None
+        self, i: int, part: Part, content: dict[str, Any], before: Part | None
     ) -> dict[str, Any]:
         result, start = part.result, len(before.result.tokens) if before else 0
-        choice: dict[str, Any] = {"index": i, **said, "finish_reason": result.finish_reason}
+        choice: dict[str, Any] = {"index": i, **content, "finish_reason": result.finish_reason}
         choice["logprobs"] = logprobs(result, start, self.encoder, self.chats)
-        return choice | {"jaxspec": _trace(part, before)} if self.ask.trace else choice
+        return choice | {"jaxspec": _trace(result, start)} if self.ask.trace else choice
 
 
 def _ended(ticket: Ticket) -> Part:
@@ -172,9 +172,8 @@ def usage(tickets: Sequence[Ticket]) -> dict[str, Any]:
     }
 
 
-def _trace(part: Part, before: Part | None) -> dict[str, Any]:
-    """Return where the new tokens came from, and the clocks of the answer so far."""
-    result, start = part.result, len(before.result.tokens) if before else 0
+def _trace(result: Result, start: int) -> dict[str, Any]:
+    """Return where the tokens from `start` on came from, and the clocks of the answer so far."""
     trace = result.trace or {}
     return {
         "tokens": list(result.tokens[start:]),

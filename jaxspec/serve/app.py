@@ -156,11 +156,13 @@ class Server:
         try:
             raw = await self._body(request)
             loop = asyncio.get_running_loop()
-            ask, read = await loop.run_in_executor(self.reader, self._read, chats, raw)
+            ask, prompts = await loop.run_in_executor(self.reader, self._read, chats, raw)
             news = asyncio.Event()
             tickets = [
-                Ticket(replace(one, seed=(one.seed + i) % 2**32), deadline, news, loop, ask.lane)
-                for one in read
+                Ticket(
+                    replace(prompt, seed=(prompt.seed + i) % 2**32), deadline, news, loop, ask.lane
+                )
+                for prompt in prompts
                 for i in range(ask.count)
             ]
             worker.submit(tickets)
@@ -202,7 +204,7 @@ class Server:
         """Return what a body asks for, and its prompts as tokens and pixels."""
         read = bodies.chat if chats else bodies.completion
         ask = read(bodies.parse(raw), self.worker.engine.encoder, self.settings.limits)
-        return ask, [self.worker.read(one, ask.most, ask.lane) for one in ask.requests]
+        return ask, [self.worker.read(request, ask.most, ask.lane) for request in ask.requests]
 
     def _check_key(self, request: Request) -> None:
         """Raise an error for a request without the server's key."""
@@ -267,9 +269,9 @@ class Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the last one, or until the client is gone or too slow."""
-        left = max(ticket.deadline for ticket in self.answer.tickets) - time.monotonic()
+        seconds = max(ticket.deadline for ticket in self.answer.tickets) - time.monotonic()
         try:
-            async with asyncio.timeout(left + GRACE):
+            async with asyncio.timeout(seconds + GRACE):
                 await until_gone(self._send(send), receive)
         except (ClientDisconnect, OSError, TimeoutError):
             pass
@@ -299,16 +301,16 @@ class Stream(Response):
 
 async def news(tickets: Sequence[Ticket]) -> AsyncIterator[list[int]]:
     """Yield the indices of the tickets with new parts, until all have ended; raise their error."""
-    seen: dict[int, Part] = {}
-    while not all(part.ended for part in seen.values()) or len(seen) < len(tickets):
+    newest: dict[int, Part] = {}
+    while not all(part.ended for part in newest.values()) or len(newest) < len(tickets):
         await tickets[0].news.wait()
         tickets[0].news.clear()
         for ticket in tickets:
             if ticket.error is not None:
                 raise ticket.error
         parts = {i: ticket.part for i, ticket in enumerate(tickets) if ticket.part is not None}
-        fresh = [i for i, part in parts.items() if part is not seen.get(i)]
-        seen |= parts
+        fresh = [i for i, part in parts.items() if part is not newest.get(i)]
+        newest |= parts
         yield fresh
 
 
@@ -324,7 +326,7 @@ async def until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    tasks = [asyncio.ensure_future(one) for one in (work, gone())]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in (work, gone())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():

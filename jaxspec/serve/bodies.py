@@ -139,32 +139,32 @@ def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Ask:
     if not messages:
         raise InputError("messages: none; give one or more")
     budget = _Budget(limits)
-    said = [_message(message, f"messages[{i}]", budget) for i, message in enumerate(messages)]
+    turns = [_message(message, f"messages[{i}]", budget) for i, message in enumerate(messages)]
     top = _count(body, "top_logprobs", 0)
     if _flag(body, "logprobs"):
-        return _ask(body, [Request(messages=said, logprobs=top)], limits)
+        return _ask(body, [Request(messages=turns, logprobs=top)], limits)
     if top:
         raise InputError("top_logprobs: needs logprobs; give logprobs true")
-    return _ask(body, [Request(messages=said)], limits)
+    return _ask(body, [Request(messages=turns)], limits)
 
 
 def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Ask:
     """Return what `POST /v1/completions` asks for."""
     _check_fields(body, {"prompt", "logprobs"})
-    given = body.get("prompt")
+    value: Any = body.get("prompt")
     budget = _Budget(limits)
-    listed = given if isinstance(given, list) and not _is_ids(given) else [given]
-    if not listed:
+    values = value if isinstance(value, list) and not _is_ids(value) else [value]
+    if not values:
         raise InputError("prompt: an empty list; give a string, or a list of them")
-    known = len(encoder.tokenizer)
+    size = len(encoder.tokenizer)
     prompts: list[Request] = []
-    for one in listed:
-        if isinstance(one, str):
-            prompts.append(Request(encoder.completion(budget.text(one, "prompt"))))
-        elif isinstance(one, list) and _is_ids(one):
-            if not all(0 <= token < known and token != encoder.image_token for token in one):
-                raise InputError(f"prompt: a token id outside 0 to {known - 1}, or an image's")
-            prompts.append(Request(Prompt(np.asarray(one, np.int32))))
+    for value in values:
+        if isinstance(value, str):
+            prompts.append(Request(encoder.completion(budget.text(value, "prompt"))))
+        elif _is_ids(value):
+            if not all(0 <= token < size and token != encoder.image_token for token in value):
+                raise InputError(f"prompt: a token id outside 0 to {size - 1}, or an image's")
+            prompts.append(Request(Prompt(np.asarray(value, np.int32))))
         else:
             raise InputError("prompt: give a string, a list of token ids, or a list of these")
     if body.get("logprobs") is not None:
@@ -187,8 +187,6 @@ def _ask(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> As
     options |= {name: body[name] for name in PASSED if body.get(name) is not None}
     if options.get("top_k") == -1:  # vLLM's name for all tokens
         del options["top_k"]
-    if any(isinstance(value, bool) for value in options.values()):
-        raise InputError("temperature and other numbers: true or false; give numbers")
     stop = options.get("stop", [])
     options["stop"] = [stop] if isinstance(stop, str) else stop
     if isinstance(stop, list) and len(stop) > MOST_STOPS:
@@ -217,18 +215,18 @@ def _bias(body: dict[str, Any]) -> dict[int, float]:
 
 def _most(body: dict[str, Any]) -> int | None:
     names = ("max_completion_tokens", "max_tokens")
-    given = {_count(body, name, 0) for name in names if body.get(name) is not None}
-    if len(given) > 1:
+    counts = {_count(body, name, 0) for name in names if body.get(name) is not None}
+    if len(counts) > 1:
         raise InputError("max_tokens: differs from max_completion_tokens; give one of them")
-    if given and min(given) < 1:
-        raise InputError("max_tokens: give 1 or more")
-    return given.pop() if given else None
+    if counts == {0}:
+        raise InputError("max_tokens: 0; give 1 or more")
+    return counts.pop() if counts else None
 
 
-def _check_fields(body: dict[str, Any], own: set[str]) -> None:
+def _check_fields(body: dict[str, Any], more: set[str]) -> None:
     """Raise InputError for the first field that is unknown, or unsupported and not neutral."""
     for name, value in body.items():
-        if name in KNOWN | own | SILENT or value is None:
+        if name in KNOWN | more | SILENT or value is None:
             continue
         if name not in NEUTRAL:
             raise InputError(f"{name[:60]}: no such field; leave it out")

@@ -78,7 +78,7 @@ class Ticket:
     lane: Lane = "drafted"
     arrived: float = field(default_factory=time.monotonic)
     first: float = 0.0
-    """When its first token came."""
+    """When its first token came, in seconds of `time.monotonic`."""
     part: Part | None = None
     """The newest part; the event loop may miss earlier ones."""
     error: Exception | None = None
@@ -191,8 +191,8 @@ class Worker(threading.Thread):
         (encoded,) = batch.batcher.read([replace(request, max_new_tokens=most or 1)])
         if most is None:
             context = text_config(self.engine.assembly.lead.config).max_position_embeddings
-            left = min(context - len(encoded.rows[0]), batch.capacity.new)
-            encoded = replace(encoded, max_new_tokens=max(left, 1))
+            room = min(context - len(encoded.rows[0]), batch.capacity.new)
+            encoded = replace(encoded, max_new_tokens=max(room, 1))
         batch.fit(encoded)
         return decoded(encoded)
 
@@ -201,16 +201,11 @@ class Worker(threading.Thread):
         with self._changed:
             if self.ending or self.failure or not self.ready.is_set():
                 raise Unready
-            if len(self.waiting) + len(tickets) > self.queue + self.idle:
+            if len(self.waiting) + len(tickets) > self.queue + len(self.batch.free):
                 turns = 1 + len(self.waiting) / self.batch.rows
                 raise Full(max(1, round(turns * self._seconds)))
             self.waiting.extend(tickets)
             self._changed.notify()
-
-    @property
-    def idle(self) -> int:
-        """Return the number of rows of the server's batch that decode nothing."""
-        return self.batch.rows - len(self.batch.busy)
 
     def abandon(self, tickets: Iterable[Ticket]) -> None:
         """Free the rows of these tickets before the next block."""
@@ -252,55 +247,57 @@ class Worker(threading.Thread):
         with self._changed:
             while not (self.waiting or self.tickets or self.ending):
                 self._changed.wait()
-            over = [ticket for ticket in self.waiting if ticket.over]
+            if not (self.waiting or self.tickets):
+                return False
+            late = [ticket for ticket in self.waiting if ticket.over]
             self.waiting = deque(ticket for ticket in self.waiting if not ticket.over)
-            joining = {name: self._joining(name) for name in self.lanes}
-            if not (over or self.waiting or self.tickets or any(joining.values())):
-                return not self.ending
-        gone = {number: ticket for number, ticket in self.tickets.items() if ticket.over}
-        for ticket in (*over, *gone.values()):
+        leaving = {number: ticket for number, ticket in self.tickets.items() if ticket.over}
+        for ticket in (*late, *leaving.values()):
             self._end(ticket, Late())
         for name, lane in self.lanes.items():
-            if mine := {number for number, ticket in gone.items() if ticket.lane == name}:
-                lane.leave(mine)
-            self._join(lane, joining[name])
+            if numbers := {i for i, ticket in leaving.items() if ticket.lane == name}:
+                lane.leave(numbers)
+            self._join(name)
             if lane.busy:
                 lane.decode(stride=1)
                 self._publish(lane)
-        for number in gone:
-            self.tickets.pop(number, None)
+        for number in leaving:
+            del self.tickets[number]
         return True
 
-    def _joining(self, name: Lane) -> list[Ticket]:
-        """Take the tickets that free rows of a lane have room for from the queue."""
-        lane = self.lanes[name]
-        leaving = sum(t.lane == name and t.over for t in self.tickets.values())
-        room = lane.rows - len(lane.busy) + leaving
-        chosen = list(itertools.islice((t for t in self.waiting if t.lane == name), room))
-        for ticket in chosen:
-            self.waiting.remove(ticket)
-        return chosen
+    def _join(self, name: Lane) -> None:
+        """Prefill waiting requests one by one into a lane's free rows; publish their first tokens.
 
-    def _join(self, lane: LiveBatch, tickets: Sequence[Ticket]) -> None:
-        """Prefill the tickets' requests one by one; publish their first tokens."""
-        for ticket in tickets:
-            number = next(self._numbers)
+        A ticket is always in `waiting` or in `tickets`, whose tickets a failure reaches.
+        """
+        lane, joined = self.lanes[name], False
+        while lane.free and (number := self._take(name)) is not None:
             try:
-                lane.join({number: ticket.request})
+                lane.join({number: self.tickets[number].request})
+                joined = True
             except InputError as error:
-                self._end(ticket, error)
-                continue
-            self.tickets[number] = ticket
-        if tickets:
+                self._end(self.tickets.pop(number), error)
+        if joined:
             lane.read()
             self._publish(lane)
+
+    def _take(self, name: Lane) -> int | None:
+        """Number the first ticket that waits for a lane; return None if none waits."""
+        with self._changed:
+            ticket = next((ticket for ticket in self.waiting if ticket.lane == name), None)
+            if ticket is None:
+                return None
+            self.waiting.remove(ticket)
+            number = next(self._numbers)
+            self.tickets[number] = ticket
+            return number
 
     def _publish(self, lane: LiveBatch) -> None:
         busy, ended = lane.results()
         for number, result in busy.items():
             ticket = self.tickets[number]
-            shown = ticket.part.text if ticket.part else ""
-            text = text_so_far(self.engine.encoder, shown, result.tokens, ticket.request.stop)
+            before = ticket.part.text if ticket.part else ""
+            text = text_so_far(self.engine.encoder, before, result.tokens, ticket.request.stop)
             ticket.publish(Part(result, text, ended=False))
         for number, result in ended.items():
             ticket = self.tickets.pop(number)

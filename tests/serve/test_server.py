@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any
 
+import jax
 import numpy as np
 import openai
 import pytest
@@ -20,6 +23,7 @@ from PIL import Image
 
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
+from jaxspec.serve.worker import Ticket, Unready, Worker, examples
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, Served
 from tests.serve.mutations import mutated
@@ -84,7 +88,7 @@ def test_answers_are_as_if_alone_whatever_runs_beside(served: Served) -> None:
     """64 mixed requests, 16 at once, one in eight of which is given up after its first part; none
     compiles a program.
     """
-    client, known = served.client, len(compile_cache.EXECUTABLES)
+    client, programs = served.client, len(compile_cache.EXECUTABLES)
 
     def ask(i: int) -> tuple[str | None, str, int]:
         body = body_of(i)
@@ -110,7 +114,7 @@ def test_answers_are_as_if_alone_whatever_runs_beside(served: Served) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(ask, range(64)))
     idle(served)
-    assert len(compile_cache.EXECUTABLES) == known
+    assert len(compile_cache.EXECUTABLES) == programs
     for i, (text, reason, count) in enumerate(answers):
         if text is None:
             continue
@@ -176,6 +180,9 @@ def test_the_openai_client_is_answered(served: Served) -> None:
         ({"nonsense": 1}, "nonsense: no such field"),
         ({"\ud800": 1}, r"\ud800: no such field"),
         ({"temperature": -1}, "temperature: -1"),
+        ({"top_p": True}, "top_p: True"),
+        ({"seed": True}, "seed: True"),
+        ({"max_tokens": 0}, "max_tokens: 0"),
         ({"max_tokens": NEW + 1}, "max_new_tokens: 33"),
         ({"n": 1000}, "n: 1000 answers"),
         ({"messages": []}, "messages: none"),
@@ -261,6 +268,25 @@ def test_hostile_requests_are_refused_and_leave_nothing(served: Served) -> None:
     assert set(statuses) <= {200, 400, 404, 413, 415}
     assert statuses.count(400) > 50
     assert post(served, json.dumps(body_of(0)).encode())[0] == 200
+
+
+def test_a_worker_that_fails_leaves_nobody_waiting(served: Served) -> None:
+    """Neither those whose prompts are read just then, nor those in the queue."""
+    worker = Worker(served.engine, examples(served.engine, (64,), 0, 28, NEW), QUEUE)
+    worker.start()
+    assert worker.ready.wait(600)
+    for array in jax.tree.leaves(worker.batch.state):
+        array.delete()
+    request, loop = worker.read(Request("Hi"), 4), asyncio.new_event_loop()
+    deadline, event = time.monotonic() + 300, asyncio.Event()
+    tickets = [Ticket(request, deadline, event, loop) for _ in range(worker.batch.rows + 1)]
+    worker.submit(tickets)
+    worker.join(60)
+    loop.close()
+    assert worker.failure is not None
+    assert [type(ticket.error) for ticket in tickets] == [Unready] * len(tickets)
+    with pytest.raises(Unready):
+        worker.submit(tickets)
 
 
 def test_metrics_have_the_names_of_vllms(served: Served) -> None:

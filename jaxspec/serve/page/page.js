@@ -117,9 +117,6 @@ async function write(place, options, signal, tick) {
         place.append(element("span", { class: kind, title: sourceName(kind) }, piece));
       });
     } else place.append(text);
-    if (choice.finish_reason && whole.text !== place.textContent.trim()) {
-      place.classList.add("cut"); // a stop string was cut off
-    }
     tick(whole);
     $("log").scrollTop = $("log").scrollHeight;
   }
