@@ -381,5 +381,5 @@ def compiled_table(title: str, shape: Shape, rows: list[Record]) -> Table:
 
 
 if __name__ == "__main__":
-    known = ", ".join(preset_names("latency"))
-    run_script(main, f"{__doc__}\nPresets: {known}.")
+    presets = ", ".join(preset_names("latency"))
+    run_script(main, f"{__doc__}\nPresets: {presets}.")

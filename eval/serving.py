@@ -5,7 +5,7 @@
     python -m eval.serving --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7
 
 The second command asks the first one's server, and then measures the engine on the same requests
-without a server, so `of_offline` is the server's tokens a second over the engine's. Another
+without a server; `of offline` is the server's tokens a second over the engine's. Another
 server of OpenAI's interface, such as `transformers serve`, is asked with `--url`; `--model` is then
 its name for the model. The machine must be idle otherwise.
 """
@@ -24,7 +24,7 @@ from urllib.request import urlopen
 import numpy as np
 
 from eval.lib.output.report import Run
-from eval.lib.output.tables import Record, Table, has
+from eval.lib.output.tables import Record, Table, has, number
 from eval.lib.times.load import Timing, ask_all
 from jaxspec.command import run_script
 from jaxspec.data.images import load_image
@@ -87,9 +87,6 @@ def main(
             loaded = LoadedModel.load(target)
             engine = Engine(loaded, load_draft(draft, loaded) if draft else None, config)
             run.add([offline(engine, [_request(i, new, images) for i in range(requests)])])
-            pace = run.rows[-1]["tokens_per_second"]
-            for measured in run.rows:
-                measured["of_offline"] = measured["tokens_per_second"] / pace
         run.write(table(run.rows))
 
 
@@ -105,8 +102,8 @@ def _body(model: str, i: int, new: int, images: bool) -> dict[str, Any]:
     content: Any = QUESTIONS[i % len(QUESTIONS)]
     if images and i % 2 == 0:
         url = f"data:image/png;base64,{b64encode(PICTURE.read_bytes()).decode()}"
-        shown = {"type": "image_url", "image_url": {"url": url}}
-        content = [shown, {"type": "text", "text": content}]
+        image = {"type": "image_url", "image_url": {"url": url}}
+        content = [image, {"type": "text", "text": content}]
     messages = [{"role": "user", "content": content}]
     return {"model": model, "messages": messages, "max_tokens": new, "temperature": 0}
 
@@ -118,9 +115,9 @@ def _request(i: int, new: int, images: bool) -> Request:
 
 def row(clients: int, seconds: float, timings: Sequence[Timing]) -> Record:
     """Return a measurement of a server."""
-    each = [(one.whole - one.first) / max(one.tokens - 1, 1) for one in timings]
-    firsts = [one.first for one in timings]
-    tokens = sum(one.tokens for one in timings)
+    each = [(timing.whole - timing.first) / max(timing.tokens - 1, 1) for timing in timings]
+    firsts = [timing.first for timing in timings]
+    tokens = sum(timing.tokens for timing in timings)
     return {
         "clients": clients,
         "requests_per_second": len(timings) / seconds,
@@ -137,23 +134,26 @@ def offline(engine: Engine, requests: Sequence[Request]) -> Record:
     start = time.perf_counter()
     tokens = sum(len(result.tokens) for result in engine.generate(requests))
     seconds = time.perf_counter() - start
-    paces = len(requests) / seconds, tokens / seconds
-    return dict(zip(("clients", "requests_per_second", "tokens_per_second"), (0, *paces))) | {
-        "tokens": tokens
+    return {
+        "clients": 0,
+        "requests_per_second": len(requests) / seconds,
+        "tokens_per_second": tokens / seconds,
+        "tokens": tokens,
     }
 
 
 def table(rows: Sequence[Record]) -> Table:
     """Return the measurements as a table."""
     columns = ("first_ms_p50", "first_ms_p95", "token_ms_p50", "token_ms_p95")
+    engine = next((row["tokens_per_second"] for row in rows if not row["clients"]), None)
     cells = [
         [
-            str(one["clients"] or "offline"),
-            *(f"{one[name]:.2f}" for name in ("requests_per_second", "tokens_per_second")),
-            *(f"{one[name]:.0f}" if name in one else "-" for name in columns),
-            f"{one['of_offline']:.2f}" if "of_offline" in one else "-",
+            str(row["clients"] or "offline"),
+            *(number(row[name]) for name in ("requests_per_second", "tokens_per_second")),
+            *(number(row.get(name), 0) for name in columns),
+            number(engine and row["tokens_per_second"] / engine),
         ]
-        for one in rows
+        for row in rows
     ]
     header = ["clients", "requests/s", "tokens/s", "first p50", "p95", "token p50", "p95 (ms)"]
     return Table("Load on jaxspec serve", [*header, "of offline"], cells)

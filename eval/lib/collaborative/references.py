@@ -94,9 +94,11 @@ def _read(
     tokens, length = pad_rows([*read, *padding], most)
     real = np.arange(most) < length[:, None]
     targets, _ = pad_rows([*answers, *padding], most)
-    program, params = engine.assembly.program, engine.assembly.params["models"]
-    members = zip(program.members, params, state.target, strict=True)
-    logits = [np.asarray(_score(model, own, tokens, cache))[real] for model, own, cache in members]
+    program, weights = engine.assembly.program, engine.assembly.params["models"]
+    members = zip(program.members, weights, state.target, strict=True)
+    logits = [
+        np.asarray(_score(model, params, tokens, cache))[real] for model, params, cache in members
+    ]
     return np.stack(logits), targets[real]
 
 

@@ -92,8 +92,8 @@ def acceptance_by_position(rows: Sequence[Record]) -> Any:
         by_place = zip(
             *(r["conditional_acceptance_rate_per_position"] for r in rows if r["row"] == name)
         )
-        rates = [[rate for rate in place if rate is not None] for place in by_place]
-        means = [float(np.mean(place)) if place else np.nan for place in rates]
+        measured = ([rate for rate in rates if rate is not None] for rates in by_place)
+        means = [float(np.mean(rates)) if rates else np.nan for rates in measured]
         x = np.arange(1, len(means) + 1) + _shift(i, len(names))
         axis.plot(x, means, label=name, **line_style(i))
     axis.set_xlabel("place in the block")

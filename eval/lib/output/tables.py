@@ -55,15 +55,15 @@ def pivot(
     return Table(title, [*labels, *columns], cells, notes)
 
 
-def without_failed(rows: Sequence[Record], failed: Sequence[Record], *place: str) -> list[Record]:
-    """Return the rows that share no place, such as ("dataset", "row"), with a failure."""
-    lost = {tuple(record[field] for field in place) for record in failed}
-    return [row for row in rows if tuple(row[field] for field in place) not in lost]
+def without_failed(rows: Sequence[Record], failed: Sequence[Record], *fields: str) -> list[Record]:
+    """Return the rows that do not share these fields, such as "dataset", "row", with a failure."""
+    lost = {tuple(record[field] for field in fields) for record in failed}
+    return [row for row in rows if tuple(row[field] for field in fields) not in lost]
 
 
-def has(rows: Sequence[Record], **place: Any) -> bool:
+def has(rows: Sequence[Record], **fields: Any) -> bool:
     """Return whether one of the rows has these fields."""
-    return any(place.items() <= row.items() for row in rows)
+    return any(fields.items() <= row.items() for row in rows)
 
 
 def number(value: float | None, places: int = 2) -> str:

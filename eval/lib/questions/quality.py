@@ -13,7 +13,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.errors import needing
 
 SHORT = {
-    name for known in BENCHMARKS.values() if known.short for name in (known.name, known.synthetic)
+    name for sets in BENCHMARKS.values() if sets.short for name in (sets.name, sets.synthetic)
 } - {None}
 """Sets whose answers are right or wrong, and picturebook's sets that stand for them."""
 MEASURES = {"humaneval": "pass@1", "humaneval-chat": "pass@1", "cnn-dm": "ROUGE-L"}

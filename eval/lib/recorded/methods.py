@@ -77,13 +77,13 @@ class Lookup(Source):
             followed = [*self.successors.get(suffix, ()), *later]
             for rank, token in enumerate(islice(dict.fromkeys(reversed(followed)), EARLIER)):
                 proposals.append((rank, -size, token, CONFIDENCE[size] / 2**rank))
-        after, left = dict[int, float](), 1.0
+        after, remaining = dict[int, float](), 1.0
         for *_, token, confidence in sorted(proposals):
-            after[token] = after.get(token, 0.0) + left * confidence
-            left *= 1 - confidence
+            after[token] = after.get(token, 0.0) + remaining * confidence
+            remaining *= 1 - confidence
         written = self.frequency.total()
         for token, number in self.frequency.items():
-            after[token] = after.get(token, 0.0) + COMMON * left * number / written
+            after[token] = after.get(token, 0.0) + COMMON * remaining * number / written
         total = sum(after.values())
         return {token: after[token] / total for token in sorted(after)}
 
@@ -124,8 +124,8 @@ class Answers(Source):
         if fold not in self.tables:
             self.tables[fold] = Counts(self.order)
             for other in self.conversations:
-                for one in other.turns if other.fold != fold else ():
-                    _add_answer(self.tables[fold], one)
+                for answered in other.turns if other.fold != fold else ():
+                    _add_answer(self.tables[fold], answered)
         self.counts = self.tables[fold]
 
 
@@ -138,29 +138,29 @@ class Similar(Answers):
 
     def __post_init__(self) -> None:
         """Compare the last questions of all prompts: cosines of their tokens, weighted by idf."""
-        self.turns = [(one, i) for one in self.conversations for i in range(len(one.turns))]
-        asked = [_question(*at) for at in self.turns]
-        words = {token: place for place, token in enumerate(sorted(set().union(*asked)))}
-        vectors = np.zeros((len(asked), len(words)), np.float32)
-        for vector, question in zip(vectors, asked, strict=True):
-            vector[[words[token] for token in question]] = 1.0
-        vectors *= np.log(len(asked) / vectors.sum(0))
+        self.turns = [(c, i) for c in self.conversations for i in range(len(c.turns))]
+        questions = [_question(*turn) for turn in self.turns]
+        column = {token: i for i, token in enumerate(sorted(set().union(*questions)))}
+        vectors = np.zeros((len(questions), len(column)), np.float32)
+        for vector, question in zip(vectors, questions, strict=True):
+            vector[[column[token] for token in question]] = 1.0
+        vectors *= np.log(len(questions) / vectors.sum(0))
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
         ranked = np.argsort(-vectors @ vectors.T, axis=1, kind="stable")
-        self.ranked = {(one.id, i): row for (one, i), row in zip(self.turns, ranked, strict=True)}
+        self.ranked = {(c.id, i): row for (c, i), row in zip(self.turns, ranked, strict=True)}
 
     def start(self, conversation: Conversation, turn: int) -> None:
         super().start(conversation, turn)
         ranked = (self.turns[at] for at in self.ranked[conversation.id, turn])
-        others = ((one, i) for one, i in ranked if one.fold != conversation.fold)
+        allowed = (c.turns[i] for c, i in ranked if c.fold != conversation.fold)
         self.near = Counts(self.order)
-        for one, i in islice(others, self.nearest):
-            _add_answer(self.near, one.turns[i])
+        for answered in islice(allowed, self.nearest):
+            _add_answer(self.near, answered)
 
     def after(self, tokens: Sequence[int]) -> Distribution:
         views = super().after(tokens), self.near.after(tokens)
-        found = dict.fromkeys((token for view in views for token in view), 0.0)
-        return {token: sum(view.get(token, 0.0) for view in views) / 2 for token in found}
+        union = dict.fromkeys(token for view in views for token in view)
+        return {token: sum(view.get(token, 0.0) for view in views) / 2 for token in union}
 
 
 def _add_answer(counts: Counts, turn: Turn) -> None:

@@ -155,8 +155,8 @@ class ProgramText:
         sizes = [main_bytes(text) for text in operands]
         if kind in ("copy-start", "slice-start"):
             # A copy makes (destination, source, flag), a slice ((source), destination, flag).
-            place = 0 if kind == "copy-start" else -2
-            moved = [array[0] for array in _ARRAY.finditer(produced)][place]
+            arrays = [array[0] for array in _ARRAY.finditer(produced)]
+            moved = arrays[0 if kind == "copy-start" else -2]
             return (array_bytes(moved) if sizes[0] else 0) + main_bytes(moved)
         if kind.endswith("-start"):
             return 2 * sum(sizes)
@@ -167,15 +167,15 @@ class ProgramText:
             inputs[0], written = 0, array_bytes(operands[_UPDATES[kind]]) if written else 0
         elif kind == "fusion":
             parts, updates = self._taken(_called(operation.string, "calls")[0])
-            for place, part in parts.items():
-                inputs[place] = sizes[place] if part is None else min(sizes[place], part)
-            written += sum(updates[place] - sizes[place] for place in updates if sizes[place])
+            for i, part in parts.items():
+                inputs[i] = sizes[i] if part is None else min(sizes[i], part)
+            written += sum(updated - sizes[i] for i, updated in updates.items() if sizes[i])
         return sum(inputs) + max(written, 0)
 
     def _taken(self, name: str) -> tuple[dict[int, int | None], dict[int, int]]:
         """Return what a fused computation takes of its operands, and updates in place, in bytes.
 
-        Both are by the operand's place; None takes all of it.
+        Both are by the operand's index; None takes all of it.
         """
         if name not in self._fused:
             self._fused[name] = self._parts(self.computations.get(name, []))
@@ -234,10 +234,10 @@ class ProgramText:
         if kind == "fusion":
             inside = self.computations.get(_called(line, "calls")[0], ())
             return [
-                one
+                message
                 for inner in inside
                 if (op := _OPERATION.match(inner))
-                for one in self._messages(inner, op)
+                for message in self._messages(inner, op)
             ]
         if kind not in COLLECTIVES:
             return []

@@ -25,11 +25,11 @@ class Timing(NamedTuple):
 def ask(url: str, body: dict[str, Any]) -> Timing:
     """Stream an answer; raise OSError for a refusal."""
     connection = HTTPConnection(urlsplit(url).netloc, timeout=600)
-    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
     start, first, tokens = time.perf_counter(), 0.0, 0
     try:
-        types = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body | usage), types)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(streamed), headers)
         answer = connection.getresponse()
         if answer.status != 200:
             raise OSError(f"{url}: status {answer.status}: {answer.read()[:200]!r}")
@@ -37,8 +37,8 @@ def ask(url: str, body: dict[str, Any]) -> Timing:
             if not line.startswith(b"data: {"):
                 continue
             part = json.loads(line[6:])
-            said = any(choice["delta"].get("content") for choice in part["choices"])
-            first = first or (time.perf_counter() - start if said else 0.0)
+            if any(choice["delta"].get("content") for choice in part["choices"]):
+                first = first or time.perf_counter() - start
             tokens = (part.get("usage") or {}).get("completion_tokens", tokens)
     finally:
         connection.close()
