@@ -121,10 +121,10 @@ def served() -> tuple[dict[str, Any], tuple[Path, str]]:
     The options are those of the larger shipped pair that is installed.
     """
     example = ASSETS / "page.png", "Tell me what you see in the image."
-    one = {"batch_size": 1, "prompt_buckets": "256", "max_new_tokens": 128}
+    limits = {"batch_size": 1, "prompt_buckets": "256", "max_new_tokens": 128}
     if smollm2_file():
         head = str(ASSETS / "smollm2_eyes" / "kv_head")
-        return {**one, "target": EYES, "draft": (head,), "gamma": 7}, example
+        return {**limits, "target": EYES, "draft": (head,), "gamma": 7}, example
     mini = ASSETS / "mini"
     shipped = {"target": str(mini / "target"), "draft": (str(mini / "kv_head"),)}
-    return {**one, **shipped, "model": "picture-book"}, example
+    return {**limits, **shipped, "model": "picture-book"}, example

@@ -25,7 +25,7 @@ class PublishedDraft:
     target: str
     kind: str
     claim: str
-    """Tokens a pass, and who says so."""
+    """What it gains, and who says so."""
     licence: str = _UNKNOWN
     options: str = ""
     """What `generate` is given besides the ids."""
@@ -52,21 +52,21 @@ PUBLISHED = (
         "lucylyn/MSD-LLaVA1.5-7B",
         _LLAVA_7B,
         "EAGLE-1 (MSD)",
-        "4.71 in trees (MMSpec's records)",
+        "4.71 tokens a pass in trees (MMSpec's records)",
         options=_TREE,
     ),
     PublishedDraft(
         "mjbooo/lvlm68m",
         _LLAVA_7B,
         "draft model",
-        "2.31 as MT* (TABED, Table 1)",
+        "2.31 tokens a pass as MT* (TABED, Table 1)",
         options="--views M,T --weighting mt-paper",
     ),
     PublishedDraft(
         "Cloudriver/EAGLE-LLaVA-1.5-7B",
         _LLAVA_7B,
         "EAGLE-1",
-        "1.88 in trees (MMSpec's records)",
+        "1.88 tokens a pass in trees (MMSpec's records)",
         options=_TREE,
     ),
     PublishedDraft(
@@ -83,18 +83,18 @@ PUBLISHED = (
     _eagle3(
         "AngelSlim/Qwen3-VL-2B-Instruct_eagle3",
         "Qwen/Qwen3-VL-2B-Instruct",
-        "2.50 (AngelSlim's benchmarks)",
+        "2.50 tokens a pass (AngelSlim's benchmarks)",
     ),
     _eagle3(
         "taobao-mnn/Qwen3-VL-2B-Instruct-Eagle3",
         "Qwen/Qwen3-VL-2B-Instruct",
-        "1.93 at gamma 4 (taobao-mnn)",
+        "1.93 tokens a pass at gamma 4 (taobao-mnn)",
         "Apache-2.0",
     ),
     _eagle3(
         "AngelSlim/Qwen3-VL-4B-Instruct_eagle3",
         "Qwen/Qwen3-VL-4B-Instruct",
-        "2.41 (AngelSlim's benchmarks)",
+        "2.41 tokens a pass (AngelSlim's benchmarks)",
     ),
     PublishedDraft(
         "z-lab/Qwen3-8B-DFlash-b16",
@@ -160,7 +160,7 @@ def run(args: Drafts) -> None:
     for target in targets:
         print(f"{target}\n")
         for draft in (draft for draft in drafts if draft.target == target):
-            facts = f"{draft.kind}; tokens a pass: {draft.claim}; licence: {draft.licence}"
+            facts = f"{draft.kind}; claim: {draft.claim}; licence: {draft.licence}"
             print(f"  {draft.id}: {facts}")
             ids = f"--target {args.target or target} --draft {draft.id}"
             print(f"    jaxspec generate {ids} {draft.options} {draft.question}\n")

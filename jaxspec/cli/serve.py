@@ -105,7 +105,7 @@ def run(args: Serve) -> None:
     images = int(sees) if args.images is None else args.images
     if images and not sees:
         raise InputError(f"--images: {images}, and the target is a text model; give 0")
-    asked = examples(engine, lengths, images, args.image_side, args.max_new_tokens)
+    requests = examples(engine, lengths, images, args.image_side, args.max_new_tokens)
     name = args.model or Path(args.target).name
     metrics = Metrics(name)
     plain = None
@@ -120,7 +120,7 @@ def run(args: Serve) -> None:
         if count == of and worker.failure is None:
             say(f"ready: {address} serves {name}")
 
-    worker = Worker(engine, asked, args.queue, plain, metrics.observe, tell)
+    worker = Worker(engine, requests, args.queue, plain, metrics.observe, tell)
     for line in (*reports, worker.batch.memory()):
         say(line)
     say(f"warming up {len(worker.programs)} programs ...")

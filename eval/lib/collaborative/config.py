@@ -100,7 +100,7 @@ class Examples(Data):
     the examples."""
     released: Path | None = None
     """Clone of github.com/Kamichanw/CoS: ask as that code does, every model in raw text with the
-    prompts, worked examples and order that are there; `shots` then counts nothing."""
+    prompts, worked examples and order that are there; `shots` is then ignored."""
     held_out: int = 64
     """Number of samples whose reference answers' likelihood is measured."""
 

@@ -126,10 +126,8 @@ def parse_command(
         values[name] = min(_DEBUG[name], values[name])
     config = _fields_of(type(defaults), initial | values)
     if "draft" in config:
-        draft_names = (
-            values["draft"] or defaults.draft
-        )  # a repeated option would add to the default
-        config["draft"] = tuple(name for name in draft_names if name)
+        # A repeated option would add to the preset's drafts; it replaces them.
+        config["draft"] = tuple(filter(None, values["draft"] or defaults.draft))
     if parts:
         config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
     if parts == "rows":

@@ -92,7 +92,7 @@ def _group(
         same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
         row = fields | acceptance_metrics([r.stats for r in results])
         low, high = interval(np.array([[r.stats.emitted, r.stats.steps] for r in results]))
-        # Drawn answers follow plain decoding's law, and are others.
+        # Sampled answers follow plain decoding's law, but need not be its answers.
         row |= {
             "samples": len(results),
             "mean_new_tokens": float(np.mean([len(r.tokens) for r in results])),
