@@ -112,7 +112,7 @@ def test_fp8_as_transformers_dequantises_it() -> None:
 
 
 def test_a_matrix_is_read_with_little_more_memory_than_it_takes(tmp_path: Path) -> None:
-    """The float32 numbers of a whole matrix are never held."""
+    """No second copy of a whole matrix is ever held, in whatever dtype."""
     rows, columns = 1024, 4096
     draw = np.random.default_rng(0).integers
     parts = {
@@ -130,7 +130,7 @@ def test_a_matrix_is_read_with_little_more_memory_than_it_takes(tmp_path: Path) 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert numbers.dtype == np.float16
-    assert peak < 2.2 * numbers.nbytes
+    assert peak < 1.6 * numbers.nbytes
 
 
 Change = Callable[[dict[str, np.ndarray], dict[str, Any]], object]

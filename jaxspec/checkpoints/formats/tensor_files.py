@@ -40,16 +40,10 @@ FLOATS = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Supported dtypes of stored parameters; quantised models have others."""
-_INTEGERS = {
-    **dict.fromkeys(("I64", "int64"), np.dtype(np.int64)),
-    **dict.fromkeys(("I32", "int32"), np.dtype(np.int32)),
-}
-_BYTES = {
-    **dict.fromkeys(("U8", "uint8"), np.dtype(np.uint8)),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-}
+_INTEGERS = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
+_BYTES = {"U8": np.dtype(np.uint8), "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn)}
 _DTYPES = FLOATS | _INTEGERS | _BYTES
-"""Dtypes that can be read; torch's files and safetensors name integers in their own ways."""
+"""Dtypes that can be read, by safetensors' names."""
 _CHUNK = 1 << 19
 """Numbers that are checked at a time, so that they stay in the processor's cache."""
 
@@ -62,7 +56,7 @@ class StoredTensor:
     """Locate a tensor in a file.
 
     Fields:
-      dtype: The file format's name, such as BF16.
+      dtype: Safetensors' name, such as BF16.
       offset: Position of its first byte in the file.
     """
 

@@ -16,7 +16,10 @@ from typing import Any
 from jaxspec.errors import InputError
 
 _AGAIN = "load it with weights_only=True, and torch.save a dictionary of contiguous tensors"
-_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_NAMES = {
+    **{"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3"},
+    **{"int64": "I64", "int32": "I32", "uint8": "U8"},
+}
 """Safetensors' names of torch's dtypes."""
 
 

@@ -20,13 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.checkpoints.formats.quantised.matrix import (
-    BYTES,
-    ROWS,
-    Parts,
-    QuantisedMatrix,
-    Sizes,
-)
+from jaxspec.checkpoints.formats.quantised.matrix import Parts, QuantisedMatrix, Sizes
 from jaxspec.config.quantisation import Quantisation
 from jaxspec.errors import is_number, reading
 
@@ -48,10 +42,9 @@ class BitsAndBytes(QuantisedMatrix):
         state = _state(parts)
         rows, columns = state["shape"]
         blocks, nested = -(-rows * columns // state["blocksize"]), state.get("nested_blocksize")
-        floats = (("F32",), (blocks,))
         sizes = {
-            "weight": (BYTES, (-(-rows * columns // 2), 1)),
-            "absmax": (BYTES, (blocks,)) if nested else floats,
+            "weight": (("U8",), (-(-rows * columns // 2), 1)),
+            "absmax": (("U8" if nested else "F32",), (blocks,)),
             "quant_map": (("F32",), (16,)),
         }
         if nested:
@@ -61,26 +54,23 @@ class BitsAndBytes(QuantisedMatrix):
 
     def dequantise(self, outs: slice, ins: slice) -> np.ndarray:
         state, columns = _state(self.parts), self.shape[1]
-        scales, numbers = self._scales(state), self.parts["quant_map"].read()
-        out = self.empty(outs.stop - outs.start, ins.stop - ins.start)
-        for start in range(outs.start, outs.stop, ROWS):
-            stop = min(start + ROWS, outs.stop)
-            first, last = start * columns, stop * columns
-            packed = self.parts["weight"].read([slice(first // 2, -(-last // 2)), slice(0, 1)])
-            halves = np.concatenate([packed >> 4, packed & 15], 1).reshape(-1)
-            indices = halves[first % 2 :][: last - first]
-            scale = scales[np.arange(first, last) // state["blocksize"]]
-            rows = (numbers[indices] * scale).reshape(-1, columns)
-            out[start - outs.start : stop - outs.start] = rows[:, ins]
-        return out
+        first, last = outs.start * columns, outs.stop * columns
+        packed = self.parts["weight"].read([slice(first // 2, -(-last // 2)), slice(0, 1)])
+        halves = np.concatenate([packed >> 4, packed & 15], 1).reshape(-1)
+        indices = halves[first % 2 :][: last - first]
+        size = state["blocksize"]
+        scales = self._scales(state, slice(first // size, -(-last // size)))
+        scale = np.repeat(scales, size)[first % size :][: last - first]
+        numbers = self.parts["quant_map"].read()[indices] * scale
+        return numbers.reshape(-1, columns)[:, ins]
 
-    def _scales(self, state: dict[str, Any]) -> np.ndarray:
-        """Return the scale of each block; a nested one is itself a number of a map."""
-        stored = self.parts["absmax"].read()
+    def _scales(self, state: dict[str, Any], blocks: slice) -> np.ndarray:
+        """Return the scales of blocks; a nested one is itself a number of a map."""
+        stored = self.parts["absmax"].read([blocks])
         if "nested_blocksize" not in state:
             return stored
         outer = self.parts["nested_absmax"].read()
-        outer = outer[np.arange(len(stored)) // state["nested_blocksize"]]
+        outer = outer[np.arange(blocks.start, blocks.stop) // state["nested_blocksize"]]
         scales = self.parts["nested_quant_map"].read()[stored] * outer
         return scales + np.float32(state["nested_offset"])
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxspec.checkpoints.formats.quantised.matrix import ROWS, Parts, QuantisedMatrix, Sizes, pair
+from jaxspec.checkpoints.formats.quantised.matrix import Parts, QuantisedMatrix, Sizes, pair
 from jaxspec.checkpoints.formats.tensor_files import FLOATS
 from jaxspec.config.quantisation import Quantisation
 
@@ -31,12 +31,7 @@ class Fp8(QuantisedMatrix):
 
     def dequantise(self, outs: slice, ins: slice) -> np.ndarray:
         tall, wide = self.quantisation.block
-        numbers = self.parts["weight"].read([outs, ins])
+        numbers = self.parts["weight"].read([outs, ins]).astype(np.float32)
         scales = self.parts["weight_scale_inv"].read().astype(np.float32)
-        scales = scales[:, np.arange(ins.start, ins.stop) // wide]
-        blocks = np.arange(outs.start, outs.stop) // tall
-        out = self.empty(*numbers.shape)
-        for start in range(0, len(out), ROWS):
-            rows = slice(start, start + ROWS)
-            out[rows] = numbers[rows].astype(np.float32) * scales[blocks[rows]]
-        return out
+        rows, columns = np.arange(outs.start, outs.stop), np.arange(ins.start, ins.stop)
+        return numbers * scales[:, columns // wide][rows // tall]

@@ -14,9 +14,7 @@ from jaxspec.checkpoints.formats.tensor_files import FLOATS, Box, StoredTensor, 
 from jaxspec.config.quantisation import Quantisation
 from jaxspec.errors import InputError
 
-INTEGERS = ("I32", "int32")
-BYTES = ("U8", "uint8")
-ROWS = 128
+_ROWS = 128
 """Rows that are dequantised at a time, so that the work needs little memory."""
 
 Parts = Mapping[str, StoredTensor]
@@ -48,7 +46,7 @@ class QuantisedMatrix(StoredTensor):
 
     @abstractmethod
     def dequantise(self, outs: slice, ins: slice) -> np.ndarray:
-        """Return the numbers of these outputs and inputs, in the matrix's dtype."""
+        """Return the numbers of a few outputs and of these inputs, in float32."""
 
     @classmethod
     def of(cls, name: str, quantisation: Quantisation, parts: Parts) -> Self:
@@ -69,14 +67,14 @@ class QuantisedMatrix(StoredTensor):
     def read(self, box: Box | None = None) -> np.ndarray:
         box = [slice(None)] * 2 if box is None else box
         outs, ins = (slice(*part.indices(size)[:2]) for part, size in zip(box, self.shape))
-        numbers = self.dequantise(outs, ins)
-        if numbers.size and not is_finite(np.ascontiguousarray(numbers)):
+        numbers = np.empty((outs.stop - outs.start, ins.stop - ins.start), FLOATS[self.dtype])
+        for start in range(0, len(numbers), _ROWS):
+            rows = numbers[start : start + _ROWS]
+            first = outs.start + start
+            rows[:] = self.dequantise(slice(first, first + len(rows)), ins)
+        if numbers.size and not is_finite(numbers):
             raise InputError(f"{self.file}: {self.name} holds NaN or infinity; fetch it")
         return numbers
-
-    def empty(self, rows: int, columns: int) -> np.ndarray:
-        """Return uninitialised numbers in the matrix's dtype."""
-        return np.empty((rows, columns), FLOATS[self.dtype])
 
 
 def _check_parts(name: str, parts: Parts, needed: tuple[str, ...] | Sizes) -> None:

@@ -22,14 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxspec.checkpoints.formats.quantised.matrix import (
-    INTEGERS,
-    ROWS,
-    Parts,
-    QuantisedMatrix,
-    Sizes,
-    pair,
-)
+from jaxspec.checkpoints.formats.quantised.matrix import Parts, QuantisedMatrix, Sizes, pair
 from jaxspec.checkpoints.formats.tensor_files import FLOATS, Box, StoredTensor
 from jaxspec.config.quantisation import Quantisation
 from jaxspec.errors import InputError
@@ -56,12 +49,12 @@ class Gptq(QuantisedMatrix):
         rows, columns = shape
         groups = 1 if quantisation.group == -1 else -(-rows // quantisation.group)
         sizes = {
-            "qweight": (INTEGERS, parts["qweight"].shape),
-            "qzeros": (INTEGERS, (groups, columns // each)),
+            "qweight": (("I32",), parts["qweight"].shape),
+            "qzeros": (("I32",), (groups, columns // each)),
             "scales": (tuple(FLOATS), (groups, columns)),
         }
         if "g_idx" in parts:
-            sizes["g_idx"] = (INTEGERS, (rows,))
+            sizes["g_idx"] = (("I32",), (rows,))
         return (columns, rows), parts["scales"].dtype, sizes
 
     def dequantise(self, outs: slice, ins: slice) -> np.ndarray:
@@ -73,11 +66,7 @@ class Gptq(QuantisedMatrix):
         box = [slice(0, len(scales)), outs]
         zeros = _unpacked(self.parts["qzeros"], box, 1, bits, positions, ones).astype(np.float32)
         groups = self._groups(ins, len(scales))
-        out = self.empty(*numbers.shape)
-        for start in range(0, len(out), ROWS):
-            rows = slice(start, start + ROWS)
-            out[rows] = (numbers[rows] - zeros[groups[rows]]) * scales[groups[rows]]
-        return out.T
+        return ((numbers - zeros[groups]) * scales[groups]).T
 
     def _groups(self, ins: slice, count: int) -> np.ndarray:
         """Return the group of each input."""
