@@ -60,7 +60,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BIN = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _PAIR = re.compile(r"(.+)\.lora_(?:([AB])\.weight|embedding_([AB]))")
-_OWN_NAMES = (
+_MODULE_NAMES = (
     (r"\.(base_layer|modules_to_save\.default)(?=\.)", ""),
     (r"\.(lora_(?:embedding_)?[AB])\.default(?=\.|$)", r".\1"),
 )
@@ -176,7 +176,7 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
     for tensor in list_file(weights):
         if ".original_module." in tensor.name:  # what `modules_to_save` replaces
             continue
-        module = hub_name(tensor.name.removeprefix(_PREFIX), _OWN_NAMES)
+        module = hub_name(tensor.name.removeprefix(_PREFIX), _MODULE_NAMES)
         if tensor.dtype not in FLOATS:
             problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
         elif match := _PAIR.fullmatch(module):
@@ -256,13 +256,13 @@ def _parted(
 def _rank_and_scale(raw: Mapping[str, Any], module: str) -> tuple[int, float]:
     """Return a module's rank and scale; entries of the patterns count before the common ones."""
 
-    def own(patterns: str, common: str) -> Any:
+    def setting(patterns: str, common: str) -> Any:
         for pattern, value in (raw.get(patterns) or {}).items():
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return value
         return raw.get(common)
 
-    rank, alpha = own("rank_pattern", "r"), own("alpha_pattern", "lora_alpha")
+    rank, alpha = setting("rank_pattern", "r"), setting("alpha_pattern", "lora_alpha")
     return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
 
 

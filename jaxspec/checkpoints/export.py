@@ -233,7 +233,6 @@ def _write(
     settings = source / "generation_config.json"
     # A generation_config.json without EOS means that no token ends an answer.
     generation = {"eos_token_id": None} | read_json(settings) if settings.is_file() else {}
-    generation.pop("transformers_version", None)
     text = text_config(model.config)
     if text.known_tokens:
         suppressed: set[int] = set(generation.get("suppress_tokens") or ())

@@ -35,7 +35,7 @@ _TOOLS = (
 )
 """Regex rewrites that remove what training tools put in front of names: torch.compile, FSDP, DDP,
 DeepSpeed, PEFT, Lightning."""
-_SHOWN = 4
+_LISTED = 4
 """Problems that an error spells out."""
 
 
@@ -153,7 +153,7 @@ def in_hub_layout(
 
 def refuse(path: Path, problems: Sequence[str]) -> NoReturn:
     """Raise InputError with the first few problems, in one line, and the number of all."""
-    listed, more = problems[:_SHOWN], len(problems) - _SHOWN
+    listed, more = problems[:_LISTED], len(problems) - _LISTED
     line = "; ".join(listed) + (f"; and {more} more ({len(problems)} in all)" if more > 0 else "")
     raise InputError(line if line.startswith(str(path)) else f"{path}: {line}")
 

@@ -148,13 +148,13 @@ def read_params(
     params: dict[str, jax.Array] = {}
     for key, name in work:
         scale = scale_path(key) if weights == "int8" else None
-        cast = dtype if scale is None else None  # int8 is rounded from what the file holds
+        final = dtype if scale is None else None  # int8 is rounded from what the file holds
         pair = adapter.pairs.get(name) if adapter else None
-        exact = cast if pair is None else jnp.dtype("float32")
+        exact = final if pair is None else jnp.dtype("float32")
         params[key] = read_tensor(tensors[name], layouts[name], exact, at.get(key))
         if pair is not None:
             stored = FLOATS[tensors[name].dtype] if scale is None else exact
-            params[key] = pair.added(params[key], cast or stored)
+            params[key] = pair.added(params[key], final or stored)
         if scale is not None:
             parts = dict(zip((key, scale), quantise(params[key])))
             params |= jax.block_until_ready(put(parts, {part: at.get(part) for part in parts}))

@@ -149,12 +149,16 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
 
 def single_tile_processor(tiled: Any) -> Any:
     """Return LLaVA-1.5's processor, one cropped tile per image, with a tiled one's settings."""
+    fields = {key: value for key, value in tiled.to_dict().items() if key in _SINGLE_TILE_SETTINGS}
+    return pillow_class("CLIPImageProcessor")(**fields)
+
+
+def pillow_class(name: str) -> Any:
+    """Return transformers' class of an image processor, on its Pillow backend."""
     import transformers
 
-    fields = {key: value for key, value in tiled.to_dict().items() if key in _SINGLE_TILE_SETTINGS}
     # transformers 5's Pillow backend, else transformers 4's only class.
-    maker = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
-    return maker(**fields)
+    return getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
 
 
 def save_processors(

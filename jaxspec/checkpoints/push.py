@@ -7,7 +7,6 @@ machine pushed last: a repository with another one is somebody's newer work, and
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import uuid
@@ -17,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxspec.checkpoints.directories import read_json, write_json
 from jaxspec.checkpoints.model_card import REPOSITORY, Terms
 from jaxspec.errors import InputError, first_line
 from jaxspec.files import writing
 from jaxspec.runtime import cache_directory
 
-_IGNORED = (".*", ".*/**")
+_IGNORED = [".*", ".*/**"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def push(folder: Path, repository: Repository) -> Pushed:
             folder_path=folder,
             parent_commit=info.sha,
             commit_message=f"jaxspec export {mark}",
-            ignore_patterns=[*_IGNORED],
+            ignore_patterns=_IGNORED,
         )
         _record(name, {"revision": commit.oid, "mark": mark})
         if folder == repository.folder:
@@ -117,12 +117,12 @@ def push(folder: Path, repository: Repository) -> Pushed:
 def _is_ours(api: Any, name: str, revision: str | None) -> bool:
     """Return whether this machine pushed a revision, also if it never learned that it arrived."""
     file = _record_file(name)
-    record = json.loads(file.read_text()) if file.is_file() else {}
-    if not record:
+    if not file.is_file():
         return False
-    if record.get("revision") == revision:
+    record = read_json(file)
+    if record["revision"] == revision:
         return True
-    return api.list_repo_commits(name)[0].title.endswith(record.get("mark", "?"))
+    return api.list_repo_commits(name)[0].title.endswith(record["mark"])
 
 
 def _record_file(name: str) -> Path:
@@ -133,7 +133,7 @@ def _record(name: str, entries: dict[str, Any]) -> None:
     file = _record_file(name)
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(entries))
+        write_json(file, entries)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from jaxspec.errors import InputError
 
@@ -48,13 +48,13 @@ def _parsed(entry: Mapping[str, Any]) -> Quantisation:
     method, bits, group = (entry.get(key) for key in ("quant_method", "bits", "group_size"))
     if method == "awq":
         form = str(entry.get("version") or "gemm").lower()
-        if form == "gemm" and bits == 4 and _is_count(group, -1):
-            return Quantisation("awq", 4, int(group or 0))
+        if form == "gemm" and bits == 4 and _is_group(group):
+            return Quantisation("awq", 4, group)
         raise _refused(f"awq, version {form}, bits {bits}, group_size {group}")
     if method == "gptq":
         form = "marlin" if entry.get("is_marlin_format") else entry.get("checkpoint_format", "gptq")
-        if form in ("gptq", "gptq_v2") and bits in (4, 8) and _is_count(group, -1):
-            return Quantisation("gptq", bits, int(group or 0), zero_offset=int(form == "gptq"))
+        if form in ("gptq", "gptq_v2") and bits in (4, 8) and _is_group(group):
+            return Quantisation("gptq", bits, group, zero_offset=int(form == "gptq"))
         raise _refused(f"gptq, checkpoint_format {form}, bits {bits}, group_size {group}")
     if method == "fp8":
         match entry.get("weight_block_size"), entry.get("fmt", "e4m3"):
@@ -67,8 +67,12 @@ def _parsed(entry: Mapping[str, Any]) -> Quantisation:
     raise _refused(f"{method}, {bits} bits" if bits else str(method))
 
 
-def _is_count(value: object, but: int = 1) -> bool:
-    return isinstance(value, int) and (value > 0 or value == but)
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and value > 0
+
+
+def _is_group(value: object) -> TypeGuard[int]:
+    return value == -1 or _is_count(value)
 
 
 def _refused(kind: str) -> InputError:

@@ -270,7 +270,7 @@ def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
 
 
 def _sample(spec: Benchmark, number: int, row: DataRow) -> Sample:
-    with located(row.place):
+    with located(row.origin):
         return _read(spec, number, row)
 
 

@@ -38,7 +38,7 @@ class Skipped:
     _reasons: Counter[str] = field(default_factory=Counter, init=False)
     """How often each reason was given, without the row's origin."""
     unread: Counter[str] = field(default_factory=Counter, init=False)
-    """Rows by columns that look like part of the conversation, in which these are not read."""
+    """Number of rows, by each column that looks like part of the conversation and is not read."""
 
     def start(self) -> None:
         """Remove an earlier run's log."""
@@ -140,10 +140,10 @@ def own_samples(
     origins: dict[str, str] = {}
     for number, row in enumerate(raised(_rows(path, images))):
         label = row.values.get("id", number)
-        with located(row.place):
+        with located(row.origin):
             if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
                 raise InputError(f"'id' is {label!r:.60}; give a name, or a whole number")
-            if (first := origins.setdefault(str(label), row.place)) != row.place:
+            if (first := origins.setdefault(str(label), row.origin)) != row.origin:
                 raise InputError(f"id {str(label)!r} is at {first} already; rename one")
         texts = tuple((column, str(row.values.get(column, ""))) for column in labels)
         sample = read_row(row, answered=False)

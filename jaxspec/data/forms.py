@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxspec.data.images import StoredImage
-from jaxspec.data.messages import read_messages
+from jaxspec.data.messages import CONTENTS, SPEAKERS, read_messages
 from jaxspec.data.rows import DataRow
 from jaxspec.data.samples import Sample, stored_image
 from jaxspec.errors import InputError, located, reading
@@ -40,7 +40,7 @@ SPEECH = re.compile(
     re.IGNORECASE,
 )
 """Names of columns, and of a message's entries, that look like part of a conversation."""
-_ENTRIES = {"role", "from", "content", "value", "user", "assistant"}
+_ENTRIES = {*SPEAKERS, *CONTENTS, "user", "assistant"}
 """Entries of messages that are read."""
 _SPEAKER = re.compile(r"(?:^|\n)<(human|bot)>:")
 """Mark before each message in texts of the Open Instruction Generalist."""
@@ -61,7 +61,7 @@ def read_row(row: DataRow, frames: int = 8, answered: bool = True) -> Sample:
         is_read = isinstance(value, StoredImage)
         return value if is_read else stored_image(row, "messages", value)
 
-    with located(row.place):
+    with located(row.origin):
         images = _images(row, frames)
         values = _messages(row.values)
         if row.values.get("video"):
@@ -213,30 +213,32 @@ def _messages(values: Values) -> list[Any]:
     )
 
 
-def _said(role: Any, content: Any) -> dict[str, Any]:
+def _message(role: Any, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
 def _pairs(turns: Sequence[tuple[Any, Any]]) -> list[Any]:
-    return [_said(role, text) for turn in turns for role, text in zip(("user", "assistant"), turn)]
+    roles = ("user", "assistant")
+    return [_message(role, text) for turn in turns for role, text in zip(roles, turn)]
 
 
 def _questions(values: Values) -> list[Any] | None:
-    """{turns: [question], reference}: the answers are optional."""
+    """Read {turns: [question], reference}; answers are optional."""
     if "turns" not in values:
         return None
-    turns, right = values["turns"], values.get("reference")
+    turns, reference = values["turns"], values.get("reference")
     listed = isinstance(turns, list) and all(isinstance(t, str) and t.strip() for t in turns)
     if not turns or not listed:
         raise InputError(f"'turns' is {turns!r:.60}, not a list of questions; give one")
-    answers = right if isinstance(right, list) else [right or "", *[""] * (len(turns) - 1)]
+    is_list = isinstance(reference, list)
+    answers = reference if is_list else [reference or "", *[""] * (len(turns) - 1)]
     if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
-        raise InputError(f"'reference' is {right!r:.60}; give a text, or {len(turns)} texts")
+        raise InputError(f"'reference' is {reference!r:.60}; give a text, or {len(turns)} texts")
     return _pairs(list(zip(turns, answers)))
 
 
 def _tree(values: Values) -> list[Any] | None:
-    """{prompt: {role, text, replies}}: the replies that people ranked first."""
+    """Read {prompt: {role, text, replies}}, by the replies that people ranked first."""
     prompt = values.get("prompt")
     if not isinstance(prompt, Mapping):
         return None
@@ -248,26 +250,26 @@ def _tree(values: Values) -> list[Any] | None:
     with reading("no message with replies", "mend the row"):
         while replies := path[-1].get("replies"):
             path.append(min(replies, key=rank))
-        return [_said(message.get("role"), message.get("text")) for message in path]
+        return [_message(message.get("role"), message.get("text")) for message in path]
 
 
 def _completed(values: Values) -> list[Any] | None:
-    """{prompt: [message], completion: [message] or text}."""
+    """Read {prompt: [message], completion: [message] or text}."""
     prompt = values.get("prompt")
     if not isinstance(prompt, list):
         return None
     answer = next((values[name] for name in ANSWERS if name in values), [])
-    return [*prompt, *(answer if isinstance(answer, list) else [_said("assistant", answer)])]
+    return [*prompt, *(answer if isinstance(answer, list) else [_message("assistant", answer)])]
 
 
 def _listed(values: Values) -> list[Any] | None:
-    """{messages: [{role, content}]} or {conversations: [{from, value}]}."""
+    """Read {messages: [{role, content}]} or {conversations: [{from, value}]}."""
     messages = next((values[name] for name in LISTS if values.get(name) is not None), None)
     return messages if messages is None or isinstance(messages, list) else [messages]
 
 
 def _paired(values: Values) -> list[Any] | None:
-    """{texts: [{user, assistant}]}."""
+    """Read {texts: [{user, assistant}]}."""
     texts = values.get("texts")
     if not isinstance(texts, list):
         return None
@@ -280,7 +282,7 @@ def _paired(values: Values) -> list[Any] | None:
 
 
 def _answered(values: Values) -> list[Any] | None:
-    """{question, answer}, with a text that the question is about, and earlier turns."""
+    """Read {question, answer}, with a text that the question is about, and earlier turns."""
     question = next((values[name] for name in QUESTIONS if name in values), None)
     answer = next((values[name] for name in ANSWERS if name in values), None)
     if not isinstance(question, str) or not isinstance(answer, str):
@@ -307,16 +309,16 @@ def _earlier(history: Any) -> list[Any]:
 
 
 def _marked(values: Values) -> list[Any] | None:
-    """{text} with `<human>:` and `<bot>:` before what each says."""
+    """Read {text} with `<human>:` and `<bot>:` before their messages."""
     text = values.get("text")
     if not isinstance(text, str) or not text.lstrip().startswith("<human>:"):
         return None
     _, *parts = _SPEAKER.split(text.lstrip())
-    return [_said(role, said) for role, said in zip(parts[::2], parts[1::2], strict=True)]
+    return [_message(role, text) for role, text in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def _plain(values: Values) -> list[Any] | None:
-    """{text}: learned as it is, without roles."""
+    """Read {text}, which is learned as it is, without roles."""
     text = values.get("text")
     return _pairs([("", text)]) if isinstance(text, str) else None
 
@@ -331,4 +333,4 @@ FORMS: dict[str, Callable[[Values], list[Any] | None]] = {
     "marked text": _marked,
     "text": _plain,
 }
-"""The messages of a row in each form, None for a row without its columns."""
+"""Form -> its reader, which returns a row's messages, or None for a row without its columns."""

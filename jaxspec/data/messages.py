@@ -31,7 +31,8 @@ ROLES: dict[str, Role] = {
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
 }
 """The usual names of roles."""
-_SPEAKERS, _CONTENTS = ("role", "from"), ("content", "value")
+SPEAKERS, CONTENTS = ("role", "from"), ("content", "value")
+"""Entries of a message; of each pair the first one with a value counts."""
 _IMAGES = ("image", "image_url", "input_image")
 _TEXTS = ("text", "input_text", "output_text")
 _SOURCES = ("image_url", "image", "url", "path", "base64")
@@ -111,9 +112,9 @@ def _message(
     entries = value if isinstance(value, Mapping) else {}
     name, content = (
         next((entries[key] for key in keys if entries.get(key) is not None), None)
-        for keys in (_SPEAKERS, _CONTENTS)
+        for keys in (SPEAKERS, CONTENTS)
     )
-    if not isinstance(name, str) or not entries.keys() & {*_CONTENTS}:
+    if not isinstance(name, str) or not entries.keys() & {*CONTENTS}:
         raise InputError(f"{value!r:.60} is no message {{role, content}}")
     role = ROLES.get(name.lower())
     if role is None:

@@ -33,7 +33,7 @@ ANY = re.compile(".*")
 class DataRow:
     """Hold one row and its origin."""
 
-    place: str
+    origin: str
     """File and number, from 1, for errors."""
     values: dict[str, Any]
     folder: Path | None

@@ -56,7 +56,7 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
 
     It is decoded once, so that errors come early.
     """
-    origin = f"{row.place}, {column}"
+    origin = f"{row.origin}, {column}"
     if isinstance(value, Mapping) and value.get("bytes") is None and value.get("path"):
         value = value["path"]  # the hub's form of an image that is a file
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
@@ -92,7 +92,7 @@ def text_of(row: DataRow, columns: tuple[str, ...]) -> str:
     value = next((row.values[column] for column in columns if column in row.values), None)
     if not isinstance(value, str) or not value.strip():
         raise InputError(
-            f"{row.place}: column {' or '.join(columns)!r} has no text ({value!r:.60}, of "
+            f"{row.origin}: column {' or '.join(columns)!r} has no text ({value!r:.60}, of "
             f"{list(row.values)!r:.200}); mend the row, or name the set's own data"
         )
     return value.strip()

@@ -149,7 +149,7 @@ class CaptionFile:
     def _entry(self, row: DataRow) -> tuple[str, str]:
         text, key, name = (row.values.get(column) for column in ("caption", "sha256", "image"))
         if not isinstance(text, str) or not isinstance(key or name, str):
-            raise InputError(f"captions {row.place}: is wrong; give caption, and image or sha256")
+            raise InputError(f"captions {row.origin}: is wrong; give caption, and image or sha256")
         return key or image_hash(load_image((row.folder or Path()) / str(name))), text
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:

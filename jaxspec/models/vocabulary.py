@@ -18,13 +18,13 @@ from jaxspec.typing import Array, Float, Int, Params
 
 def fill_vocabulary(config: TextConfig, scores: Float[Array, "... words"]) -> Float[Array, "... V"]:
     """Return the scores of all tokens: -inf for those that the model does not score or know."""
-    if not config.draft_vocabulary:
-        known = config.known_tokens
-        return (
-            jnp.where(jnp.arange(scores.shape[-1]) < known, scores, -jnp.inf) if known else scores
-        )
-    whole = jnp.full((*scores.shape[:-1], config.vocab_size), -jnp.inf, scores.dtype)
-    return whole.at[..., np.asarray(config.draft_vocabulary)].set(scores, unique_indices=True)
+    if config.draft_vocabulary:
+        whole = jnp.full((*scores.shape[:-1], config.vocab_size), -jnp.inf, scores.dtype)
+        return whole.at[..., np.asarray(config.draft_vocabulary)].set(scores, unique_indices=True)
+    if config.known_tokens:
+        is_known = jnp.arange(scores.shape[-1]) < config.known_tokens
+        return jnp.where(is_known, scores, -jnp.inf)
+    return scores
 
 
 def draft_indices(config: TextConfig, tokens: Int[Array, " ..."]) -> Int[Array, " ..."]:

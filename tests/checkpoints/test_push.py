@@ -67,9 +67,9 @@ def test_the_next_push_is_a_commit_onto_the_last(good: Path, hub: Hub) -> None:
     assert len(hub.repos[NAME].commits) == 3
 
 
-@pytest.mark.parametrize(("when", "commits"), [("before", 2), ("after", 2)])
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_push_that_was_cut_off_goes_on(
-    when: str, commits: int, good: Path, hub: Hub, refusal: Callable[..., str]
+    when: str, good: Path, hub: Hub, refusal: Callable[..., str]
 ) -> None:
     """The connection is lost at the commit, before the hub makes it or before it says so."""
     hub.cut = cut_once("POST", "/commit/", when)
@@ -81,8 +81,7 @@ def test_a_push_that_was_cut_off_goes_on(
     main(["export", str(good), "--push", NAME, *TERMS])
     assert hub.sent == sent  # no large file went twice
     assert "model.safetensors" in hub.repos[NAME].commits[-1].files
-    titles = [commit.title for commit in hub.repos[NAME].commits]
-    assert len(titles) - (when == "after") <= commits
+    assert len(hub.repos[NAME].commits) == {"before": 2, "after": 3}[when]
 
 
 def test_a_file_whose_connection_is_lost_is_sent_again(good: Path, hub: Hub) -> None:

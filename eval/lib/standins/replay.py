@@ -116,7 +116,7 @@ class RecordedTarget(LoadedModel):
         for row, sample, turn, tokens in _read(path, draft):
             if answers.setdefault((sample, turn), tokens) != tokens:
                 raise InputError(
-                    f"{row.place}: an earlier line answers {sample}, turn {turn}; keep one of them"
+                    f"{row.origin}: an earlier line answers {sample}, turn {turn}; keep one of them"
                 )
         if not answers:
             raise InputError(f"{PREFIX}{path}: no answers in it; record some")
@@ -227,7 +227,7 @@ def _read(path: Path, draft: LoadedModel) -> Iterator[tuple[DataRow, str, int, t
         warmth, turn = row.values.get("temperature"), row.values.get("turn", 1)
         if warmth:
             raise InputError(
-                f"{row.place}: drawn at temperature {warmth!r:.60}; record greedy answers"
+                f"{row.origin}: drawn at temperature {warmth!r:.60}; record greedy answers"
             )
         if "choices" in row.values:
             sample, answers = answers_of(row)
@@ -237,9 +237,9 @@ def _read(path: Path, draft: LoadedModel) -> Iterator[tuple[DataRow, str, int, t
                 None,
             )
             if sample is None:
-                raise InputError(f"{row.place}: no column sample, id or question_id; give one")
+                raise InputError(f"{row.origin}: no column sample, id or question_id; give one")
             if not _counts(turn):
-                raise InputError(f"{row.place}: turn {turn!r:.60}; give a whole number, 1 or more")
+                raise InputError(f"{row.origin}: turn {turn!r:.60}; give a whole number, 1 or more")
             answers = [(row.values.get("text"), row.values.get("token_ids"), None)]
         for number, answer in enumerate(answers, 1 if "choices" in row.values else turn):
             yield row, str(sample), number, _tokens(row, *answer, draft)
@@ -260,7 +260,7 @@ def answers_of(row: DataRow) -> tuple[str, list[tuple[str, list[int] | None, int
         return name, list(zip(texts, *columns, strict=True))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"{row.place}: 'choices' holds no list 'turns' of answers, or new_tokens of another "
+            f"{row.origin}: 'choices' holds no list 'turns' of answers, or new_tokens of another "
             "length; use MMSpec's output format"
         ) from error
 
@@ -279,18 +279,18 @@ def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -
             or not all(type(i) is int and 0 <= i < size for i in ids)
         ):
             raise InputError(
-                f"{row.place}: token_ids is no list of ids from 0 to {size - 1}; use the draft's "
+                f"{row.origin}: token_ids is no list of ids from 0 to {size - 1}; use the draft's "
                 "tokeniser"
             )
         return tuple(ids)
     if not isinstance(text, str):
-        raise InputError(f"{row.place}: neither text nor token_ids; give one of them")
+        raise InputError(f"{row.origin}: neither text nor token_ids; give one of them")
     if count is not None and not _counts(count):
-        raise InputError(f"{row.place}: new_tokens {count!r:.60}; give a whole number, 1 or more")
+        raise InputError(f"{row.origin}: new_tokens {count!r:.60}; give a whole number, 1 or more")
     tokens = draft.tokenizer.encode(text, add_special_tokens=False)
     if count not in (None, len(tokens), len(tokens) + 1):
         raise InputError(
-            f"{row.place}: new_tokens {count!r}, and the draft's tokeniser makes {len(tokens)} of "
+            f"{row.origin}: new_tokens {count!r}, and the draft's tokeniser makes {len(tokens)} of "
             "the text, or one more with EOS; use the target's tokeniser, or give token_ids"
         )
     end = draft.tokenizer.eos_token_id

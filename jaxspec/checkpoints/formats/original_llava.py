@@ -28,7 +28,7 @@ from jaxspec.checkpoints.directories import (
 from jaxspec.checkpoints.fitting import in_hub_layout, layouts_of, refuse, unfit
 from jaxspec.checkpoints.formats.tensor_files import FLOATS, StoredTensor, list_directory
 from jaxspec.checkpoints.huggingface import SaveOptions, UnreadParameter, save, write_configs
-from jaxspec.checkpoints.processors import load_tokenizer, save_processors
+from jaxspec.checkpoints.processors import load_tokenizer, pillow_class, save_processors
 from jaxspec.config import LlamaConfig, LlavaConfig, LlavaNextConfig, VisionConfig
 from jaxspec.errors import InputError, located, reading
 
@@ -108,7 +108,6 @@ def convert(
         params = jax.tree.unflatten(tree, [parameter(name) for name in layouts])
     settings = path / "generation_config.json"
     generation = read_json(settings) if settings.is_file() else {}
-    generation.pop("transformers_version", None)
     options = SaveOptions(dtype=dtype, generation=generation, overwrite=overwrite)
     readers = {"tokenizer": tokenizer, "image_processor": _image_processor(config, clip, raw)}
     if weights:
@@ -200,8 +199,6 @@ def _image_processor(config: LlavaConfig, clip: Any, raw: Mapping[str, Any]) -> 
 
     LLaVA-1.5 pads an image to a square in CLIP's mean colour; the hub's converted models crop it.
     """
-    import transformers
-
     side = config.vision_config.image_size
     sizes = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
     if isinstance(config, LlavaNextConfig):
@@ -209,5 +206,4 @@ def _image_processor(config: LlavaConfig, clip: Any, raw: Mapping[str, Any]) -> 
         extra: dict[str, Any] = {"image_grid_pinpoints": config.image_grid_pinpoints}
     else:
         kind, extra = "LlavaImageProcessor", {"do_pad": raw.get("image_aspect_ratio") == "pad"}
-    maker = getattr(transformers, f"{kind}Pil", None) or getattr(transformers, kind)
-    return maker(**sizes, **extra)
+    return pillow_class(kind)(**sizes, **extra)
