@@ -41,6 +41,8 @@ from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker
 
 PAGE = Path(__file__).parent / "page"
 LOCAL = ["localhost", "127.0.0.1", "[::1]"]
+UPLOAD = 30.0
+"""Most seconds that a client may take to send a body, and that an idle connection stays open."""
 GRACE = 10.0
 """Seconds that a client has for reading the end of its answer."""
 HEADERS = {
@@ -59,7 +61,6 @@ class Settings:
     Attributes:
       key: Key that requests must bring; "" for none.
       body: Most bytes of a body.
-      upload: Most seconds that a client may take to send a body.
       timeout: Most seconds from a request to the end of its answer.
       example: Picture that the page offers, and a question about it.
       local: Whether only names of this machine are answered, against pages of other sites.
@@ -68,7 +69,6 @@ class Settings:
     limits: Limits
     key: str = ""
     body: int = 32 * 2**20
-    upload: float = 30.0
     timeout: float = 300.0
     example: tuple[Path, str] | None = None
     local: bool = True
@@ -191,7 +191,7 @@ class Server:
         if not length.isdecimal() or len(length) > 18 or int(length) > most:
             raise refused
         try:
-            async with asyncio.timeout(self.settings.upload):
+            async with asyncio.timeout(UPLOAD):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > most:
@@ -226,7 +226,7 @@ def web_server(server: Server) -> uvicorn.Server:
         uvicorn.Config(
             server.app(),
             log_level="warning",
-            timeout_keep_alive=int(settings.upload),
+            timeout_keep_alive=int(UPLOAD),
             timeout_graceful_shutdown=int(settings.timeout + GRACE),
             server_header=False,
         )

@@ -52,14 +52,14 @@ class Served:
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
-def start(engine: Engine, plain: Engine | None, **settings: object) -> Served:
+def start(engine: Engine, plain: Engine) -> Served:
     """Return a server, not yet warm."""
     listener = socket.create_server(("127.0.0.1", 0))
     metrics = Metrics(MODEL)
     requests = examples(engine, (64, 256), 1, 28, NEW)
     worker = Worker(engine, requests, QUEUE, plain, metrics.observe)
-    limits = Limits(MODEL, images=1, pixels=100_000, tokens=256, races=plain is not None)
-    server = Server(worker, Settings(limits, body=BODY, **settings), metrics)
+    limits = Limits(MODEL, images=1, pixels=100_000, tokens=256, races=True)
+    server = Server(worker, Settings(limits, body=BODY), metrics)
     web = web_server(server)
     worker.start()
     threading.Thread(target=web.run, args=([listener],), daemon=True).start()
@@ -71,12 +71,14 @@ def served() -> Iterator[Served]:
     params = tiny.random_params(tiny.CONFIG)
     target = tiny.loaded(params)
     draft = tiny.loaded(tiny.noisy(params, 0.1) | {"vision_tower": params["vision_tower"]})
-    one = start(Engine(target, draft, CONFIG), Engine(target, config=EngineConfig(batch_size=1)))
-    assert one.worker.ready.wait(600)
-    while not one.web.started:
+    running = start(
+        Engine(target, draft, CONFIG), Engine(target, config=EngineConfig(batch_size=1))
+    )
+    assert running.worker.ready.wait(600)
+    while not running.web.started:
         time.sleep(0.01)
-    yield one
-    one.web.should_exit = True
-    one.worker.end()
-    one.worker.join(60)
-    assert one.worker.failure is None
+    yield running
+    running.web.should_exit = True
+    running.worker.end()
+    running.worker.join(60)
+    assert running.worker.failure is None
