@@ -94,8 +94,6 @@ class PromptEncoder:
         images: Images of a question. Without a placeholder in it they precede it.
         """
         conversation = self._checked(messages, images)
-        if self.system and conversation[0].role != "system":
-            conversation = [Message("system", (self.system,)), *conversation]
         if self.tokenizer.chat_template:
             text = self.opening(conversation)
             ids = [*bos_before(self.tokenizer, text), *self.ids(text)]
@@ -137,8 +135,9 @@ class PromptEncoder:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return whole conversations for training: ids [L], and the mask [L] of answers.
 
-        A first question without words gets no roles: the answer is plain text, or a caption after
-        its images. One call encodes all texts: one call per text costs more than a training step.
+        An answered first question without words gets no roles: the answer is plain text, or a
+        caption after its images. One call encodes all texts: one call per text costs more than a
+        training step.
         """
         pieces = [self._pieces(messages) for messages in conversations]
         texts = [text for conversation in pieces for text in conversation]
@@ -156,7 +155,9 @@ class PromptEncoder:
         return out
 
     def opening(self, messages: Sequence[Message]) -> str:
-        """Return messages as text, up to where the next answer begins."""
+        """Return messages as text, after the system prompt, up to where the next answer begins."""
+        if self.system and [message.role for message in messages[:1]] != ["system"]:
+            messages = [Message("system", (self.system,)), *messages]
         if self.tokenizer.chat_template:
             return render(self.tokenizer, messages, self.image_text)
         return own_turn(self.tokenizer, self.decoder, messages, self.image_text)
@@ -242,22 +243,20 @@ class PromptEncoder:
         pieces: list[str] = []
         question: list[Message] = []
         for message in messages:
-            if message.role == "assistant":
-                pieces += [self._asked(question, first=not pieces), message.text(self.image_text)]
-                question = []
-            else:
+            if message.role != "assistant":
                 question.append(message)
+                continue
+            if not pieces and len(question) == 1 and not "".join(question[0].texts).strip():
+                pieces.append(self.image_text * len(question[0].images))
+            else:
+                pieces.append(self._asked(question, first=not pieces))
+            pieces.append(message.text(self.image_text))
+            question = []
         return [*pieces, self._asked(question, first=not pieces)] if question else pieces
 
     def _asked(self, messages: Sequence[Message], first: bool) -> str:
         """Return the text before an answer."""
-        if not first:
-            return self._following(messages, self._end)
-        if len(messages) == 1 and not "".join(messages[0].texts).strip():
-            return self.image_text * len(messages[0].images)
-        if self.system and messages[0].role != "system":
-            messages = [Message("system", (self.system,)), *messages]
-        return self.opening(messages)
+        return self.opening(messages) if first else self._following(messages, self._end)
 
 
 def _prompt(ids: Sequence[int], messages: Sequence[Message[Source]]) -> Prompt[Source]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,16 @@ def test_messages_in_vicunas_form() -> None:
     ((tokens, mask),) = ENCODER.dialogues([said[:-1]])
     assert tokens.tolist() == prompt.tokens.tolist()[: len(tokens)]
     assert ENCODER.decode(tokens[mask]) == "Me.No."
+
+
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_images_without_words_are_asked_with_roles(system: str) -> None:
+    encoder = replace(ENCODER, system=system)
+    text = f"{system} USER: <image>\n ASSISTANT:".strip()
+    assert encoder.prompt("", ["a"]).tokens.tolist()[1:] == encoder.ids(text)
+    # Training reads an answer without a question as plain text, or as a caption.
+    ((tokens, _),) = encoder.dialogues([dialogue([("<image>", "A cup.")], ["a"])])
+    assert tokens.tolist()[1:] == encoder.ids("<image>A cup.</s>")
 
 
 @pytest.mark.parametrize(
