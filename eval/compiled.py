@@ -41,7 +41,7 @@ from eval.lib.output.tables import Record, Table, cell, number, pivot
 from eval.lib.times.hlo import COLLECTIVES, STAGES, ProgramText
 from eval.lib.times.random_pair import LatencyConfig
 from jaxspec.command import load_preset, preset_names, run_script
-from jaxspec.config import Eagle3Config, ModelConfig, text_config
+from jaxspec.config import Eagle3Config, ModelConfig, text_config, with_text
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.engine.drafts import DraftConfig
 from jaxspec.engine.memory import abstract_inputs, abstract_state, at_place, bytes_held
@@ -189,9 +189,7 @@ def gpu_description(name: str) -> str:
 
 def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
     """Return the preset with another number of layers of its target."""
-    text = replace(text_config(config.target), num_hidden_layers=layers)
-    whole = isinstance(config.target, type(text))
-    return replace(config, target=text if whole else replace(config.target, text_config=text))
+    return replace(config, target=with_text(config.target, num_hidden_layers=layers))
 
 
 def eagle_head(target: ModelConfig) -> Eagle3Config:

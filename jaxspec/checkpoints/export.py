@@ -26,11 +26,11 @@ from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_
 from jaxspec.checkpoints.served_draft import check_served
 from jaxspec.config import (
     HeadConfig,
-    LvlmConfig,
     ModelConfig,
     RotaryConfig,
     TextConfig,
     text_config,
+    with_text,
 )
 from jaxspec.config.heads.states import ImageRule
 from jaxspec.errors import InputError
@@ -214,8 +214,7 @@ def _knowing(config: ModelConfig, count: int) -> ModelConfig:
     count = min(count, text.known_tokens or count)
     if count == text.vocab_size or not isinstance(text, RotaryConfig):
         return config
-    text = replace(text, known_tokens=count)
-    return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
+    return with_text(config, known_tokens=count)
 
 
 def _write(
@@ -264,10 +263,7 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
     text = text_config(config)
     if size < text.vocab_size:
         raise InputError(f"vocabulary: {text.vocab_size} tokens, more than the target's {size}")
-
-    text = replace(text, vocab_size=size)
-    padded = text if text_config(config) is config else replace(config, text_config=text)
-    return padded, with_vocabulary(params, size)
+    return with_text(config, vocab_size=size), with_vocabulary(params, size)
 
 
 def with_vocabulary(params: Params, count: int) -> Params:

@@ -70,6 +70,7 @@ __all__ = [
     "VispecConfig",
     "text_config",
     "untied",
+    "with_text",
 ]
 
 LvlmConfig = LlavaConfig | QwenVLConfig
@@ -79,6 +80,12 @@ ModelConfig = TextConfig | LvlmConfig
 def text_config(config: ModelConfig) -> TextConfig:
     """Return the decoder's part of a language model's or an LVLM's configuration."""
     return config if isinstance(config, TextConfig) else config.text_config
+
+
+def with_text(config: ModelConfig, **text_fields: Any) -> ModelConfig:
+    """Return the configuration with changes of the decoder's part."""
+    text = replace(text_config(config), **text_fields)
+    return text if isinstance(config, TextConfig) else replace(config, text_config=text)
 
 
 def untied(config: ModelConfig, **text_fields: Any) -> ModelConfig:

@@ -28,6 +28,7 @@ from jaxspec.config import (
     LvlmConfig,
     ModelConfig,
     text_config,
+    with_text,
 )
 from jaxspec.errors import InputError, check_path
 from jaxspec.models.families import family_of, split_tower, text_params
@@ -255,8 +256,7 @@ def with_stop_tokens(config: ModelConfig, settings: GenerationSettings | None) -
     """
     if settings is None:
         return config
-    text = replace(text_config(config), eos_token_id=settings.stop)
-    return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
+    return with_text(config, eos_token_id=settings.stop)
 
 
 def prompt_encoder(model: LoadedModel) -> PromptEncoder:

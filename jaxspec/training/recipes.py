@@ -27,7 +27,14 @@ from jaxspec.checkpoints.export import with_vocabulary
 from jaxspec.checkpoints.huggingface import read_params
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.tower import read_tower, tower_files
-from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
+from jaxspec.config import (
+    LlavaConfig,
+    LvlmConfig,
+    ModelConfig,
+    RotaryConfig,
+    text_config,
+    with_text,
+)
 from jaxspec.data.prepared import Prepared, mixture
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError, check_numbers, nearest
@@ -210,8 +217,7 @@ def _learning(start: LoadedModel) -> LoadedModel:
     config, text = start.config, text_config(start.config)
     if not isinstance(text, RotaryConfig) or not text.known_tokens:
         return start
-    text = replace(text, known_tokens=0)
-    whole = replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
+    whole = with_text(config, known_tokens=0)
     return replace(start, config=whole)
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache, TreeMask
-from jaxspec.config import LlavaConfig, text_config
+from jaxspec.config import LlavaConfig, text_config, with_text
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import text_of
 from jaxspec.decoding.drafting.weighting import parse_weighting
@@ -120,8 +120,7 @@ class RecordedTarget(LoadedModel):
                 )
         if not answers:
             raise InputError(f"{PREFIX}{path}: no answers in it; record some")
-        wide = replace(text, max_position_embeddings=NO_LIMIT)
-        config = wide if text is draft.config else replace(draft.config, text_config=wide)
+        config = with_text(draft.config, max_position_embeddings=NO_LIMIT)
         return cls(config, {}, draft.tokenizer, None, source=path, answers=answers)
 
     @property
