@@ -16,7 +16,7 @@ from jaxspec.decoding.drafting.weighting import Weighting
 from jaxspec.decoding.inputs import Member, PromptBatch
 from jaxspec.decoding.processors import History, PromptTokens, processed, prompt_tokens
 from jaxspec.decoding.program import Program
-from jaxspec.decoding.sources.source import Committed, Source
+from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
 from jaxspec.decoding.state import (
     DecodeState,
     DecodeStats,
@@ -178,7 +178,7 @@ class Speculator(TargetProgram[States]):
         )
         assert batch.weights is not None
         room = new_slots + max(self.drafter.nodes, self.drafter.reads) + 1
-        drafter = self.drafter.prefill(params, batch, features, cache, room)
+        drafter = self.drafter.prefill(Prefilled(params, batch, features, cache, room))
         prompt = prompt_tokens(batch.prompt, logits.shape[-1], options.processors)
         logits, cache, drafter, weights, prompt = copied(
             (logits, cache, drafter, batch.weights, prompt), batch, options
@@ -248,8 +248,8 @@ class Speculator(TargetProgram[States]):
                     state.trace, count, state.tokens, draft, verdict, weights, valid
                 )
                 state = state.replace(trace=trace)
-            drafter = self.drafter.commit(state.drafter, scratch, state.target, emitted, path)
-            return state.replace(drafter=drafter)
+            verified = Verified(state.target, emitted, path)
+            return state.replace(drafter=self.drafter.commit(state.drafter, scratch, verified))
 
     def judge(
         self,

@@ -18,7 +18,7 @@ from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.decoding.sources.kv_head import pack
-from jaxspec.decoding.sources.source import Committed
+from jaxspec.decoding.sources.source import Committed, Verified
 from jaxspec.engine.drafts import HEAD_SOURCES
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
@@ -138,7 +138,7 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
                 steps.append(logits[0, :, 0])
             decoded.append(jnp.stack(steps, axis=1))
             done = target.replace(length=jnp.full(3, begin + emitted))
-            state = source.commit(state, scratch, done, jnp.full(3, emitted), None)
+            state = source.commit(state, scratch, Verified(done, jnp.full(3, emitted)))
         return trained, jnp.stack(decoded, axis=1)
 
     trained, decoded = jax.jit(both, compiler_options=tiny.QUICK)(params)

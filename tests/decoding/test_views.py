@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.sources.source import Committed
+from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.families import build
@@ -44,11 +44,11 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
     def two_blocks() -> tuple:
         nothing: Any = None  # no draft model reads the target's cache
         params = {"draft": PARAMS}
-        state = drafter.prefill(params, batch, None, nothing, 40)
+        state = drafter.prefill(Prefilled(params, batch, None, nothing, 40))
         told = jnp.asarray(written[:, :1])
         committed = Committed(params, told, jnp.ones(B, jnp.int32), nothing)
         first, scratch = drafter.draft(committed, state, batch.weights, options)
-        state = drafter.commit(state, scratch, nothing, kept + 1)
+        state = drafter.commit(state, scratch, Verified(nothing, kept + 1))
         # Row by row, the newest two of: first token, accepted drafts, correction or bonus.
         told = jnp.concatenate([told, first.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
         told = told.at[jnp.arange(B), kept + 1].set(written[:, 1])

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from jaxspec.cache import KVCache
 from jaxspec.config import TextConfig
 from jaxspec.decoding.drafting.drafter import Drafter
-from jaxspec.decoding.sources.source import Committed
+from jaxspec.decoding.sources.source import Committed, Verified
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, place
 from jaxspec.engine.compile_cache import Held, executable
@@ -150,7 +150,7 @@ def _run_drafts(
         draft, scratch = drafter.draft(
             Committed(params, tokens, count, target), before, weights, options
         )
-        after = drafter.commit(before, scratch, target, jnp.zeros_like(count))
+        after = drafter.commit(before, scratch, Verified(target, jnp.zeros_like(count)))
         return tokens.at[:, 0].set(draft.tokens[:, 0]), rewound(after, states)
 
     tokens, states = jax.lax.fori_loop(0, times, step, (tokens, states))

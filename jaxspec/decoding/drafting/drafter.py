@@ -13,14 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, TreeMask
-from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.cache import TreeMask
 from jaxspec.decoding.processors import History, allowed, processed
 from jaxspec.decoding.sources.lookup import backed_off
-from jaxspec.decoding.sources.source import Committed, Source
+from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
 from jaxspec.decoding.state import step_keys
 from jaxspec.sampling import Sampling, by_place, fit_vocabulary, mix, tempered
-from jaxspec.typing import Array, Bool, Float, Int, Params
+from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Draft
 
 States = tuple[Any, ...]
@@ -75,18 +74,11 @@ class Drafter(ABC):
         """Return R, the number of distributions in the mixture."""
         return sum(source.width for source in self.sources)
 
-    def prefill(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        features: Float[Array, "B U P E"] | None,
-        target: KVCache,
-        room: int,
-    ) -> States:
+    def prefill(self, prefilled: Prefilled) -> States:
         """Return the state of each source after the prompt, see `Source.prefill`."""
         return tuple(
-            source.prefill(params, batch, inputs, features, target, room)
-            for source, inputs in zip(self.sources, batch.sources, strict=True)
+            source.prefill(prefilled, inputs)
+            for source, inputs in zip(self.sources, prefilled.batch.sources, strict=True)
         )
 
     def draft(
@@ -134,17 +126,10 @@ class Drafter(ABC):
         scores, scratch = zip(*parts)
         return jnp.concatenate([fit_vocabulary(x, self.vocabulary) for x in scores]), scratch
 
-    def commit(
-        self,
-        states: States,
-        scratch: States,
-        target: KVCache,
-        emitted: Int[Array, " B"],
-        path: Int[Array, "B J"] | None = None,
-    ) -> States:
+    def commit(self, states: States, scratch: States, verified: Verified) -> States:
         """Return the states after a verified block, see `Source.commit`."""
         return tuple(
-            source.commit(state, part, target, emitted, path)
+            source.commit(state, part, verified)
             for source, state, part in zip(self.sources, states, scratch, strict=True)
         )
 

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask, init_cache, unread, written
 from jaxspec.config import DFlashConfig
-from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.planned import Planned, PlannedSource
-from jaxspec.decoding.sources.source import Committed
+from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.models.inputs import PromptRows
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -29,18 +28,11 @@ class DFlash(PlannedSource):
 
     name = "dflash"
 
-    def prefill(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        inputs: Any,
-        features: Float[Array, "B U P E"] | None,
-        target: KVCache,
-        room: int,
-    ) -> KVCache:
-        count, width = batch.prompt.tokens.shape
+    def prefill(self, prefilled: Prefilled, inputs: Any) -> KVCache:
+        params, target = prefilled.params, prefilled.target
+        count, width = prefilled.batch.prompt.tokens.shape
         assert target.hidden is not None
-        cache = init_cache(self.model.text, count, width + room, target.hidden.dtype)
+        cache = init_cache(self.model.text, count, width + prefilled.room, target.hidden.dtype)
         empty, read = cache.replace(split=True), jnp.zeros(count, jnp.int32)
         return self._read(params, empty, target, read, width, width).replace(length=target.length)
 
@@ -63,16 +55,9 @@ class DFlash(PlannedSource):
         )
         return self.planned(committed, scores, cache)
 
-    def commit(
-        self,
-        state: KVCache,
-        scratch: Planned,
-        target: KVCache,
-        emitted: Int[Array, " B"],
-        path: Int[Array, "B J"] | None,
-    ) -> KVCache:
+    def commit(self, state: KVCache, scratch: Planned, verified: Verified) -> KVCache:
         """Keep the tokens that the target had read before the block."""
-        return scratch.cache.replace(length=target.length - emitted)
+        return scratch.cache.replace(length=verified.start)
 
     def _read(
         self,

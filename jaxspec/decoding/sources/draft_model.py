@@ -17,8 +17,8 @@ import numpy as np
 from flax import struct
 
 from jaxspec.cache import KVCache, TreeMask, keep_path
-from jaxspec.decoding.inputs import Images, Member, PromptBatch
-from jaxspec.decoding.sources.source import Buckets, Committed, Source
+from jaxspec.decoding.inputs import Images, Member
+from jaxspec.decoding.sources.source import Buckets, Committed, Prefilled, Source, Verified
 from jaxspec.models.families import abstract_params, split_tower
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
@@ -79,16 +79,8 @@ class DraftModel(Source[DraftState, KVCache]):
         reads = any(view.reads_images for view in self.views)
         return self.model if reads and not self.shares_tower else None
 
-    def prefill(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        inputs: ViewRows,
-        features: Float[Array, "B U P E"] | None,
-        target: KVCache,
-        room: int,
-    ) -> DraftState:
-        weights = params[self.name]
+    def prefill(self, prefilled: Prefilled, inputs: ViewRows) -> DraftState:
+        weights, features = prefilled.params[self.name], prefilled.features
         if not self.shares_tower:
             features = None if inputs.images is None else self.model.encode(weights, inputs.images)
         embeds = [
@@ -98,7 +90,7 @@ class DraftModel(Source[DraftState, KVCache]):
         # Images are in the embeddings by now; without them all views' rows are one batch.
         texts = [rows.replace(sources=None, blend=None) for rows in inputs.rows]
         rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *texts)
-        slots = rows.tokens.shape[1] + room
+        slots = rows.tokens.shape[1] + prefilled.room
         _, cache = self.model.prefill(weights, jnp.concatenate(embeds), rows, slots)
         last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
         return DraftState(cache.replace(length=rows.length - 1), last)
@@ -129,24 +121,17 @@ class DraftModel(Source[DraftState, KVCache]):
         extend = partial(self.model.extend, committed.params[self.name])
         return jax.vmap(lambda cache: extend(tokens, cache, tree))(scratch)
 
-    def commit(
-        self,
-        state: DraftState,
-        scratch: KVCache,
-        target: KVCache,
-        emitted: Int[Array, " B"],
-        path: Int[Array, "B J"] | None,
-    ) -> DraftState:
+    def commit(self, state: DraftState, scratch: KVCache, verified: Verified) -> DraftState:
         """Keep the emitted tokens; a shorter length drops everything behind them.
 
         The accepted path of a tree moves behind the root. Its last node may be unread: the next
         block reads it, as the second newest token.
         """
         cache = scratch.replace(length=self._by_view(state.cache.length))
-        if path is not None:
-            nodes = jnp.maximum(path, 0)
+        if verified.path is not None:
+            nodes = jnp.maximum(verified.path, 0)
             cache = jax.vmap(lambda cache: keep_path(cache, cache.length + 1, nodes))(cache)
-        cache = cache.replace(length=cache.length + emitted)
+        cache = cache.replace(length=cache.length + verified.emitted)
         return state.replace(
             cache=jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), cache)
         )

@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxspec.cache import KVCache, TreeMask, write
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.inputs import Images, PromptBatch
+from jaxspec.decoding.inputs import Images
 from jaxspec.decoding.sources.head import HeadSource
-from jaxspec.decoding.sources.source import Buckets, Committed
+from jaxspec.decoding.sources.source import Buckets, Committed, Prefilled, Verified
 from jaxspec.models.heads.anchored import Context
 from jaxspec.models.heads.head_slots import HeadRows, head_rows, reads_as_text
 from jaxspec.models.heads.kinds import module_of
@@ -36,24 +36,15 @@ class TargetKeys(HeadSource[KVCache, Scratch]):
 
     config: KVHeadConfig
 
-    def prefill(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        inputs: HeadRows,
-        features: Float[Array, "B U P E"] | None,
-        target: KVCache,
-        room: int,
-    ) -> KVCache:
+    def prefill(self, prefilled: Prefilled, inputs: HeadRows) -> KVCache:
         packed = inputs.text.shape[1] + inputs.images.shape[1] * self.config.image_slots
-        return pack(self.config, params[self.name], target, inputs, packed + room)
+        weights = prefilled.params[self.name]
+        return pack(self.config, weights, prefilled.target, inputs, packed + prefilled.room)
 
-    def _kept(
-        self, state: KVCache, block: KVCache, target: KVCache, emitted: Int[Array, " B"]
-    ) -> KVCache:
+    def _kept(self, state: KVCache, block: KVCache, verified: Verified) -> KVCache:
         """Return the block's cache with the emitted tokens' keys and values from the target."""
         cache = block.replace(length=state.length)
-        return adopt_target_kv(self.config, cache, target, emitted, self.gamma + 1)
+        return adopt_target_kv(self.config, cache, verified, self.gamma + 1)
 
     def sizes(
         self, lengths: Sequence[int], slot_images: np.ndarray, buckets: Buckets
@@ -99,15 +90,8 @@ class KVHeadSource(TargetKeys[KVCache]):
             logits, cache = self.model.extend(self.weights(committed.params), tokens, scratch, tree)
         return logits[None], cache
 
-    def commit(
-        self,
-        state: KVCache,
-        scratch: KVCache,
-        target: KVCache,
-        emitted: Int[Array, " B"],
-        path: Int[Array, "B J"] | None,
-    ) -> KVCache:
-        return self._kept(state, scratch, target, emitted)
+    def commit(self, state: KVCache, scratch: KVCache, verified: Verified) -> KVCache:
+        return self._kept(state, scratch, verified)
 
 
 def pack(
@@ -148,20 +132,20 @@ def pack(
 
 
 def adopt_target_kv(
-    config: KVHeadConfig, cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count: int
+    config: KVHeadConfig, cache: KVCache, verified: Verified, count: int
 ) -> KVCache:
     """Replace the head's keys and values of `count` newly verified tokens by the target's.
 
-    `emitted` of them stay; the next block overwrites the slots after them. A head that reads no
-    text keeps none.
+    Those that were emitted stay; the next block overwrites the slots after them. A head that reads
+    no text keeps none.
     """
-    new = jnp.arange(count)
+    target, emitted, new = verified.target, verified.emitted, jnp.arange(count)
     if not config.reads_text:
         hidden = cache.hidden
         if hidden is not None:
             hidden = _with_newest(hidden, target, cache.length)
         return cache.replace(shift=cache.shift + emitted, hidden=hidden)
-    source = (target.length - emitted)[:, None] + new
+    source = verified.start[:, None] + new
     targets = cache.length[:, None] + new
 
     def adopted(leaf: Array, target_leaf: Any) -> Array:

@@ -20,10 +20,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.cache import KVCache, TreeMask, longer
-from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.cache import TreeMask, longer
 from jaxspec.decoding.processors import NO_TOKEN, right_aligned
-from jaxspec.decoding.sources.source import Committed, Source
+from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.sampling import largest
 from jaxspec.typing import Array, Float, Int, Params
@@ -142,16 +141,8 @@ class Lookup(Source[Text, Search]):
     def vocabulary(self) -> int:
         return self.tokens
 
-    def prefill(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        inputs: Any,
-        features: Float[Array, "B U P E"] | None,
-        target: KVCache,
-        room: int,
-    ) -> Text:
-        return Text.of(batch.prompt, room)
+    def prefill(self, prefilled: Prefilled, inputs: Any) -> Text:
+        return Text.of(prefilled.batch.prompt, prefilled.room)
 
     def begin(
         self, committed: Committed, state: Text
@@ -174,14 +165,7 @@ class Lookup(Source[Text, Search]):
             probs /= probs.sum(-1, keepdims=True)
         return probs[None], scratch.replace(text=text)
 
-    def commit(
-        self,
-        state: Text,
-        scratch: Search,
-        target: KVCache,
-        emitted: Int[Array, " B"],
-        path: Int[Array, "B J"] | None,
-    ) -> Text:
+    def commit(self, state: Text, scratch: Search, verified: Verified) -> Text:
         """Keep the text of the prompt: `begin` writes all new tokens behind it."""
         return state
 

@@ -8,9 +8,9 @@ from jaxspec.cache import KVCache, hidden_before
 from jaxspec.config import OnePassConfig
 from jaxspec.decoding.sources.kv_head import TargetKeys
 from jaxspec.decoding.sources.planned import Planned, PlannedSource
-from jaxspec.decoding.sources.source import Committed
+from jaxspec.decoding.sources.source import Committed, Verified
 from jaxspec.models.inputs import PromptRows
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Float
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,5 @@ class OnePassSource(PlannedSource, TargetKeys[Planned]):
         scores, cache = model.advance(weights, block, state)
         return self.planned(committed, scores, cache)
 
-    def commit(
-        self,
-        state: KVCache,
-        scratch: Planned,
-        target: KVCache,
-        emitted: Int[Array, " B"],
-        path: Int[Array, "B J"] | None,
-    ) -> KVCache:
-        return self._kept(state, scratch.cache, target, emitted)
+    def commit(self, state: KVCache, scratch: Planned, verified: Verified) -> KVCache:
+        return self._kept(state, scratch.cache, verified)

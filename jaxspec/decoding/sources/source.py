@@ -2,10 +2,10 @@
 
 A source has four verbs inside the compiled program. With gamma = 3 and the newest token x:
 
-    prefill(prompts)              -> state    once
-    begin(committed, state)       -> scores after x, scratch
-    score(committed, scratch, d0) -> scores after d0, scratch     and again for d1
-    commit(state, scratch, ...)   -> state    with what the target verified
+    prefill(prefilled, inputs)       -> state    once
+    begin(committed, state)          -> scores after x, scratch
+    score(committed, scratch, d0)    -> scores after d0, scratch     and again for d1
+    commit(state, scratch, verified) -> state
 
 A *state* is carried from block to block. A *scratch* exists only within a block: it holds what was
 drafted, and `commit` keeps the part that was accepted.
@@ -36,11 +36,26 @@ Scratch = TypeVar("Scratch")
 
 
 @dataclass(frozen=True)
+class Prefilled:
+    """Hold what is certain once the target has read the prompts."""
+
+    params: Params
+    """{"target": ..., and an entry for each source with parameters, by its `name`}."""
+    batch: PromptBatch
+    features: Float[Array, "B U P E"] | None
+    """Image features of the target's tower; None without images."""
+    target: KVCache
+    """The target's cache, of the prompts."""
+    room: int
+    """Slots after the prompt."""
+
+
+@dataclass(frozen=True)
 class Committed:
     """Hold what is certain when a block begins. Sources read it, and none changes it."""
 
     params: Params
-    """{"target": ..., and an entry for each source with parameters, by its `name`}."""
+    """As in `Prefilled`."""
     tokens: Int[Array, "B C"]
     """New tokens; entries from `count` on are undefined."""
     count: Int[Array, " B"]
@@ -54,6 +69,25 @@ class Committed:
         indices = first[:, None] + jnp.arange(width)
         last = self.tokens.shape[1] - 1
         return jnp.take_along_axis(self.tokens, jnp.clip(indices, 0, last), axis=1)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Hold what the target verified of a block."""
+
+    target: KVCache
+    """The target's cache, of all committed tokens except the newest."""
+    emitted: Int[Array, " B"]
+    """Number of tokens that the block added: accepted drafts and the token after them."""
+    path: Int[Array, "B J"] | None = None
+    """Nodes on a tree's accepted path, numbered in the order in which sources read them; None for
+    a chain. If they read the root, a and b, and b is accepted, path is [2, -1, ...]: no source has
+    read node -1."""
+
+    @property
+    def start(self) -> Int[Array, " B"]:
+        """Return the number of tokens that the target had read before the block."""
+        return self.target.length - self.emitted
 
 
 class Buckets(NamedTuple):
@@ -105,22 +139,10 @@ class Source(ABC, Generic[State, Scratch]):
         return None
 
     @abstractmethod
-    def prefill(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        inputs: Any,
-        features: Float[Array, "B U P E"] | None,
-        target: KVCache,
-        room: int,
-    ) -> State:
+    def prefill(self, prefilled: Prefilled, inputs: Any) -> State:
         """Return the state after the prompt.
 
-        Args:
-          inputs: What `inputs` returned.
-          features: Image features of the target's tower, if there are images.
-          target: The target's cache after its prefill.
-          room: Slots after the prompt.
+        inputs: What `inputs` returned.
         """
 
     @abstractmethod
@@ -140,23 +162,10 @@ class Source(ABC, Generic[State, Scratch]):
         """Read T drafted tokens, or nodes of a tree; score the token after each."""
 
     @abstractmethod
-    def commit(
-        self,
-        state: State,
-        scratch: Scratch,
-        target: KVCache,
-        emitted: Int[Array, " B"],
-        path: Int[Array, "B J"] | None,
-    ) -> State:
+    def commit(self, state: State, scratch: Scratch, verified: Verified) -> State:
         """Keep the emitted tokens of a block.
 
         Floats come from `scratch`, which XLA updated in place; lengths come from `state`.
-
-        Args:
-          target: The target's cache, whose length includes the emitted tokens but the newest.
-          path: Nodes on a tree's accepted path, numbered in the order in which sources read them.
-            If they read the root, a and b, and b is accepted, path is [2, -1, ...]: no source has
-            read node -1.
         """
 
     def sizes(

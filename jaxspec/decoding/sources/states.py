@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask, unread
 from jaxspec.config import StateHeadConfig
-from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.head import HeadSource
-from jaxspec.decoding.sources.source import Committed
+from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.models.heads.kinds import module_of
 from jaxspec.models.heads.states import ShownImages
 from jaxspec.models.inputs import PromptRows
@@ -25,38 +24,29 @@ class StateHeadSource(HeadSource[KVCache, KVCache]):
 
     config: StateHeadConfig
 
-    def prefill(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        inputs: Any,
-        features: Float[Array, "B U P E"] | None,
-        target: KVCache,
-        room: int,
-    ) -> KVCache:
-        rows = batch.prompt
+    def prefill(self, prefilled: Prefilled, inputs: Any) -> KVCache:
+        params, rows = prefilled.params, prefilled.batch.prompt
         slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         rotary = rows.rotary if self.config.text_config.rope_scaling.mrope_section else None
         return pack_own(
             self.config,
             params[self.name],
-            target,
+            prefilled.target,
             self.model.embed(self.weights(params), rows, None),
             slots if rotary is None else rotary,
-            self._images(params, rows, features),
-            rows.tokens.shape[1] + room,
+            self._images(prefilled),
+            rows.tokens.shape[1] + prefilled.room,
         )
 
-    def _images(
-        self, params: Params, rows: PromptRows, features: Float[Array, "B U P E"] | None
-    ) -> ShownImages | None:
+    def _images(self, prefilled: Prefilled) -> ShownImages | None:
         """Return what the prompts show at image slots, as far as the head's rule reads it."""
+        rows, features = prefilled.batch.prompt, prefilled.features
         mask = rows.images
         if mask is None or features is None or self.config.images == "placeholder":
             return None
         embeds = None
         if self.config.shows_images:
-            embeds = self.target.embed(params["target"], rows, features)
+            embeds = self.target.embed(prefilled.params["target"], rows, features)
             embeds = embeds[..., : self.config.text_config.hidden_size]  # without DeepStack's
         return ShownImages(mask, embeds, features.shape[1])
 
@@ -93,16 +83,9 @@ class StateHeadSource(HeadSource[KVCache, KVCache]):
         logits, cache = self.read_fused(committed, scratch, tokens, tree)
         return logits[None], cache
 
-    def commit(
-        self,
-        state: KVCache,
-        scratch: KVCache,
-        target: KVCache,
-        emitted: Int[Array, " B"],
-        path: Int[Array, "B J"] | None,
-    ) -> KVCache:
+    def commit(self, state: KVCache, scratch: KVCache, verified: Verified) -> KVCache:
         """Keep the tokens that the target had read before the block."""
-        return scratch.replace(length=target.length - emitted)
+        return scratch.replace(length=verified.start)
 
 
 def pack_own(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxspec.cache import KVCache
 from jaxspec.config import VispecConfig
-from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.sources.source import Prefilled
 from jaxspec.decoding.sources.states import StateHeadSource
 from jaxspec.typing import Array, Float, Params
 
@@ -27,22 +27,14 @@ class Vispec(StateHeadSource):
 
     name = "vispec"
 
-    def prefill(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        inputs: Any,
-        features: Float[Array, "B U P E"] | None,
-        target: KVCache,
-        room: int,
-    ) -> KVCache:
-        cache = super().prefill(params, batch, inputs, features, target, room)
-        images = self._images(params, batch.prompt, features)
+    def prefill(self, prefilled: Prefilled, inputs: Any) -> KVCache:
+        cache = super().prefill(prefilled, inputs)
+        rows, images = prefilled.batch.prompt, self._images(prefilled)
         if images is None:
-            shape = (*batch.prompt.tokens.shape[:1], 1, self.config.text_config.hidden_size)
+            shape = (*rows.tokens.shape[:1], 1, self.config.text_config.hidden_size)
             image = jnp.zeros(shape, cache.k[0].dtype)
         else:
-            image = self.run(params, "last_image", images, batch.prompt.length)
+            image = self.run(prefilled.params, "last_image", images, rows.length)
         return ImageCache(**{f.name: getattr(cache, f.name) for f in fields(cache)}, image=image)
 
     def fused(self, params: Params, cache: KVCache, embeds: Array, before: Array) -> Array:
