@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
 from jaxspec.checkpoints.heads import is_head, kind_of, list_head, load_head, save_head
-from jaxspec.checkpoints.heads.kind import Server
+from jaxspec.checkpoints.heads.kind import ExportOptions, Server
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.checkpoints.model_card import (
@@ -168,14 +168,8 @@ def _export_head(
     source, config, params = head
     if text_only:
         raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
-    config, params = kind_of(config).exported(
-        source,
-        config,
-        params,
-        target=target and target.name,
-        draft_vocabulary=draft_vocabulary,
-        server=engine,
-    )
+    head_options = ExportOptions(source, target and target.name, draft_vocabulary, engine)
+    config, params = kind_of(config).exported(config, params, head_options)
     save_head(
         destination,
         config,

@@ -42,6 +42,11 @@ class TextConfig:
     final_logit_softcapping: ClassVar[float | None] = None
     """c: scores become c tanh(score / c); None leaves them as they are."""
 
+    @property
+    def scored_tokens(self) -> int:
+        """Return the number of tokens that its output matrix scores."""
+        return len(self.draft_vocabulary) or self.vocab_size
+
     def of_layer(self, index: int) -> Self:
         """Return the configuration that a layer is built from; layers are alike by default."""
         del index

@@ -204,7 +204,7 @@ class CausalLM(nn.Module):
         self.model = self.decoder(self.config)
         c = self.config
         if c.draft_vocabulary or not c.tie_word_embeddings:
-            self.lm_head = Dense(len(c.draft_vocabulary) or c.vocab_size, bias=False, widens=True)
+            self.lm_head = Dense(c.scored_tokens, bias=False, widens=True)
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Return token embeddings.

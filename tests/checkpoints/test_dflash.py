@@ -299,7 +299,7 @@ def test_what_this_library_lacks_is_named(
 
 
 def test_other_targets_and_servers_are_refused(head: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a DFlash head keeps its draft vocabulary; leave that"):
+    with pytest.raises(InputError, match="DFlash heads keep their draft vocabulary; leave that"):
         export(head, tmp_path / "out", draft_vocabulary=5)
     config, params = made(WORDS)
     save_head(tmp_path / "words", replace(config, target_name=""), params, None)

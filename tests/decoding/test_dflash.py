@@ -4,7 +4,6 @@ pass scores what decoding does.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,14 +17,13 @@ from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.config import DFlashConfig, Qwen3Config
-from jaxspec.decoding.sources.source import Committed
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
 from tests import tiny
 from tests.tiny.dflash_reference import draft as reference
 from tests.tiny.families import FAMILIES
-from tests.tiny.one_pass import blocks_of_head
+from tests.tiny.one_pass import check_training_pass, drafted_blocks
 
 J, NEW, BLOCKS, TEMPERATURE = 3, 24, 8, 8.0
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -64,29 +62,13 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
     engine = Engine(target, head, replace(ENGINE, tree=tree))
     prompt = engine.encoder.prompt("What?", [tiny.page(0)])
     request = Request(prompt, BLOCKS * (J + 1), temperature=TEMPERATURE, seed=3)
-    state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))
-    (read,) = engine.batcher.read([request])
-    _, options = engine.batcher.inputs([read], read.sizes)
-    options = options.replace(eos=jnp.asarray([-1]))
-    spec, params = engine.assembly.program, engine.assembly.params
     row = text_params(target.config, target.params)
     config, tensors = head.config.to_dict(), named_tensors(head.params)
     if words:
         tensors["d2t"] = np.asarray(words) - np.arange(len(words))
     embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
     output = np.asarray(row["lm_head"]["kernel"], np.float64).T
-
-    @jax.jit
-    def block(state: Any) -> tuple[Any, Any]:
-        committed = Committed(params, state.tokens, state.count, state.target)
-        draft, _ = spec.drafter.draft(committed, state.drafter, jnp.ones((1, 1)), options)
-        return draft, spec.block(params, state, options)
-
-    emitted = []
-    for _ in range(BLOCKS):
-        answer = np.asarray(state.tokens)[0, : int(state.count[0])].tolist()
-        draft, state = block(state)
-        emitted.append(int(state.count[0]) - len(answer))
+    for answer, draft in drafted_blocks(engine, request, BLOCKS):
         states = read_row(target, head, prompt, answer)
         drafted = np.asarray(draft.tokens)[0, : J - 1]
         scores = reference(config, tensors, embedding, output, states, answer[-1], J, drafted)[
@@ -95,34 +77,11 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
         probs = np.exp((scores - scores.max(-1, keepdims=True)) / TEMPERATURE)
         probs /= probs.sum(-1, keepdims=True)
         np.testing.assert_allclose(draft.view_probs[0, 0, : len(probs)], probs, atol=2e-6)
-    assert len({*emitted}) > 1, emitted
 
 
 @pytest.mark.parametrize("family", OPTIONS)
 def test_training_predicts_the_blocks(family: str) -> None:
-    """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of
-    decoding.
-    """
-    plain = Engine(headed(family)[0], None, ENGINE)
-    prompts = [
-        plain.encoder.prompt(text, [tiny.page(0)])
-        for text in ("What?", "Tell me more.", "Who is it?", "a")
-    ]
-    answers = [
-        result.tokens for result in plain.generate([Request(prompt, NEW) for prompt in prompts])
-    ]
-    words, _ = zip(
-        *Counter(token for answer in answers for token in answer).most_common(3), strict=True
-    )
-    target, head = headed(family, tuple(sorted(words)))
-    engine, total = Engine(target, head, ENGINE), np.zeros(2, int)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        result = engine.generate(Request(prompt, NEW))
-        blocks = blocks_of_head(target, head, prompt, answer, J)
-        assert blocks == (result.stats.steps, result.stats.emitted)
-        assert result.tokens == answer
-        total += blocks
-    assert 0 < total[0] < total[1]
+    check_training_pass(partial(headed, family), ENGINE, NEW)
 
 
 def read_row(target: LoadedModel, head: LoadedHead, prompt: Any, answer: list[int]) -> np.ndarray:

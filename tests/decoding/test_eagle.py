@@ -4,7 +4,6 @@ change no answer.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +18,6 @@ from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.config import Eagle1Config, Eagle3Config, RopeScaling, VispecConfig
 from jaxspec.config.heads.kinds import new_head
-from jaxspec.decoding.sources.source import Committed
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
@@ -29,7 +27,7 @@ from jaxspec.models.language_model import LanguageModel
 from tests import tiny
 from tests.tiny import families
 from tests.tiny.eagle_reference import draft as reference
-from tests.tiny.one_pass import blocks_of_head
+from tests.tiny.one_pass import check_training_pass, drafted_blocks
 
 J, NEW, BLOCKS = 3, 24, 6
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -93,12 +91,6 @@ def test_blocks_are_drafted_as_the_definition_says(
     engine = Engine(target, head, replace(ENGINE, tree=tree))
     prompt = engine.encoder.prompt("What?", [tiny.page(0), tiny.page(1)])
     request = Request(prompt, NEW, temperature=8.0, seed=3)
-    # also if the first token ended it
-    state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))
-    (read,) = engine.batcher.read([request])
-    _, options = engine.batcher.inputs([read], read.sizes)
-    options = options.replace(eos=jnp.asarray([-1]))
-    spec, params = engine.assembly.program, engine.assembly.params
     row = text_params(target.config, target.params)
     config, eagle1 = head.config.to_dict(), isinstance(head.config, Eagle1Config)
     tensors = {
@@ -109,18 +101,7 @@ def test_blocks_are_drafted_as_the_definition_says(
         tensors["d2t"] = np.asarray(words) - np.arange(len(words))
     embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
     output = np.asarray(row["lm_head"]["kernel"], np.float64).T if eagle1 else None
-
-    @jax.jit
-    def block(state: Any) -> tuple[Any, Any]:
-        committed = Committed(params, state.tokens, state.count, state.target)
-        draft, _ = spec.drafter.draft(committed, state.drafter, jnp.ones((1, 1)), options)
-        return draft, spec.block(params, state, options)
-
-    emitted = []
-    for _ in range(BLOCKS):
-        answer = np.asarray(state.tokens)[0, : int(state.count[0])].tolist()
-        draft, state = block(state)
-        emitted.append(int(state.count[0]) - len(answer))
+    for answer, draft in drafted_blocks(engine, request, BLOCKS):
         tokens, states, places, images = read_row(target, head, prompt, answer)
         drafted = np.asarray(draft.tokens)[0, : J - 1] if tree is None else ()
         scores = reference(
@@ -131,34 +112,14 @@ def test_blocks_are_drafted_as_the_definition_says(
         np.testing.assert_allclose(
             draft.view_probs[0, 0, : len(probs)], probs, atol=2e-5 if eagle1 else 2e-6
         )
-    assert len({*emitted}) > 1, emitted
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("ViSpec")])
 def test_one_pass_predicts_the_blocks(case: str, tmp_path: Any) -> None:
-    """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of
-    decoding.
-    """
-    plain = Engine(headed(tmp_path / "plain", case)[0], None, ENGINE)
-    prompts = [
-        plain.encoder.prompt(text, [tiny.page(0)])
-        for text in ("What?", "Tell me more.", "Who is it?", "a")
-    ]
-    answers = [
-        result.tokens for result in plain.generate([Request(prompt, NEW) for prompt in prompts])
-    ]
-    words, _ = zip(
-        *Counter(token for answer in answers for token in answer).most_common(3), strict=True
-    )
-    target, head = headed(tmp_path / "drafted", case, tuple(sorted(words)))
-    engine, total = Engine(target, head, ENGINE), np.zeros(2, int)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        result = engine.generate(Request(prompt, NEW))
-        blocks = blocks_of_head(target, head, prompt, answer, J)
-        assert blocks == (result.stats.steps, result.stats.emitted)
-        assert result.tokens == answer
-        total += blocks
-    assert 0 < total[0] < total[1]
+    def head_of(words: tuple[int, ...]) -> tuple[LoadedModel, LoadedHead]:
+        return headed(tmp_path / ("drafted" if words else "plain"), case, words)
+
+    check_training_pass(head_of, ENGINE, NEW)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
-"""The blocks of a head, from one pass of training's attention over the target's own answer."""
+"""The blocks of a head: as decoding drafts them, and as one pass of training's attention over the
+target's own answer predicts them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.exactness import whole_row
+from jaxspec import Engine, EngineConfig, Request
 from jaxspec.config import HeadConfig
 from jaxspec.data.images import to_rgb
+from jaxspec.decoding.sources.source import Committed
 from jaxspec.loading.models import LoadedHead, LoadedModel, prompt_encoder
 from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks, read_whole
 from jaxspec.models.heads.borrowed import joined
@@ -22,6 +27,67 @@ from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.encoder import Prompt
+from jaxspec.verification import Draft
+from tests.tiny.requests import page
+
+
+def drafted_blocks(
+    engine: Engine, request: Request, count: int
+) -> Iterator[tuple[list[int], Draft]]:
+    """The answer before each of a request's first `count` blocks, and its draft.
+
+    Of some blocks more is accepted than of others, and no token ends the answer.
+    """
+    state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))
+    (read,) = engine.batcher.read([request])
+    _, options = engine.batcher.inputs([read], read.sizes)
+    options = options.replace(eos=jnp.asarray([-1]))
+    spec, params = engine.assembly.program, engine.assembly.params
+
+    @jax.jit
+    def block(state: Any) -> tuple[Draft, Any]:
+        committed = Committed(params, state.tokens, state.count, state.target)
+        draft, _ = spec.drafter.draft(committed, state.drafter, jnp.ones((1, 1)), options)
+        return draft, spec.block(params, state, options)
+
+    emitted = set()
+    for _ in range(count):
+        answer = np.asarray(state.tokens)[0, : int(state.count[0])].tolist()
+        draft, state = block(state)
+        emitted.add(int(state.count[0]) - len(answer))
+        yield answer, draft
+    assert len(emitted) > 1, emitted
+
+
+def check_training_pass(
+    headed: Callable[[tuple[int, ...]], tuple[LoadedModel, LoadedHead]],
+    config: EngineConfig,
+    new: int,
+) -> None:
+    """Over the target's own answers, whose three likeliest tokens the head drafts, the blocks of
+    the training pass are those of decoding.
+
+    headed: Returns the target, and a head with a draft vocabulary; () for all tokens.
+    new: Tokens of an answer.
+    """
+    plain = Engine(headed(())[0], None, config)
+    prompts = [
+        plain.encoder.prompt(text, [page(0)])
+        for text in ("What?", "Tell me more.", "Who is it?", "a")
+    ]
+    answers = [
+        result.tokens for result in plain.generate([Request(prompt, new) for prompt in prompts])
+    ]
+    counts = Counter(token for answer in answers for token in answer)
+    target, head = headed(tuple(sorted(token for token, _ in counts.most_common(3))))
+    engine, total = Engine(target, head, config), np.zeros(2, int)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        result = engine.generate(Request(prompt, new))
+        blocks = blocks_of_head(target, head, prompt, answer, config.gamma)
+        assert blocks == (result.stats.steps, result.stats.emitted)
+        assert result.tokens == answer
+        total += blocks
+    assert 0 < total[0] < total[1]
 
 
 def blocks_of_head(

@@ -152,7 +152,7 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     config = with_known_images(path, raw, kind.config.from_dict(raw))
     if problems:
         return config, stored, problems
-    config, stored = kind.own(config, stored)
+    config, stored = kind.completed(config, stored)
     problems += unfit(config.text_config, lambda: layouts_in(abstract_head(config))[0], stored)
     return config, stored, problems
 

@@ -20,14 +20,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.heads.draft_words import draft_words, with_words
-from jaxspec.checkpoints.heads.kind import Kind, Server, speculators_entries
+from jaxspec.checkpoints.heads.kind import (
+    ExportOptions,
+    Kind,
+    Server,
+    speculators_entries,
+    with_target,
+)
 from jaxspec.config import DFlashConfig
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
@@ -40,7 +45,7 @@ _UNREAD = re.compile(r"confidence_head\.|verifier_(norm|lm_head)\.|(d2t|t2d)$")
 class DFlashFiles(Kind[DFlashConfig]):
     """Read heads in any public layout, and write them for the programs that serve them."""
 
-    def own(
+    def completed(
         self, config: DFlashConfig, stored: dict[str, StoredTensor]
     ) -> tuple[DFlashConfig, dict[str, StoredTensor]]:
         stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
@@ -79,28 +84,12 @@ class DFlashFiles(Kind[DFlashConfig]):
         }, tensors
 
     def exported(
-        self,
-        source: Path,
-        config: DFlashConfig,
-        params: Params,
-        *,
-        target: str | None,
-        draft_vocabulary: int | None,
-        server: Server | None,
+        self, config: DFlashConfig, params: Params, options: ExportOptions
     ) -> tuple[DFlashConfig, Params]:
-        if draft_vocabulary is not None:
-            raise InputError(
-                f"{source}: a {config.title} keeps its draft vocabulary; leave that out"
-            )
-        if target is not None:
-            config = replace(config, target_name=target)
-        if server == "sglang" and config.keeps_vocabulary:
+        if options.server == "sglang" and config.keeps_vocabulary:
             parts = "output matrix, vocabulary or Markov head"
-            raise InputError(f"{source}: has its own {parts}, which sglang does not read")
-        if server == "speculators" and not config.target_name:
-            advice = f"which {server} needs; give vocab-of"
-            raise InputError(f"{source}: does not name its target, {advice}")
-        return config, params
+            raise InputError(f"{options.source}: has its own {parts}, which sglang does not read")
+        return with_target(config, options), params
 
     def command(self, config: DFlashConfig, path: str, server: Server) -> str:
         target, method = config.target_name or "TARGET", "dspark" if config.markov else "dflash"

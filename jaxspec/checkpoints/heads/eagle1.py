@@ -13,22 +13,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
-from jaxspec.checkpoints.heads.kind import Kind, Server
+from jaxspec.checkpoints.heads.kind import ExportOptions, Kind, Server, check_one_layer
 from jaxspec.config import Eagle1Config
 from jaxspec.errors import InputError
 from jaxspec.models.vocabulary import first_tokens
 from jaxspec.typing import Params
-
-_NUMBER = re.compile(r"layers\.(\d+)\.")
-
 
 Config = TypeVar("Config", bound=Eagle1Config)
 
@@ -37,13 +32,11 @@ Config = TypeVar("Config", bound=Eagle1Config)
 class Eagle1Files(Kind[Config]):
     """Read heads as they are published, and write them so, for this library alone."""
 
-    def own(
+    def completed(
         self, config: Config, stored: dict[str, StoredTensor]
     ) -> tuple[Config, dict[str, StoredTensor]]:
         stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-        depth = 1 + max((int(n[1]) for name in stored if (n := _NUMBER.match(name))), default=0)
-        if depth > 1:
-            raise InputError(f"{config.title}: has {depth} layers; give a head with one")
+        check_one_layer(config.title, stored)
         text = replace(
             config.text_config,
             fc_bias="fc.bias" in stored,
@@ -62,23 +55,18 @@ class Eagle1Files(Kind[Config]):
         return config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}, tensors
 
     def exported(
-        self,
-        source: Path,
-        config: Config,
-        params: Params,
-        *,
-        target: str | None,
-        draft_vocabulary: int | None,
-        server: Server | None,
+        self, config: Config, params: Params, options: ExportOptions
     ) -> tuple[Config, Params]:
-        if server is not None:
-            advice = f"which is not written for {server}; leave that out"
-            raise InputError(f"{source}: an {config.title}, {advice}")
-        text = config.text_config
-        if draft_vocabulary is not None:
-            vocabulary = first_tokens(source, text.draft_vocabulary, draft_vocabulary)
+        if options.server is not None:
+            advice = f"which is not written for {options.server}; leave that out"
+            raise InputError(f"{options.source}: an {config.title}, {advice}")
+        text, name = config.text_config, options.target or config.target_name
+        if options.draft_vocabulary is not None:
+            vocabulary = first_tokens(
+                options.source, text.draft_vocabulary, options.draft_vocabulary
+            )
             text = replace(text, draft_vocabulary=vocabulary)
-        return replace(config, text_config=text, target_name=target or config.target_name), params
+        return replace(config, text_config=text, target_name=name), params
 
     def facts(self, config: Config) -> dict[str, str]:
         return {"image rule": config.images}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -11,11 +13,28 @@ import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.config import HeadConfig
+from jaxspec.errors import InputError
 from jaxspec.typing import Params
 
 Server = Literal["vllm", "sglang", "speculators"]
 """Program that serves a written head."""
 Config = TypeVar("Config", bound=HeadConfig)
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Hold the options of an export."""
+
+    source: Path
+    """Directory of the head, for errors."""
+    target: str | None
+    """Name of the target to serve it with."""
+    draft_vocabulary: int | None
+    """Number of tokens to keep."""
+    server: Server | None
+    """Program that will serve it."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +45,10 @@ class Kind(ABC, Generic[Config]):
     about: str
     """What it is, for its card."""
 
-    def own(
+    def completed(
         self, config: Config, stored: dict[str, StoredTensor]
     ) -> tuple[Config, dict[str, StoredTensor]]:
-        """Return the configuration as the tensors complete it, and them by this library's names."""
+        """Complete the configuration by the tensors; return both, these by this library's names."""
         return config, stored
 
     @abstractmethod
@@ -50,23 +69,9 @@ class Kind(ABC, Generic[Config]):
 
     @abstractmethod
     def exported(
-        self,
-        source: Path,
-        config: Config,
-        params: Params,
-        *,
-        target: str | None,
-        draft_vocabulary: int | None,
-        server: Server | None,
+        self, config: Config, params: Params, options: ExportOptions
     ) -> tuple[Config, Params]:
-        """Return the head as it is exported. Raises InputError for options that it does not take.
-
-        Args:
-          source: Directory of the head, for errors.
-          target: Name of the target to serve it with.
-          draft_vocabulary: Number of tokens to keep.
-          server: Program that will serve it.
-        """
+        """Return the head as it is exported; InputError for options that it does not take."""
 
     def command(self, config: Config, path: str, server: Server) -> str:
         """Return the command that serves the head's target with the head; "" if none does."""
@@ -79,6 +84,32 @@ class Kind(ABC, Generic[Config]):
     def facts(self, config: Config) -> dict[str, str]:
         """Return what the kind adds to a head's card."""
         return {}
+
+
+def check_one_layer(title: str, names: Iterable[str]) -> None:
+    """Raise InputError for tensors of more than one layer.
+
+    title: Name of the head's kind.
+    """
+    depth = 1 + max((int(match[1]) for name in names if (match := _LAYER.match(name))), default=0)
+    if depth > 1:
+        raise InputError(f"{title}: has {depth} layers; give a head with one")
+
+
+def with_target(config: Config, options: ExportOptions) -> Config:
+    """Return the configuration with the export's target, of a head that keeps its vocabulary.
+
+    Raises InputError for another vocabulary, and where speculators' layout would lack the target's
+    name.
+    """
+    if options.draft_vocabulary is not None:
+        reason = f"{config.title}s keep their draft vocabulary; leave that out"
+        raise InputError(f"{options.source}: {reason}")
+    config = replace(config, target_name=options.target or config.target_name)
+    if options.server == "speculators" and not config.target_name:
+        advice = f"which {options.server} needs; give vocab-of"
+        raise InputError(f"{options.source}: does not name its target, {advice}")
+    return config
 
 
 def speculators_entries(

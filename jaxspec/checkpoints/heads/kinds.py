@@ -9,7 +9,7 @@ from typing import Any
 from jaxspec.config import KVHeadConfig
 from jaxspec.config.heads.eagle3 import ARCHITECTURES, SPECULATORS
 
-_OTHER_KINDS = {
+_KINDS_BY_NAME = {
     "dflash2": "DFlash2",
     "dflash": "DFlash",
     "dspark": "DSpark",
@@ -20,11 +20,11 @@ _OTHER_KINDS = {
     "eagle(?!-?3)": "EAGLE-1",
 }
 """Patterns of lower-case names of architectures and speculators' types -> kind of the head."""
-_TENSORS_OF_KINDS = {
+_KINDS_BY_TENSOR = {
     r"img_fc\.|imadpt\.": "ViSpec",
     r"(medusa_head\.)?\d+\.\d+\.linear\.weight": "Medusa",
 }
-"""Patterns of tensors that a kind of head alone has."""
+"""Patterns of tensors that only one kind of head has."""
 
 _OF_IMAGES = re.compile("forconditionalgeneration|llavallama")
 """Lower-case names of targets that read images, which config.json of EAGLE-1 heads copies."""
@@ -50,10 +50,10 @@ def kind_of_head(
     architectures = raw.get("architectures")
     names = [*(architectures if isinstance(architectures, list) else ())]
     names = [str(name).lower() for name in (*names, raw.get("speculators_model_type") or "")]
-    for pattern, kind in _OTHER_KINDS.items():
+    for pattern, kind in _KINDS_BY_NAME.items():
         if any(re.search(pattern, name) for name in names):
             return kind
-    for pattern, kind in _TENSORS_OF_KINDS.items():
+    for pattern, kind in _KINDS_BY_TENSOR.items():
         if any(re.match(pattern, name) for name in stored):
             return kind
     layers = any(name.startswith("layers.0.") for name in stored)

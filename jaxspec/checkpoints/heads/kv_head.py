@@ -27,12 +27,11 @@ behind it, the hidden state that the token was predicted from. EAGLE heads use t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxspec.checkpoints.heads.kind import Kind, Server
+from jaxspec.checkpoints.heads.kind import ExportOptions, Kind, Server
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.models.vocabulary import first_tokens
@@ -53,24 +52,17 @@ class KVHeadFiles(Kind[KVHeadConfig]):
         return config.to_dict(), tensors
 
     def exported(
-        self,
-        source: Path,
-        config: KVHeadConfig,
-        params: Params,
-        *,
-        target: str | None,
-        draft_vocabulary: int | None,
-        server: Server | None,
+        self, config: KVHeadConfig, params: Params, options: ExportOptions
     ) -> tuple[KVHeadConfig, Params]:
-        if server is not None:
-            advice = f"which {server} cannot serve; train an EAGLE-3 head"
+        source, text = options.source, config.text_config
+        if options.server is not None:
+            advice = f"which {options.server} cannot serve; train an EAGLE-3 head"
             raise InputError(f"{source}: a KV head, {advice}")
-        if target is not None:
+        if options.target is not None:
             raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
-        if draft_vocabulary is None:
+        if options.draft_vocabulary is None:
             return config, params
-        text = config.text_config
-        vocabulary = first_tokens(source, text.draft_vocabulary, draft_vocabulary)
+        vocabulary = first_tokens(source, text.draft_vocabulary, options.draft_vocabulary)
         config = replace(config, text_config=replace(text, draft_vocabulary=vocabulary))
         if "markov_out" in params:
             params = {**params, "markov_out": params["markov_out"][:, : len(vocabulary)]}

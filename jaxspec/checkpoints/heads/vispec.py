@@ -23,10 +23,10 @@ from jaxspec.config import VispecConfig
 class VispecFiles(Eagle1Files[VispecConfig]):
     """Read and write EAGLE-1 heads with a compressor."""
 
-    def own(
+    def completed(
         self, config: VispecConfig, stored: dict[str, StoredTensor]
     ) -> tuple[VispecConfig, dict[str, StoredTensor]]:
-        config, stored = super().own(config, stored)
+        config, stored = super().completed(config, stored)
         if "imadpt.q" in stored:
             config = replace(config, queries=stored["imadpt.q"].shape[0])
         return config, stored

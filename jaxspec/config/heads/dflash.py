@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.heads.head import HeadConfig, check_rotary
+from jaxspec.config.heads.head import HeadConfig, check_rotary, shared_sizes
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.rope import RopeScaling
 from jaxspec.config.schema import known_fields
@@ -75,11 +75,6 @@ class DFlashConfig(HeadConfig):
     def slots_of(self, gamma: int) -> int:
         """Return the slots of a block that drafts this many tokens."""
         return gamma + (not self.anchored)
-
-    @property
-    def scores(self) -> int:
-        """Return the number of tokens that it scores."""
-        return len(self.text_config.draft_vocabulary) or self.text_config.vocab_size
 
     @property
     def has_output(self) -> bool:
@@ -144,14 +139,10 @@ class DFlashConfig(HeadConfig):
           options: Further fields.
         """
         text = check_rotary(getattr(target, "text_config", target))
-        names = (
-            *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
-            *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
-            *("rope_theta", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
-        )
         decoder = Qwen3Config(
-            **{name: getattr(text, name) for name in names},
+            **shared_sizes(text),
             num_hidden_layers=layers,
+            tie_word_embeddings=text.tie_word_embeddings,
             rope_scaling=_one_axis(text.rope_scaling),
         )
         return cls(
@@ -204,7 +195,7 @@ class DFlashConfig(HeadConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return the entries in z-lab's layout, or DSpark's own with a Markov head."""
         out = self.text_config.to_hf() | {"tie_word_embeddings": False}
-        vocabulary = out.pop("draft_vocabulary", ())
+        out.pop("draft_vocabulary", None)
         states = {
             "mask_token_id": self.mask_token,
             "target_layer_ids": [layer - 1 for layer in self.target_layers],
@@ -220,7 +211,7 @@ class DFlashConfig(HeadConfig):
                 "architectures": [ARCHITECTURES[self.markov > 0]],
                 "block_size": self.slots_of(self.gamma),
                 "num_target_layers": self.target_depth or self.target_layers[-1] + 1,
-                "draft_vocab_size": len(vocabulary) or self.text_config.vocab_size,
+                "draft_vocab_size": self.text_config.scored_tokens,
                 "sample_from_anchor": self.anchored,
                 "layer_types": ["full_attention"] * self.text_config.num_hidden_layers,
                 "jaxspec": {"target_hash": self.target_hash, "target_name": self.target_name},

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.heads.head import check_rotary
+from jaxspec.config.heads.head import check_rotary, shared_sizes
 from jaxspec.config.heads.states import StateHeadConfig
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.schema import known_fields
@@ -103,12 +103,7 @@ class Eagle1Config(StateHeadConfig):
         options: Fields of the head.
         """
         text = check_rotary(getattr(target, "text_config", target))
-        names = (
-            *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
-            *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
-            *("rope_theta", "bos_token_id", "eos_token_id", "pad_token_id"),
-        )
-        entries = {name: getattr(text, name) for name in names}
+        entries = shared_sizes(text)
         if not text.rope_scaling.mrope_section:
             entries["rope_scaling"] = text.rope_scaling
         decoder = Eagle1Text(**entries, num_hidden_layers=1, fc_bias=False, own_embedding=False)

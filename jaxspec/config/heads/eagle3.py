@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.heads.head import check_rotary
+from jaxspec.config.heads.head import check_rotary, shared_sizes
 from jaxspec.config.heads.states import StateHeadConfig
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.schema import known_fields
@@ -123,7 +123,7 @@ class EagleConfig(LlamaConfig):
     def to_hf(self) -> dict[str, Any]:
         """Return the entries in SafeAILab's layout."""
         out = super().to_hf()
-        vocabulary = out.pop("draft_vocabulary", ())
+        out.pop("draft_vocabulary", None)
         layers = list(out.pop("target_layers"))
         for name in ("own_embedding", "own_output", "qk_norm", "attention_factor"):
             out.pop(name, None)
@@ -131,7 +131,7 @@ class EagleConfig(LlamaConfig):
         if 0 not in layers:  # the embedding is no layer's output
             nested["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in layers]
         return out | {
-            "draft_vocab_size": len(vocabulary) or self.vocab_size,
+            "draft_vocab_size": self.scored_tokens,
             "eagle_aux_hidden_state_layer_ids": layers,
             "eagle_config": nested,
         }
@@ -214,13 +214,9 @@ class Eagle3Config(StateHeadConfig):
           options: Further fields.
         """
         text = check_rotary(getattr(target, "text_config", target))
-        names = (
-            *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
-            *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
-            *("rope_theta", "rope_scaling", "bos_token_id", "eos_token_id", "pad_token_id"),
-        )
         decoder = EagleConfig(
-            **{name: getattr(text, name) for name in names},
+            **shared_sizes(text),
+            rope_scaling=text.rope_scaling,
             num_hidden_layers=layers,
             target_layers=tuple(target_layers) or usual_layers(text.num_hidden_layers),
         )

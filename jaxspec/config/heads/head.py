@@ -134,3 +134,13 @@ def check_rotary(text: TextConfig) -> RotaryConfig:
     if not isinstance(text, RotaryConfig):
         raise InputError(f"KV head: a {text.model_type} has no rotary keys; give another")
     return text
+
+
+def shared_sizes(text: RotaryConfig) -> dict[str, Any]:
+    """Return the fields of a target's decoder that the layers of a new head have too."""
+    names = (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+        *("rope_theta", "bos_token_id", "eos_token_id", "pad_token_id"),
+    )
+    return {name: getattr(text, name) for name in names}

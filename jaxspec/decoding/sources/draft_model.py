@@ -68,7 +68,7 @@ class DraftModel(Source[DraftState, KVCache]):
 
     @property
     def vocabulary(self) -> int:
-        return len(self.model.text.draft_vocabulary) or self.model.text.vocab_size
+        return self.model.text.scored_tokens
 
     @property
     def forms(self) -> tuple[Member, ...]:

@@ -34,7 +34,7 @@ class HeadSource(Source[State, Scratch]):
 
     @property
     def vocabulary(self) -> int:
-        return len(self.model.text.draft_vocabulary) or self.model.text.vocab_size
+        return self.model.text.scored_tokens
 
     @property
     def target_states(self) -> tuple[int, ...] | None:

@@ -38,7 +38,7 @@ class MarkovHead(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.markov_w1 = nn.Embed(c.text_config.vocab_size, c.markov, embedding_init=INIT)
-        self.markov_w2 = Dense(c.scores, bias=False, widens=True)
+        self.markov_w2 = Dense(c.text_config.scored_tokens, bias=False, widens=True)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T words"]:
         return self.markov_w2(self.markov_w1(tokens)).astype(jnp.float32)
@@ -127,10 +127,11 @@ class DFlashHead(nn.Module):
         if c.markov:
             params["markov_head"] = {
                 "markov_w1": {"embedding": INIT(key, (text.vocab_size, c.markov), jnp.float32)},
-                "markov_w2": {"kernel": jnp.zeros((c.markov, c.scores))},
+                "markov_w2": {"kernel": jnp.zeros((c.markov, text.scored_tokens))},
             }
         if c.has_output:
-            params["lm_head"] = {"kernel": INIT(key, (text.hidden_size, c.scores), jnp.float32)}
+            shape = (text.hidden_size, text.scored_tokens)
+            params["lm_head"] = {"kernel": INIT(key, shape, jnp.float32)}
         if c.own_embedding:
             shape = (text.vocab_size, text.hidden_size)
             params["embed_tokens"] = {"embedding": INIT(key, shape, jnp.float32)}

@@ -123,9 +123,9 @@ class Eagle3Head(StateHead):
         """Return initial parameters, float32: random, but the target's norm and output matrix."""
         text = self.config.text_config
         params = dict(self.random(key, 3 * text.target_hidden_size))
-        columns = len(text.draft_vocabulary) or text.vocab_size
         if text.own_output:
-            params["lm_head"] = {"kernel": INIT(key, (text.hidden_size, columns), jnp.float32)}
+            shape = (text.hidden_size, text.scored_tokens)
+            params["lm_head"] = {"kernel": INIT(key, shape, jnp.float32)}
         if target is None:
             return params
         copied: dict[str, Any] = {"norm": target["model"]["norm"]}

@@ -29,9 +29,9 @@ class OnePassHead(KVHead):
         c, text = self.config, self.config.text_config
         self.masks = self.param("masks", INIT, (c.gamma - 1, text.hidden_size))
         if c.markov:
-            columns = len(text.draft_vocabulary) or text.vocab_size
+            shape = (c.markov, text.scored_tokens)
             self.markov_in = self.param("markov_in", INIT, (text.hidden_size, c.markov))
-            self.markov_out = self.param("markov_out", nn.initializers.zeros, (c.markov, columns))
+            self.markov_out = self.param("markov_out", nn.initializers.zeros, shape)
 
     def masked(
         self, embeds: Float[Array, "... D"], before: Float[Array, "... D"] | None, count: int
