@@ -24,7 +24,7 @@ from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.prompts.messages import Message, Source, user_message
 from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, check_text
-from jaxspec.prompts.templates import bos_before, own_turn, render, render_follow_up
+from jaxspec.prompts.templates import bos_before, render, render_follow_up, vicuna_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -160,7 +160,7 @@ class PromptEncoder:
             messages = [Message("system", (self.system,)), *messages]
         if self.tokenizer.chat_template:
             return render(self.tokenizer, messages, self.image_text)
-        return own_turn(self.tokenizer, self.decoder, messages, self.image_text)
+        return vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text without BOS."""
@@ -232,7 +232,7 @@ class PromptEncoder:
     def _following(self, messages: Sequence[Message], answer: Sequence[int]) -> str:
         """Return the text from the end of an answer to the beginning of the next one."""
         if not self.tokenizer.chat_template:
-            return own_turn(self.tokenizer, self.decoder, messages, self.image_text)
+            return vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
         return render_follow_up(self.tokenizer, answer, messages, self.image_text)
 
     def _pieces(self, messages: Sequence[Message]) -> list[str]:

@@ -31,7 +31,7 @@ def has_vicuna_form(tokenizer: PreTrainedTokenizerBase, decoder: str) -> bool:
     return decoder == "llama" and tokenizer.get_vocab().keys().isdisjoint(_MARKS)
 
 
-def own_turn(
+def vicuna_turn(
     tokenizer: PreTrainedTokenizerBase, decoder: str, messages: Sequence[Message], image_text: str
 ) -> str:
     """Return a question in Vicuna's form; InputError for a model that has another form, or none.
