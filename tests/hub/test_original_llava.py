@@ -137,6 +137,13 @@ def test_others_are_one_line(changes: dict[str, Any], line: str, tmp_path: Path)
     assert str(path) in str(caught.value)
 
 
+def test_a_model_without_a_tower_is_one_line(tmp_path: Path) -> None:
+    raw = {"mm_projector_type": "mlp2x_gelu", "model_type": "llava"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=r"config\.json: mm_vision_tower None; give its CLIP's id"):
+        locate(tmp_path)
+
+
 def test_its_directory_is_read_once(model: LoadedModel) -> None:
     assert locate(LLAVA) == locate(LLAVA)
     assert locate(LLAVA).name == "llava-v1.5-7b"

@@ -50,8 +50,11 @@ _FEATURES = {"patch": "default", "cls_patch": "full"}
 
 
 def tower_name(path: Path) -> str:
-    """Return the name of the tower's repository."""
-    return str(read_raw_config(path).get("mm_vision_tower"))
+    """Return the name of the tower's repository; InputError if config.json has none."""
+    name = read_raw_config(path).get("mm_vision_tower")
+    if not isinstance(name, str):
+        raise InputError(f"{path}/config.json: mm_vision_tower {name!r:.40}; give its CLIP's id")
+    return name
 
 
 def converted(path: Path, tower: Path, name: str, weights: bool = True) -> Path:
