@@ -19,7 +19,7 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class KVCache(struct.PyTreeNode):
-    """Hold one pair of leaves per layer; layers may differ in heads K and their size H.
+    """Hold one pair of leaves per layer.
 
     XLA updates these leaves in place; it would copy one stacked leaf in every step. Heads come
     before slots, because attention multiplies one matrix [S, H] per head. With the slots in front,
@@ -96,15 +96,15 @@ def init_cache(
 
     layers: Hidden states to keep, as `KVCache.kept`; None keeps none.
     """
-    layer_configs = [config.of_layer(i) for i in range(config.num_hidden_layers)]
-    shapes = [(batch, c.num_key_value_heads, slots, c.head_dim) for c in layer_configs]
+    count = config.num_hidden_layers
+    shape = (batch, config.num_key_value_heads, slots, config.head_dim)
     hidden = None
     if layers is not None:
         width = config.hidden_size * max(len(layers), 1)
         hidden = jnp.zeros((batch, 1, slots, width), dtype)
     return KVCache(
-        k=tuple(jnp.zeros(shape, dtype) for shape in shapes),
-        v=tuple(jnp.zeros(shape, dtype) for shape in shapes),
+        k=tuple(jnp.zeros(shape, dtype) for _ in range(count)),
+        v=tuple(jnp.zeros(shape, dtype) for _ in range(count)),
         length=jnp.zeros(batch, jnp.int32),
         shift=jnp.zeros(batch, jnp.int32),
         hidden=hidden,

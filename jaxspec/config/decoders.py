@@ -1,4 +1,4 @@
-"""Decoders of Llama's shape by the `model_type` of a part of config.json."""
+"""Choose a decoder of Llama's shape by the `model_type` of a part of config.json."""
 
 from __future__ import annotations
 

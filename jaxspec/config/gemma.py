@@ -12,7 +12,7 @@ from jaxspec.config.text import FULL, SLIDING, Biases, RotaryConfig
 from jaxspec.errors import InputError
 
 _PATTERN = 6
-"""Of so many layers the last is full, unless a file says otherwise."""
+"""Number of layers up to each full one, itself included, unless a file says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class Gemma3TextConfig(RotaryConfig):
     @classmethod
     def windows(cls, raw: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:
         layers = raw.get("num_hidden_layers") or cls.num_hidden_layers
-        kinds = raw.get("layer_types") or _kinds(layers, raw.get("sliding_window_pattern", 6))
+        pattern = raw.get("sliding_window_pattern", _PATTERN)
+        kinds = raw.get("layer_types") or _kinds(layers, pattern)
         return raw.get("sliding_window", cls.sliding_window), tuple(kinds)
 
     @classmethod
@@ -95,10 +96,9 @@ class Gemma3TextConfig(RotaryConfig):
         for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
             if raw.get(name):
                 raise InputError(f"text config: {name} {raw[name]!r:.40} is not supported")
-        kinds = raw.get("rope_parameters") or {}
-        full, local = (kinds.get(kind) or {} for kind in (FULL, SLIDING))
-        if local.get("rope_type", "default") != "default":
-            kind = local["rope_type"]
+        rotary = raw.get("rope_parameters") or {}
+        full, local = (rotary.get(kind) or {} for kind in (FULL, SLIDING))
+        if (kind := local.get("rope_type", "default")) != "default":
             raise InputError(f"text config: rope_type {kind!r:.40} of sliding layers; give default")
         theta = local.get("rope_theta", raw.get("rope_local_base_freq"))
         return super().from_hf(

@@ -47,11 +47,6 @@ class TextConfig:
         """Return the number of tokens that its output matrix scores."""
         return len(self.draft_vocabulary) or self.vocab_size
 
-    def of_layer(self, index: int) -> Self:
-        """Return the configuration that a layer is built from; layers are alike by default."""
-        del index
-        return self
-
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         """Read the dictionary of the family's transformers class."""

@@ -26,8 +26,8 @@ class LogProbs(struct.PyTreeNode):
 
     @classmethod
     def zeros(cls, batch: int, slots: int, top: int) -> LogProbs:
-        new, largest = jnp.zeros((batch, slots)), jnp.zeros((batch, slots, top))
-        return cls(new, largest, largest.astype(jnp.int32))
+        new, values = jnp.zeros((batch, slots)), jnp.zeros((batch, slots, top))
+        return cls(new, values, values.astype(jnp.int32))
 
     def grown(self, slots: int) -> LogProbs:
         """Return the record with `slots` more places for new tokens."""

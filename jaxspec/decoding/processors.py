@@ -79,9 +79,11 @@ class History(struct.PyTreeNode):
 
     @classmethod
     def of(
-        cls, prompt: PromptTokens, tokens: Int[Array, "B C"], count: Int[Array, " B"]
-    ) -> History:
-        """Return the history of one score behind `count` new tokens."""
+        cls, prompt: PromptTokens | None, tokens: Int[Array, "B C"], count: Int[Array, " B"]
+    ) -> History | None:
+        """Return the history of one score behind `count` new tokens; None without processors."""
+        if prompt is None:
+            return None
         rows, size = jnp.arange(len(count))[:, None], prompt.contains.shape[1]
         new = jnp.where(jnp.arange(tokens.shape[1]) < count[:, None], tokens, NO_TOKEN)
         occurrences = jnp.zeros(prompt.contains.shape, jnp.int32)

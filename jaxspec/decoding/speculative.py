@@ -225,10 +225,8 @@ class Speculator(TargetProgram[States]):
             verdict = self.judge(scores, draft, state, options)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
-            soft, path = (
-                by_place(lambda scores: tempered(scores, options.temperature))(scores),
-                None,
-            )
+            soft = by_place(lambda scores: tempered(scores, options.temperature))(scores)
+            path = None
             if verdict.path is not None:  # from here on the accepted path is a chain
                 cache = keep_path(cache, state.target.length, verdict.path)
                 draft, nodes, read = along_path(draft, verdict.path)
@@ -310,7 +308,7 @@ def first_token(
 ) -> Int[Array, " B"]:
     """Draw the first new token of each row."""
     zero = jnp.zeros(len(logits), jnp.int32)
-    history = None if prompt is None else History.of(prompt, zero[:, None], zero)
+    history = History.of(prompt, zero[:, None], zero)
     scores = processed(logits[:, None], history, options.processors)[:, 0]
     return next_token(scores, zero, options)
 

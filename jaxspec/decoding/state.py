@@ -110,7 +110,7 @@ def whole(tree: Tree) -> Tree:
 
 
 def place(tree: Tree) -> Tree:
-    """Shard over a mesh the caches that lie there as the target's, and replicate the rest."""
+    """Split the caches that are split over a mesh (`KVCache.split`), and replicate the rest."""
 
     def placed(cache: KVCache) -> KVCache:
         if not cache.split:
@@ -159,7 +159,7 @@ def init_state(
 
 def history_of(state: DecodeState) -> History | None:
     """Return the tokens before each row's next score; None without processors."""
-    return None if state.prompt is None else History.of(state.prompt, state.tokens, state.count)
+    return History.of(state.prompt, state.tokens, state.count)
 
 
 def newest(state: DecodeState) -> Int[Array, " B"]:

@@ -94,7 +94,7 @@ def insert_rows(
     state: DecodeState,
     options: Sampling,
     fresh: DecodeState,
-    its_options: Sampling,
+    fresh_options: Sampling,
     rows: Int[Array, " fresh"],
 ) -> tuple[DecodeState, Sampling]:
     """Return the state and options with row i of the fresh ones inserted at row `rows[i]`.
@@ -117,5 +117,5 @@ def insert_rows(
         parts = parts.at[:, rows].set(new.reshape(views, len(rows), *new.shape[1:]), mode="drop")
         return parts.reshape(old.shape)
 
-    mixed = jax.tree.map(put, options.replace(eos=None), its_options.replace(eos=None))
+    mixed = jax.tree.map(put, options.replace(eos=None), fresh_options.replace(eos=None))
     return place(jax.tree.map(put, state, fresh)), whole(mixed.replace(eos=options.eos))

@@ -78,11 +78,11 @@ class Together(NamedTuple):
 
     def serves(self, request: EncodedRequest, eos: Sequence[int]) -> bool:
         """Return whether this form has room for the request's processors and log probabilities."""
-        own, nothing = Processing.of([request.settings], eos), Processing(0, 0, False)
+        form, empty = Processing.of([request.settings], eos), Processing(0, 0, False)
         top = -1 if request.logprobs is None else request.logprobs
-        if (own and not self.processing) or top > (-1 if self.logprobs is None else self.logprobs):
+        if (form and not self.processing) or top > (-1 if self.logprobs is None else self.logprobs):
             return False
-        return all(n <= most for n, most in zip(own or nothing, self.processing or nothing))
+        return all(n <= most for n, most in zip(form or empty, self.processing or empty))
 
 
 @dataclass
@@ -99,9 +99,9 @@ class Batcher:
         self.encoder = prompt_encoder(self.assembly.lead)
         settings = self.assembly.lead.settings
         self.defaults: dict[str, Any] = {}
-        """What generation_config.json sets for requests."""
+        """Values that generation_config.json sets for requests."""
         self.note = ""
-        """Line that says so before the first answer."""
+        """Line that names these values, a warning before the first answer."""
         if settings is not None and self.config.generation_config == "auto":
             self.defaults, self.note = settings.defaults, settings.applied_line
             with located(settings.file):
@@ -239,8 +239,9 @@ class Batcher:
           least: Least number of rows; rows past the requests emit nothing.
         """
         sizes, past = together.sizes, together.past
-        batch, options = self.inputs(requests, sizes, least, together.prompts)
-        options = together.options(requests, self.eos, len(options.temperature))
+        width = bucket(max(len(requests), least), BATCH_BUCKETS, "batch")
+        options = together.options(requests, self.eos, width)
+        batch = self.inputs(requests[: together.prompts], sizes, together.prompts or width)
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
         if self.mesh is not None:  # without a placement the compiler chooses one
@@ -261,20 +262,8 @@ class Batcher:
         (rows,) = stack_rows([[suffix]], width)
         return batch.replace(target=rows, whole=batch.target, past=past)
 
-    def inputs(
-        self,
-        requests: Sequence[EncodedRequest],
-        sizes: Sizes,
-        least: int = 1,
-        prompts: int | None = None,
-    ) -> tuple[PromptBatch, Sampling]:
-        """Return the requests as numpy arrays, padded to the sizes and to `least` rows.
-
-        prompts: Number of requests to read, if the others are samples of these.
-        """
-        width = bucket(max(len(requests), least), BATCH_BUCKETS, "batch")
-        options = sampling_options(requests, self.eos, width)
-        requests, count = requests[:prompts], prompts or width
+    def inputs(self, requests: Sequence[EncodedRequest], sizes: Sizes, count: int) -> PromptBatch:
+        """Return the prompts as numpy arrays, padded to the sizes and to `count` rows."""
         padded = [*requests, *[requests[-1]] * (count - len(requests))]
         pictures = decoded_images(requests, count - len(requests))
         limits = [request.max_pixels for request in requests]
@@ -297,7 +286,7 @@ class Batcher:
             views = [*islice(forms, len(source.forms))]
             stacked = stack_rows(views, source_sizes[0]) if views else ()
             sources.append(source.inputs(stacked, tiles, slot_images, source_sizes))
-        return self.program.inputs(rows, images[:members], weights, tuple(sources)), options
+        return self.program.inputs(rows, images[:members], weights, tuple(sources))
 
     def scored(
         self, request: EncodedRequest, tokens: Sequence[int]

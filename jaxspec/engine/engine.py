@@ -193,7 +193,7 @@ class Engine:
     def _refilling(self, requests: Sequence[EncodedRequest]) -> LiveBatch:
         """Return an empty batch of one bucket, which holds all these requests."""
         sizes, few = self.batcher.largest(requests), rows_per_insert(self.batcher.config.batch_size)
-        return LiveBatch(self.batcher, [replace(one, sizes=sizes) for one in requests], few)
+        return LiveBatch(self.batcher, [replace(r, sizes=sizes) for r in requests], few)
 
     def live(self, examples: Sequence[Request | str]) -> LiveBatch:
         """Return an empty batch which requests may join and leave while others decode.

@@ -28,7 +28,7 @@ from jaxspec.decoding.settings import Settings
 from jaxspec.decoding.state import DecodeState, DecodeStats, Pause
 from jaxspec.decoding.steps import grow, insert_rows, run_decode
 from jaxspec.decoding.trace import Trace, trace_record
-from jaxspec.engine.batcher import Batcher
+from jaxspec.engine.batcher import Batcher, Together
 from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
 from jaxspec.engine.config import BATCH_BUCKETS
 from jaxspec.engine.memory import (
@@ -58,12 +58,11 @@ Kind = Literal["greedy", "sampled", "full"]
 class Rows:
     """Run the loop over a state, and read the answers that its rows have written so far."""
 
-    batcher: Batcher
     state: DecodeState
     options: Sampling
 
-    def __init__(self, batcher: Batcher) -> None:
-        self.batcher, self.held = batcher, batcher.assembly.held
+    def __init__(self, batcher: Batcher, together: Together) -> None:
+        self.batcher, self.together = batcher, together
         self.requests: dict[int, EncodedRequest] = {}
         """Requests that have a row or had one, by a number of the caller's."""
         self.busy: dict[int, int] = {}
@@ -91,7 +90,7 @@ class Rows:
         """Run the loop until `ended` rows are done or an answer has `count` tokens; then read."""
         pause: Any = np.asarray([ended, count], np.int32)
         args = self.state, self.loop_options, Pause(*pause)
-        self.state, ms = timed(run_decode, self.held, *args)
+        self.state, ms = timed(run_decode, self.together.held, *args)
         self.decode_ms += ms
         self.read()
 
@@ -119,7 +118,7 @@ class Rows:
         if stopped:
             self.end(done)
         self.busy = {row: i for row, i in self.busy.items() if not done[row]}
-        self.longest = max((int(count[row]) for row in self.busy), default=0)
+        self.longest = max((int(count[row]) for row in self.busy), default=1)
 
     def end(self, done: np.ndarray) -> None:
         """Let these rows be done."""
@@ -146,10 +145,8 @@ class RunningBatch(Rows):
         prompts: int | None = None,
         past: KVCache | None = None,
     ) -> None:
-        super().__init__(batcher)
+        super().__init__(batcher, batcher.together(requests, prompts, past))
         self.requests = dict(enumerate(requests))
-        self.together = batcher.together(requests, prompts, past)
-        self.held = self.together.held
         self.room, *self.larger = batcher.rooms(self.together.sizes)
         self.block = batcher.program.most_tokens
         self.busy = {row: row for row in self.requests}
@@ -198,12 +195,10 @@ class LiveBatch(Rows):
     """
 
     def __init__(self, batcher: Batcher, examples: Sequence[EncodedRequest], few: int = 1) -> None:
-        super().__init__(batcher)
-        self.examples, self.few = examples, few
-        self.capacity, self.sizes = batcher.largest(examples), _sizes(batcher, examples)
-        program, params = batcher.program, self.held.params
+        super().__init__(batcher, batcher.together(examples)._replace(greedy=False))
+        self.examples, self.few, self.sizes = examples, few, _sizes(batcher, examples)
+        program, params = batcher.program, self.together.held.params
         size = bucket(batcher.config.batch_size, BATCH_BUCKETS, "batch")
-        self.together = batcher.together(examples)._replace(greedy=False)
         inputs, _ = abstract_inputs(program, size, self.capacity)
         options = self.together.options([], batcher.eos, size)
         shapes = abstract_state(program, params, inputs, options, self.capacity.new)
@@ -212,8 +207,13 @@ class LiveBatch(Rows):
             self.state = empty.replace(done=~empty.done)
         mesh = batcher.mesh
         self.options = options if mesh is None else jax.device_put(options, replicated(mesh))
-        self.times: dict[int, dict[str, float]] = {}
+        self.times: dict[int, tuple[float, float]] = {}
         """Milliseconds of each request's prefill, and of the loop before it joined."""
+
+    @property
+    def capacity(self) -> Sizes:
+        """Return the sizes of the batch, which hold every request."""
+        return self.together.sizes
 
     @property
     def loop_options(self) -> Sampling:
@@ -231,7 +231,7 @@ class LiveBatch(Rows):
     def memory(self) -> MemoryReport:
         """Return the bytes that the batch takes on a device."""
         program, fresh = self.batcher.program, bucket(self.few, BATCH_BUCKETS, "batch")
-        return plan_memory(program, self.held.params, self.rows, self.capacity, fresh)
+        return plan_memory(program, self.together.held.params, self.rows, self.capacity, fresh)
 
     def fit(self, request: EncodedRequest) -> Sizes:
         """Return the smallest sizes that hold the request; InputError if none does."""
@@ -257,12 +257,13 @@ class LiveBatch(Rows):
         requests: By a number of the caller's, which names them in `results` and `leave`.
         """
         prefilled = list(requests.values())
-        own = replace(prefilled[0], sizes=self.batcher.largest(prefilled))
-        ms = self._insert(self.fit(own), prefilled, self.free[: len(prefilled)])
+        padded = replace(prefilled[0], sizes=self.batcher.largest(prefilled))
+        rows = self.free[: len(prefilled)]
+        ms = self._insert(self.fit(padded), prefilled, rows)
         self.prefill_ms += ms
-        self.busy |= dict(zip(self.free, requests))
+        self.busy |= dict(zip(rows, requests))
         self.requests |= requests
-        self.times |= {i: {"prefill_ms": ms, "decode_ms": self.decode_ms} for i in requests}
+        self.times |= dict.fromkeys(requests, (ms, self.decode_ms))
 
     def _insert(
         self, sizes: Sizes, requests: Sequence[EncodedRequest], rows: Sequence[int]
@@ -270,11 +271,11 @@ class LiveBatch(Rows):
         """Prefill requests into these rows, or into none; return the prefill's milliseconds."""
         together = self.together._replace(sizes=sizes)
         fresh, options, ms = self.batcher.prefill(together, requests, sizes.new, self.few)
-        nowhere = [self.rows] * (len(fresh.count) - len(rows))
-        places = np.asarray([*rows, *nowhere], np.int32)
+        dropped = [self.rows] * (len(fresh.count) - len(rows))
+        destinations = np.asarray([*rows, *dropped], np.int32)
         held = Held(self.rows, self.batcher.mesh, self.state)
         (self.state, self.options), _ = timed(
-            insert_rows, held, self.options, fresh, options, places
+            insert_rows, held, self.options, fresh, options, destinations
         )
         return ms
 
@@ -292,13 +293,11 @@ class LiveBatch(Rows):
         stride: Number of tokens that the longest answer gains, 1 for one block; None runs on.
         """
         stride = stride or (STRIDE if self.stops else self.capacity.new)
-        idle, whole = self.rows - len(self.busy), self.state
-        self.state = _needed(whole, self.kind)
-        self.run(min(idle + ended, self.rows), self.longest + stride)
-        if self.state.logprobs is None:
-            self.state = self.state.replace(logprobs=whole.logprobs)
-        if self.state.prompt is None:
-            self.state = self.state.replace(prompt=whole.prompt)
+        kind, before = self.kind, self.state
+        self.state = _needed(before, kind)
+        self.run(min(len(self.free) + ended, self.rows), self.longest + stride)
+        if kind != "full":
+            self.state = self.state.replace(logprobs=before.logprobs, prompt=before.prompt)
 
     def results(self) -> tuple[dict[int, Result], dict[int, Result]]:
         """Return the answers so far of busy rows, and those that have ended, which it forgets."""
@@ -309,7 +308,7 @@ class LiveBatch(Rows):
         return {i: result for i, result in every.items() if i in busy}, ended
 
     def _times(self, i: int) -> dict[str, Any]:
-        prefill_ms, before = self.times[i].values()
+        prefill_ms, before = self.times[i]
         decode_ms = self.decode_ms - before
         return {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(self.busy)}
 
@@ -322,13 +321,13 @@ class LiveBatch(Rows):
         """Return calls that compile, together, each program that requests as the examples need."""
 
         def prefill(sizes: Sizes) -> None:
-            like = next(one for one in self.examples if _holds(sizes, one.sizes))
-            self._insert(sizes, [like], [])
+            example = next(each for each in self.examples if _holds(sizes, each.sizes))
+            self._insert(sizes, [example], [])
 
         def decode(kind: Kind) -> None:
             pause: Any = np.zeros(2, np.int32)
             state, options = _needed(self.state, kind), _options(self.options, kind)
-            executable(run_decode, self.held, state, options, Pause(*pause))
+            executable(run_decode, self.together.held, state, options, Pause(*pause))
 
         kinds: set[Kind] = {_kind([example]) for example in self.examples}
         prefills = [partial(prefill, sizes) for sizes in self.sizes]
@@ -337,9 +336,9 @@ class LiveBatch(Rows):
 
 def _kind(requests: Sequence[EncodedRequest]) -> Kind:
     """Return the loop that decodes these requests together."""
-    if any(one.logprobs is not None or one.settings != Settings() for one in requests):
+    if any(r.logprobs is not None or r.settings != Settings() for r in requests):
         return "full"
-    return "greedy" if all(request.temperature == 0 for request in requests) else "sampled"
+    return "greedy" if all(r.temperature == 0 for r in requests) else "sampled"
 
 
 def _needed(state: DecodeState, kind: Kind) -> DecodeState:
@@ -357,21 +356,22 @@ def _options(options: Sampling, kind: Kind) -> Sampling:
 def _sizes(batcher: Batcher, examples: Sequence[EncodedRequest]) -> list[Sizes]:
     """Return the sizes of the examples and, with images and without, their maxima, in order."""
     new = max(example.sizes.new for example in examples)
-    every = [replace(one, sizes=one.sizes._replace(new=new)) for one in examples]
+    padded = [replace(example, sizes=example.sizes._replace(new=new)) for example in examples]
     alike: dict[tuple[bool, ...], list[EncodedRequest]] = {}
-    for one in every:
-        alike.setdefault(tuple(map(bool, one.sizes.tiles)), []).append(one)
-    return sorted({one.sizes for one in every} | {*map(batcher.largest, alike.values())})
+    for example in padded:
+        alike.setdefault(_reading(example.sizes), []).append(example)
+    return sorted({example.sizes for example in padded} | {*map(batcher.largest, alike.values())})
 
 
-def _same_towers(one: Sizes, other: Sizes) -> bool:
-    """Return whether the same towers read images, so that prompts have the same fields."""
-    return [*map(bool, one.tiles)] == [*map(bool, other.tiles)]
+def _reading(sizes: Sizes) -> tuple[bool, ...]:
+    """Return which towers read images; prompts for the same towers have the same fields."""
+    return tuple(map(bool, sizes.tiles))
 
 
-def _holds(sizes: Sizes, own: Sizes) -> bool:
-    pairs = zip(sizes.flat, own.flat, strict=True)
-    return _same_towers(sizes, own) and all(most >= size for most, size in pairs)
+def _holds(sizes: Sizes, smaller: Sizes) -> bool:
+    """Return whether prompts of the smaller sizes can be padded to these."""
+    pairs = zip(sizes.flat, smaller.flat, strict=True)
+    return _reading(sizes) == _reading(smaller) and all(most >= size for most, size in pairs)
 
 
 def _result(

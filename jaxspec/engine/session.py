@@ -79,7 +79,6 @@ class Session:
         common = same_slots(self._cached, row[:-1])
         fresh = row[common:]
         if fresh.rotary is not None and fresh.sources is not None and (fresh.sources != TEXT).any():
-            return (
-                None  # With M-RoPE new images shift later positions; only a prefill knows how far.
-            )
+            # With M-RoPE new images shift later positions; only a prefill knows how far.
+            return None
         return self._cache.replace(length=np.full(1, common, np.int32))

@@ -119,16 +119,16 @@ def _visible(
     size = mask.shape[-1]
     root = positions[:, -1:] + 1 - size
     node = (slots - root)[:, None]
-    before = node < 0
+    before = jnp.asarray(True)
     if window is not None:
         # Node 3 of the root's child 1 has the mask 1101: it lies 0, 1 and 2 places behind nodes 3,
         # 1 and 0, and as deep as it has other nodes in its mask.
         mask_behind = jnp.flip(jnp.cumsum(jnp.flip(mask, -1), axis=-1), -1)
         mask = mask & (mask_behind <= window)
         depth = mask_behind[..., :1] - 1
-        before &= node > depth - window
+        before = node > depth - window
     inside = jnp.take_along_axis(mask, jnp.clip(node, 0, size - 1), axis=-1)
-    return before | (inside & (node < size if window is None else (node >= 0) & (node < size)))
+    return jnp.where(node < 0, before, inside & (node < size))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -146,8 +146,8 @@ def test_log_probabilities_are_those_of_full_passes(
 def test_an_answer_brings_its_log_probabilities(
     kind: str, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a full pass over the answer, in caches that grow or rows that are taken over, next
-    to rows that ask for none or fewer.
+    """They equal those of a full pass over the answer, in caches that grow and in rows that others
+    had, next to rows that ask for none or fewer.
     """
     monkeypatch.setattr(batcher, "FIRST", 8)
     options = {"batch_size": 2, "continuous_batching": kind == "tree"}

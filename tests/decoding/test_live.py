@@ -27,7 +27,7 @@ CONFIG = EngineConfig(
 
 
 def requests_of(count: int) -> list[Request]:
-    """Of two lengths, with images and without, greedy and drawn, some with a stop string."""
+    """Return requests of two lengths, with images and without, greedy and drawn, some with a stop."""
     rng, requests = np.random.default_rng(0), []
     for i in range(count):
         words = "What is it? " * int(rng.choice([1, 5]))
@@ -73,6 +73,11 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
             np.testing.assert_array_equal(value, getattr(result.stats, field), err_msg=field)
     assert not batch.requests
     assert not batch.so_far
+    longest = max(results, key=lambda i: len(results[i].tokens))
+    batch.join({0: engine.batcher.read([requests[longest]])[0]})
+    batch.decode(stride=1)  # an empty batch decodes at once what joins it
+    (so_far, ended) = batch.results()
+    assert len((so_far | ended)[0].tokens) > 1
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_draft_with_the_same_tower(target, turns):
     requests = decoder.batcher.read(requests)
     sizes = decoder.batcher.largest(requests)
     planned, _ = abstract_inputs(decoder.assembly.program, len(requests), sizes)
-    given, _ = decoder.batcher.inputs(requests, sizes)
+    given = decoder.batcher.inputs(requests, sizes, len(requests))
     assert jax.tree.map(np.shape, given) == jax.tree.map(np.shape, planned)
 
 

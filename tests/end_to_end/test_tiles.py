@@ -80,7 +80,7 @@ def test_a_draft_of_the_same_family(target, answers):
     requests = [Request(prompt, NEW) for prompt, _ in answers]
     planned = abstract_inputs(engine.assembly.program, 8, Sizes(640, (40, 40), NEW, ((640,),)))[0]
     read = engine.batcher.read(requests)
-    given = engine.batcher.inputs(read, read[-1].sizes)[0]
+    given = engine.batcher.inputs(read, read[-1].sizes, 8)
     assert jax.tree.map(jnp.shape, planned) == jax.tree.map(jnp.shape, given)
 
 

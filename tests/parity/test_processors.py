@@ -86,8 +86,8 @@ def test_scores_are_those_of_transformers(cases: list[dict[str, Any]], before: n
     @jax.jit
     def run(processors: Any, scores: Any, rows: Any, new: Any, count: Any, drafted: Any) -> Any:
         prompt = prompt_tokens(rows, hf.VOCABULARY, processors)
-        assert prompt is not None
         history = History.of(prompt, new, count)
+        assert history is not None
         behind = history.behind(drafted, jnp.asarray(before)[None])
         first = processed(scores[:, :1], history, processors)
         return processed(scores, behind, processors), first
@@ -111,8 +111,8 @@ def test_penalties_of_an_answer_are_vllms() -> None:
     processors = form.processors(settings, EOS, 2)
     scores = jnp.zeros((2, 2, 6))
     prompt = prompt_tokens(PromptRows(jnp.full((2, 3), 4), jnp.full(2, 3)), 6, processors)
-    assert prompt is not None
     history = History.of(prompt, jnp.asarray([[1, 2, 1, 3]] * 2), jnp.asarray([3, 3]))
+    assert history is not None
     behind = history.behind(jnp.asarray([[1], [1]]), jnp.asarray([[[False], [True]]]))
     output = np.asarray(processed(scores, behind, processors))
     np.testing.assert_allclose(output[0, 0], [0, -0.5 + 0.5, -0.5 + 0.25, 0, 0, 0])

@@ -249,8 +249,8 @@ def test_fewer_pixels_are_the_processors_own(tmp_path, family):
     assert limited.sizes == expected.sizes
     assert limited.sizes.length < whole.sizes.length
     assert limited.sizes.tiles < whole.sizes.tiles
-    mixed, _ = engine.batcher.inputs([whole, limited], whole.sizes)
-    alone, _ = fewer.batcher.inputs([expected], whole.sizes)
+    mixed = engine.batcher.inputs([whole, limited], whole.sizes, 2)
+    alone = fewer.batcher.inputs([expected], whole.sizes, 1)
     for name, tiles in alone.images.items():
         np.testing.assert_array_equal(mixed.images[name][1], tiles[0])
     plan, same, most = (

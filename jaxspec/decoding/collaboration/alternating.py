@@ -199,11 +199,9 @@ class Alternating(Collaboration[Pending]):
         rows = jnp.arange(len(index))
 
         def put(i: Any, logits: Array, tokens: Array, ring: Array) -> tuple[Array, Array, Array]:
-            scores = logits
-            if state.prompt is not None:
-                history = History.of(state.prompt, tokens, index + i)
-                scores = processed(logits[:, None], history, options.processors)[:, 0]
-            token = next_token(scores, index + i, options)
+            history = History.of(state.prompt, tokens, index + i)
+            scores = processed(logits[:, None], history, options.processors)
+            token = next_token(scores[:, 0], index + i, options)
             tokens = tokens.at[rows, jnp.where(proposing, index + i, tokens.shape[1])].set(
                 token, mode="drop"
             )

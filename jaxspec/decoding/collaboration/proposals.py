@@ -111,7 +111,7 @@ def prefill_members(
     prompt = prompt_tokens(batch.target, logits[0].shape[-1], options.processors)
     logits, caches, prompt = copied((logits, tuple(caches), prompt), batch, options)
     zero, stacked = jnp.zeros(len(logits[0]), jnp.int32), jnp.stack(logits)
-    history = None if prompt is None else History.of(prompt, zero[:, None], zero)
+    history = History.of(prompt, zero[:, None], zero)
     first = draw_combined(params, stacked, zero, options, history)
     per_model = jnp.zeros((len(zero), len(members)), jnp.int32)
     overlap = per_model.astype(jnp.float32)
