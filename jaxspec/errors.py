@@ -121,7 +121,7 @@ def needing(what: str, extra: str) -> Iterator[None]:
 
 @contextmanager
 def located(origin: object) -> Iterator[None]:
-    """Prefix an InputError's line with its origin, unless the line already names it."""
+    """Prefix an InputError's line with its origin, unless that is "" or the line names it."""
     try:
         yield
     except InputError as error:

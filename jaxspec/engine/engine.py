@@ -152,7 +152,7 @@ class Engine:
         (read,) = self.batcher.read([request])
         text, whole = "", None
         for (whole,) in self._run([read], STRIDE):
-            text = text_so_far(self.encoder, text, whole.tokens, read.stop)
+            text = text_so_far(text, whole.text, read.stop)
             yield replace(whole, text=text) if len(text) < len(whole.text) else whole
         assert whole is not None
         yield whole

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -19,7 +18,7 @@ from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.settings import HOTTEST, Settings, is_count, within
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.memory import Sizes
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, located
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow
@@ -212,7 +211,7 @@ def encode(
         prompt = getattr(request, "prompt", None)
         if isinstance(prompt, Prompt) and prompt.sample:
             name = f"sample {prompt.sample!r}, turn {prompt.turn}"
-        with _named(name):
+        with located(name):
             if not isinstance(request, Request | str):
                 kind = type(request).__name__
                 raise InputError(f"requests: a {kind}; give a Request, or a question as a string")
@@ -277,20 +276,9 @@ def each(
     """Map `work` over the requests and other sequences; an InputError names the request."""
     outputs = []
     for request, *arguments in zip(requests, *columns, strict=True):
-        with _named(request.name):
+        with located(request.name):
             outputs.append(work(request, *arguments))
     return outputs
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Put the name before the text of an InputError."""
-    try:
-        yield
-    except InputError as error:
-        if not name:
-            raise
-        raise InputError(f"{name}: {error}") from error
 
 
 def decoded(request: EncodedRequest) -> EncodedRequest:

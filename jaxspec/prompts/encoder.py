@@ -170,11 +170,6 @@ class PromptEncoder:
         """Return an answer's text, without special tokens and outer spaces."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
 
-    def continued(self, text: str, tokens: Sequence[int]) -> str:
-        """Return an unfinished answer's text: `text`, shown before, and more whole letters."""
-        longer = self.decode(tokens).rstrip("\ufffd").rstrip()
-        return longer if longer.startswith(text) else text
-
     def pieces(self, tokens: Sequence[int], start: int = 0) -> list[str]:
         """Return the text that each token adds; "" for a part of a letter, until the last part.
 

@@ -30,13 +30,14 @@ def cut(
     return text[: text.index(stop)], tokens, stop
 
 
-def text_so_far(
-    encoder: PromptEncoder, text: str, tokens: Sequence[int], stops: Sequence[str]
-) -> str:
-    """Return an unfinished answer's text: `text`, shown before, and what nothing may take back.
+def text_so_far(before: str, text: str, stops: Sequence[str]) -> str:
+    """Return the part of an unfinished answer's text that no later token changes.
 
     An incomplete character, or a text that may become a stop string, is held back.
+
+    before: The part that an earlier call returned, with which the new one begins.
     """
-    longer = encoder.continued(text, tokens)
+    letters = text.rstrip("\ufffd").rstrip()
+    longer = letters if letters.startswith(before) else before
     overlaps = (n for stop in stops for n in range(1, len(stop)) if longer.endswith(stop[:n]))
-    return longer[: max(len(longer) - max(overlaps, default=0), len(text))]
+    return longer[: max(len(longer) - max(overlaps, default=0), len(before))]

@@ -297,7 +297,7 @@ class Worker(threading.Thread):
         for number, result in busy.items():
             ticket = self.tickets[number]
             before = ticket.part.text if ticket.part else ""
-            text = text_so_far(self.engine.encoder, before, result.tokens, ticket.request.stop)
+            text = text_so_far(before, result.text, ticket.request.stop)
             ticket.publish(Part(result, text, ended=False))
         for number, result in ended.items():
             ticket = self.tickets.pop(number)

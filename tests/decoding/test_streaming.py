@@ -19,6 +19,7 @@ from jaxspec.engine import batcher, compile_cache, running
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.stops import text_so_far
 from tests import tiny
 from train.tokenizer import make_tokenizer
 
@@ -101,7 +102,7 @@ def test_no_half_letter_is_told(tokenizer: Callable[[], Any], every: int) -> Non
     tokens = encoder.tokenizer.encode(words, add_special_tokens=False)
     told = [""]
     for end in range(every, len(tokens), every):
-        told.append(encoder.continued(told[-1], tokens[:end]))
+        told.append(text_so_far(told[-1], encoder.decode(tokens[:end]), ()))
     assert encoder.decode(tokens) == words
     assert all(after.startswith(before) for before, after in pairwise([*told, words]))
     assert len(set(told)) > len(words) / (2 * every)

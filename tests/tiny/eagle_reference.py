@@ -105,7 +105,7 @@ def _vispec(
 
 
 def compressed(tensors: dict[str, np.ndarray], embeds: np.ndarray) -> np.ndarray:
-    """What each learned query reads of an image [P, D]."""
+    """Return the vector that each learned query reads of an image [P, D]."""
     queries = tensors["imadpt.q"]
     k, v = (
         (embeds @ tensors[f"imadpt.{name}_proj.weight"].T + tensors.get(f"imadpt.{name}_proj.bias", 0))
@@ -120,7 +120,7 @@ def compressed(tensors: dict[str, np.ndarray], embeds: np.ndarray) -> np.ndarray
 
 
 def joint(tensors: dict[str, np.ndarray], embed: np.ndarray, state: np.ndarray) -> np.ndarray:
-    """What EAGLE-1's layer reads of a token."""
+    """Return the vector that EAGLE-1's layer reads of a token."""
     return tensors["fc.weight"] @ np.concatenate([embed, state]) + tensors.get("fc.bias", 0)
 
 

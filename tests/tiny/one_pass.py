@@ -18,6 +18,7 @@ from jaxspec import Engine, EngineConfig, Request
 from jaxspec.config import HeadConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.sources.source import Committed
+from jaxspec.engine.batcher import sampling_options
 from jaxspec.loading.models import LoadedHead, LoadedModel, prompt_encoder
 from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks, read_whole
 from jaxspec.models.heads.borrowed import joined
@@ -34,14 +35,12 @@ from tests.tiny.requests import page
 def drafted_blocks(
     engine: Engine, request: Request, count: int
 ) -> Iterator[tuple[list[int], Draft]]:
-    """The answer before each of a request's first `count` blocks, and its draft.
+    """Yield the answer before each of a request's first `count` blocks, and its draft.
 
     Of some blocks more is accepted than of others, and no token ends the answer.
     """
     state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))
-    (read,) = engine.batcher.read([request])
-    _, options = engine.batcher.inputs([read], read.sizes)
-    options = options.replace(eos=jnp.asarray([-1]))
+    options = sampling_options(engine.batcher.read([request]), (), 1)
     spec, params = engine.assembly.program, engine.assembly.params
 
     @jax.jit

@@ -24,7 +24,7 @@ def numpy_distribution(
 def numpy_processed(
     logits: np.ndarray, settings: Settings, prompt: Sequence[int], new: Sequence[int]
 ) -> np.ndarray:
-    """One row of logits [V] after the processors, without `min_new_tokens`."""
+    """Return one row of logits [V] after the processors, without `min_new_tokens`."""
     scores, text = np.asarray(logits, np.float64).copy(), [*prompt, *new]
     for token, amount in settings.logit_bias.items():
         scores[token] += amount
