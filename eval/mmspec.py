@@ -18,7 +18,8 @@ plain decoding has none. MMSpec's draft_time and target_time are left out, since
 does not separate them.
 
 The preset `recorded` needs no model: it replays LLaVA-1.5-7B's recorded answers with drafts made of
-n-grams, next to the recorded counts of published methods (docs/mmspec.md), and draws bars.svg.
+n-grams, next to the recorded counts of published methods, and draws bars.svg
+(results/mmspec_recorded/README.md).
 """
 
 from __future__ import annotations

@@ -15,6 +15,19 @@ import jax
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / name for name in ("picturebook/README.md", "results/mmspec_recorded/README.md")),
+]
+"""What users read. Results' list and the changes are histories, and not among them."""
+
+
+def page_name(page: Path) -> str:
+    """Return a page's path in the repository, as `docs/python.md`."""
+    return page.relative_to(ROOT).as_posix()
+
 
 # Through the environment, so that the processes that tests start inherit them.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -11,16 +11,14 @@ import pytest
 
 from jaxspec import typing
 from jaxspec.models.families import FAMILIES
-from tests.conftest import ROOT
+from tests import conftest
+from tests.conftest import ROOT, page_name
 
-PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+PAGES = [*conftest.PAGES, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "SECURITY"))]
 FOLDERS = ("jaxspec", "jaxspec_demo", "eval", "train", "configs", "tests", "results")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -35,8 +33,8 @@ def test_every_family_is_described(model_type):
 
 @every_page
 def test_a_page_is_read_to_its_end(page: Path):
-    most = {"README.md": 120, "findings.md": 120, "performance.md": 90, "tables.md": 200}.get(
-        page.name, 150
+    most = {"README.md": 120, "docs/findings.md": 120, "docs/tables.md": 200}.get(
+        page_name(page), 150
     )
     assert len(page.read_text(encoding="utf-8").splitlines()) <= most
 
@@ -83,7 +81,7 @@ def test_files_that_are_named_exist(page: Path):
     assert absent == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "results" / "README.md"], ids=str)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "results" / "README.md"], ids=page_name)
 def test_modules_that_are_named_exist(page: Path):
     """In `python -m eval.latency mini`, and the like."""
     named = re.findall(

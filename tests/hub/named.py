@@ -12,7 +12,7 @@ from typing import Any
 
 import configs
 from jaxspec.data.benchmarks import BENCHMARKS
-from tests.conftest import ROOT
+from tests.conftest import PAGES, ROOT
 
 _ID = r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*\w"
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
@@ -59,9 +59,8 @@ def data_ids() -> set[str]:
 
 
 def _code() -> str:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return "\n".join(
-        part for page in pages for part in _CODE.findall(page.read_text(encoding="utf-8"))
+        part for page in PAGES for part in _CODE.findall(page.read_text(encoding="utf-8"))
     )
 
 

@@ -27,10 +27,9 @@ from eval.lib.recorded.config import RecordedConfig
 from jaxspec.cli import collaborate, drafts, export, generate, inspect, main, plan, serve
 from jaxspec.command import load_preset
 from jaxspec_demo.command import Demo
-from tests.conftest import ROOT
+from tests.conftest import PAGES, ROOT, page_name
 from train import distill_data, prepare, prompts, recipe
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _OURS = re.compile(
     r"(?:python -m (?:train|eval|jaxspec|configs|tests)\.[\w.]+|jaxspec [a-z]+|make \w+)(?![\w.])|pip install -e [^ ]+"
 )
@@ -73,7 +72,7 @@ def commands() -> list[Command]:
         )
         lines = [line for block in shell_blocks(whole) for line in _lines(block)]
         for line in [*lines, *(span for span in spans if _OURS.match(span))]:
-            found |= {Command(page.name, text): None for text in _within(line.strip())}
+            found |= {Command(page_name(page), text): None for text in _within(line.strip())}
     return list(found)
 
 

@@ -19,9 +19,9 @@ from jaxspec.command import load_preset, preset_names
 from jaxspec.data.prepared import Prepared
 from jaxspec.engine.captioners import load_captioner
 from jaxspec.loading.models import LoadedModel
+from tests.conftest import PAGES, page_name
 from tests.hub import build
 from tests.hub.pages import (
-    PAGES,
     Command,
     commands,
     keep_trial,
@@ -47,7 +47,7 @@ SHORT = [
 CHAIN = [
     c
     for c in COMMANDS
-    if c.page == "training.md" and re.search("my_mix|mine=|export runs/train/llava15", c.text)
+    if c.page == "docs/training.md" and re.search("my_mix|mine=|export runs/train/llava15", c.text)
 ]
 SETS = {name: c for c in COMMANDS if (name := made_by(c))}
 
@@ -78,7 +78,7 @@ def test_shells_can_read_every_block() -> None:
             read = subprocess.run(
                 ["bash", "-n"], input=block, capture_output=True, text=True, check=False
             )
-            assert not read.stderr, f"{page.name}: {read.stderr}"
+            assert not read.stderr, f"{page_name(page)}: {read.stderr}"
 
 
 def test_the_list_is_whole() -> None:
@@ -87,10 +87,10 @@ def test_the_list_is_whole() -> None:
     """
     assert {command.page for command in COMMANDS} >= {
         "README.md",
-        "gpu.md",
-        "tpu.md",
-        "tables.md",
-        "training.md",
+        "docs/recipes.md",
+        "docs/tpu.md",
+        "docs/tables.md",
+        "docs/training.md",
     }
     found = {command.script for command in COMMANDS}
     assert {"train.recipe", "train.prepare", "train.distill_data", "eval.block_efficiency"} <= found
@@ -102,7 +102,7 @@ def test_the_list_is_whole() -> None:
         "pip install",
     } <= found
     assert any(
-        command.page == "tpu.md" and "--cluster auto" in command.text for command in COMMANDS
+        command.page == "docs/tpu.md" and "--cluster auto" in command.text for command in COMMANDS
     )
 
 

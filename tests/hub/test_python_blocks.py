@@ -13,21 +13,21 @@ import pytest
 from PIL import Image
 
 from jaxspec.data.prepared import Prepared
-from tests.conftest import ROOT
+from tests.conftest import PAGES, ROOT, page_name
 from tests.hub import pages
 from train import prepare
 
 PROGRAMS = {
-    page.name: program
-    for page in pages.PAGES
+    page_name(page): program
+    for page in PAGES
     if (
         program := "\n".join(
             re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         )
     )
 }
-README, ASK = PROGRAMS.pop("README.md"), PROGRAMS.pop("training.md")
-del PROGRAMS["serving.md"]  # asks a server, with which tests/serve runs it
+README, ASK = PROGRAMS.pop("README.md"), PROGRAMS.pop("docs/training.md")
+del PROGRAMS["docs/serving.md"]  # asks a server, with which tests/serve runs it
 
 
 def test_readmes_python_prints_what_its_comments_say(
@@ -99,7 +99,7 @@ def test_the_tutorials_photographs_are_learned_or_held_out(
         next(
             command
             for command in pages.commands()
-            if (command.page, command.script) == ("training.md", script)
+            if (command.page, command.script) == ("docs/training.md", script)
         )
         for script in ("train.prepare", "eval.block_efficiency")
     )
