@@ -19,7 +19,8 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / name for name in ("picturebook/README.md", "results/mmspec_recorded/README.md")),
+    ROOT / "picturebook" / "README.md",
+    *(ROOT / "results" / name for name in ("claims.md", "mmspec_recorded/README.md")),
 ]
 """What users read. Results' list and the changes are histories, and not among them."""
 

@@ -207,12 +207,23 @@ def judged(claim: str) -> tuple[str, frozenset[float]]:
     return "holds" if all(parts) else "partly" if any(parts) else "fails", frozenset(used)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name == "findings.md"], ids=lambda page: page.name
-)
-def test_verdicts_follow_from_the_results(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    claims = [line for line in text.splitlines() if CLAIM.search(line)]
+CLAIMS = (RESULTS / "claims.md").read_text(encoding="utf-8")
+
+
+def test_findings_count_the_verdicts() -> None:
+    """A line of the first table is a paper: how many of its claims hold, partly hold and fail."""
+    counts = {}
+    for section in CLAIMS.split("\n## ")[1:]:
+        verdicts = [judged(claim)[0] for claim in CLAIM.findall(section)]
+        counts[section.split()[0]] = [verdicts.count(v) for v in ("holds", "partly", "fails")]
+    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+    assert {paper: list(map(int, numbers)) for paper, *numbers in rows} == counts
+    assert f"the {sum(map(sum, counts.values()))} claims" in text
+
+
+def test_verdicts_follow_from_the_results() -> None:
+    claims = [line for line in CLAIMS.splitlines() if CLAIM.search(line)]
     assert len(claims) > 30
     bad = []
     for line in claims:

@@ -16,6 +16,15 @@ from tests.conftest import ROOT, page_name
 
 PAGES = [*conftest.PAGES, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "SECURITY"))]
 FOLDERS = ("jaxspec", "jaxspec_demo", "eval", "train", "configs", "tests", "results")
+LONGER = {
+    "CHANGELOG.md": 10_000,
+    "results/claims.md": 1_500,
+    "results/mmspec_recorded/README.md": 1_400,
+    **{f"docs/{name}.md": 1_800 for name in ("architecture", "drafting", "engines", "exactness")},
+    **{f"docs/{name}.md": 1_800 for name in ("families", "inference", "performance", "protocols")},
+    **{f"docs/{name}.md": 1_800 for name in ("python", "recipes", "tables")},
+}
+"""Words of pages that are lists of what was measured or changed, and are searched, not read."""
 CODE = re.compile(r"```.*?```", re.DOTALL)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -33,10 +42,15 @@ def test_every_family_is_described(model_type):
 
 @every_page
 def test_a_page_is_read_to_its_end(page: Path):
-    most = {"README.md": 120, "docs/findings.md": 120, "docs/tables.md": 200}.get(
-        page_name(page), 150
-    )
-    assert len(page.read_text(encoding="utf-8").splitlines()) <= most
+    """A page has at most 900 words outside of its code, its hidden comments and what a command
+    writes; README has 120 lines.
+    """
+    text = page.read_text(encoding="utf-8")
+    if page.name == "README.md" and page.parent == ROOT:
+        assert len(text.splitlines()) <= 120
+    written = re.sub(r"<!-- (\w+): python.*?<!-- /\1 -->", "", text, flags=re.DOTALL)
+    words = re.findall(r"\S*\w\S*", re.sub(r"<!--.*?-->", "", CODE.sub("", written), flags=re.DOTALL))
+    assert len(words) <= LONGER.get(page_name(page), 900)
 
 
 def test_the_readme_begins_with_its_two_commands():
