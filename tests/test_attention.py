@@ -14,6 +14,7 @@ import pytest
 
 from jaxspec.models import attention
 from jaxspec.models.attention import BLOCK, attend, attend_freely, attend_whole, splash
+from jaxspec.models.inputs import image_ends
 from jaxspec.models.lvlms.qwen_vl import VisionAttention, full_block
 from jaxspec.sharding import make_mesh, on_mesh
 from jaxspec.typing import Array
@@ -49,6 +50,45 @@ def test_blocks_read_what_whole_scores_do(
         jax.grad(partial(loss, f), argnums=(0, 1, 2))(*args) for f in (attend, attend_whole)
     )
     jax.tree.map(close, ours, theirs)
+
+
+@pytest.mark.parametrize("window", [None, 3, 11])
+@pytest.mark.parametrize(("queries", "slots", "first"), [(37, 37, 0), (29, 45, (0, 14))])
+def test_tokens_of_an_image_read_one_another(
+    monkeypatch: pytest.MonkeyPatch,
+    window: int | None,
+    queries: int,
+    slots: int,
+    first: int | tuple[int, int],
+) -> None:
+    """Images are longer than blocks and windows, end with a block, or are the row's last tokens."""
+    monkeypatch.setattr(attention, "BLOCK", 8)
+    q, k, v = drawn(queries, slots, N)
+    begin = np.broadcast_to(first, B)[:, None]
+    positions = jnp.asarray(begin + np.arange(queries))
+    spans = [(1, 21), (22, 24), (25, 29)], [(0, 8), (9, queries)]
+    owner = np.full((B, slots), -1)
+    for row, images in enumerate(spans):
+        for image, (start, stop) in enumerate(images):
+            owner[row, begin[row, 0] + start : begin[row, 0] + stop] = image
+    owners = np.take_along_axis(owner, np.asarray(positions), axis=1)[..., None]
+    at, slot = np.asarray(positions)[..., None], np.arange(slots)
+    mask = (slot <= at) | ((owners >= 0) & (owner[:, None] == owners))
+    mask &= slot > at - (window or slots)
+    reach = jnp.asarray(begin) + image_ends(jnp.asarray(owners[..., 0] >= 0))
+    expected = partial(attend_freely, mask=jnp.asarray(mask))
+
+    def turned(q: Array, k: Array, v: Array) -> Array:
+        return expected(q, k.swapaxes(1, 2), v.swapaxes(1, 2))
+
+    def loss(attention, *args: Array) -> Array:
+        return jnp.sum(jnp.sin(attention(*args)))
+
+    for read in (attend, attend_whole):
+        ours = partial(read, positions=positions, window=window, reach=reach)
+        close(ours(q, k, v), turned(q, k, v))
+        gradients = (jax.grad(partial(loss, f), argnums=(0, 1, 2))(q, k, v) for f in (ours, turned))
+        jax.tree.map(close, *gradients)
 
 
 def test_what_follows_is_not_read() -> None:

@@ -49,6 +49,7 @@ class Gemma3TextConfig(RotaryConfig):
     qk_norm = True
     sandwich = True
     norm_offset = True
+    joint_images = True
     activations: ClassVar = ("gelu_pytorch_tanh",)
 
     def __post_init__(self) -> None:

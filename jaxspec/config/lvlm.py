@@ -85,6 +85,9 @@ class LlavaConfig(_Lvlm):
             raise InputError(f"{part}: vision_feature_layer {layer} of a tower of {layers} layers")
         check_choice(part, self, "vision_feature_select_strategy", "default", "full")
         check_choice(part, self, "projector_hidden_act", "gelu")
+        if self.text_config.joint_images:
+            decoder = self.text_config.model_type
+            raise InputError(f"{part}: a decoder {decoder!r}, whose image tokens read one another")
 
     @property
     def image_marks(self) -> None:

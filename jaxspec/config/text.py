@@ -41,6 +41,8 @@ class TextConfig:
     """Factor of a token's embedding."""
     final_logit_softcapping: ClassVar[float | None] = None
     """c: scores become c tanh(score / c); None leaves them as they are."""
+    joint_images: ClassVar[bool] = False
+    """Whether the tokens of an image read one another in a layer, or in some of all layers."""
 
     @property
     def scored_tokens(self) -> int:

@@ -282,7 +282,7 @@ def prefill_target(
     if batch.past is None:
         logits, cache = model.prefill(params, embeds, rows, slots, layers)
         return logits, features, cache
-    every, cache = model.advance(params, embeds, batch.past)
+    every, cache = model.advance(params, embeds, batch.past, reach=model.reach(rows))
     logits = jnp.take_along_axis(every, rows.length[:, None, None] - 1, axis=1)[:, 0]
     return logits, features, cache.replace(length=batch.past.length + rows.length)
 

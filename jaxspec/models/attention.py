@@ -30,6 +30,7 @@ def attend(
     mask: Bool[Array, "#B T tree"] | None = None,
     bias: Float[Array, "B S"] | None = None,
     window: int | None = None,
+    reach: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Return grouped attention in which the query at position p reads the slots 0..p.
 
@@ -41,19 +42,20 @@ def attend(
       bias: Bias of the scores of each slot.
       window: Number of positions that a query reads, its own the last; None reads all. In a tree
         a node's position is its depth behind the root's.
+      reach: Last slot that each query reads; None means its own. Without a tree only.
     """
     count = q.shape[1]
     if count < 2 * BLOCK or mask is not None or bias is not None:
-        return attend_whole(q, k, v, positions, mask, bias, window)
-    if count < k.shape[2]:
-        return _attend_blocks(window, q, k, v, positions)
+        return attend_whole(q, k, v, positions, mask, bias, window, reach)
+    if count < k.shape[2] or reach is not None:
+        return _attend_blocks(window, q, k, v, positions, reach)
     return jax.lax.platform_dependent(
         q,
         k,
         v,
         positions,
         tpu=lambda q, k, v, _: splash(q, k, v, window=window),
-        default=partial(_attend_blocks, window),
+        default=partial(_attend_blocks, window, reach=None),
     )
 
 
@@ -65,6 +67,7 @@ def attend_whole(
     mask: Array | None = None,
     bias: Array | None = None,
     window: int | None = None,
+    reach: Array | None = None,
 ) -> Array:
     """Return what `attend` returns, through one matrix of scores."""
     batch, count, heads, width = q.shape
@@ -82,7 +85,7 @@ def attend_whole(
     if mask is not None:
         visible = _visible(slots, positions, mask, window)
     else:
-        visible = _within(slots, positions, window)
+        visible = _within(slots, positions, reach, window)
     probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(
         v.dtype
     )
@@ -102,10 +105,13 @@ def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K row
 
 
 def _within(
-    slots: Int[Array, " S"], positions: Int[Array, "B T"], window: int | None
+    slots: Int[Array, " S"],
+    positions: Int[Array, "B T"],
+    reach: Int[Array, "B T"] | None,
+    window: int | None,
 ) -> Bool[Array, "B T S"]:
     """Mark the slots that queries of a sequence read."""
-    visible = slots <= positions[..., None]
+    visible = slots <= (positions if reach is None else reach)[..., None]
     return visible if window is None else visible & (slots > positions[..., None] - window)
 
 
@@ -132,15 +138,19 @@ def _visible(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend_blocks(window: int | None, q: Array, k: Array, v: Array, positions: Array) -> Array:
+def _attend_blocks(
+    window: int | None, q: Array, k: Array, v: Array, positions: Array, reach: Array | None
+) -> Array:
     """Attend block by block: each block of queries to the blocks of keys that it reads.
 
     The loop carries sums and largest scores (Dao et al. 2022, "FlashAttention", algorithm 1).
     """
-    return _map_blocks(partial(_read_blocks, window, k, v), q, positions)
+    return _map_blocks(partial(_read_blocks, window, k, v), q, positions, reach)
 
 
-def _read_blocks(window: int | None, k: Array, v: Array, q: Array, positions: Array) -> Array:
+def _read_blocks(
+    window: int | None, k: Array, v: Array, q: Array, positions: Array, reach: Array | None
+) -> Array:
     """Return the attention of a block of queries to all keys."""
     batch, count, heads, width = q.shape
     rows, slots = _by_head(q, k.shape[1]), k.shape[2]
@@ -151,7 +161,7 @@ def _read_blocks(window: int | None, k: Array, v: Array, q: Array, positions: Ar
         first = jnp.minimum(block * BLOCK, slots - BLOCK)
         keys, values = (jax.lax.dynamic_slice_in_dim(leaf, first, BLOCK, axis=2) for leaf in (k, v))
         slot = first + jnp.arange(BLOCK)
-        visible = (block * BLOCK <= slot) & _within(slot, positions, window)
+        visible = (block * BLOCK <= slot) & _within(slot, positions, reach, window)
         scores = (
             jnp.einsum("BKQH,BKSH->BKQS", rows, keys, preferred_element_type=jnp.float32)
             * width**-0.5
@@ -171,45 +181,54 @@ def _read_blocks(window: int | None, k: Array, v: Array, q: Array, positions: Ar
     # A window may hide a whole block from a query, so its largest score is finite at first.
     lowest = jnp.finfo(jnp.float32).min
     start = nothing + lowest, nothing, jnp.zeros(rows.shape, jnp.float32)
-    blocks = jnp.minimum(positions.max(), slots - 1) // BLOCK + 1
+    last = positions if reach is None else reach
+    blocks = jnp.minimum(last.max(), slots - 1) // BLOCK + 1
     first = 0 if window is None else jnp.maximum(positions.min() + 1 - window, 0) // BLOCK
     _, total, out = jax.lax.fori_loop(first, blocks, read, start)
     out = (out / total[..., None]).astype(v.dtype)
     return out.reshape(batch, heads, count, width).swapaxes(1, 2)
 
 
-def _map_blocks(attention: Callable[[Array, Array], Array], q: Array, positions: Array) -> Array:
-    """Return attention(q, positions), computed for one block of queries after another."""
+def _map_blocks(
+    attention: Callable[[Array, Array, Array | None], Array],
+    q: Array,
+    positions: Array,
+    reach: Array | None,
+) -> Array:
+    """Return attention(q, positions, reach), computed for one block of queries after another."""
     count = q.shape[1]
 
     def split(x: Array) -> Array:
         padded = jnp.pad(x, ((0, 0), (0, -count % BLOCK), *((0, 0),) * (x.ndim - 2)))
         return jnp.moveaxis(padded.reshape(len(x), -1, BLOCK, *x.shape[2:]), 1, 0)
 
-    out = jax.lax.map(lambda block: attention(*block), (split(q), split(positions)))
+    blocks = jax.tree.map(split, (q, positions, reach))
+    out = jax.lax.map(lambda block: attention(*block), blocks)
     return jnp.moveaxis(out, 0, 1).reshape(len(q), -1, *q.shape[2:])[:, :count]
 
 
 def _keep_inputs(
-    window: int | None, q: Array, k: Array, v: Array, positions: Array
-) -> tuple[Array, tuple[Array, ...]]:
-    return _attend_blocks(window, q, k, v, positions), (q, k, v, positions)
+    window: int | None, q: Array, k: Array, v: Array, positions: Array, reach: Array | None
+) -> tuple[Array, tuple[Array | None, ...]]:
+    return _attend_blocks(window, q, k, v, positions, reach), (q, k, v, positions, reach)
 
 
 def _pull_back(
-    window: int | None, residuals: tuple[Array, ...], gradient: Array
+    window: int | None, residuals: tuple[Any, ...], gradient: Array
 ) -> tuple[Array | None, ...]:
     """Return the gradients, recomputed through each block's whole scores.
 
     A dynamic-length loop has no reverse-mode gradient.
     """
-    q, k, v, positions = residuals
+    q, k, v, positions, reach = residuals
 
     def again(q: Array, k: Array, v: Array) -> Array:
-        read = partial(attend_whole, window=window)
-        return _map_blocks(lambda q, positions: read(q, k, v, positions), q, positions)
+        def read(q: Array, positions: Array, reach: Array | None) -> Array:
+            return attend_whole(q, k, v, positions, window=window, reach=reach)
 
-    return *jax.vjp(again, q, k, v)[1](gradient), None
+        return _map_blocks(read, q, positions, reach)
+
+    return *jax.vjp(again, q, k, v)[1](gradient), None, None
 
 
 _attend_blocks.defvjp(_keep_inputs, _pull_back)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, written
 from jaxspec.config import RotaryConfig
 from jaxspec.models.attention import attend
-from jaxspec.models.inputs import in_order, merge, with_room
+from jaxspec.models.inputs import TEXT, image_ends, in_order, merge, with_room
 from jaxspec.models.layers import (
     INIT,
     Dense,
@@ -44,6 +44,9 @@ class Places(NamedTuple):
     live: int | None = None
     """Number of slots to read, above every token's slot; static. Whole rows read as many slots as
     they have tokens."""
+    reach: Int[Array, "B T"] | None = None
+    """Last slot that each token reads, where tokens of an image read one another; None means its
+    own slot."""
 
 
 class Attention(nn.Module):
@@ -93,7 +96,9 @@ class Attention(nn.Module):
         """Write new keys and values to the cache, if there is one, and attend to visible slots."""
         k, v, cache = remember(cache, k, v, at.slots, at.live)
         bias = () if cache is None else (leaf[:, : at.live] for leaf in cache[2:])
-        return attend(q, k, v, at.slots, at.seen, *bias, window=self.config.sliding_window), cache
+        reach = at.reach if self.config.joint_images else None
+        kind: Any = {"window": self.config.sliding_window, "reach": reach}
+        return attend(q, k, v, at.slots, at.seen, *bias, **kind), cache
 
 
 class Layer(nn.Module):
@@ -223,6 +228,7 @@ class CausalLM(nn.Module):
         live: int | None = None,
         rotary: Int[Array, "B T"] | Int[Array, "B 3 T"] | None = None,
         mask: Bool[Array, "#B T tree"] | None = None,
+        reach: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """Return the final-normed hidden states of T tokens a row, and the written cache.
 
@@ -232,11 +238,10 @@ class CausalLM(nn.Module):
           embeds: Embeddings of the tokens.
           positions: `slots` of `Places`, and its `rotary` unless that is given.
           cache: Cache to write to.
-          live, rotary, mask: `live`, `rotary` and `seen` of `Places`.
+          live, rotary, mask, reach: `live`, `rotary`, `seen` and `reach` of `Places`.
         """
-        return self.model(
-            embeds, Places(positions, positions if rotary is None else rotary, mask, live), cache
-        )
+        rotary = positions if rotary is None else rotary
+        return self.model(embeds, Places(positions, rotary, mask, live, reach), cache)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the scores of the next token, float32."""
@@ -264,10 +269,13 @@ class CausalLM(nn.Module):
         cache: KVCache,
         tree: TreeMask | None = None,
         scored: Int[Array, "B one"] | None = None,
+        reach: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Append T tokens with these embeddings, as `extend` does.
 
-        scored: Index of the only token to return logits of, [B, 1, V].
+        Args:
+          scored: Index of the only token to return logits of, [B, 1, V].
+          reach: Index of the last token that each token reads, see `Places`.
         """
         count = embeds.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
@@ -275,7 +283,8 @@ class CausalLM(nn.Module):
         if tree is not None:
             root = cache.length + cache.shift + count - tree.seen.shape[-1]
             rotary, mask = root[:, None] + tree.depth, tree.seen
-        hidden, cache_after = self.hidden(embeds, positions, cache, rotary=rotary, mask=mask)
+        reach = None if reach is None else cache.length[:, None] + reach
+        hidden, cache_after = self.hidden(embeds, positions, cache, None, rotary, mask, reach)
         assert cache_after is not None
         if scored is not None:
             hidden = jnp.take_along_axis(hidden, scored[..., None], axis=1)
@@ -316,6 +325,8 @@ class Lvlm(nn.Module):
         embeds = with_room(self.language_model.embed(tokens), self.config.stacked)
         embeds = merge(embeds, table, sources, blend)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        joint = self.config.text_config.joint_images
+        reach = image_ends(sources[..., 0] != TEXT) if joint else None
         return self.language_model.logits(
-            self.language_model.hidden(embeds, positions, rotary=rotary)[0]
+            self.language_model.hidden(embeds, positions, rotary=rotary, reach=reach)[0]
         )

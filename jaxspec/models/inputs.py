@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -49,6 +50,11 @@ class PromptRows(struct.PyTreeNode):
         if self.sources is None or not self.sources.shape[-1]:
             return None
         return self.sources[..., 0] != TEXT
+
+    @property
+    def reach(self) -> Int[Array, "B L"] | None:
+        """Return `image_ends` of the rows; None without image slots."""
+        return None if self.images is None else image_ends(self.images)
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,17 @@ class ImageInputs(Protocol):
 def in_order(is_image: Array) -> Int[Array, "B L 1"]:
     """Return the sources of prompts whose image slots show their row's features in order."""
     return jnp.where(is_image, jnp.cumsum(is_image, axis=1) - 1, TEXT)[..., None]
+
+
+def image_ends(is_image: Bool[Array, "B L"]) -> Int[Array, "B L"]:
+    """Return the last slot of each slot's image; a text slot is its own.
+
+    Neighbouring image slots are one image: text, image, image, text is [0, 2, 2, 3].
+    """
+    width = is_image.shape[1]
+    slots = jnp.arange(width)
+    text = jnp.where(is_image, width, slots)
+    return jnp.where(is_image, jax.lax.cummin(text, axis=1, reverse=True) - 1, slots)
 
 
 def with_room(embeds: Float[Array, "B L D"], stacked: int) -> Float[Array, "B L wide"]:

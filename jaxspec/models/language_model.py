@@ -48,6 +48,10 @@ class LanguageModel:
     def _images(self) -> type[ImageInputs] | None:
         return family_of(self.config.model_type).images
 
+    def reach(self, rows: PromptRows) -> Int[Array, "B L"] | None:
+        """Return `rows.reach` if tokens of an image read one another; None if they do not."""
+        return rows.reach if self.text.joint_images else None
+
     def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
         """Return tower features of every tile of every row's images."""
         return self._whole(params, "encode", **images)
@@ -98,7 +102,9 @@ class LanguageModel:
         batch, width, _ = embeds.shape
         cache = init_cache(self.text, batch, slots, embeds.dtype, layers)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
-        hidden, cache = self._text(params, "hidden", embeds, positions, cache, width, rows.rotary)
+        hidden, cache = self._text(
+            params, "hidden", embeds, positions, cache, width, rows.rotary, reach=self.reach(rows)
+        )
         shift = cache.shift if rows.shift is None else rows.shift
         return hidden, cache.replace(length=rows.length, shift=shift)
 
@@ -127,7 +133,9 @@ class LanguageModel:
         """
         embeds = self.embed(params, rows, features, pool)
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
-        hidden, _ = self._text(params, "hidden", embeds, positions, None, None, rows.rotary)
+        hidden, _ = self._text(
+            params, "hidden", embeds, positions, None, None, rows.rotary, reach=self.reach(rows)
+        )
         if slots is not None:
             hidden = jnp.take_along_axis(hidden, slots[..., None], axis=1)
         return self.scores(params, hidden)
@@ -154,13 +162,15 @@ class LanguageModel:
         cache: KVCache,
         tree: TreeMask | None = None,
         scored: Int[Array, "B one"] | None = None,
+        reach: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Append T tokens with these embeddings, as `CausalLM.advance` does."""
-        logits, cache = self._text(params, "advance", embeds, cache, tree, scored)
+        logits, cache = self._text(params, "advance", embeds, cache, tree, scored, reach)
         return gather(logits, "batch"), cache
 
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
         return apply(build(self.config), params, *args, method=method, **images)
 
-    def _text(self, params: Params, method: str, *args: Any) -> Any:
-        return apply(build(self.text), text_params(self.config, params), *args, method=method)
+    def _text(self, params: Params, method: str, *args: Any, **named: Any) -> Any:
+        text = text_params(self.config, params)
+        return apply(build(self.text), text, *args, method=method, **named)
