@@ -55,11 +55,11 @@ class LogProbs(struct.PyTreeNode):
             top_tokens=self.top_tokens.at[rows, slots].set(top_tokens, mode="drop"),
         )
 
-    def of_row(self, row: int, count: int, top: int) -> dict[str, Any]:
-        """Return one row's fields of a `Result`, with the `top` likeliest tokens of each place."""
+    def of_row(self, row: int, new: slice, top: int) -> dict[str, Any]:
+        """Return fields of a `Result` for new tokens of a row, with `top` likeliest of each."""
         leaves = (self.top_tokens, self.top)
-        tokens, values = (np.asarray(leaf)[row, :count, :top].tolist() for leaf in leaves)
+        tokens, values = (np.asarray(leaf)[row, new, :top].tolist() for leaf in leaves)
         return {
-            "logprobs": tuple(np.asarray(self.new)[row, :count].tolist()),
+            "logprobs": tuple(np.asarray(self.new)[row, new].tolist()),
             "top_logprobs": tuple(dict(zip(*pair)) for pair in zip(tokens, values)),
         }

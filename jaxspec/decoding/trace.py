@@ -103,17 +103,17 @@ def accepting_shares(
     return jnp.where(never[..., None], none, jnp.stack([least, largest], axis=-1))
 
 
-def trace_record(trace: Trace, row: int, count: int, pieces: list[str]) -> dict[str, list]:
-    """Return one row of a trace as lists; `agree` is None where the views gave no distribution.
+def trace_record(trace: Trace, row: int, new: slice) -> dict[str, list]:
+    """Return a part of one row of a trace as lists, of the new tokens in a range.
 
-    `shares` is also None where no share of the first view makes the token likeliest.
+    `agree` is None where the views gave no distribution. `shares` is also None where no share of
+    the first view makes the token likeliest.
     """
-    place, weights, agree, drafted, shares = (np.asarray(leaf)[row, :count] for leaf in (
+    place, weights, agree, drafted, shares = (np.asarray(leaf)[row, new] for leaf in (
         trace.place, trace.weights, trace.agree, trace.drafted, trace.shares
     ))  # fmt: skip
     rounded = np.round(shares.astype(float), 4).tolist()
     return {
-        "pieces": pieces,
         "place": place.tolist(),
         "agree": [views if here else None for views, here in zip(agree.tolist(), drafted.tolist())],
         "shares": [

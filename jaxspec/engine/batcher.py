@@ -61,8 +61,8 @@ class Together(NamedTuple):
     """Number of likeliest tokens to record, see `Sampling`."""
     processing: Processing | None
     """Form of the processors; None if no request has any."""
-    prompts: int | None = None
-    """Number of different prompts, if the requests are samples of the first ones."""
+    one_prompt: bool = False
+    """Whether the requests are samples of one prompt, which is prefilled once."""
     past: KVCache | None = None
     """Cache of an earlier turn, whose slots begin the only prompt."""
 
@@ -216,17 +216,17 @@ class Batcher:
     def together(
         self,
         requests: Sequence[EncodedRequest],
-        prompts: int | None = None,
+        one_prompt: bool = False,
         past: KVCache | None = None,
     ) -> Together:
         """Return the fields that all prefills of these requests share."""
-        first = requests[: prompts or self.config.batch_size]
+        first = requests[: 1 if one_prompt else self.config.batch_size]
         greedy = all(request.temperature == 0 for request in requests)
         top = [request.logprobs for request in requests if request.logprobs is not None]
         logprobs = bucket(max(top), TOP, "logprobs") if top else None
         processing = Processing.of([request.settings for request in requests], self.eos)
         return Together(
-            self.largest(requests), self.held(first), greedy, logprobs, processing, prompts, past
+            self.largest(requests), self.held(first), greedy, logprobs, processing, one_prompt, past
         )
 
     def prefill(
@@ -241,7 +241,8 @@ class Batcher:
         sizes, past = together.sizes, together.past
         width = bucket(max(len(requests), least), BATCH_BUCKETS, "batch")
         options = together.options(requests, self.eos, width)
-        batch = self.inputs(requests[: together.prompts], sizes, together.prompts or width)
+        prompts, count = (requests[:1], 1) if together.one_prompt else (requests, width)
+        batch = self.inputs(prompts, sizes, count)
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
         if self.mesh is not None:  # without a placement the compiler chooses one

@@ -158,15 +158,15 @@ class Engine:
         yield whole
 
     def _run(
-        self, requests: list[EncodedRequest], stride: int | None = None, prompts: int | None = None
+        self, requests: list[EncodedRequest], stride: int | None = None, one_prompt: bool = False
     ) -> Iterator[list[Result]]:
         """Decode a batch and yield its results.
 
         Args:
           stride: Number of tokens between two yields of results so far; None yields once.
-          prompts: Number of different prompts, if the requests are samples of the first ones.
+          one_prompt: Whether the requests are samples of one prompt.
         """
-        batch = RunningBatch(self.batcher, requests, prompts)
+        batch = RunningBatch(self.batcher, requests, one_prompt)
         while batch.busy:
             batch.decode(stride)
             if stride or not batch.busy:
@@ -217,7 +217,7 @@ class Engine:
         seeds = [replace(read, seed=(read.seed + i) % 2**32) for i in range(count)]
         results: list[Result] = []
         for start in range(0, count, most):
-            *_, done = self._run(seeds[start : start + most], prompts=1)
+            *_, done = self._run(seeds[start : start + most], one_prompt=True)
             results += done
         return results
 

@@ -23,11 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.settings import Settings
-from jaxspec.decoding.state import DecodeState, DecodeStats, Pause
+from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, insert_rows, run_decode
-from jaxspec.decoding.trace import Trace, trace_record
+from jaxspec.decoding.trace import trace_record
 from jaxspec.engine.batcher import Batcher, Together
 from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
 from jaxspec.engine.config import BATCH_BUCKETS
@@ -40,9 +39,8 @@ from jaxspec.engine.memory import (
 )
 from jaxspec.engine.requests import EncodedRequest, Result
 from jaxspec.errors import InputError
-from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import bucket
-from jaxspec.prompts.stops import cut
+from jaxspec.prompts.stops import AnswerText
 from jaxspec.runtime import usual_settings
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import replicated
@@ -67,6 +65,8 @@ class Rows:
         """Requests that have a row or had one, by a number of the caller's."""
         self.busy: dict[int, int] = {}
         """Number of the request that each row decodes."""
+        self.texts: dict[int, AnswerText] = {}
+        """Tokens and texts so far, by number of the request."""
         self.so_far: dict[int, dict[str, Any]] = {}
         """Fields of the results so far, by number of the request."""
         self.prefill_ms, self.decode_ms, self.longest = 0.0, 0.0, 1
@@ -96,29 +96,47 @@ class Rows:
 
     def read(self) -> None:
         """Read the answers of all busy rows, and free the rows whose answers have ended."""
-        state, decoder = self.state, self.batcher.encoder
-        done, tokens, count, stats, trace, record = jax.tree.map(
-            np.array,
-            (state.done, state.tokens, state.count, state.stats, state.trace, state.logprobs),
-        )
-        eos, stopped = np.array(self.options.eos), False
+        names = ("done", "tokens", "count", "stats", "trace", "logprobs")
+        columns = jax.tree.map(np.array, {name: getattr(self.state, name) for name in names})
+        done, eos, stopped = columns["done"], np.array(self.options.eos), False
         for row, i in self.busy.items():
-            request, before = self.requests[i], self.so_far.get(i, {}).get("trace")
-            pieces = before["pieces"] if before else ()
-            fields = _result(decoder, request, row, tokens, count, stats, trace, pieces)
-            if record is not None and request.logprobs is not None:
-                fields |= record.of_row(row, len(fields["tokens"]), request.logprobs)
-            stop = fields["stop_string"] is not None
+            text = self._extend(i, row, columns)
+            stop = text.stop is not None
             stopped |= stop and not done[row]
             done[row] |= stop
             if done[row]:
-                stop |= bool(np.isin(fields["tokens"][-1:], eos).any())
-                fields["finish_reason"] = "stop" if stop else "length"
-            self.so_far[i] = fields
+                stop |= bool(np.isin(text.tokens[-1:], eos).any())
+                self.so_far[i]["finish_reason"] = "stop" if stop else "length"
         if stopped:
             self.end(done)
         self.busy = {row: i for row, i in self.busy.items() if not done[row]}
-        self.longest = max((int(count[row]) for row in self.busy), default=1)
+        self.longest = max((len(self.texts[i].tokens) for i in self.busy.values()), default=1)
+
+    def _extend(self, i: int, row: int, columns: Mapping[str, Any]) -> AnswerText:
+        """Add the new tokens of a row to the answer to request `i`."""
+        trace, record = columns["trace"], columns["logprobs"]
+        request, fields = self.requests[i], self.so_far.setdefault(i, {})
+        empty = AnswerText(self.batcher.encoder, request.stop, pieces=trace is not None)
+        text = self.texts.setdefault(i, empty)
+        before = len(text.tokens)
+        text.extend(columns["tokens"][row, before : columns["count"][row]].tolist())
+        new = slice(before, len(text.tokens))
+        if trace is not None:
+            part = {"pieces": text.pieces[new], **trace_record(trace, row, new)}
+            earlier = fields.get("trace", {})
+            fields["trace"] = {name: [*earlier.get(name, ()), *part[name]] for name in part}
+        if record is not None and request.logprobs is not None:
+            part = record.of_row(row, new, request.logprobs)
+            fields |= {name: (*fields.get(name, ()), *part[name]) for name in part}
+        fields |= {
+            "text": text.text,
+            "tokens": tuple(text.tokens),
+            "stats": jax.tree.map(
+                lambda x: x[row].item() if x.ndim == 1 else x[row], columns["stats"]
+            ),
+            "stop_string": text.stop,
+        }
+        return text
 
     def end(self, done: np.ndarray) -> None:
         """Let these rows be done."""
@@ -134,7 +152,7 @@ class RunningBatch(Rows):
     """Decode requests of one bucket that start together; the constructor prefills them.
 
     Args:
-      prompts: Number of different prompts, if the requests are samples of the first ones.
+      one_prompt: Whether the requests are samples of one prompt.
       past: Cache of an earlier turn, whose slots begin the only prompt.
     """
 
@@ -142,10 +160,10 @@ class RunningBatch(Rows):
         self,
         batcher: Batcher,
         requests: Sequence[EncodedRequest],
-        prompts: int | None = None,
+        one_prompt: bool = False,
         past: KVCache | None = None,
     ) -> None:
-        super().__init__(batcher, batcher.together(requests, prompts, past))
+        super().__init__(batcher, batcher.together(requests, one_prompt, past))
         self.requests = dict(enumerate(requests))
         self.room, *self.larger = batcher.rooms(self.together.sizes)
         self.block = batcher.program.most_tokens
@@ -257,9 +275,11 @@ class LiveBatch(Rows):
         requests: By a number of the caller's, which names them in `results` and `leave`.
         """
         prefilled = list(requests.values())
-        padded = replace(prefilled[0], sizes=self.batcher.largest(prefilled))
+        for request in prefilled:
+            self.fit(request)
+        together = replace(prefilled[0], sizes=self.batcher.largest(prefilled))
         rows = self.free[: len(prefilled)]
-        ms = self._insert(self.fit(padded), prefilled, rows)
+        ms = self._insert(self.fit(together), prefilled, rows)
         self.prefill_ms += ms
         self.busy |= dict(zip(rows, requests))
         self.requests |= requests
@@ -313,7 +333,7 @@ class LiveBatch(Rows):
         return {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(self.busy)}
 
     def _forget(self, numbers: Collection[int]) -> None:
-        for fields in (self.requests, self.so_far, self.times):
+        for fields in (self.requests, self.texts, self.so_far, self.times):
             for i in numbers:
                 fields.pop(i, None)
 
@@ -372,29 +392,3 @@ def _holds(sizes: Sizes, smaller: Sizes) -> bool:
     """Return whether prompts of the smaller sizes can be padded to these."""
     pairs = zip(sizes.flat, smaller.flat, strict=True)
     return _reading(sizes) == _reading(smaller) and all(most >= size for most, size in pairs)
-
-
-def _result(
-    decoder: PromptEncoder,
-    request: EncodedRequest,
-    row: int,
-    tokens: np.ndarray,
-    count: np.ndarray,
-    stats: DecodeStats | CollaborationStats,
-    trace: Trace | None,
-    earlier: Sequence[str],
-) -> dict[str, Any]:
-    """Return the fields of a row's `Result` so far.
-
-    earlier: Text of the tokens that were read before.
-    """
-    new = tokens[row, : count[row]].tolist()
-    text, new, stop = cut(decoder, new, request.stop)
-    pieces = [*earlier[: len(new)], *decoder.pieces(new, len(earlier))] if trace else []
-    return {
-        "text": text,
-        "tokens": tuple(new),
-        "stats": jax.tree.map(lambda x: x[row].item() if x.ndim == 1 else x[row], stats),
-        "trace": trace and trace_record(trace, row, len(new), pieces),
-        "stop_string": stop,
-    }

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, Self
 
 import numpy as np
@@ -166,21 +165,13 @@ class PromptEncoder:
         """Return the ids of a text without BOS."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return an answer's text, without special tokens and outer spaces."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
-
-    def pieces(self, tokens: Sequence[int], start: int = 0) -> list[str]:
-        """Return the text that each token adds; "" for a part of a letter, until the last part.
-
-        start: Index of the first token to return the text of.
-        """
-        texts = [
-            self.tokenizer.decode(tokens[:i], skip_special_tokens=True)
-            for i in range(start, len(tokens) + 1)
-        ]
-        whole = [text.rstrip("\ufffd") for text in texts]
-        return [after[len(before) :] for before, after in pairwise(whole)]
+        return self.text(tokens).strip()
 
     @property
     def _image_ids(self) -> list[int | None]:

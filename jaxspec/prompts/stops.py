@@ -2,32 +2,81 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import re
 from collections.abc import Sequence
 
 from jaxspec.prompts.encoder import PromptEncoder
 
+BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""Token of a byte, in vocabularies with byte fallback."""
 
-def cut(
-    encoder: PromptEncoder, tokens: list[int], stops: Sequence[str]
-) -> tuple[str, list[int], str | None]:
-    """Return the text before the first stop string, the tokens that complete it, and the string.
 
-    The fewest tokens decide whose text holds any of the strings, so that the answer does not depend
-    on the number of tokens between two looks at it.
+class AnswerText:
+    """Decode an answer that grows; the work depends on what is new, not on the whole answer.
+
+    A token's text may depend on its neighbours: bytes make a letter together, one bad byte makes
+    all those of its run unreadable, and some tokenisers join "ca n't" again. None of these crosses
+    the end of a word's token, so only the tokens from the last one on are decoded again.
+
+    Args:
+      stops: Strings that end the answer.
+      pieces: Whether to record the text of each token.
+
+    Attributes:
+      tokens: Tokens so far, up to the one that completes a stop string. The fewest tokens decide
+        whose text holds a stop string, however many are read at once.
+      text: Their text without outer spaces, and before the stop string.
+      stop: Stop string that ended the answer.
+      pieces: Text that each token adds; "" for a part of a letter, until the last part.
     """
-    text = encoder.decode(tokens)
-    if not any(stop in text for stop in stops):
-        return text, tokens, None
 
-    def holds(count: int) -> bool:
-        text = encoder.decode(tokens[:count])
-        return any(stop in text for stop in stops)
+    def __init__(
+        self, encoder: PromptEncoder, stops: Sequence[str] = (), pieces: bool = False
+    ) -> None:
+        self.encoder, self.stops, self.records = encoder, stops, pieces
+        self.tokens: list[int] = []
+        self.text, self.stop = "", None
+        self.pieces: list[str] = []
+        self._begin, self._head = 0, ""
+        """First token that is decoded again, and the text before it."""
+        self._readable = ""
+        """Text of all pieces."""
 
-    tokens = tokens[: bisect_left(range(len(tokens)), True, key=holds)]
-    text = encoder.decode(tokens)
-    stop = min((stop for stop in stops if stop in text), key=text.find)
-    return text[: text.index(stop)], tokens, stop
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Read the tokens that follow; those after a stop string are left out."""
+        step = 1 if self.stops or self.records else max(len(tokens), 1)
+        for i in range(0, len(tokens), step):
+            self._read(tokens[i : i + step])
+            if self.stop is not None:
+                return
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+        whole = self._head + self.encoder.text(self.tokens[self._begin :])
+        self.text = whole.strip()
+        if self.records:
+            readable = whole.rstrip("\ufffd")
+            grows = readable.startswith(self._readable)
+            self.pieces.append(readable[len(self._readable) :] if grows else "")
+            self._readable = readable if grows else self._readable
+        if self.stops:
+            start = max(len(self._head.lstrip()) - max(map(len, self.stops)), 0)
+            starts = [(self.text.find(stop, start), i) for i, stop in enumerate(self.stops)]
+            if starts := [pair for pair in starts if pair[0] >= 0]:
+                cut, i = min(starts)
+                self.text, self.stop = self.text[:cut], self.stops[i]
+        self._settle(whole)
+
+    def _settle(self, whole: str) -> None:
+        """Begin the next reading at the newest token, if it is a word's and ends with two letters.
+
+        One letter may still be joined to a next token, as in "ca n" and "'t".
+        """
+        newest = self.encoder.text(self.tokens[-1:])
+        form = str(self.encoder.tokenizer.convert_ids_to_tokens(self.tokens[-1]))
+        is_word = newest and whole.endswith(newest) and not BYTE.fullmatch(form)
+        if is_word and whole[-2:].isalnum():
+            self._begin, self._head = len(self.tokens) - 1, whole[: -len(newest)]
 
 
 def text_so_far(before: str, text: str, stops: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxspec import __version__
 from jaxspec.engine.requests import Result
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.serve.bodies import Ask
+from jaxspec.serve.bodies import Job
 from jaxspec.serve.worker import Part, Ticket
 
 
@@ -43,7 +43,7 @@ class Answer:
       tickets: One for each choice.
     """
 
-    ask: Ask
+    job: Job
     model: str
     chats: bool
     tickets: Sequence[Ticket]
@@ -78,7 +78,7 @@ class Answer:
             before = self.sent.get(i)
             text = part.text[len(before.text) if before else 0 :]
             self.sent[i] = part
-            if not (text or part.ended or self.ask.trace or part.result.logprobs):
+            if not (text or part.ended or self.job.trace or part.result.logprobs):
                 continue
             content: dict[str, Any] = {"text": text}
             if self.chats:
@@ -87,13 +87,13 @@ class Answer:
 
     def end(self) -> Iterator[bytes]:
         """Yield the events after the last token."""
-        if self.ask.usage:
+        if self.job.usage:
             yield event(self._body([], stream=True) | {"usage": usage(self.tickets)})
         yield event("[DONE]")
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         body = self._body(choices, stream=True)
-        return body | {"usage": None} if self.ask.usage else body
+        return body | {"usage": None} if self.job.usage else body
 
     def _body(self, choices: list[dict[str, Any]], stream: bool = False) -> dict[str, Any]:
         kind = "chat.completion" if self.chats else "text_completion"
@@ -112,7 +112,7 @@ class Answer:
         result, start = part.result, len(before.result.tokens) if before else 0
         choice: dict[str, Any] = {"index": i, **content, "finish_reason": result.finish_reason}
         choice["logprobs"] = logprobs(result, start, self.encoder, self.chats)
-        return choice | {"jaxspec": _trace(result, start)} if self.ask.trace else choice
+        return choice | {"jaxspec": _trace(result, start)} if self.job.trace else choice
 
 
 def _ended(ticket: Ticket) -> Part:
@@ -133,7 +133,8 @@ def logprobs(result: Result, start: int, encoder: PromptEncoder, chats: bool) ->
         text = piece(token)
         return {"token": text, "logprob": value, "bytes": [*text.encode()]}
 
-    places = list(zip(result.tokens, result.logprobs, result.top_logprobs))[start:]
+    columns = (result.tokens, result.logprobs, result.top_logprobs)
+    places = list(zip(*(column[start:] for column in columns)))
     if chats:
         return {
             "content": [

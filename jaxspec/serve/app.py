@@ -35,7 +35,7 @@ from jaxspec.engine.requests import EncodedRequest
 from jaxspec.errors import InputError, printable
 from jaxspec.serve import bodies
 from jaxspec.serve.answers import Answer, error_body, event
-from jaxspec.serve.bodies import Ask, Limits, NotServed
+from jaxspec.serve.bodies import Job, Limits, NotServed
 from jaxspec.serve.metrics import Metrics
 from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker
 
@@ -156,23 +156,23 @@ class Server:
         try:
             raw = await self._body(request)
             loop = asyncio.get_running_loop()
-            ask, prompts = await loop.run_in_executor(self.reader, self._read, chats, raw)
+            job, prompts = await loop.run_in_executor(self.reader, self._read, chats, raw)
             news = asyncio.Event()
             tickets = [
                 Ticket(
-                    replace(prompt, seed=(prompt.seed + i) % 2**32), deadline, news, loop, ask.lane
+                    replace(prompt, seed=(prompt.seed + i) % 2**32), deadline, news, loop, job.lane
                 )
                 for prompt in prompts
-                for i in range(ask.count)
+                for i in range(job.count)
             ]
             worker.submit(tickets)
-            answer = Answer(ask, limits.model, chats, tickets, worker.engine.encoder)
-            if ask.stream:
+            answer = Answer(job, limits.model, chats, tickets, worker.engine.encoder)
+            if job.stream:
                 return Stream(answer, self._close)
             await until_gone(_all_ended(tickets), request.receive)
             return JSONResponse(answer.whole())
         finally:
-            if answer is None or not answer.ask.stream:
+            if answer is None or not answer.job.stream:
                 self._close(answer)
 
     def _close(self, answer: Answer | None) -> None:
@@ -200,11 +200,12 @@ class Server:
             raise HTTPException(408, "body: not sent in time; send it faster") from None
         return bytes(body)
 
-    def _read(self, chats: bool, raw: bytes) -> tuple[Ask, list[EncodedRequest]]:
+    def _read(self, chats: bool, raw: bytes) -> tuple[Job, list[EncodedRequest]]:
         """Return what a body asks for, and its prompts as tokens and pixels."""
         read = bodies.chat if chats else bodies.completion
-        ask = read(bodies.parse(raw), self.worker.engine.encoder, self.settings.limits)
-        return ask, [self.worker.read(request, ask.most, ask.lane) for request in ask.requests]
+        job = read(bodies.parse(raw), self.worker.engine.encoder, self.settings.limits)
+        with bodies.in_names_of(job):
+            return job, [self.worker.read(request, job.most, job.lane) for request in job.requests]
 
     def _check_key(self, request: Request) -> None:
         """Raise an error for a request without the server's key."""

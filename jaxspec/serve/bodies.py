@@ -10,7 +10,8 @@ import binascii
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ import numpy as np
 from PIL.Image import Image
 
 from jaxspec.data.images import StoredImage
-from jaxspec.engine.requests import Request
+from jaxspec.engine.requests import TOP, Request
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.serve.worker import Lane
@@ -93,13 +94,14 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Hold a checked body.
+class Job:
+    """Hold what a checked body asks for.
 
     Attributes:
       requests: A request for each prompt.
       count: Choices of an answer to each prompt; they differ by their seeds.
       most: Most new tokens; None for all that there is room for.
+      most_name: Field of the body that limits them.
       stream: Whether the answer is sent in parts.
       usage: Whether a last part tells the numbers of tokens.
       lane: Batch that answers: with drafts or without.
@@ -109,6 +111,7 @@ class Ask:
     requests: tuple[Request, ...]
     count: int
     most: int | None
+    most_name: str
     stream: bool
     usage: bool
     lane: Lane
@@ -132,7 +135,7 @@ def parse(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Ask:
+def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
     """Return what `POST /v1/chat/completions` asks for."""
     _check_fields(body, {"messages", "logprobs", "top_logprobs"})
     messages = _typed(body, "messages", list)
@@ -141,14 +144,16 @@ def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Ask:
     budget = _Budget(limits)
     turns = [_message(message, f"messages[{i}]", budget) for i, message in enumerate(messages)]
     top = _count(body, "top_logprobs", 0)
+    if top > TOP[-1]:
+        raise InputError(f"top_logprobs: {top}; give 0 to {TOP[-1]}")
     if _flag(body, "logprobs"):
-        return _ask(body, [Request(messages=turns, logprobs=top)], limits)
+        return _job(body, [Request(messages=turns, logprobs=top)], limits)
     if top:
         raise InputError("top_logprobs: needs logprobs; give logprobs true")
-    return _ask(body, [Request(messages=turns)], limits)
+    return _job(body, [Request(messages=turns)], limits)
 
 
-def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Ask:
+def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
     """Return what `POST /v1/completions` asks for."""
     _check_fields(body, {"prompt", "logprobs"})
     value: Any = body.get("prompt")
@@ -170,14 +175,14 @@ def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> 
     if body.get("logprobs") is not None:
         top = _count(body, "logprobs", 0)
         prompts = [replace(prompt, logprobs=top) for prompt in prompts]
-    return _ask(body, prompts, limits)
+    return _job(body, prompts, limits)
 
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(x) is int for x in value)
 
 
-def _ask(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Ask:
+def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Job:
     if body.get("model") not in (None, limits.model):
         raise NotServed(f"model: {str(body['model'])[:60]!r} is not here; ask for {limits.model!r}")
     count = _count(body, "n", 1)
@@ -193,7 +198,7 @@ def _ask(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> As
         raise InputError(f"stop: {len(stop)} strings; give at most {MOST_STOPS}")
     options["logit_bias"] = _bias(body)
     options["min_new_tokens"] = _count(body, "min_tokens", 0) or None
-    most = _most(body)
+    name, most = _most(body)
     stream = _flag(body, "stream")
     if body.get("stream_options") is not None and not stream:
         raise InputError("stream_options: the answer is not streamed; leave it out")
@@ -202,7 +207,7 @@ def _ask(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> As
         raise InputError("draft: false needs a server that was started with --race")
     usage = _flag(_typed(body, "stream_options", dict, {}), "include_usage")
     requests = tuple(replace(prompt, **options) for prompt in prompts)
-    return Ask(requests, count, most, stream, usage, lane, _flag(body, "trace"))
+    return Job(requests, count, most, name, stream, usage, lane, _flag(body, "trace"))
 
 
 def _bias(body: dict[str, Any]) -> dict[int, float]:
@@ -213,14 +218,25 @@ def _bias(body: dict[str, Any]) -> dict[int, float]:
     return {int(key): value for key, value in biases.items()}
 
 
-def _most(body: dict[str, Any]) -> int | None:
+def _most(body: dict[str, Any]) -> tuple[str, int | None]:
+    """Return the name and the value of the field that limits new tokens."""
     names = ("max_completion_tokens", "max_tokens")
-    counts = {_count(body, name, 0) for name in names if body.get(name) is not None}
-    if len(counts) > 1:
+    counts = {name: _count(body, name, 0) for name in names if body.get(name) is not None}
+    if len({*counts.values()}) > 1:
         raise InputError("max_tokens: differs from max_completion_tokens; give one of them")
-    if counts == {0}:
-        raise InputError("max_tokens: 0; give 1 or more")
-    return counts.pop() if counts else None
+    name, most = next(iter(counts.items()), ("max_tokens", None))
+    if most == 0:
+        raise InputError(f"{name}: 0; give 1 or more")
+    return name, most
+
+
+@contextmanager
+def in_names_of(job: Job) -> Iterator[None]:
+    """Let an InputError within name the body's field, not the engine's."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace("max_new_tokens", job.most_name)) from error
 
 
 def _check_fields(body: dict[str, Any], more: set[str]) -> None:

@@ -86,14 +86,19 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
         ({"prompt": "What is it? " * 9}, "prompt tokens: 1"),
         ({"images": [tiny.page()] * 2}, "images: 2 of at most 1"),
         ({"max_new_tokens": NEW + 1}, "max_new_tokens: 17 of at most 16"),
+        ({"images": [tiny.page()], "logprobs": 0}, "logprobs and biases: more of them"),
     ],
 )
 def test_a_request_that_does_not_fit_is_refused(
     target: LoadedModel, options: dict[str, Any], words: str
 ) -> None:
     engine = Engine(target, config=EngineConfig(batch_size=1))
-    batch = engine.live([Request("What is it?", NEW, images=[tiny.page()])])
+    fitting = Request("What is it?", NEW, images=[tiny.page()])
+    batch = engine.live([fitting])
     request = replace(Request("What is it?", NEW), **options)
     with pytest.raises(InputError, match=words):
         batch.fit(*engine.batcher.read([request]))
     assert isinstance(batch, LiveBatch)
+    with pytest.raises(InputError, match=words):  # also behind one that fits
+        batch.join({i: engine.batcher.read([each])[0] for i, each in enumerate((fitting, request))})
+    assert not batch.busy

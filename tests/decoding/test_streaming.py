@@ -4,13 +4,15 @@ a letter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -19,7 +21,7 @@ from jaxspec.engine import batcher, compile_cache, running
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.prompts.stops import text_so_far
+from jaxspec.prompts.stops import AnswerText, text_so_far
 from tests import tiny
 from train.tokenizer import make_tokenizer
 
@@ -54,8 +56,8 @@ def test_a_streamed_answer_is_the_whole_one_by_the_same_programs(
         *parts, last = engine.stream(asked(engine, temperature))
         assert len(compile_cache.EXECUTABLES) == programs
         assert (last.tokens, last.text, last.trace) == (whole.tokens, whole.text, whole.trace)
-        for field, value in vars(whole.stats).items():
-            np.testing.assert_array_equal(getattr(last.stats, field), value, err_msg=field)
+        for name, value in vars(whole.stats).items():
+            np.testing.assert_array_equal(getattr(last.stats, name), value, err_msg=name)
         assert len(parts) >= 3
         for part, following in zip(parts, [*parts[1:], last], strict=True):
             assert len(part.tokens) == part.stats.emitted + 1
@@ -79,31 +81,125 @@ def test_who_stops_reading_stops_the_decoding(
 
 
 def byte_level() -> Any:
-    """One token a byte, as the vocabularies of GPT-2's kind hold all of them."""
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(sorted(letters))}, []))
+    """One token a byte, as the vocabularies of GPT-2's kind hold all of them, and one for "can"."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {letter: i for i, letter in enumerate([*letters, "ca", "can"])}
+    core = Tokenizer(models.BPE(words, [("c", "a"), ("ca", "n")]))
     core.pre_tokenizer, core.decoder = (
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         decoders.ByteLevel(),
     )
+    core.add_special_tokens(["<end>"])
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-@pytest.mark.parametrize(
-    "tokenizer", [byte_level, make_tokenizer], ids=["byte level", "byte fallback"]
-)
+def joining() -> Any:
+    """The same, but "ca n't" becomes "can't", as in transformers' older files."""
+    tokenizer = byte_level()
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    assert tokenizer.decode(tokenizer.encode("ca n't , I 've")) == "can't, I've"
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def encoders() -> dict[str, PromptEncoder]:
+    makers = {"byte level": byte_level, "joining": joining, "byte fallback": make_tokenizer}
+    return {name: PromptEncoder(make()) for name, make in makers.items()}
+
+
+KINDS = pytest.mark.parametrize("kind", ["byte level", "joining", "byte fallback"])
+WORDS = "Zwei Äpfel, 日本語 and 🙂🙂 too."
+
+
+@KINDS
 @pytest.mark.parametrize("every", [1, 2, 5])
-def test_no_half_letter_is_told(tokenizer: Callable[[], Any], every: int) -> None:
+def test_no_half_letter_is_told(encoders: dict[str, PromptEncoder], kind: str, every: int) -> None:
     """Also where a byte more makes letters before it unreadable for a while, as byte fallback
     does.
     """
-    words = "Zwei Äpfel, 日本語 and 🙂🙂 too."
-    encoder = PromptEncoder(tokenizer())
-    tokens = encoder.tokenizer.encode(words, add_special_tokens=False)
+    encoder = encoders[kind]
+    tokens = encoder.ids(WORDS)
     told = [""]
     for end in range(every, len(tokens), every):
         told.append(text_so_far(told[-1], encoder.decode(tokens[:end]), ()))
-    assert encoder.decode(tokens) == words
-    assert all(after.startswith(before) for before, after in pairwise([*told, words]))
-    assert len(set(told)) > len(words) / (2 * every)
+    assert encoder.decode(tokens) == WORDS
+    assert all(after.startswith(before) for before, after in pairwise([*told, WORDS]))
+    assert len(set(told)) > len(WORDS) / (2 * every)
     assert "\ufffd" not in told[-1]
+
+
+@KINDS
+@given(data=st.data())
+def test_an_answer_read_in_parts_has_the_text_of_all(
+    encoders: dict[str, PromptEncoder], kind: str, data: st.DataObject
+) -> None:
+    """Of any tokens: words, half letters, bytes of no letter, special tokens; with stop strings,
+    which end it at the first token whose text holds one.
+    """
+    encoder = encoders[kind]
+    texts = st.sampled_from(
+        ["ca", " n't", "can", " , ", "日本", "Äpfel", " 've", " 'm", " ", "a. "]
+    )
+    vocabulary = encoder.tokenizer.get_vocab()
+    some = [vocabulary[form] for form in ("<0x61>", "<0xC3>", "<0x84>") if form in vocabulary]
+    tokens = st.one_of(st.integers(0, len(vocabulary) - 1), *map(st.just, some))
+    pieces = st.one_of(texts.map(encoder.ids), tokens.map(lambda token: [token]))
+    tokens = [*chain(*data.draw(st.lists(pieces, max_size=12)))]
+    stops = data.draw(st.lists(st.sampled_from(["n't", "本", "a. ", "el can", "can"]), max_size=2))
+    records = data.draw(st.booleans())
+    answer, read = AnswerText(encoder, stops, records), 0
+    texts_of = [encoder.decode(tokens[:n]) for n in range(len(tokens) + 1)]
+    while read < len(tokens) and answer.stop is None:
+        more = data.draw(st.integers(1, 4))
+        answer.extend(tokens[read : read + more])
+        read = min(read + more, len(tokens))
+        if answer.stop is None:
+            assert answer.text == texts_of[read]
+            assert answer.tokens == tokens[:read]
+    ended = [n for n, text in enumerate(texts_of) if any(stop in text for stop in stops)]
+    if ended:
+        whole = texts_of[ended[0]]
+        assert answer.tokens == tokens[: ended[0]]
+        assert answer.text == min((whole.partition(stop)[0] for stop in stops), key=len)
+        assert whole.startswith(answer.text + str(answer.stop))
+    else:
+        assert answer.stop is None
+    assert len(answer.pieces) == records * len(answer.tokens)
+
+
+def test_pieces_are_the_letters_of_the_text(encoders: dict[str, PromptEncoder]) -> None:
+    for encoder in encoders.values():
+        answer = AnswerText(encoder, pieces=True)
+        answer.extend(encoder.ids(WORDS))
+        assert "".join(answer.pieces) == answer.text == WORDS
+        assert not any("\ufffd" in piece for piece in answer.pieces)
+
+
+def test_a_stop_string_may_begin_tokens_before(encoders: dict[str, PromptEncoder]) -> None:
+    for encoder in encoders.values():
+        answer = AnswerText(encoder, ["日", "pfel, 日"])
+        answer.extend(encoder.ids(WORDS))
+        assert (answer.text, answer.stop) == ("Zwei Ä", "pfel, 日")
+
+
+@dataclass(frozen=True)
+class Counting(PromptEncoder):
+    """Counts the tokens that are decoded."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        self.sizes.append(len(tokens))
+        return super().text(tokens)
+
+
+@KINDS
+def test_a_long_answer_is_decoded_once(encoders: dict[str, PromptEncoder], kind: str) -> None:
+    counting = Counting(encoders[kind].tokenizer)
+    tokens = counting.ids("Two apples and a book, 12 of 日本 too. " * 40)
+    answer = AnswerText(counting, ["no"], pieces=True)
+    answer.extend(tokens)
+    assert answer.text == counting.decode(tokens)
+    assert sum(counting.sizes) < 20 * len(tokens)
+    assert max(counting.sizes[:-1]) < 40

@@ -36,7 +36,7 @@ def test_every_token_is_accounted_for(tree):
     agreed, narrow = 0, 0
     for b in range(3):
         count = int(state.count[b])
-        record = trace_record(jax.device_get(state.trace), b, count, [""] * count)
+        record = trace_record(jax.device_get(state.trace), b, slice(count))
         assert record["place"][0] == -1
         assert record["weights"][0] == [0.75, 0.25]
         # A block is drafted places 0, 1, ... and then the target's token.
