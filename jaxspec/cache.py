@@ -96,15 +96,16 @@ def init_cache(
 
     layers: Hidden states to keep, as `KVCache.kept`; None keeps none.
     """
-    count = config.num_hidden_layers
-    shape = (batch, config.num_key_value_heads, slots, config.head_dim)
+    shapes = []
+    for layer in map(config.of_layer, range(config.num_hidden_layers)):
+        shapes.append((batch, layer.num_key_value_heads, slots, layer.head_dim))
     hidden = None
     if layers is not None:
         width = config.hidden_size * max(len(layers), 1)
         hidden = jnp.zeros((batch, 1, slots, width), dtype)
     return KVCache(
-        k=tuple(jnp.zeros(shape, dtype) for _ in range(count)),
-        v=tuple(jnp.zeros(shape, dtype) for _ in range(count)),
+        k=tuple(jnp.zeros(shape, dtype) for shape in shapes),
+        v=tuple(jnp.zeros(shape, dtype) for shape in shapes),
         length=jnp.zeros(batch, jnp.int32),
         shift=jnp.zeros(batch, jnp.int32),
         hidden=hidden,

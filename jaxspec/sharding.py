@@ -65,6 +65,7 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (_DECODER + r"layers_\d+/(?:mlp/)?(?:down_proj|fc2)/kernel", ("mlp", "embed")),
     (_DECODER + r"layers_\d+/(?:(?:self_attn/(?:o|out)|mlp/down)_proj|(?:mlp/)?fc2)/bias", (None,)),
     (_DECODER + r"project_(?:in|out)/kernel", (None, None)),
+    (_DECODER + r"layers_\d+/layer_scalar", ()),
     # the vision tower and the projector
     (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|(?:linear_)?fc1)/kernel", ("embed", "mlp")),
     (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|(?:linear_)?fc1)/bias", ("mlp",)),
@@ -168,8 +169,13 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
 def spec(
     config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """Return the split of a parameter. Heads stay whole, so their number must divide."""
+    """Return the split of a parameter. Heads stay whole, so their number must divide.
+
+    Layers may have numbers of their own.
+    """
     text = text_config(config)
+    if match := re.match(_DECODER + r"layers_(\d+)/", path):
+        text = text.of_layer(int(match[1]))
     heads = {"heads": text.num_attention_heads, "kv_heads": text.num_key_value_heads}
     axes = logical_axes(path)
     return partition(mesh, axes, [heads.get(axis or "", size) for axis, size in zip(axes, shape)])

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.config.gemma import Gemma3TextConfig
+from jaxspec.config.gemma4 import Gemma4TextConfig, Gemma4UnifiedTextConfig
 from jaxspec.config.heads.dflash import DFlashConfig
 from jaxspec.config.heads.eagle1 import Eagle1Config, Eagle1Text
 from jaxspec.config.heads.eagle3 import Eagle3Config, EagleConfig
@@ -44,6 +45,8 @@ __all__ = [
     "Eagle3Config",
     "EagleConfig",
     "Gemma3TextConfig",
+    "Gemma4TextConfig",
+    "Gemma4UnifiedTextConfig",
     "HeadConfig",
     "KVHeadConfig",
     "LlamaConfig",

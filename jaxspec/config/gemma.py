@@ -1,4 +1,4 @@
-"""Gemma 3's decoder configuration."""
+"""Decoder configurations of Gemma 3 and, in `gemma4.py`, Gemma 4."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ _PATTERN = 6
 
 
 @dataclass(frozen=True)
-class Gemma3TextConfig(RotaryConfig):
-    """Describe Gemma 3: sliding and full layers with rotary positions of their own.
+class GemmaConfig(RotaryConfig):
+    """Describe what Gemma 3 and 4 share: two kinds of layers with their own rotary positions.
 
     `rope_theta` and `rope_scaling` are those of full layers.
     """
 
-    model_type: str = "gemma3_text"
     vocab_size: int = 262208
     hidden_size: int = 2304
     intermediate_size: int = 9216
@@ -41,24 +40,20 @@ class Gemma3TextConfig(RotaryConfig):
     rope_local_base_freq: float = 1e4
     """`rope_theta` of sliding layers."""
     sliding_window: int | None = 4096  # pyright: ignore
-    query_pre_attn_scalar: float = 256
     attention_bias: bool = False
     final_logit_softcapping: float | None = None  # pyright: ignore
 
-    architecture = "Gemma3ForCausalLM"
     qk_norm = True
     sandwich = True
-    norm_offset = True
-    joint_images = True
     activations: ClassVar = ("gelu_pytorch_tanh",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("text config", self, "rope_local_base_freq", "query_pre_attn_scalar")
+        check_positive("text config", self, "rope_local_base_freq")
         if self.final_logit_softcapping is not None:
             check_positive("text config", self, "final_logit_softcapping")
         if not self.layer_types:
-            object.__setattr__(self, "layer_types", _kinds(self.num_hidden_layers, _PATTERN))
+            object.__setattr__(self, "layer_types", layer_kinds(self.num_hidden_layers))
 
     @property
     def biases(self) -> Biases:
@@ -67,10 +62,6 @@ class Gemma3TextConfig(RotaryConfig):
     @property
     def embed_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.hidden_size**0.5
-
-    @property
-    def query_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return (self.head_dim / self.query_pre_attn_scalar) ** 0.5
 
     def of_layer(self, index: int) -> Self:
         """Return the configuration of one layer, with its kind's window and rotary positions."""
@@ -88,15 +79,12 @@ class Gemma3TextConfig(RotaryConfig):
     def windows(cls, raw: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:
         layers = raw.get("num_hidden_layers") or cls.num_hidden_layers
         pattern = raw.get("sliding_window_pattern", _PATTERN)
-        kinds = raw.get("layer_types") or _kinds(layers, pattern)
+        kinds = raw.get("layer_types") or layer_kinds(layers, pattern)
         return raw.get("sliding_window", cls.sliding_window), tuple(kinds)
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         """Read the family's dictionary, with the rotary keys of transformers 4 or 5."""
-        for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
-            if raw.get(name):
-                raise InputError(f"text config: {name} {raw[name]!r:.40} is not supported")
         rotary = raw.get("rope_parameters") or {}
         full, local = (rotary.get(kind) or {} for kind in (FULL, SLIDING))
         if (kind := local.get("rope_type", "default")) != "default":
@@ -120,11 +108,38 @@ class Gemma3TextConfig(RotaryConfig):
         return out | {
             "hidden_activation": out.pop("hidden_act"),
             "rope_parameters": {FULL: out["rope_parameters"], SLIDING: local},
-            "sliding_window": self.sliding_window,
+            "sliding_window": self.sliding_window or self.max_position_embeddings,
             "layer_types": list(self.layer_types),
         }
 
 
-def _kinds(layers: int, pattern: int) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Gemma3TextConfig(GemmaConfig):
+    """Describe Gemma 3's decoder."""
+
+    model_type: str = "gemma3_text"
+    query_pre_attn_scalar: float = 256
+
+    architecture = "Gemma3ForCausalLM"
+    norm_offset = 1
+    joint_images = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("text config", self, "query_pre_attn_scalar")
+
+    @property
+    def query_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return (self.head_dim / self.query_pre_attn_scalar) ** 0.5
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
+            if raw.get(name):
+                raise InputError(f"text config: {name} {raw[name]!r:.40} is not supported")
+        return super().from_hf(raw)
+
+
+def layer_kinds(layers: int, pattern: int = _PATTERN) -> tuple[str, ...]:
     """Return the kinds of layers of which each `pattern`-th is full."""
     return tuple(SLIDING if (i + 1) % pattern else FULL for i in range(layers))

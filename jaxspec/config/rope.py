@@ -13,6 +13,7 @@ from jaxspec.config.schema import check_choice, known_fields
 _ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
+    "proportional": ("factor", "partial_rotary_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (
         *("factor", "beta_fast", "beta_slow", "truncate", "attention_factor"),
@@ -24,7 +25,10 @@ _ROPE_KEYS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Stretch rotary frequencies past the trained context (`linear`, `llama3`, `yarn`)."""
+    """Stretch rotary frequencies past the trained context (`linear`, `llama3`, `yarn`).
+
+    `proportional` keeps only the first ones, and turns no other pair of numbers.
+    """
 
     rope_type: str = "default"
     factor: float = 1.0
@@ -38,6 +42,8 @@ class RopeScaling:
     """`yarn`: those with fewer are divided by `factor`."""
     truncate: bool = True
     """`yarn`: whether the range between the two is widened to whole dimensions."""
+    partial_rotary_factor: float = 1.0
+    """`proportional`: share of the frequencies that turn."""
     attention_factor: float = 0.0
     """Scale of rotated queries and keys; 0 means 0.1 ln(factor) + 1 for YaRN, and 1 otherwise."""
     mrope_section: tuple[int, ...] = ()

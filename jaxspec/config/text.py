@@ -49,6 +49,11 @@ class TextConfig:
         """Return the number of tokens that its output matrix scores."""
         return len(self.draft_vocabulary) or self.vocab_size
 
+    def of_layer(self, index: int) -> Self:
+        """Return the configuration of one layer, of its kind where layers differ."""
+        del index
+        return self
+
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         """Read the dictionary of the family's transformers class."""
@@ -126,8 +131,14 @@ class RotaryConfig(TextConfig):
     """Whether each head's queries and keys are normed before they are rotated."""
     sandwich: ClassVar[bool] = False
     """Whether the outputs of attention and MLP are normed too."""
-    norm_offset: ClassVar[bool] = False
-    """Whether norms multiply by 1 + weight."""
+    norm_offset: ClassVar[int | None] = None
+    """Number that is added to the weights of norms, whose products are then float32."""
+    value_norm: ClassVar[bool] = False
+    """Whether each head's values are normed, without a weight."""
+    attention_k_eq_v: ClassVar[bool] = False
+    """Whether values are made of what keys are made of, by one projection."""
+    layer_scalar: ClassVar[bool] = False
+    """Whether a layer's output is multiplied by a number of its own."""
     query_scale: ClassVar[float] = 1.0
     """Factor of queries besides the usual one, head_dim ** -0.5."""
     activations: ClassVar[tuple[str, ...]] = ("silu",)

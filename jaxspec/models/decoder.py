@@ -1,4 +1,4 @@
-"""Define the decoder of Llama, Mistral, Qwen2, Qwen3 and Gemma 3.
+"""Define the decoder of Llama, Mistral, Qwen2, Qwen3, Gemma 3 and Gemma 4.
 
 Its methods are pure functions of (parameters, inputs, cache). `Lvlm` adds the images. Parameter
 names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is
@@ -22,6 +22,7 @@ from jaxspec.models.layers import (
     Dense,
     Embed,
     GatedMLP,
+    RMSNorm,
     call_layer,
     loop_layers,
     rotary_frequencies,
@@ -56,16 +57,18 @@ class Attention(nn.Module):
         c = self.config
         self.q_proj = Dense(c.num_attention_heads * c.head_dim, c.biases.qkv)
         self.k_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
-        self.v_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
+        if not c.attention_k_eq_v:
+            self.v_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
         self.o_proj = Dense(c.hidden_size, c.biases.output)
         if c.qk_norm:
             self.q_norm, self.k_norm = text_norm(c), text_norm(c)
+        if c.value_norm:
+            self.v_norm = RMSNorm(c.rms_norm_eps, affine=False)
 
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
-        q, scale = self._rotated("q", x, at.rotary), self.config.query_scale
-        q = q if scale == 1 else q * jnp.asarray(scale, q.dtype)
+        q = self._rotated("q", self._projected("q", x), at.rotary, self.config.query_scale)
         out, cache = self.read(q, *self.keys_values(x, at.rotary), at, cache)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
 
@@ -73,17 +76,20 @@ class Attention(nn.Module):
         self, x: Float[Array, "B T width"], rotary: Array
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """Return the keys, rotated, and the values of T tokens."""
-        return self._rotated("k", x, rotary), self._by_head(self.v_proj(x))
+        k = self._projected("k", x)
+        v = k if self.config.attention_k_eq_v else self._projected("v", x)
+        return self._rotated("k", k, rotary), self.v_norm(v) if self.config.value_norm else v
 
-    def _by_head(self, x: Array) -> Array:
-        return x.reshape(*x.shape[:2], -1, self.config.head_dim)
+    def _projected(self, name: str, x: Float[Array, "B T width"]) -> Float[Array, "B T heads H"]:
+        return getattr(self, f"{name}_proj")(x).reshape(*x.shape[:2], -1, self.config.head_dim)
 
-    def _rotated(self, name: str, x: Array, rotary: Array) -> Array:
-        heads, scaling = self._by_head(getattr(self, f"{name}_proj")(x)), self.config.rope_scaling
+    def _rotated(self, name: str, heads: Array, rotary: Array, scale: float = 1.0) -> Array:
+        """Return queries or keys, normed where the family does so, rotated, times `scale`."""
+        scaling = self.config.rope_scaling
         if self.config.qk_norm:
             heads = getattr(self, f"{name}_norm")(heads)
-        turns = rotary_frequencies(self.config), scaling.attention_factor, scaling.mrope_axes
-        return rotate(heads, rotary, *turns)
+        turns = rotary_frequencies(self.config), scale * scaling.attention_factor
+        return rotate(heads, rotary, *turns, scaling.mrope_axes)
 
     def read(
         self,
@@ -116,6 +122,8 @@ class Layer(nn.Module):
         if c.sandwich:
             self.pre_feedforward_layernorm = text_norm(c)
             self.post_feedforward_layernorm = text_norm(c)
+        if c.layer_scalar:
+            self.layer_scalar = self.param("layer_scalar", nn.initializers.ones, (1,))
 
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
@@ -125,8 +133,8 @@ class Layer(nn.Module):
             x = x + out
             return x + self.mlp(self.post_attention_layernorm(x)), cache
         x = x + self.post_attention_layernorm(out)
-        out = self.mlp(self.pre_feedforward_layernorm(x))
-        return x + self.post_feedforward_layernorm(out), cache
+        x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        return x * self.layer_scalar if self.config.layer_scalar else x, cache
 
 
 def run_layers(

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.config import (
     Gemma3TextConfig,
+    Gemma4TextConfig,
     KVHeadConfig,
     LlamaConfig,
     LlavaConfig,
@@ -81,6 +82,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen2, Qwen2.5"),
     "qwen3": Family(Qwen3Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen3"),
     "gemma3_text": Family(Gemma3TextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 3"),
+    "gemma4_text": Family(Gemma4TextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 4"),
     "opt": Family(OptConfig, OPT, _OPT_LAYOUTS, title="OPT"),
     "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages, title="LLaVA-1.5"),
     "llava_next": Family(

@@ -98,17 +98,21 @@ class RMSNorm(nn.Module):
     """Compute x / rms(x) * weight in float32."""
 
     eps: float
-    offset: bool = False
-    """Whether the factor is 1 + weight, as in Gemma; then the product is float32 too."""
+    offset: int | None = None
+    """Number that is added to the weight, as in Gemma; then the product is float32 too."""
+    affine: bool = True
+    """False leaves out the weight."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        init = nn.initializers.zeros if self.offset else nn.initializers.ones
-        weight = self.param("weight", init, (x.shape[-1],))
         exact = x.astype(wide(x.dtype))
         exact = exact * jax.lax.rsqrt(jnp.mean(exact * exact, -1, keepdims=True) + self.eps)
-        if self.offset:
-            return ((1 + weight.astype(exact.dtype)) * exact).astype(x.dtype)
+        if not self.affine:
+            return exact.astype(x.dtype)
+        init = nn.initializers.zeros if self.offset else nn.initializers.ones
+        weight = self.param("weight", init, (x.shape[-1],))
+        if self.offset is not None:
+            return ((self.offset + weight.astype(exact.dtype)) * exact).astype(x.dtype)
         return weight * exact.astype(x.dtype)
 
 
@@ -238,6 +242,9 @@ def rotary_frequencies(config: RotaryConfig) -> np.ndarray:
     scaling = config.rope_scaling
     if scaling.rope_type == "linear":
         inverse = inverse / scaling.factor
+    elif scaling.rope_type == "proportional":
+        turning = int(scaling.partial_rotary_factor * config.head_dim // 2)
+        inverse = np.where(np.arange(len(inverse)) < turning, inverse / scaling.factor, 0.0)
     elif scaling.rope_type == "llama3":
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         turns = scaling.original_max_position_embeddings * inverse / (2 * math.pi)

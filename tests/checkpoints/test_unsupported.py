@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from jaxspec.config import (
+    Gemma4TextConfig,
+    Gemma4UnifiedTextConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaNextConfig,
@@ -38,6 +40,26 @@ SIGLIP = {"model_type": "siglip_vision_model"}
             Qwen2Config,
             WINDOW | {"layer_types": ["full_attention"] * 31 + ["chunked_attention"] * 2},
             "for 32 layers; give full_attention or sliding_attention for each",
+        ),
+        (
+            Gemma4TextConfig,
+            {},
+            "hidden_size_per_layer_input 256: per-layer embeddings are not supported",
+        ),
+        (
+            Gemma4UnifiedTextConfig,
+            {"num_kv_shared_layers": 20},
+            "num_kv_shared_layers 20: layers that share keys and values are not supported",
+        ),
+        (
+            Gemma4UnifiedTextConfig,
+            {"enable_moe_block": True},
+            "enable_moe_block True: experts are not supported",
+        ),
+        (
+            Gemma4UnifiedTextConfig,
+            {"per_layer_config": {"0": {"head_dim": 512}}},
+            "give the full layers, with equal sizes",
         ),
         (
             OptConfig,

@@ -15,10 +15,17 @@ import numpy as np
 import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.config import Gemma3TextConfig, MistralConfig, Qwen2Config, RotaryConfig
+from jaxspec.config import (
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    MistralConfig,
+    Qwen2Config,
+    RotaryConfig,
+)
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
+from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.layers import remat_layers
@@ -36,6 +43,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": None,
 }
 KINDS = ("sliding_attention", "full_attention", "sliding_attention")
+KINDS_4 = ("sliding_attention", "full_attention", "full_attention")
 TARGETS: dict[str, RotaryConfig] = {
     "mistral": MistralConfig(num_hidden_layers=2, sliding_window=3, **SHAPE),
     "qwen2": Qwen2Config(num_hidden_layers=3, sliding_window=4, layer_types=KINDS, **SHAPE),
@@ -44,6 +52,18 @@ TARGETS: dict[str, RotaryConfig] = {
         sliding_window=4,
         layer_types=KINDS,
         head_dim=12,
+        tie_word_embeddings=False,
+        **SHAPE,
+    ),
+    "gemma4": Gemma4TextConfig(
+        num_hidden_layers=3,
+        sliding_window=4,
+        layer_types=KINDS_4,
+        head_dim=8,
+        global_head_dim=16,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        final_logit_softcapping=30.0,
         tie_word_embeddings=False,
         **SHAPE,
     ),
@@ -58,7 +78,7 @@ DRAFTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "chain": ("mistral", ("T",), {}),
     "grown tree": ("mistral", ("T", "lookup"), {"tree": "dynamic:2:7"}),
     "static tree": ("qwen2", ("T", "KV head"), {"tree": "2:8"}),
-    "two KV layers": ("gemma3", ("T", "KV head"), {"tree": "dynamic:2:6"}),
+    "two KV layers": ("gemma4", ("T", "KV head", "lookup"), {"tree": "dynamic:2:6"}),
     "EAGLE-3": ("gemma3", ("T", "EAGLE-3"), {}),
 }
 """Target, drafts and options."""
@@ -119,7 +139,7 @@ def test_windows_change_answers(plain: Any) -> None:
 
 
 def test_a_session_reads_what_the_whole_prompt_does(plain: Any) -> None:
-    target, _ = plain["gemma3"]
+    target, _ = plain["gemma4"]
     one = engine(target, ("T",), gamma=3)
     session, prompt, answer = Session(one), None, ()
     for question in ("What?", "And?", "So?"):
@@ -134,7 +154,7 @@ def test_a_session_reads_what_the_whole_prompt_does(plain: Any) -> None:
 
 
 def test_a_mesh_changes_no_token(plain: Any) -> None:
-    target, expected = plain["gemma3"]
+    target, expected = plain["gemma4"]
     mesh = make_mesh(model=2)
     placed = jax.device_put(target.params, shardings(target.config, target.params, mesh))
     results = engine(replace(target, params=placed), ("T",), gamma=3).generate(asked())
@@ -143,7 +163,7 @@ def test_a_mesh_changes_no_token(plain: Any) -> None:
 
 def test_layers_of_two_kinds_are_trained_as_they_are_run(plain: Any) -> None:
     """Rematerialised layers of one kind are one scan; these are called one by one."""
-    target, _ = plain["gemma3"]
+    target, _ = plain["gemma4"]
     rows = PromptRows(jnp.arange(24).reshape(2, 12), jnp.full(2, 12))
 
     def total(params: Any, on: bool) -> jax.Array:
@@ -159,9 +179,11 @@ def test_a_kv_head_has_the_layers_of_its_keys_without_windows() -> None:
     assert config.text_config.layer_types == ("full_attention", "sliding_attention")
     assert config.text_config.sliding_window is None
     assert type(config).from_dict(config.to_dict()) == config
+    with pytest.raises(InputError, match=r"key_layers \[0, 1\] have heads of 2 sizes; give layers"):
+        new_head(TARGETS["gemma4"], key_layers=(0, 1))
 
 
-@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "gemma4"])
 def test_one_width_in_16_bits(kind: str) -> None:
     target = model(replace(TARGETS[kind], hidden_size=256, head_dim=64), scale=0.06)
     target = replace(

@@ -28,6 +28,11 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "Gemma 4": (hf.gemma4, {"tie_word_embeddings": False}),
+    "Gemma 4, tied": (
+        hf.gemma4,
+        {"attention_k_eq_v": False, "global_head_dim": 32, "attention_bias": True},
+    ),
     "Qwen3": (
         hf.qwen3,
         {
@@ -37,18 +42,23 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
 }
+NOT_DECODED = ("Gemma 3", "Gemma 4, tied", "Qwen3")
+"""Tied models, which write one token over and over, and one whose decoding shows nothing new."""
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_modules(tmp_path, name):
     make, changes = MODELS[name]
     names = dict(decoders.ROTARY)
-    if make is hf.gemma3:  # whose embedding is scaled by the decoder here, and there by itself
+    if make in (
+        hf.gemma3,
+        hf.gemma4,
+    ):  # whose embedding is scaled by the decoder here, and there by itself
         del names["model/embed_tokens"]
     decoders.check_modules(tmp_path, make(**changes), names)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("Gemma 3", "Qwen3")])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_DECODED])
 def test_decoding(tmp_path, name):
     make, changes = MODELS[name]
     model = hf.talkative(make(**changes))

@@ -20,6 +20,8 @@ from transformers import (  # noqa: E402  (its model classes need torch)
     CLIPVisionConfig,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
@@ -97,6 +99,36 @@ def gemma3(**changes: Any) -> Gemma3ForCausalLM:
     own = {"head_dim": 12, "sliding_window": 6, "sliding_window_pattern": 2}
     own |= {"query_pre_attn_scalar": 12, "rope_local_base_freq": 10.0}
     return random_model(Gemma3ForCausalLM, Gemma3TextConfig(**TEXT | own | deepcopy(changes)))
+
+
+GEMMA4 = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 6,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+"""Entries of Gemma 4 12B's and 31B's decoders, except for the window and the depth."""
+
+
+def gemma4(**changes: Any) -> Gemma4ForCausalLM:
+    """A Gemma 4 of one sliding and two full layers, with head sizes and rotary entries of its
+    defaults.
+    """
+    sizes = {key: value for key, value in TEXT.items() if key != "rope_theta"}
+    model = random_model(
+        Gemma4ForCausalLM, Gemma4TextConfig(**sizes | deepcopy(GEMMA4) | deepcopy(changes))
+    )
+    for i, layer in enumerate(model.model.layers):
+        layer.layer_scalar.fill_(0.7 + 0.2 * i)
+        # No factor shrinks the scores; without this softmax would be almost one-hot.
+        layer.self_attn.q_norm.weight.data.mul_(0.1)
+    return model
 
 
 def opt(**changes: Any) -> OPTForCausalLM:

@@ -105,10 +105,15 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
         return self
 
     def check_key_layers(self, target: TextConfig) -> None:
-        """Raise InputError for layers that the target does not have."""
+        """Raise InputError for layers that the target does not have, or of unequal sizes."""
         layers, depth = list(self.key_layers), target.num_hidden_layers
         if not all(0 <= layer < depth for layer in layers):
             raise InputError(f"KV head: key_layers {layers}; give layers 0 to {depth - 1}")
+        kinds = map(target.of_layer, layers)
+        if len(sizes := {(kind.num_key_value_heads, kind.head_dim) for kind in kinds}) > 1:
+            raise InputError(
+                f"KV head: key_layers {layers} have heads of {len(sizes)} sizes; give layers of one"
+            )
 
     @classmethod
     def of_target(

@@ -24,9 +24,14 @@ def target_hash(target: Any) -> str:
     fields: dict[str, Any] = {name: getattr(text, name, None) for name in _DEPENDS_ON}
     if isinstance(fields["rope_scaling"], RopeScaling):
         rope = asdict(fields["rope_scaling"])
-        if not rope["mrope_interleaved"]:  # a field that older heads' targets did not have
-            del rope["mrope_interleaved"]
+        # Fields that older heads' targets did not have.
+        for name in ("mrope_interleaved", "partial_rotary_factor"):
+            if rope[name] == getattr(RopeScaling(), name):
+                del rope[name]
         fields["rope_scaling"] = rope
+    for name in ("global_head_dim", "num_global_key_value_heads"):
+        if hasattr(text, name):
+            fields[name] = getattr(text, name)
     if text is not target:
         vision = target.vision_config  # of an LVLM
         fields["images"] = [

@@ -230,8 +230,9 @@ class KVHead(nn.Module):
         """
         c, text = self.config, self.config.text_config
         images = jnp.zeros((1, 1, max(c.image_tokens, 1)), jnp.int32)
-        heads = max(len(c.key_layers), 1) * text.num_key_value_heads
-        leaf = jnp.zeros((1, heads, 1, text.head_dim))
+        layer = text.of_layer(0)
+        heads = max(len(c.key_layers), 1) * layer.num_key_value_heads
+        leaf = jnp.zeros((1, heads, 1, layer.head_dim))
         zero = jnp.zeros((1, 1), jnp.int32)
         embeds = jnp.zeros((1, 1, 1, text.hidden_size))
         before = embeds[:, :, 0] if c.reads_hidden else None
