@@ -3,6 +3,7 @@
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
     python -m eval.compiled llava7b_68m --chips v5e:1x1 --programs plain chain --widths 1 8 16
     python -m eval.compiled llava7b_68m --chips h100:1 h100:4 --programs plain chain kv eagle3
+    python -m eval.compiled llava7b_68m --chips v5e:1x1 --programs plain msd --tree dynamic:10:30
     python -m eval.compiled llava7b_68m --chips v5e:4x4 --programs train --batches 256
     python -m eval.compiled llava13b_68m --chips v5e:1x1 --target-weights int8
     python -m eval.compiled llava7b_68m --chips v5e:2x2 --programs prompt --prompt 3072 --tiles 5
@@ -38,10 +39,11 @@ from tqdm import tqdm
 
 from eval.lib.output.report import Run
 from eval.lib.output.tables import Record, Table, cell, number, pivot
+from eval.lib.times.heads import HEADS
 from eval.lib.times.hlo import COLLECTIVES, STAGES, ProgramText
 from eval.lib.times.random_pair import LatencyConfig
 from jaxspec.command import load_preset, preset_names, run_script
-from jaxspec.config import Eagle3Config, ModelConfig, text_config, with_text
+from jaxspec.config import with_text
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.engine.drafts import DraftConfig
 from jaxspec.engine.memory import abstract_inputs, abstract_state, at_place, bytes_held
@@ -51,20 +53,16 @@ from jaxspec.engine.plan import (
     chip_of,
     sizes_of,
     split_over,
-    usual_head,
 )
 from jaxspec.errors import InputError, first_line, nearest, needing
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
-Name = Literal[
-    "plain", "chain", "kv", "onepass", "eagle3", "lookup", "tree", "prefill", "prompt", "train"
-]
+Drafting = Literal["chain", "kv", "onepass", "msd", "eagle3", "dflash", "lookup"]
+Name = Literal["plain", Drafting, "prefill", "prompt", "train"]
 WHOLE = ("prefill", "prompt", "train")
 """Programs without a loop of blocks."""
-HEADS: dict[str, dict[str, Any]] = {"kv": {}, "onepass": {"parallel": True, "markov": 64}}
-"""Programs of a KV head, and its options."""
 GPUS = {
     "a100-40gb": "NVIDIA A100-SXM4-40GB",
     "a100": "NVIDIA A100-SXM4-80GB",
@@ -91,6 +89,7 @@ def main(
     layers: int | None = None,
     target_weights: Weights | None = None,
     widths: tuple[int, ...] = (1,),
+    tree: str | None = None,
     xla: tuple[str, ...] = (),
 ) -> None:
     """Compiles programs for the shapes of a preset in configs/latency.
@@ -100,10 +99,11 @@ def main(
       out: directory for results.json and table.md.
       chips: kind and topology in libtpu's notation, such as v5e:2x2, or a kind of GPU and their
         number, such as h100:4; the target is split over all chips.
-      programs: plain decoding; a chain or a tree of width 2 drafted from views M and T; a KV head
-        (kv), one that drafts a block in one pass (onepass), or an EAGLE-3 head of 8,192 draft
-        tokens (eagle3); lookup, without a draft; prefill of the chain or of plain decoding
-        (prompt); a training step of logit distillation (train).
+      programs: plain decoding; a chain drafted from views M and T; a KV head (kv), one that drafts
+        a block in one pass (onepass), MSD's head (msd), an EAGLE-3 head of as many draft tokens as
+        the preset says (eagle3), or a DFlash head of 15 drafted tokens (dflash); lookup, without a
+        draft; prefill of the chain or of plain decoding (prompt); a training step of logit
+        distillation (train).
       batches: batch sizes.
       prompt: slots for prompt tokens; in training, tokens of a row.
       new: slots for new tokens.
@@ -112,6 +112,7 @@ def main(
       target_weights: int8 compiles a target with int8 layers.
       widths: tokens that a target pass reads, padding included. Longer blocks and trees are left
         as they are. Each program is compiled once, and its row has the width of its pass.
+      tree: a tree instead of all chains, such as 2 or dynamic:10:30.
       xla: NAME=VALUE of options of XLA's compiler, such as xla_vf_vmem_max_outstanding_evictions=0.
     """
     arguments = dict(locals())
@@ -119,13 +120,13 @@ def main(
         raise InputError(f"xla: {wrong[0]!r} is not NAME=VALUE")
     options = {name: value for name, _, value in (option.partition("=") for option in xla)}
     config: LatencyConfig = load_preset("latency", preset)
-    config = replace(config, target_weights=target_weights)
+    config = replace(config, target_weights=target_weights, tree=tree)
     if layers is not None:
         config = with_layers(config, layers)
     if target_weights is not None and "train" in programs:
         raise InputError("target_weights: training reads no int8 weights; leave `train` out")
-    title = preset if target_weights is None else f"{preset}, {target_weights} target"
-    title = ", ".join([title, *xla])
+    changes = {f"{target_weights} target": target_weights, f"tree {tree}": tree}
+    title = ", ".join([preset, *(text for text, value in changes.items() if value), *xla])
     variants: dict[tuple[Name, int | None], None] = dict.fromkeys(
         (name, own_width(config, name, width)) for name, width in product(programs, widths)
     )
@@ -192,15 +193,6 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
     return replace(config, target=with_text(config.target, num_hidden_layers=layers))
 
 
-def eagle_head(target: ModelConfig) -> Eagle3Config:
-    """Return the EAGLE-3 head of `train.recipe eagle3_llava15_7b`, also for a few layers alone."""
-    depth = text_config(target).num_hidden_layers
-    few = (0, depth // 2, depth) if depth < 7 else ()
-    head = Eagle3Config.of_target(target, target_layers=few)
-    ids = tuple(range(8192))
-    return replace(head, text_config=replace(head.text_config, draft_vocabulary=ids))
-
-
 def assembled(config: LatencyConfig, name: Name, width: int | None) -> tuple[Any, Params]:
     """Return the named program, and its parameters as shapes.
 
@@ -208,20 +200,21 @@ def assembled(config: LatencyConfig, name: Name, width: int | None) -> tuple[Any
     """
     views: tuple[str, ...] = ("lookup",) if name == "lookup" else ()
     drafts: list[DraftConfig] = []
+    gamma, tree = config.gamma, None if name in ("plain", "prompt") else config.tree
     if name in HEADS:
-        drafts = [usual_head(config.target, gamma=config.gamma, **HEADS[name])]
-    elif name == "eagle3":
-        drafts = [eagle_head(config.target)]
+        head = HEADS[name](config)
+        drafts.append(head)
+        gamma = head.gamma
     elif name not in ("plain", "prompt", "lookup"):
         views, drafts = ("M", "T"), [config.draft]
-    padded = width and name != "tree" and (name == "plain" or width > config.gamma)
+    padded = width and tree is None and (name == "plain" or width > gamma)
     return abstract_program(
         config.target,
         drafts,
         views,
-        config.gamma,
+        gamma,
         jnp.dtype(config.dtype),
-        "2" if name == "tree" else None,
+        tree,
         config.target_weights,
         width if padded else None,
     )

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,8 +21,6 @@ from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
-from jaxspec.models.inputs import PromptRows
-from jaxspec.models.language_model import LanguageModel
 from tests import tiny
 from tests.tiny import families
 from tests.tiny.eagle_reference import draft as reference
@@ -174,19 +171,6 @@ def read_row(
     )
     shown = {int(slot): embeds[slot, : target.model.text.hidden_size] for slot in pictures}
     return np.asarray(rows.tokens)[0, :length], hidden[0, : length - 1], places, shown
-
-
-def test_states_are_taken_after_deepstacks_addition() -> None:
-    """The state after layer 0 differs by what is added there; transformers' is the one before."""
-    model = LanguageModel(replace(tiny.CONFIG.text_config, num_hidden_layers=2))
-    params, draw = tiny.random_params(model.config), np.random.default_rng(0)
-    rows = PromptRows(jnp.ones((1, 4), int), jnp.full(1, 4))
-    embeds, added = (jnp.asarray(draw.normal(size=(1, 4, 32)), jnp.float32) for _ in range(2))
-    plain, stacked = (
-        model.read(params, jnp.concatenate([embeds, more], axis=-1), rows, 4, (0, 1, 2))[1].hidden
-        for more in (jnp.zeros_like(added), added)
-    )
-    np.testing.assert_allclose((stacked - plain)[0, 0, :, 32:64], added[0], atol=1e-5)
 
 
 def test_other_targets_are_refused() -> None:

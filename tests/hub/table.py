@@ -193,6 +193,19 @@ def _vispec(target: str, name: str, **changes: Any) -> HeadTwin:
     return HeadTwin(target, f"{UNSEEN}; {VISPEC.format(name)}", **made)
 
 
+def _angelslim(target: str, name: str, rope: dict[str, Any] | None) -> HeadTwin:
+    return HeadTwin(
+        target,
+        f"{UNSEEN}; config.json: github Tencent/AngelSlim, train/configs/{name}",
+        dtype="bfloat16",
+        config=_EAGLE
+        | {"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3_vl"}
+        | {"attention_bias": False, "max_position_embeddings": 262144, "rms_norm_eps": 1e-06}
+        | {"rope_theta": 5000000, "tie_word_embeddings": True, "modal_type": "VLM"}
+        | {"rope_scaling": rope},
+    )
+
+
 _LLAVA_16 = {
     "architectures": ["LlavaNextForConditionalGeneration"],
     "model_type": "llava_next",
@@ -306,18 +319,16 @@ HEADS: dict[str, HeadTwin] = {
         dtype="bfloat16",
         biased=True,
     ),
-    "AngelSlim/Qwen3-VL-2B-Instruct_eagle3": HeadTwin(
+    "AngelSlim/Qwen3-VL-2B-Instruct_eagle3": _angelslim(
         "Qwen/Qwen3-VL-2B-Instruct",
-        f"{UNSEEN}; config.json: github Tencent/AngelSlim, train/configs/qwen3-vl-2b-eagle3-mrope.json",
-        dtype="bfloat16",
-        config=_EAGLE
-        | {"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3_vl"}
-        | {"attention_bias": False, "max_position_embeddings": 262144, "rms_norm_eps": 1e-06}
-        | {"rope_theta": 5000000, "tie_word_embeddings": True, "modal_type": "VLM"}
-        | {
-            "rope_scaling": {"type": "default", "rope_type": "default"}
-            | {"mrope_interleaved": True, "mrope_section": [4, 4, 4]}
-        },
+        "qwen3-vl-2b-eagle3-mrope",
+        {"type": "default", "rope_type": "default"}
+        | {"mrope_interleaved": True, "mrope_section": [4, 4, 4]},
+    ),
+    "AngelSlim/Qwen3-VL-4B-Instruct_eagle3": _angelslim(
+        "Qwen/Qwen3-VL-4B-Instruct",
+        "qwen3-vl-4b-eagle3, the one of two that counts slots as positions",
+        None,
     ),
     "Cloudriver/EAGLE-LLaVA-1.5-7B": HeadTwin(
         "llava-hf/llava-1.5-7b-hf",

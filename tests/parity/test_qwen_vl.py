@@ -18,6 +18,7 @@ from jaxspec.errors import InputError
 from jaxspec.loading.images import image_inputs
 from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import build
+from jaxspec.models.inputs import PromptRows
 from jaxspec.models.lvlms.qwen_vl import VisionTower, window_contents
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import dialogue
@@ -100,10 +101,10 @@ def prompts() -> tuple[list[list[int]], list[list[Any]]]:
     return rows, [images[:2], [], images[2:]]
 
 
-def our_logits(
+def our_rows(
     loaded: LoadedModel, rows: list[list[int]], images: list[list[Any]], width: int
-) -> list[np.ndarray]:
-    """Logits [L, V] of each row, in one batch."""
+) -> tuple[list[Any], PromptRows, dict[str, np.ndarray]]:
+    """Each row, all of them in one batch, and its images."""
     assert loaded.images is not None
     reader = loaded.images
     made = [
@@ -115,6 +116,14 @@ def our_logits(
     (batch,) = stack_rows([made], width)
     given = image_inputs(loaded, images, 32)
     assert given is not None
+    return made, batch, given
+
+
+def our_logits(
+    loaded: LoadedModel, rows: list[list[int]], images: list[list[Any]], width: int
+) -> list[np.ndarray]:
+    """Logits [L, V] of each row, in one batch."""
+    made, batch, given = our_rows(loaded, rows, images, width)
     apply = jax.jit(build(loaded.config).apply, compiler_options=QUICK)
     out = apply(
         {"params": loaded.params}, batch.tokens, **given, sources=batch.sources, rotary=batch.rotary
@@ -172,6 +181,37 @@ def test_logits_and_round_trip(tmp_path, name):
     again = hf.reload(tmp_path / "ours", type(made))
     for expected, row, seen in zip(theirs, rows, images):
         np.testing.assert_array_equal(run(again, row, seen), expected)
+
+
+def test_heads_read_states_after_deepstacks_addition(tmp_path):
+    """They are the inputs of transformers' next layers; its layers' outputs, which some trainers
+    keep, lack the addition at image slots.
+    """
+    made = qwen_vl.qwen3(text={"num_hidden_layers": 3})
+    loaded = LoadedModel.load(qwen_vl.write(tmp_path, made))
+    rows, images = (part[:1] for part in prompts())
+    read: list[np.ndarray] = []
+    wrote: list[np.ndarray] = []
+    for layer in made.model.language_model.layers:
+        layer.register_forward_pre_hook(lambda _, args: read.append(args[0][0].numpy()))
+        layer.register_forward_hook(lambda _, __, out: wrote.append(out[0].numpy().copy()))
+    run(made, rows[0], images[0])
+
+    _, batch, given = our_rows(loaded, rows, images, 64)
+    model, params, layers = loaded.model, loaded.params, tuple(range(len(read)))
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def states(given: dict[str, Any]) -> Any:
+        embeds = model.embed(params, batch, model.encode(params, given))
+        return model.read(params, embeds, batch, 64, layers)[1].hidden
+
+    kept = np.split(np.asarray(states(given))[0, 0, : len(read[0])], len(layers), axis=-1)
+    for found, expected in zip(kept, read):
+        hf.assert_close(found, expected)
+    pictures = np.asarray(batch.tokens[0, : len(read[0])]) == qwen_vl.IMAGE
+    for after, before in zip(kept[1:], wrote):
+        hf.assert_close(after[~pictures], before[~pictures])
+        assert np.all(np.abs(after - before)[pictures].max(-1) > 0.01)
 
 
 def run(made: Any, row: list[int], images: list[Any]) -> np.ndarray:

@@ -77,7 +77,11 @@ class LatencyConfig:
     papers: Mapping[str, str] = field(default_factory=dict)
     """Papers' numbers for these shapes, by the kind of rows above them."""
     target_weights: Weights | None = None
-    """int8 quantises the target's layers; only `eval.compiled` reads this."""
+    """int8 quantises the target's layers; only `eval.compiled` reads this, and what follows."""
+    tree: str | None = None
+    """Tree of the drafts; None drafts chains."""
+    head_vocabulary: int = 8192
+    """Tokens that an EAGLE-3 head scores."""
 
 
 @dataclass(frozen=True)
