@@ -36,7 +36,6 @@ RESULTS = ROOT / "results"
 OTHERS = (
     "CONTRIBUTING.md",
     "docs/families.md",
-    "docs/slices.md",
     "docs/tables.md",
     "docs/tpu.md",
     "picturebook/README.md",

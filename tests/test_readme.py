@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from jaxspec import typing
+from jaxspec.command import load_preset, preset_names
 from jaxspec.models.families import FAMILIES
 from tests import conftest
 from tests.conftest import ROOT, page_name
+from train.recipe import KIND
 
 PAGES = [*conftest.PAGES, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "SECURITY"))]
 FOLDERS = ("jaxspec", "jaxspec_demo", "eval", "train", "configs", "tests", "results")
@@ -20,8 +22,7 @@ LONGER = {
     "CHANGELOG.md": 10_000,
     "results/claims.md": 1_500,
     "results/mmspec_recorded/README.md": 1_400,
-    **{f"docs/{name}.md": 1_800 for name in ("architecture", "drafting", "engines", "exactness")},
-    **{f"docs/{name}.md": 1_800 for name in ("families", "inference", "performance", "protocols")},
+    **{f"docs/{name}.md": 1_800 for name in ("architecture", "exactness", "families", "protocols")},
     **{f"docs/{name}.md": 1_800 for name in ("python", "recipes", "tables")},
 }
 """Words of pages that are lists of what was measured or changed, and are searched, not read."""
@@ -38,6 +39,19 @@ def test_every_family_is_described(model_type):
     title, image_input, *_ = (cell.strip() for cell in row.split("|"))
     assert title == family.title
     assert (image_input == "none") == (family.images is None)
+
+
+def test_the_recipes_are_listed_with_their_lengths():
+    """Every preset is in the table; a line's last cell, if any, has the stages of all its recipes."""
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## Recipes")[2]
+    named = []
+    for line in re.findall(r"^\| `.*\|$", page.partition("\n## ")[0], re.MULTILINE):
+        recipes, _, lengths = (cell.strip() for cell in line.strip("|").split("|"))
+        named += (names := re.findall(r"`(\w+)`", recipes))
+        for name in names if lengths else ():
+            stages = [stage.train for stage in load_preset(KIND, name).stages]
+            assert lengths == ", ".join(f"{stage.steps:,} x {stage.batch}" for stage in stages), name
+    assert sorted(named) == sorted(preset_names(KIND))
 
 
 @every_page

@@ -1,25 +1,24 @@
-"""The script of docs/tpu.md, against a stub of `gcloud`: no way through it leaves an idle slice
-that is billed.
+"""train/slice.sh and the lines of docs/tpu.md, against a stub of `gcloud`: no way through them
+leaves an idle slice that is billed.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.hub.pages import Command, parse, shell_blocks
 
-STEPS = re.findall(
-    r"^```sh\n(.*?)^```",
-    (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"),
-    re.DOTALL | re.MULTILINE,
-)
+SLICE = ROOT / "train" / "slice.sh"
+BLOCKS = shell_blocks((ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"))
 CLOUD = r"""
 set -u
-TPU=mine ZONE=here BUCKET=gs://bucket
+export FAIL AT TPU=mine ZONE=here BUCKET=gs://bucket
 git() { :; }
 sleep() { [ -e slice ] && [ ! -e session ] && echo idle >> calls; echo sleep >> calls; [ $(wc -l < calls) -lt 400 ]; }
 gcloud() {
@@ -49,11 +48,18 @@ gcloud() {
     [ $FAIL = after ] && [ $n = $AT ] && return 1
     return 0
 }
+export -f git sleep gcloud
 """
 
 
-def walk(folder: Path, fail: str, at: object, codes: str = "0\n0\n") -> tuple[int, list[str]]:
-    """Run the page's script in a folder; return its exit code and what was called, with the word
+def walk(
+    folder: Path,
+    fail: str,
+    at: object,
+    codes: str = "0\n0\n",
+    lines: str = f"{SLICE} walk llava15_68m --tune.checkpoints gs://bucket/run",
+) -> tuple[int, list[str]]:
+    """Run lines of shell in a folder; return their exit code and what was called, with the word
     idle for each sleep in which a slice did not train.
 
     Args:
@@ -65,7 +71,7 @@ def walk(folder: Path, fail: str, at: object, codes: str = "0\n0\n") -> tuple[in
     folder.mkdir()
     (folder / "codes").write_text(codes)
     (folder / "calls").touch()
-    script = f"FAIL={fail} AT='{at}'\n{CLOUD}\n{STEPS[0]}\n{STEPS[1]}"
+    script = f"FAIL={fail} AT='{at}'\n{CLOUD}\n{lines}"
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False
     )
@@ -106,3 +112,49 @@ def test_what_ended_training_decides_what_follows(
 ) -> None:
     code, calls = walk(tmp_path / "it", "never", 0, codes)
     assert (code, calls.count("trained")) == (ends, trained)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if "slice.sh" in b and "export TPU" not in b])
+def test_the_lines_of_the_page_lead_to_their_end(block: str, tmp_path: Path) -> None:
+    """Each block begins without a slice and ends without one, but for a server that is not ended."""
+    lines = block.replace("train/slice.sh", str(SLICE))
+    if "create" not in block and "walk" not in block and "trial" not in block:
+        lines = f"{SLICE} create\n{lines}"
+    if "serve" in block:
+        lines += f"\n{SLICE} delete"
+    code, calls = walk(tmp_path / "it", "never", 0, lines=f"set -e\n{lines}")
+    assert code == 0
+    assert "trial" not in block or any("--debug" in call for call in calls)
+    if "walk" in block:
+        (export,) = re.findall(r"jaxspec export \S+ \S+.*?(?= &&)", "\n".join(calls))
+        parse(Command("docs/tpu.md", export))
+        (recipe,) = re.findall(r"train '.*?(python -m train.recipe .*?) > ", "\n".join(calls))
+        parse(Command("docs/tpu.md", recipe))
+
+
+def test_a_trial_that_fails_leaves_no_slice(tmp_path: Path) -> None:
+    lines = f"{SLICE} trial llava15_68m"
+    code, calls = walk(tmp_path / "it", "always", "--debug", lines=lines)
+    assert code == 1
+    assert any("delete" in call for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("wlak", "'wlak' is no step"), ("walk", "name a recipe"), ("on all", "give a command")],
+)
+def test_a_wrong_step_is_named(words: str, told: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"TPU=a ZONE=b BUCKET=c {SLICE} {words}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert told in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
+def test_shellcheck_finds_nothing() -> None:
+    subprocess.run(["shellcheck", SLICE], check=True)

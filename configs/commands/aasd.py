@@ -60,7 +60,7 @@ AASD = (
         what="the KV head, heads trained without projector, image keys, text keys or all of the "
         "target's keys, each for as many steps (`--untrained` takes the same from the trained head "
         "instead), and separate drafts, finetuned (FT) and distilled on the target's answers (DT), "
-        "[from scratch](recipes.md#aasds-drafts); of the 7B, then of the 13B. The targets here are "
+        "[from scratch](data.md#aasds-drafts); of the 7B, then of the 13B. The targets here are "
         "LLaVA-1.5's, the paper's those of 'Visual Instruction Tuning', so that its numbers are of "
         "other models; bfloat16, 100 samples a set, 128 new tokens, greedy answers and the prompts "
         "(TABED's instruction, COCO's 'Describe this image in detail.', ScienceQA without hints) "

@@ -391,7 +391,7 @@ def _open(name: str, data: DataSets) -> Sequence[Sample]:
         return path
     if name not in data and not path.is_dir():
         raise InputError(
-            f"data {name}: not in {PREPARED}; make it by its command in docs/recipes.md "
+            f"data {name}: not in {PREPARED}; make it by its command in docs/data.md "
             f"(Data of the recipes), or give --data {name}=PATH"
         )
     return Prepared(path)

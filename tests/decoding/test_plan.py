@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.latency.llava7b_68m import config as LLAVA
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.engine.memory import bytes_held
@@ -20,6 +22,7 @@ from jaxspec.loading.models import LoadedHead
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh
 from tests import tiny
+from tests.conftest import ROOT
 
 PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 
@@ -108,3 +111,16 @@ def test_the_largest_plan_that_is_taken_ends(
         ]
     )
     assert re.search(r"^fits( +no){5}$", capsys.readouterr().out, re.M)
+
+
+def test_the_output_on_the_page_is_of_the_7bs_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "inference.md").read_text(encoding="utf-8")
+    command, output = re.findall(r"```(?:sh)?\n(.*?)\n```", text, re.DOTALL)[:2]
+    ids = {"llava-hf/llava-1.5-7b-hf": LLAVA.target, "mjbooo/lvlm68m": LLAVA.draft}
+    for name, config in ids.items():
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps(config.to_hf()))
+    main([str(tmp_path / word) if word in ids else word for word in command.split()[1:]])
+    assert output in "\n".join(map(str.rstrip, capsys.readouterr().out.splitlines()))

@@ -77,9 +77,16 @@ def commands() -> list[Command]:
 
 
 def _lines(block: str) -> Iterator[str]:
-    """Yield the lines of a shell block, with its variables and loops written out."""
+    """Yield the lines of a shell block, with its variables, loops and trainings on a slice written
+    out.
+    """
     told = dict(re.findall(r"^(\w+)='(.*)'$", block, re.MULTILINE))
-    for line in block.replace("\\\n", " ").splitlines():
+    block = re.sub(
+        r"train/slice\.sh (?:walk|trial) (\w+)",
+        r"python -m train.recipe \1 --cluster auto",
+        block.replace("\\\n", " "),
+    )
+    for line in block.splitlines():
         for name, value in told.items():
             line = line.replace(f"${name}", value)
         loop = re.fullmatch(r"for (\w+) in (.*?); do (.*); done", line)

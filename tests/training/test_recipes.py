@@ -200,7 +200,7 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["llava15_68m"], "blip_laion_cc_sbu_558k: not in .*docs/recipes.md"),
+        (["llava15_68m"], "blip_laion_cc_sbu_558k: not in .*docs/data.md"),
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
         (
             ["llava15_68m", "--data", "llava_v1_5_mix=x"],

@@ -1,6 +1,6 @@
 """A KV head of `smollm2-eyes`, on its own answers to questions about drawn pages.
 
-The commands before it are in docs/recipes.md.
+The commands before it are in docs/data.md.
 """
 
 from __future__ import annotations

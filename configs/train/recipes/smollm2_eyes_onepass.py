@@ -1,7 +1,7 @@
 """A KV head of `smollm2-eyes` that drafts a block in one pass, on answers about one page, two pages
 and none.
 
-The commands before it are in docs/recipes.md.
+The commands before it are in docs/data.md.
 """
 
 from __future__ import annotations
