@@ -29,13 +29,13 @@ from jaxspec.errors import InputError, nearest
 from jaxspec.files import trial_of, write_text
 
 PARTS = {
-    "llava7b_68m": "eval.latency llava7b_68m --parts passes forced --views 2 4",
-    "llava7b_160m": "eval.latency llava7b_160m --parts passes forced --views 1",
+    "llava7b_68m": "eval.latency llava7b_68m --parts forced --views 2 1",
+    "throughput": "eval.latency llava7b_68m --parts forced --batches 4 16 --views 1",
+    "llava7b_passes": "eval.latency llava7b_68m --parts passes --gammas 5",
     "startup": "eval.latency mini --parts startup",
     "llava7b_images": "eval.latency llava7b_68m --parts images",
-    "llava13b_68m": "eval.latency llava13b_68m --parts passes forced --views 1",
-    "llava13b_160m": "eval.latency llava13b_160m --parts passes",
-    "throughput": "eval.latency llava7b_68m --parts forced --batches 4 16 --views 1",
+    "llava7b_160m": "eval.latency llava7b_160m --parts forced --views 1",
+    "llava13b_68m": "eval.latency llava13b_68m --parts forced passes --views 1 --gammas 5",
 }
 """The most important part comes first."""
 ESTIMATED = "--programs plain chain --batches 1 4 --prompt 1024 --new 128"

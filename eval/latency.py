@@ -59,6 +59,7 @@ def main(
     parts: tuple[Part, ...] = ("passes", "images", "forced", "mixtures"),
     batches: tuple[int, ...] = (1,),
     views: tuple[int, ...] = (1, 4),
+    gammas: tuple[int, ...] | None = None,
     captioners: tuple[str, ...] = CAPTIONERS,
     dtype: str | None = None,
     debug: bool = False,
@@ -71,6 +72,7 @@ def main(
       parts: what to time.
       batches: batch sizes of the loops at forced acceptance and of the mixtures.
       views: numbers of draft views in the loops at forced acceptance.
+      gammas: draft lengths of the passes over blocks; the default is the preset's.
       captioners: captioners of the part `captions`, written as for `--captioner`.
       dtype: of weights and caches, such as float16; the default is the preset's.
       debug: try the command out: one run, at most eight new tokens, written to runs/debug.
@@ -78,7 +80,7 @@ def main(
     options = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
     starts, calls = STARTS, CALLS
-    config = replace(config, dtype=dtype or config.dtype)
+    config = replace(config, dtype=dtype or config.dtype, gammas=gammas or config.gammas)
     if debug:
         config, starts, calls = replace(config, repeats=1, new=min(8, config.new)), 1, 1
     timed = f"the least of {config.repeats} runs; of start-up medians"
@@ -90,7 +92,10 @@ def main(
         works: list[tuple[Part, str, Callable[[], Sequence[Record]]]] = [
             # Starts come first, before this process takes the device's memory.
             ("startup", "starts", partial(measure_starts, *models, starts)),
-            ("passes", "passes", partial(measure_passes, pair)),
+            *(
+                ("passes", f"passes, B={b}, S={slots}", partial(measure_passes, pair, b, slots))
+                for b, slots in config.shapes
+            ),
             ("images", "images", partial(measure_images, pair)),
         ]
         for text in captioners:

@@ -2,14 +2,16 @@
 
     python -m eval.peers mini --out runs/peers_mini
     python -m eval.peers pair55m --new 128
+    XLA_PYTHON_CLIENT_MEM_FRACTION=.45 python -m eval.peers llava7b_68m --prompts 2 --repeats 2
     python -m eval.peers smollm2 --compiled --draft runs/train/smollm2_text/hf
 
 `mini` compares the shipped models on picturebook, `pair55m` a synthetic pair with random weights
-and a given agreement, and `smollm2` SmolLM2-135M with the shipped KV head, and with --draft also a
-text draft, on the demo's prompts. Both libraries read the same files. All methods run warm, in
-turns and prompt by prompt; a method's time is the least of its runs, summed over prompts. Needs
-torch (the `parity` extra) and runs on one device. Writes results.json and table.md into --out; the
-same command continues a stopped run.
+and a given agreement, `llava7b_68m` the same in the sizes of LLaVA-1.5-7B and its draft of 68M in
+float16, for a GPU whose memory both libraries share, and `smollm2` SmolLM2-135M with the shipped KV
+head, and with --draft also a text draft, on the demo's prompts. Both libraries read the same files.
+All methods run warm, in turns and prompt by prompt; a method's time is the least of its runs,
+summed over prompts. Needs torch (the `parity` extra) and runs on one device. Writes results.json
+and table.md into --out; the same command continues a stopped run.
 
 On a shared machine compare CPU seconds with `--threads 1`, not wall-clock times: other processes
 slow the wall clock, and waiting torch threads add CPU seconds.
@@ -50,12 +52,14 @@ from jaxspec_demo import ASSETS
 from jaxspec_demo.command import CONTESTS
 from jaxspec_demo.models import SMOLLM2
 
+SYNTHETIC = {"pair55m": "float32", "llava7b_68m": "float16"}
+"""Presets of `configs/latency` whose shapes synthetic pairs have, with their dtypes."""
 AGREEMENT = 0.7
 """Share of tokens that the synthetic draft predicts."""
 
 
 def main(
-    preset: Annotated[Literal["mini", "pair55m", "smollm2"], tyro.conf.Positional],
+    preset: Annotated[Literal["mini", "pair55m", "llava7b_68m", "smollm2"], tyro.conf.Positional],
     out: Path = Path("runs/peers/PRESET"),
     draft: Path | None = None,
     new: int = 96,
@@ -68,7 +72,7 @@ def main(
     """Times jaxspec and transformers on one pair.
 
     Args:
-      preset: mini, pair55m or smollm2, see above.
+      preset: mini, pair55m, llava7b_68m or smollm2, see above.
       out: directory for results.json and table.md.
       draft: a text draft of SmolLM2 from `train.recipe smollm2_text`; only for smollm2.
       new: most new tokens of an answer.
@@ -90,7 +94,7 @@ def main(
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
             paths = pair_of(preset, draft, Path(folder))
-            target, *drafts = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)
+            target, *drafts = (LoadedModel.load(path, dtype_of(preset)) for path in paths)
             gammas, assistants, heads = (GAMMA,), {"LLaVA": paths[-1]}, []
             if preset == "smollm2":
                 heads = [load_draft(ASSETS / preset / "kv_head", target)]
@@ -116,7 +120,7 @@ def main(
 def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None) -> list[str]:
     """Return the sentences below the table."""
     lines = [
-        f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, "
+        f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, {dtype_of(preset)}, "
         f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} "
         f"on {os.cpu_count()} cores; threads of torch: {threads or 'its own choice'}.",
         "x: tokens/s over transformers' eager, and over the fastest of its lines with an "
@@ -132,7 +136,7 @@ def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None
             "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the "
             "pixels of the assistant)."
         )
-    if preset == "pair55m":
+    if preset in SYNTHETIC:
         lines.append(
             f"SYNTHETIC agreement: the draft is right after {AGREEMENT:.0%} of the tokens."
         )
@@ -172,6 +176,11 @@ def peers_table(preset: str, rows: Sequence[Record], notes: Sequence[str] = ()) 
     return pivot(f"Peers on {preset}", ("method",), lines, columns, notes=notes)
 
 
+def dtype_of(preset: str) -> jnp.dtype:
+    """Return the dtype of both libraries' weights."""
+    return jnp.dtype(SYNTHETIC.get(preset, "float32"))
+
+
 def pair_of(preset: str, draft: Path | None, folder: Path) -> tuple[Path, ...]:
     """Return the directories of target and drafts; write a synthetic pair to `folder`."""
     if preset == "smollm2":
@@ -180,7 +189,7 @@ def pair_of(preset: str, draft: Path | None, folder: Path) -> tuple[Path, ...]:
         return ASSETS / "mini" / "target", ASSETS / "mini" / "draft"
     paths = folder / "target", folder / "draft"
     for path, name in zip(paths, ("synthetic:target", f"synthetic:draft:{AGREEMENT}")):
-        model = synthetic_model(name, jnp.dtype("float32"))
+        model = synthetic_model(name, dtype_of(preset), preset)
         saved = {"tokenizer": model.tokenizer, "image_processor": model.image_processor}
         options = huggingface.SaveOptions(overwrite=True)
         huggingface.save(path, model.config, model.params, options, **saved)

@@ -115,7 +115,7 @@ def test_the_sweep_over_a_tiny_pair() -> None:
     assert [row["state_bytes"] for row in mixtures] == [4, 8, 4 * (2 + 2 + 1 + 4 * 2)]
     (images,) = measure_images(pair)
     assert images["answer"] == 9
-    rows = [*measure_passes(pair), images, forced, *mixtures]
+    rows = [*measure_passes(pair, *tiny.shapes[0]), images, forced, *mixtures]
     titles = [title for title, *_ in latency_tables("tiny", rows)]
     assert titles == [
         "Passes of tiny",

@@ -1,16 +1,17 @@
 """Untrained models for timing: random weights, and a synthetic pair of given agreement.
 
-The models of the pair follow one rule: the residual stream keeps a token's embedding, and the head
-maps it to the next token of a fixed cycle. The random weights of attention and MLPs hardly disturb
-this rule, and the models do all the arithmetic of real ones. A model is right after a given share
-of the cycle's tokens, and predicts another successor after the rest. The acceptance is made up; the
-times are real.
+The models of a pair follow one rule: the residual stream keeps a token's embedding, and the head
+maps it to the next token of a fixed cycle. Layers add so little to the stream that they hardly
+disturb this rule, and the models do all the arithmetic of real ones. A model is right after a given
+share of the cycle's tokens, and predicts another successor after the rest. The acceptance is made
+up; the times are real.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,8 @@ PREFIX = "synthetic:"
 ROLES = ("target", "partner", "draft")
 RESERVED = 300
 """Special tokens and bytes of the tokeniser have ids below this, and are in no cycle."""
+ADDED = 0.02
+"""Factor of the matrices that write to the residual stream."""
 
 
 def parse_synthetic(name: str) -> tuple[str, float]:
@@ -44,13 +47,14 @@ def parse_synthetic(name: str) -> tuple[str, float]:
     return role, share
 
 
-def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
-    """Return a model of the synthetic pair: target and partner of 54M, draft of 3M (`pair55m`).
+def synthetic_model(name: str, dtype: jnp.dtype, pair: str = "pair55m") -> LoadedModel:
+    """Return a model of a synthetic pair, with the shapes of a preset of `configs/latency`.
 
-    All see images of 576 tokens and use the mini models' tokeniser.
+    `pair55m` has a target and a partner of 54M and a draft of 3M. All see images of 576 tokens and
+    use the mini models' tokeniser.
     """
     role, share = parse_synthetic(name)
-    preset = load_preset("latency", "pair55m")
+    preset = load_preset("latency", pair)
     config: LlavaConfig = preset.draft if role == "draft" else preset.target
     mini = LoadedModel.load(ASSETS / "mini" / "target")
     assert isinstance(mini.config, LlavaConfig)
@@ -102,4 +106,11 @@ def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Par
     decoder["model"] = decoder["model"] | {
         "embed_tokens": {"embedding": jnp.asarray(embedding, dtype)}
     }
+    decoder["model"] = jax.tree.map_with_path(_weakened, decoder["model"])
     return {**params, "language_model": decoder}
+
+
+def _weakened(path: tuple[Any, ...], leaf: Array) -> Array:
+    """Return the leaf, and a matrix that writes to the residual stream times `ADDED`."""
+    writes = any(part in jax.tree_util.keystr(path) for part in ("o_proj", "down_proj"))
+    return leaf * jnp.asarray(ADDED, leaf.dtype) if writes else leaf

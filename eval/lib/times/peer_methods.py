@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -91,6 +92,8 @@ def theirs(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    dtype = getattr(torch, jax.tree.leaves(target.params)[0].dtype.name)
 
     def loaded(path: Path) -> Any:
         sees = "vision_config" in json.loads((path / "config.json").read_text())
@@ -99,7 +102,8 @@ def theirs(
             if sees
             else transformers.AutoModelForCausalLM
         )
-        return kind.from_pretrained(path, trust_remote_code=False).eval()
+        model = kind.from_pretrained(path, trust_remote_code=False, dtype=dtype)
+        return model.to(device).eval()
 
     model = loaded(path)
     drafts = {name: loaded(path) for name, path in assistants.items()}
@@ -131,13 +135,13 @@ def theirs(
                     model.generate(**inputs, max_new_tokens=1)
                 first, used = time.perf_counter(), time.process_time()
                 calls[0] = 0
-                tokens = model.generate(**inputs, max_new_tokens=new)[0, length:]
+                tokens = model.generate(**inputs, max_new_tokens=new)[0, length:].tolist()
                 end, used = time.perf_counter(), time.process_time() - used
             if first - start > 1e-3:
                 prefill[prompt.tokens.tobytes()] = first - start
             spent = end - first
             decoding = spent - prefill[prompt.tokens.tobytes()]
-            return Timed(tuple(tokens.tolist()), spent, decoding, used, calls[0])
+            return Timed(tuple(tokens), spent, decoding, used, calls[0])
 
         return run
 
@@ -153,8 +157,9 @@ def theirs(
             pages = [
                 target.image_processor(images=image, return_tensors="pt") for image in prompt.images
             ]
-            pixels = {"pixel_values": torch.cat([page["pixel_values"] for page in pages])}
-        ids = torch.tensor(tokens.astype(np.int64))[None]
+            values = torch.cat([page["pixel_values"] for page in pages])
+            pixels = {"pixel_values": values.to(device, dtype)}
+        ids = torch.tensor(tokens.astype(np.int64), device=device)[None]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
 
     methods = {EAGER: method()}

@@ -18,6 +18,7 @@ from eval.lib.output.tables import Record
 from eval.lib.standins.synthetic import random_params
 from eval.lib.times.passes import (
     Passes,
+    Roofline,
     greedy_options,
     measure_roofline,
     pass_work,
@@ -102,6 +103,10 @@ class Pair:
         params = random_params(config, self.dtype, seed)
         return LoadedModel(config, params, None, None)  # pyright: ignore[reportArgumentType]
 
+    @cached_property
+    def roofline(self) -> Roofline:
+        return measure_roofline(self.dtype, self.config.probe_megabytes, self.config.probe_side)
+
     @property
     def dtype(self) -> jnp.dtype:
         return jnp.dtype(self.config.dtype)
@@ -144,35 +149,30 @@ class Pair:
         return {"target": self.target.params, DraftModel.name: self.draft.params}
 
 
-def measure_passes(pair: Pair) -> list[Record]:
-    """Time T_p(B, S, gamma+1) and T_q(R*B, S) of every shape, with shares of the roofline."""
-    config, rows = pair.config, []
-    roofline = measure_roofline(pair.dtype, config.probe_megabytes, config.probe_side)
-    for batch, slots in config.shapes:
-        target = pair.passes(pair.target, batch, slots, max(config.gammas) + 1)
-        calls = {
-            f"target {tokens}": target.over(tokens)
-            for tokens in (1, *(gamma + 1 for gamma in config.gammas))
+def measure_passes(pair: Pair, batch: int, slots: int) -> list[Record]:
+    """Time T_p(B, S, gamma+1) and T_q(R*B, S) of a shape, with shares of the roofline."""
+    config, roofline = pair.config, pair.roofline
+    target = pair.passes(pair.target, batch, slots, max(config.gammas) + 1)
+    calls = {
+        f"target {tokens}": target.over(tokens)
+        for tokens in (1, *(gamma + 1 for gamma in config.gammas))
+    }
+    for views in config.views:
+        calls[f"draft {views}"] = pair.passes(pair.draft, views * batch, slots, 1).over(1)
+    ms = time_loops(calls, config.repeats, f"passes, B = {batch}, S = {slots}")
+    work = pass_work(text_config(config.target), pair.dtype.itemsize, batch, 1, target.state.slots)
+    gbps, tflops = work.bytes / ms["target 1"] / 1e6, work.flops / ms["target 1"] / 1e9
+    return [
+        {"kind": "passes", "batch": batch, "slots": slots, "target_ms": ms["target 1"]}
+        | {"verify_ms": {str(gamma): ms[f"target {gamma + 1}"] for gamma in config.gammas}}
+        | {"draft_ms": {str(views): ms[f"draft {views}"] for views in config.views}}
+        | {
+            "effective_gbps": gbps,
+            "copy_share": gbps / roofline.copy_gbps,
+            "read_share": gbps / roofline.read_gbps,
         }
-        for views in config.views:
-            calls[f"draft {views}"] = pair.passes(pair.draft, views * batch, slots, 1).over(1)
-        ms = time_loops(calls, config.repeats, f"passes, B = {batch}, S = {slots}")
-        work = pass_work(
-            text_config(config.target), pair.dtype.itemsize, batch, 1, target.state.slots
-        )
-        gbps, tflops = work.bytes / ms["target 1"] / 1e6, work.flops / ms["target 1"] / 1e9
-        rows.append(
-            {"kind": "passes", "batch": batch, "slots": slots, "target_ms": ms["target 1"]}
-            | {"verify_ms": {str(gamma): ms[f"target {gamma + 1}"] for gamma in config.gammas}}
-            | {"draft_ms": {str(views): ms[f"draft {views}"] for views in config.views}}
-            | {
-                "effective_gbps": gbps,
-                "copy_share": gbps / roofline.copy_gbps,
-                "read_share": gbps / roofline.read_gbps,
-            }
-            | {"matmul_share": tflops / roofline.matmul_tflops, "roofline": vars(roofline)}
-        )
-    return rows
+        | {"matmul_share": tflops / roofline.matmul_tflops, "roofline": vars(roofline)}
+    ]
 
 
 def count_flops(config: LatencyConfig) -> list[Record]:

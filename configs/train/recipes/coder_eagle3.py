@@ -1,0 +1,9 @@
+"""An EAGLE-3 head of Qwen2.5-Coder, trained as `coder_kv`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from configs.train.recipes.coder_kv import config as coder_kv
+
+config = replace(coder_kv, head={"feature": "fused", "gamma": 5})
