@@ -285,6 +285,34 @@ def test_a_stale_figure_is_found() -> None:
     assert unknown("`smollm2_gamma3/` to `_gamma7/`: 0.89") == []
 
 
+def compared(folder: str) -> tuple[int, int]:
+    """Return how many greedy answers a folder's rows compare, and how many of them differ."""
+    rows = json.loads((RESULTS / folder / "results.json").read_text(encoding="utf-8"))["rows"]
+    greedy = [row for row in rows if row["temperature"] == 0]
+    same = sum(round(row["token_identity_rate"] * row["samples"]) for row in greedy)
+    answers = sum(row["samples"] for row in greedy)
+    return answers, answers - same
+
+
+def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
+    """Which README and docs/exactness.md name."""
+    readme, exactness = (
+        re.sub(r"\s+", " ", (ROOT / page).read_text(encoding="utf-8"))
+        for page in ("README.md", "docs/exactness.md")
+    )
+    (mini, _), (smollm2, _) = pairs = compared("exactness_mini"), compared("exactness_smollm2")
+    assert f"all {mini + smollm2:,} that were compared" in readme
+    answers, differ = compared("exactness_bf16_no_width")
+    assert f"changed {differ} of {answers};" in readme
+    assert f"{differ} of {answers} answers" in exactness
+    answers, differ = compared("exactness_bf16_mini_no_width")
+    assert f"{differ} of {answers:,} of the mini pair" in exactness
+    (first, _), (second, _) = wide = compared("exactness_bf16"), compared("exactness_bf16_mini")
+    assert f"none of {first + second:,} (" in readme
+    assert f"none of {first:,} and none of {second:,}" in exactness
+    assert {differ for _, differ in pairs + wide} == {0}
+
+
 def test_every_folder_of_results_is_named_by_a_page() -> None:
     """`a_gamma3/` to `a_gamma7/` names those between them, too."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), RESULTS / "README.md"]
