@@ -23,7 +23,7 @@ from typing import Any
 
 from eval.lib.output.report import read_results
 from eval.lib.output.tables import Record, Table, digits, markdown, percent, put_between, show
-from jaxspec.command import run_script
+from jaxspec.cli.options import run_script
 from jaxspec.engine.plan import CHIPS
 from jaxspec.errors import InputError, nearest
 from jaxspec.files import trial_of, write_text
@@ -52,12 +52,12 @@ def main(
     """Runs the parts until the time is spent.
 
     Args:
-      out: directory; each part gets a folder in it.
-      minutes: time limit; the running part is stopped then, and later parts are skipped.
-      parts: parts to run; an empty list only writes the table of the results in --out.
-      page: page that gets the table, between its markers <!-- accelerator: --> and <!--
+      out: Directory; each part gets a folder in it.
+      minutes: Time limit; the running part is stopped then, and later parts are skipped.
+      parts: Parts to run; an empty list only writes the table of the results in --out.
+      page: Page that gets the table, between its markers <!-- accelerator: --> and <!--
         /accelerator -->.
-      debug: try the parts out on a tiny pair, in runs/debug, each with its own --debug.
+      debug: Try the parts out on a tiny pair, in runs/debug, each with its own --debug.
     """
     for name in parts:
         if name not in PARTS:

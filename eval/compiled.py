@@ -42,7 +42,8 @@ from eval.lib.output.tables import Record, Table, cell, number, pivot
 from eval.lib.times.heads import HEADS
 from eval.lib.times.hlo import COLLECTIVES, STAGES, ProgramText
 from eval.lib.times.random_pair import LatencyConfig
-from jaxspec.command import load_preset, preset_names, run_script
+from jaxspec.cli.options import run_script
+from jaxspec.command import load_preset, preset_names
 from jaxspec.config import with_text
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.engine.drafts import DraftConfig
@@ -95,24 +96,24 @@ def main(
     """Compiles programs for the shapes of a preset in configs/latency.
 
     Args:
-      preset: a preset of configs/latency, listed above.
-      out: directory for results.json and table.md.
-      chips: kind and topology in libtpu's notation, such as v5e:2x2, or a kind of GPU and their
+      preset: A preset of configs/latency, listed above.
+      out: Directory for results.json and table.md.
+      chips: Kind and topology in libtpu's notation, such as v5e:2x2, or a kind of GPU and their
         number, such as h100:4; the target is split over all chips.
-      programs: plain decoding; a chain drafted from views M and T; a KV head (kv), one that drafts
+      programs: Plain decoding; a chain drafted from views M and T; a KV head (kv), one that drafts
         a block in one pass (onepass), MSD's head (msd), an EAGLE-3 head of as many draft tokens as
         the preset says (eagle3), or a DFlash head of 15 drafted tokens (dflash); lookup, without a
         draft; prefill of the chain or of plain decoding (prompt); a training step of logit
         distillation (train).
-      batches: batch sizes.
-      prompt: slots for prompt tokens; in training, tokens of a row.
-      new: slots for new tokens.
-      tiles: image tiles of a row: LLaVA-NeXT has five an image, Qwen2.5-VL counts windows.
-      layers: number of the target's layers; fewer than its own compile faster.
+      batches: Batch sizes.
+      prompt: Slots for prompt tokens; in training, tokens of a row.
+      new: Slots for new tokens.
+      tiles: Image tiles of a row: LLaVA-NeXT has five an image, Qwen2.5-VL counts windows.
+      layers: Number of the target's layers; fewer than its own compile faster.
       target_weights: int8 compiles a target with int8 layers.
-      widths: tokens that a target pass reads, padding included. Longer blocks and trees are left
+      widths: Tokens that a target pass reads, padding included. Longer blocks and trees are left
         as they are. Each program is compiled once, and its row has the width of its pass.
-      tree: a tree instead of all chains, such as 2 or dynamic:10:30.
+      tree: A tree instead of all chains, such as 2 or dynamic:10:30.
       xla: NAME=VALUE of options of XLA's compiler, such as xla_vf_vmem_max_outstanding_evictions=0.
     """
     arguments = dict(locals())

@@ -37,7 +37,8 @@ from eval.lib.times.random_pair import (
 )
 from eval.lib.times.startup import measure_captions, measure_host, measure_starts
 from eval.lib.times.tables import latency_tables
-from jaxspec.command import load_preset, preset_names, run_script
+from jaxspec.cli.options import run_script
+from jaxspec.command import load_preset, preset_names
 from jaxspec.runtime import setup_runtime
 from jaxspec_demo import ASSETS
 
@@ -67,15 +68,15 @@ def main(
     """Times the shapes of a preset in configs/latency.
 
     Args:
-      preset: a preset of configs/latency, listed above.
-      out: directory for results.json and table.md.
-      parts: what to time.
-      batches: batch sizes of the loops at forced acceptance and of the mixtures.
-      views: numbers of draft views in the loops at forced acceptance.
-      gammas: draft lengths of the passes over blocks; the default is the preset's.
-      captioners: captioners of the part `captions`, written as for `--captioner`.
-      dtype: of weights and caches, such as float16; the default is the preset's.
-      debug: try the command out: one run, at most eight new tokens, written to runs/debug.
+      preset: A preset of configs/latency, listed above.
+      out: Directory for results.json and table.md.
+      parts: What to time.
+      batches: Batch sizes of the loops at forced acceptance and of the mixtures.
+      views: Numbers of draft views in the loops at forced acceptance.
+      gammas: Draft lengths of the passes over blocks; the default is the preset's.
+      captioners: Captioners of the part `captions`, written as for `--captioner`.
+      dtype: Data type of weights and caches, such as float16; the default is the preset's.
+      debug: Try the command out: one run, at most eight new tokens, written to runs/debug.
     """
     options = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)

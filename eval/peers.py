@@ -40,7 +40,7 @@ from eval.lib.standins.synthetic import synthetic_model
 from eval.lib.times.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, measure, ours, theirs
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.locating import locate
-from jaxspec.command import run_script
+from jaxspec.cli.options import run_script
 from jaxspec.engine.engine import Engine, LoadedModel
 from jaxspec.errors import InputError, check_counts
 from jaxspec.loading.models import load_draft
@@ -72,15 +72,15 @@ def main(
     """Times jaxspec and transformers on one pair.
 
     Args:
-      preset: mini, pair55m, llava7b_68m or smollm2, see above.
-      out: directory for results.json and table.md.
-      draft: a text draft of SmolLM2 from `train.recipe smollm2_text`; only for smollm2.
-      new: most new tokens of an answer.
-      prompts: number of prompts, each a batch of its own.
-      repeats: timed runs of every method on every prompt, after one warm-up run.
-      threads: threads of torch; None leaves the choice to torch.
-      compiled: add transformers' static cache with a compiled forward pass (a minute of warm-up).
-      debug: try the command out: one prompt, eight new tokens, one run, written to runs/debug.
+      preset: Pair of models, see above.
+      out: Directory for results.json and table.md.
+      draft: A text draft of SmolLM2 from `train.recipe smollm2_text`; only for smollm2.
+      new: Most new tokens of an answer.
+      prompts: Number of prompts, each a batch of its own.
+      repeats: Timed runs of every method on every prompt, after one warm-up run.
+      threads: Threads of torch; None leaves the choice to torch.
+      compiled: Add transformers' static cache with a compiled forward pass (a minute of warm-up).
+      debug: Try the command out: one prompt, eight new tokens, one run, written to runs/debug.
     """
     options = dict(locals())
     if debug:

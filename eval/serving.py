@@ -1,6 +1,6 @@
 """Load on `jaxspec serve`: requests a second, time to the first token, time per token.
 
-    jaxspec serve --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7 \
+    jaxspec serve --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7 \\
         --prompt-buckets 128 --max-new-tokens 128 --port 8000
     python -m eval.serving --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7
 
@@ -26,7 +26,7 @@ import numpy as np
 from eval.lib.output.report import Run
 from eval.lib.output.tables import Record, Table, has, number
 from eval.lib.times.load import Timing, ask_all
-from jaxspec.command import run_script
+from jaxspec.cli.options import run_script
 from jaxspec.data.images import load_image
 from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
@@ -57,16 +57,16 @@ def main(
     """Measures a running server.
 
     Args:
-      out: directory for results.json and table.md.
-      url: the server.
-      target: the server's target, for the rows of the engine without a server.
-      draft: the server's draft.
-      gamma: drafted tokens a block.
-      model: name of the model in requests; by default the first that the server lists.
-      clients: numbers of clients that ask at once.
-      requests: requests of each measurement.
-      new: most tokens of an answer.
-      images: whether each second request shows a picture.
+      out: Directory for results.json and table.md.
+      url: The server.
+      target: The server's target, for the rows of the engine without a server.
+      draft: The server's draft.
+      gamma: Drafted tokens a block.
+      model: Name of the model in requests; by default the first that the server lists.
+      clients: Numbers of clients that ask at once.
+      requests: Requests of each measurement.
+      new: Most tokens of an answer.
+      images: Leave the picture out of each second request.
     """
     options = dict(locals())
     if min(clients, default=0) < 1 or requests < 1:

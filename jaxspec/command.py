@@ -7,22 +7,19 @@ import errno
 import io
 import os
 import pkgutil
-import re
 import select
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
-from difflib import get_close_matches
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from jaxspec.errors import InputError, first_line, nearest, printable
-from jaxspec.files import local_path
 
 _NARROWEST = 40
 """Least columns of a terminal."""
@@ -33,137 +30,6 @@ def script_name() -> str:
     """Return the name of this process's script in the form of `python -m`: `train.recipe`."""
     path = Path(sys.argv[0]).with_suffix("")
     return f"{path.parent.name}.{path.name}"
-
-
-def run_script(main: Callable[..., object], description: str | None = None) -> None:
-    """Run a script under `train/` or `eval/`; its options are the parameters of `main`.
-
-    Args:
-      description: Beginning of --help; by default the docstring of `main`.
-    """
-    name = script_name()
-    with input_errors(name):
-        parse_options(main, sys.argv[1:], f"python -m {name}", description=description)
-
-
-def parse_options(kind: Any, arguments: Sequence[str], prog: str, **settings: Any) -> Any:
-    """Return what tyro makes of a command line; raise InputError where tyro would print a box.
-
-    The `~` of paths is expanded.
-
-    Args:
-      kind: Dataclass whose fields are the options, or function whose parameters they are.
-      prog: The command's name in --help.
-      settings: More arguments of `tyro.cli`.
-    """
-    import tyro  # here, because this module is imported by more than commands
-
-    def path_rule(info: Any) -> Any:
-        spec = tyro.constructors.PrimitiveConstructorSpec
-        if info.type is Path:
-            return spec(
-                1,
-                "PATH",
-                lambda x: local_path(*x),
-                lambda x: isinstance(x, Path),
-                lambda x: [str(x)],
-            )
-        return None
-
-    def options() -> list[str]:
-        page = io.StringIO()
-        with redirect_stdout(page), suppress(SystemExit):
-            tyro.cli(kind, args=["--help"], prog=prog, **settings)
-        lines = re.findall(r"^\W*(--.*)", page.getvalue(), re.MULTILINE)
-        return [name for line in lines for name in re.findall(r"--[\w.-]+", line)]
-
-    def refuse(event: Any) -> NoReturn:
-        raise InputError(_refusal(event, arguments, options, f"see {prog} --help"))
-
-    registry = tyro.constructors.ConstructorRegistry()
-    registry.primitive_rule(path_rule)
-    with tyro._errors.on_parse_error(refuse):
-        return tyro.cli(kind, args=arguments, prog=prog, registry=registry, **settings)
-
-
-def parse_subcommand(
-    kinds: Mapping[str, Any], arguments: Sequence[str], prog: str, description: str | None
-) -> Any:
-    """Return what `parse_options` makes of the arguments after a subcommand, one of `kinds`."""
-    name = arguments[0] if arguments else ""
-    if name in kinds:
-        return parse_options(kinds[name], arguments[1:], f"{prog} {name}")
-    if {"-h", "--help"} & set(arguments):
-        from tyro.extras import subcommand_cli_from_dict
-
-        subcommand_cli_from_dict(dict(kinds), prog=prog, description=description, args=["--help"])
-    what = f"command {name!r}: unknown" if name else "command: missing"
-    raise InputError(f"{what}; {nearest(name, list(kinds))}")
-
-
-def _refusal(
-    event: Any, arguments: Sequence[str], options: Callable[[], list[str]], advice: str
-) -> str:
-    """Return the line for a `tyro._errors.ParseErrorEvent`.
-
-    Args:
-      arguments: The command line.
-      options: Returns the names of all options.
-      advice: What to do where nothing better is known.
-    """
-    argument = getattr(event, "argument", None)
-    name = argument and argument.display_name()
-    match type(event).__name__:
-        case "UnrecognizedArgs":
-            return _unknown(event.tokens, arguments, options, advice)
-        case "MissingArgs":
-            if any(token.startswith("-") for token in event.unrecognized_tokens):
-                return _unknown(event.unrecognized_tokens, arguments, options, advice)
-            names = ", ".join(context.arg.display_name() for context in event.missing_arguments)
-            return f"{names}: missing; {advice}"
-        case "InvalidChoice":
-            choices = [choice for choice in event.choices if choice != "None"]
-            return f"{name}: {event.value!r}; {nearest(event.value, choices)}"
-        case "BadValue":
-            return f"{name}: the value is missing; give {_noun(argument)}"
-        case "InstantiationFailure" if values := name and re.findall("'.*'", event.message):
-            if "://" in values[0]:
-                return (
-                    f"{name}: {values[0]}: a web address; fetch it, and give the file or directory"
-                )
-            return f"{name}: {values[0]}; give {_noun(argument)}"
-    return str(getattr(event, "message", f"{type(event).__name__}; {advice}"))
-
-
-def _unknown(
-    tokens: Sequence[str], arguments: Sequence[str], options: Callable[[], list[str]], advice: str
-) -> str:
-    """Return the line for the arguments of a command line that nothing takes."""
-    for token in tokens:
-        if token.startswith("-"):
-            name = token.partition("=")[0]
-            near = get_close_matches(name.replace("_", "-"), options(), 1)
-            return f"{name}: no such option; {f'did you mean {near[0]!r}?' if near else advice}"
-    token = tokens[0]
-    indices = [index for index, word in enumerate(arguments) if word == token]
-    before = [(["", "", *arguments][index], ["", *arguments][index]) for index in indices]
-    for option, value in before:  # as b in --image a b
-        if option.startswith("--") and not value.startswith("--"):
-            mend = "quote a value with spaces, or repeat the option"
-            return f"{option}: takes one value, and {value!r}, {token!r} are two; {mend}"
-    flags = [word.removesuffix(f"={token}") for word in arguments if word.endswith(f"={token}")]
-    flags += [flag for _, flag in before if flag.startswith("--") and "=" not in flag]
-    if flags:  # as --tiles yes and --tiles=yes
-        return f"{flags[0]}: takes no value; leave out {token!r}"
-    return f"{token!r}: nothing takes it; {advice}"
-
-
-def _noun(argument: Any) -> str:
-    """Return what an argument takes: a whole number, numbers, or tyro's word for it."""
-    metavar: str = argument.lowered.metavar.removeprefix("{None}|").strip("{}")
-    kinds = {"INT": "a whole number", "FLOAT": "a number"}
-    lists = {"[INT [INT ...]]": "whole numbers", "[FLOAT [FLOAT ...]]": "numbers"}
-    return (kinds | lists).get(metavar, metavar)
 
 
 def start(program: str) -> None:
@@ -309,6 +175,11 @@ def load_preset(kind: str, name: str) -> Any:
         folder = f"configs/{kind.replace('.', '/')}"
         raise InputError(f"preset {name!r}: no such file under {folder}; {nearest(name, names)}")
     return import_module(f"configs.{kind}.{name}").config
+
+
+def preset_texts(kind: str) -> dict[str, str | None]:
+    """Return the docstrings of all presets of a kind, by name."""
+    return {name: import_module(f"configs.{kind}.{name}").__doc__ for name in preset_names(kind)}
 
 
 def preset_names(kind: str) -> list[str]:

@@ -80,7 +80,11 @@ CONTESTS = {
 @dataclass(frozen=True)
 class Demo:
     """Answer with a shipped draft, and time it against plain decoding: one question about a drawn
-    page, or SmolLM2's race over three prompts."""
+    page, or SmolLM2's race over three prompts.
+
+    $ jaxspec demo
+    $ jaxspec demo --model mini --drafter draft --prompt "Which word is there?"
+    """
 
     model: Literal["eyes", "smollm2", "mini"] | None = None
     """`eyes`: SmolLM2-135M with a shipped vision tower and KV head, by default where its wheel of
@@ -89,7 +93,7 @@ class Demo:
     prompt: str | None = None
     """Ask this instead of the demo's own prompts."""
     image: Path | None = None
-    """An image file, by default the shipped page. The models were trained on drawn pages alone."""
+    """An image file, by default the shipped page. The models were trained only on drawn pages."""
     drafter: Literal["kv_head", "draft"] = "kv_head"
     """`kv_head`: a KV head, which reads the target's cache. `draft`: a small model that sees the
     image (`mini` only)."""

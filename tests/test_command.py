@@ -195,7 +195,7 @@ def test_a_platform_without_devices_is_one_line(platform: str) -> None:
 
 def test_help_fits_any_terminal() -> None:
     body = (
-        "from jaxspec.command import parse_options\n"
+        "from jaxspec.cli.options import parse_options\n"
         "    parse_options(lambda: None, ['-h'], 'it', description='why')"
     )
     code, out, err = ended(body, COLUMNS="1")
@@ -212,7 +212,7 @@ def test_one_function_reads_all_command_lines() -> None:
         for path in sources
         if re.search(r"tyro\.cli\(|subcommand_cli_from", path.read_text(encoding="utf-8"))
     ]
-    assert calls == [ROOT / "jaxspec" / "command.py"]
+    assert calls == [ROOT / "jaxspec" / "cli" / "options.py"]
 
 
 def test_an_installed_wheel_is_told_requirements(

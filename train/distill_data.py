@@ -21,8 +21,8 @@ import tyro
 from etils import epath
 
 from jaxspec.checkpoints.orbax import forget
+from jaxspec.cli.options import run_script
 from jaxspec.cluster import join_cluster, process
-from jaxspec.command import run_script
 from jaxspec.data.prepared import Prepared, data_folder, prepare
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError

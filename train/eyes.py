@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from configs.models.eyes import TOWER
-from jaxspec.command import run_script
+from jaxspec.cli.options import run_script
 from jaxspec.config import LlavaConfig, RotaryConfig
 from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import init_params

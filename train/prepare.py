@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.command import input_errors, parse_subcommand, script_name
+from jaxspec.cli.options import parse_subcommand
+from jaxspec.command import input_errors, script_name
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.prepared import FileFormat, prepare
 from jaxspec.data.samples import Sample

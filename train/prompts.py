@@ -28,7 +28,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxspec.command import run_script
+from jaxspec.cli.options import run_script
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import trial_of, write_text
 

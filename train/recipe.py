@@ -30,8 +30,9 @@ from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.model_card import Terms
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.checkpoints.push import Repository, check_terms, push
+from jaxspec.cli.options import listing, paragraphs, parse_options
 from jaxspec.cluster import on_first
-from jaxspec.command import input_errors, load_preset, parse_options, preset_names, script_name
+from jaxspec.command import input_errors, load_preset, preset_names, preset_texts, script_name
 from jaxspec.config.heads.kinds import Feature
 from jaxspec.config.heads.kv_head import KVHeadOptions
 from jaxspec.config.heads.states import ImageRule
@@ -132,13 +133,12 @@ def main(args: Sequence[str] | None = None) -> Path:
     """Train the recipe's stages and write the draft, or the KV head."""
     arguments = list(sys.argv[1:] if args is None else args)
     if not arguments or arguments[0].startswith("-"):
-        names = ", ".join(preset_names(KIND))
         if {"-h", "--help"} & set(arguments):
-            print(
-                f"{__doc__}\nRecipes: {names}. Options of one: python -m train.recipe NAME --help"
-            )
+            print(f"{paragraphs(__doc__ or '')}\n\n{listing(preset_texts(KIND))}")
+            print("\npython -m train.recipe RECIPE --help lists the options of a recipe.")
             sys.exit(0)
-        raise InputError(f"recipe: none is named; give one of {names} before the options")
+        names = ", ".join(preset_names(KIND))
+        raise InputError(f"recipe: missing; give one of {names} before the options")
     name, *flags = arguments
     recipe, options = parse(name, load_preset(KIND, name), flags)
     stages, paths = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
@@ -223,7 +223,8 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
         (part, type(default), field(default=default)) for part, default in parts.items()
     ]
     command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
-    parsed = parse_options(command, args, f"python -m train.recipe {name}")
+    description = preset_texts(KIND).get(name)
+    parsed = parse_options(command, args, f"python -m train.recipe {name}", description)
     options = kind(**{option.name: getattr(parsed, option.name) for option in fields(kind)})
     changed = {
         key: value

@@ -18,7 +18,7 @@ import tyro
 
 from configs.train.gsm8k import BUCKETS, STAGES, VOCABULARY, TextStage
 from jaxspec.checkpoints import huggingface
-from jaxspec.command import run_script
+from jaxspec.cli.options import run_script
 from jaxspec.data.benchmarks import benchmark_samples
 from jaxspec.data.prepared import mixture
 from jaxspec.errors import InputError, nearest

@@ -23,7 +23,7 @@ from transformers import CLIPImageProcessor
 
 from configs.models.mini import TARGET, TOWER
 from jaxspec.checkpoints.huggingface import SaveOptions, save
-from jaxspec.command import run_script
+from jaxspec.cli.options import run_script
 from jaxspec.config import LlavaConfig
 from jaxspec.models.families import init_params
 from jaxspec.models.layers import apply

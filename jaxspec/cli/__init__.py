@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxspec import __version__
-from jaxspec.command import input_errors, parse_subcommand, start
+from jaxspec.cli.options import parse_subcommand
+from jaxspec.command import input_errors, start
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -19,11 +20,29 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"jaxspec {__version__}")
         return
 
-    from jaxspec.cli import collaborate, drafts, export, generate, inspect, plan, serve
     from jaxspec.engine.captioners import runs_torch
+
+    with input_errors("jaxspec"):
+        named = commands()
+        command = parse_subcommand(
+            {name: kind for name, (kind, _) in named.items()},
+            arguments,
+            "jaxspec",
+            "Lossless speculative decoding of vision-language models. `jaxspec demo` shows it on "
+            "models that are shipped; --version prints the version.",
+        )
+        drafting = getattr(command, "drafting", None)
+        if argv is None and not runs_torch(getattr(drafting, "captioner", None) or ""):
+            hide_torch()
+        dict(named.values())[type(command)](command)
+
+
+def commands() -> dict[str, tuple[Any, Callable[[Any], None]]]:
+    """Return the subcommands by name: a dataclass of options, and the function that runs it."""
+    from jaxspec.cli import collaborate, drafts, export, generate, inspect, plan, serve
     from jaxspec.plugins import load_plugin, plugins
 
-    commands: dict[str, tuple[Any, Any]] = {
+    return {name: load_plugin(entry) for name, entry in plugins("commands").items()} | {
         "generate": (generate.Generate, generate.run),
         "collaborate": (collaborate.Collaborate, collaborate.run),
         "export": (export.Export, export.run),
@@ -33,19 +52,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         "plan": (plan.Plans, plan.run),
         "serve": (serve.Serve, serve.run),
     }
-    with input_errors("jaxspec"):
-        added = {name: load_plugin(entry) for name, entry in plugins("commands").items()}
-        commands = added | commands
-        command = parse_subcommand(
-            {name: kind for name, (kind, _) in commands.items()},
-            arguments,
-            "jaxspec",
-            "Lossless speculative decoding of vision-language models. "
-            "--version prints the version.",
-        )
-        if argv is None and not runs_torch(getattr(command, "captioner", None) or ""):
-            hide_torch()
-        dict(commands.values())[type(command)](command)
 
 
 def hide_torch() -> None:

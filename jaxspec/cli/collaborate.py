@@ -5,21 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.shared import Ask, answer, clear, numbers, progress, view_names
+from jaxspec.cli.shared import Ask, Loading, answer, clear, numbers, progress, view_names
 from jaxspec.engine.config import Method, capped_gamma
 from jaxspec.engine.engine import CollaborationConfig, Engine, LoadedModel, Result
 from jaxspec.engine.metrics import collaboration_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collaborate(Ask):
-    """Answer a prompt with several models of one vocabulary that decode collaboratively."""
+class Models(Loading):
+    """Choose the models, and how to load them."""
 
     models: str
     """Directories or hub ids of the models, comma-separated; repeats are allowed."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Choose the distribution to decode from, and which models propose tokens."""
+
     combination: str = "weighted"
     """Distribution to decode from: weighted:0.6,0.4, contrastive:mu=0.1, contrastive:beta=0.5, or
     logits:1.5,-0.5."""
@@ -35,33 +43,47 @@ class Collaborate(Ask):
     (pooled). By default M, and T for text models."""
 
 
+@dataclass(frozen=True)
+class Collaborate:
+    """Answer a prompt with several models of one vocabulary that decode collaboratively.
+
+    $ jaxspec collaborate --image jaxspec_demo/page.png --prompt "What is here?" \\
+        --models jaxspec_demo/mini/target,jaxspec_demo/mini/draft
+    """
+
+    models: Models
+    decoding: Decoding
+    ask: Annotated[Ask, tyro.conf.arg(name="")]
+
+
 def run(args: Collaborate) -> None:
     """Print the answer; check options before any model is read."""
-    names = args.models.split(",")
-    gammas = args.gammas and tuple(
-        capped_gamma("--gammas", gamma, args.max_new_tokens)
-        for gamma in numbers("--gammas", args.gammas, int)
+    models, decoding, ask = args.models, args.decoding, args.ask
+    names = models.models.split(",")
+    gammas = decoding.gammas and tuple(
+        capped_gamma("--gammas", gamma, ask.output.max_new_tokens)
+        for gamma in numbers("--gammas", decoding.gammas, int)
     )
-    views = args.views and view_names(args.views)
+    views = decoding.views and view_names(decoding.views)
     config = CollaborationConfig(
-        combination=args.combination,
-        method=args.method,
+        combination=decoding.combination,
+        method=decoding.method,
         gammas=gammas or None,
-        default_proposer=args.default_proposer,
+        default_proposer=decoding.default_proposer,
         views=views or None,
         batch_size=1,
-        generation_config=args.scores.generation_config,
+        generation_config=ask.scores.generation_config,
     )
     config.checked(len(names))
-    request = args.request()
+    request = ask.request(models.template)
     paths = [locate(name) for name in names]
     loaded: dict[Path, LoadedModel] = {}
     for path in paths:
         if path not in loaded:
             progress(f"loading {path}")
             load = partial(LoadedModel.load, share_tower_with=next(iter(loaded.values()), None))
-            weights = args.target_weights
-            loaded[path] = load(path, args.computes_in, tiles=args.tiles, weights=weights)
+            weights = models.target_weights
+            loaded[path] = load(path, models.computes_in, tiles=models.tiles, weights=weights)
     clear()
     engine = Engine([loaded[path] for path in paths], config=config)
 
@@ -69,12 +91,12 @@ def run(args: Collaborate) -> None:
         stats = collaboration_metrics([result.stats])
         calls = ", ".join(f"{n:.2f}" for n in stats["calls_per_token"] or ())
         stats |= {
-            "combination": args.combination,
-            "method": args.method,
+            "combination": decoding.combination,
+            "method": decoding.method,
             "gammas": config.gammas or (1,) * len(names),
-            "default_proposer": args.default_proposer,
+            "default_proposer": decoding.default_proposer,
             "views": [form.view.name for form in engine.assembly.forms],
         }
         return stats, f"{calls} passes of each model a token"
 
-    answer(args, engine, request, describe)
+    answer(ask, models, engine, request, describe)

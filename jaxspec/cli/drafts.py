@@ -147,7 +147,10 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Drafts:
-    """List the published drafts for a target: kind, claim, licence and the command."""
+    """List the published drafts for a target: kind, claim, licence and the command.
+
+    $ jaxspec drafts llava-hf/llava-1.5-7b-hf
+    """
 
     target: Annotated[str, tyro.conf.Positional] = ""
     """Hub id of the target, or a directory of its name; without one, all targets are listed."""

@@ -28,36 +28,26 @@ from jaxspec.runtime import human_bytes, setup_runtime
 
 
 @dataclass(frozen=True)
-class Export:
-    """Write a checkpoint, or a head, with a model card as a Hugging Face directory.
-    transformers 4.57 and 5 load it, except heads; vLLM and SGLang serve EAGLE-3 heads, and vLLM
-    text drafts."""
+class ForEngines:
+    """Fit a draft or a head to what will run it."""
 
-    source: Annotated[str, tyro.conf.Positional]
-    """Directory in Hugging Face layout, or hub id."""
-    destination: Annotated[Path | None, tyro.conf.Positional] = None
-    """Directory to write; with `push` it may be left out."""
     engine: Annotated[Server | None, tyro.conf.arg(name="for")] = None
     """Engine that an EAGLE-3 head, or for vllm a text draft, is written for; the command that
     serves it is printed."""
-    overwrite: bool = False
-    """Replace an existing checkpoint in one step; other files of its directory stay."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Data type of the written tensors; by default the source's."""
     vocab_of: str | None = None
     """Directory or hub id of a target. The vocabulary is padded to its size; tokens that the source
     cannot know get no probability. For an EAGLE-3 head, the target that the head is served with."""
-    text_only: bool = False
-    """Write the decoder of a vision-language model alone, as a language model of its own."""
     draft_vocabulary: int | None = None
-    """Keep this many tokens of a draft's vocabulary, for jaxspec alone. By default a KV head keeps
+    """Keep this many tokens of a draft's vocabulary, for jaxspec only. By default a KV head keeps
     its own, and other drafts get a full head, because transformers reads nothing else."""
     draft_images: ImageRule | None = None
     """Rule for images to write into an EAGLE head's config.json; by default its own."""
-    adapter: str | None = None
-    """Directory of a LoRA adapter in PEFT's format, to merge into the model."""
-    revision: str | None = None
-    """Branch, tag or commit of the source, where that is a hub id."""
+
+
+@dataclass(frozen=True)
+class OnHub:
+    """Upload the result, and fill in its model card."""
+
     push: str | None = None
     """Upload the result to this repository of the hub, owner/name, which is created, private. Log
     in with `hf auth login` first. A push that was cut off goes on with the same command."""
@@ -70,9 +60,41 @@ class Export:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Write a checkpoint, or a head, with a model card as a Hugging Face directory.
+    transformers 4.57 and 5 load it, except heads; vLLM and SGLang serve EAGLE-3 heads, and vLLM
+    text drafts.
+
+    $ jaxspec export runs/train/llava15_68m/hf my-draft \\
+        --vocab-of llava-hf/llava-1.5-7b-hf
+    $ jaxspec export runs/train/eagle3_llava15_7b/hf my-head --for vllm
+    """
+
+    draft: ForEngines
+    hub: OnHub
+    source: Annotated[str, tyro.conf.Positional]
+    """Directory in Hugging Face layout, or hub id."""
+    destination: Annotated[Path | None, tyro.conf.Positional] = None
+    """Directory to write; with --push it may be left out."""
+    revision: str | None = None
+    """Branch, tag or commit of a source on the hub."""
+    adapter: str | None = None
+    """Directory of a LoRA adapter in PEFT's format, to merge into the model."""
+    text_only: bool = False
+    """Write only the decoder of a vision-language model, as a language model of its own."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Data type of the written tensors; by default the source's."""
+    overwrite: bool = False
+    """Replace an existing checkpoint in one step; other files of its directory stay."""
+
+
+@dataclass(frozen=True)
 class Import:
     """Write a GGUF file of a Llama, Qwen2 or Gemma 3, dequantised, or a model in the original LLaVA
-    format as a Hugging Face directory."""
+    format as a Hugging Face directory.
+
+    $ jaxspec import model.gguf my-model
+    """
 
     source: Annotated[str, tyro.conf.Positional]
     """The .gguf file, or the directory or hub id of a LLaVA-1.5 or 1.6 in its original format."""
@@ -108,19 +130,20 @@ def run_import(args: Import) -> None:
 def run(args: Export) -> None:
     """Write the directory, and print a line about it."""
     setup_runtime()
-    repository = None if args.push is None else Repository(args.push, args.public)
+    draft, hub = args.draft, args.hub
+    repository = None if hub.push is None else Repository(hub.push, hub.public)
     destination = args.destination or (repository and repository.folder)
     if destination is None:
         raise InputError("destination: none is given; give a directory, or --push owner/name")
     # An export in the cache is an earlier try of this push.
     overwrite = args.overwrite or args.destination is None
     source = locate(args.source, args.revision)
-    terms = terms_of(source, args.licence, args.base_model)
+    terms = terms_of(source, hub.licence, hub.base_model)
     if repository is not None:
         check_terms(source, terms)
     target = None
-    if args.vocab_of is not None:
-        path = locate(args.vocab_of)
+    if draft.vocab_of is not None:
+        path = locate(draft.vocab_of)
         target = Target(model_name(path), directories.read_config(path))
         if not is_head(source):  # a head has no tokeniser
             tokenizers = load_tokenizer(path), load_tokenizer(source)
@@ -135,9 +158,9 @@ def run(args: Export) -> None:
         destination,
         target=target,
         text_only=args.text_only,
-        draft_vocabulary=args.draft_vocabulary,
-        engine=args.engine,
-        images=args.draft_images,
+        draft_vocabulary=draft.draft_vocabulary,
+        engine=draft.engine,
+        images=draft.draft_images,
         adapter=args.adapter,
         options=SaveOptions(dtype=args.dtype and jnp.dtype(args.dtype), overwrite=overwrite),
         terms=terms,
@@ -147,11 +170,11 @@ def run(args: Export) -> None:
     if repository is not None:
         progress(f"pushing to {repository.name}")
         print(printable(str(push(destination, repository))))
-    if args.engine is None:
+    if draft.engine is None:
         return
     path = repository.name if repository else str(destination)
     if isinstance(config, HeadConfig):
-        print(printable(kind_of(config).command(config, path, args.engine)))
+        print(printable(kind_of(config).command(config, path, draft.engine)))
     else:
         assert target is not None
         print(printable(draft_command(path, target.name, config, target.config)))

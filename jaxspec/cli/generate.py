@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from jaxspec.cli.shared import Ask, answer
-from jaxspec.cli.speculation import Speculation
+from jaxspec.cli.speculation import Drafting, Model, load_engine
 from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.engine.config import capped_gamma
 from jaxspec.engine.engine import Result
@@ -14,23 +16,33 @@ from jaxspec.engine.metrics import acceptance_metrics, block_fields
 from jaxspec.errors import InputError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generate(Ask, Speculation):
+@dataclass(frozen=True)
+class Generate:
     """Answer a prompt, with or without images, with the target. A draft makes the answer faster and
-    never changes it."""
+    never changes it.
+
+    $ jaxspec generate --target jaxspec_demo/mini/target \\
+        --draft jaxspec_demo/mini/draft --image jaxspec_demo/page.png \\
+        --prompt "Which word can you read on the sign?"
+    """
+
+    model: Model
+    drafting: Drafting
+    ask: Annotated[Ask, tyro.conf.arg(name="")]
 
 
 def run(args: Generate) -> None:
     """Print the answer; check options before any model is read."""
-    if args.gamma < 1:
-        raise InputError(f"--gamma: {args.gamma}; give 1 or more, or give no draft")
+    models, drafting, ask = args.model, args.drafting, args.ask
+    if drafting.gamma < 1:
+        raise InputError(f"--gamma: {drafting.gamma}; give 1 or more, or give no draft")
     # The cut is reported, which would mislead without drafts.
-    gamma = args.gamma
-    if args.draft or args.views:
-        gamma = capped_gamma("--gamma", gamma, args.max_new_tokens)
-    config = args.config(gamma, batch_size=1, generation_config=args.scores.generation_config)
-    request = args.request()
-    engine, reports = args.engine(config)
+    gamma = drafting.gamma
+    if drafting.draft or drafting.views:
+        gamma = capped_gamma("--gamma", gamma, ask.output.max_new_tokens)
+    config = drafting.config(gamma, batch_size=1, generation_config=ask.scores.generation_config)
+    request = ask.request(models.template)
+    engine, reports = load_engine(models, drafting, config)
 
     def describe(result: Result) -> tuple[dict[str, Any], str]:
         names, block = engine.assembly.mixture.names, block_fields(config)
@@ -41,4 +53,4 @@ def run(args: Generate) -> None:
         stats["weighting"] = str(parse_weighting(config.weighting)) if names else None
         return stats, f"{'-' if length is None else f'{length:.2f}'} tokens per target pass"
 
-    answer(args, engine, request, describe, *reports)
+    answer(ask, models, engine, request, describe, *reports)

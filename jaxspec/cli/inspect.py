@@ -34,13 +34,16 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Inspect:
-    """Show the contents of a checkpoint without reading its tensors. Exit code 2: it does not
-    load, for the problems shown."""
+    """Show the contents of a checkpoint without reading its tensors. The exit code is 2 if it does
+    not load, for the problems shown.
+
+    $ jaxspec inspect jaxspec_demo/mini/target
+    """
 
     path: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id."""
     revision: str | None = None
-    """Branch, tag or commit, where that is a hub id."""
+    """Branch, tag or commit of a hub id."""
     json: bool = False
     """Print one JSON object instead of the table."""
 

@@ -27,6 +27,7 @@ ROOM, TRAINING_ROOM = 0.93, 0.5
 """Share of a device's memory for decoding, and for training without activations."""
 MOST = 1 << 20
 """Most tokens, images or requests that an option takes."""
+DEFAULT_CHIPS = ("v5e", "v6e", "v5p", "h100")
 TOKENS = (2, 3, 4)
 """Tokens a pass for which speed-ups are printed."""
 
@@ -34,7 +35,11 @@ TOKENS = (2, 3, 4)
 @dataclass(frozen=True)
 class Plans:
     """Print which devices hold a target with its draft, to decode or to train it, and the least
-    times. Only config.json is read, and no device is needed."""
+    times. Only config.json is read, and no device is needed.
+
+    $ jaxspec plan llava-hf/llava-1.5-7b-hf --draft mjbooo/lvlm68m --chips h100
+    $ jaxspec plan llava-hf/llava-1.5-7b-hf --draft mjbooo/lvlm68m --train 128
+    """
 
     target: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id, of the target."""
@@ -45,22 +50,24 @@ class Plans:
     """Views that a draft model sees, then lookup, comma-separated; by default M."""
     gamma: int = 5
     """Draft length: drafted tokens in each block."""
-    batch_size: int = 1
+    batch_size: Annotated[int, tyro.conf.arg(metavar="REQUESTS")] = 1
     """Requests that decode together."""
-    prompt: int = 1024
-    """Prompt tokens, those of images included."""
-    images: int = 1
+    prompt: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 1024
+    """Tokens of a prompt, with those of its images."""
+    images: Annotated[int, tyro.conf.arg(metavar="TILES")] = 1
     """Image tiles of a prompt; LLaVA-1.5 has one an image."""
-    new: int = 256
+    new: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 256
     """Most tokens of an answer."""
-    train: int | None = None
+    train: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
     """Plan a training step of this many samples instead, each of `prompt` tokens, in which the
     target teaches the draft (logit distillation)."""
     dtype: str = "bfloat16"
     """Data type of weights and caches."""
     target_weights: Weights | None = None
     """int8 for a target whose layers are quantised, see `jaxspec generate`."""
-    chips: tuple[str, ...] = ("v5e", "v6e", "v5p", "h100")
+    chips: Annotated[tuple[str, ...], tyro.conf.arg(metavar="{" + ",".join(CHIPS) + "} ...")] = (
+        DEFAULT_CHIPS
+    )
     """Kinds of devices. For each, 1, 2, 4, ... devices are tried until one number holds it all."""
 
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from jaxspec.cli.shared import numbers, progress
-from jaxspec.cli.speculation import Speculation
+from jaxspec.cli.speculation import Drafting, Model, load_engine
 from jaxspec.engine.config import GenerationConfig
 from jaxspec.engine.engine import Engine, EngineConfig
 from jaxspec.errors import InputError, check_counts, needing
@@ -24,26 +22,47 @@ KEY = "JAXSPEC_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(Speculation):
-    """Answer HTTP requests in OpenAI's form, text and images, with the target. Drafts make answers
-    faster and never change them. `/` is a page to ask, and to see what was drafted."""
+class ServedModel(Model):
+    """Choose the model to serve, and how to load it."""
 
     target: str = ""
     """Directory in Hugging Face layout, GGUF file or hub id, as of `jaxspec generate`."""
-    demo: tyro.conf.FlagCreatePairsOff[bool] = False
+    demo: bool = False
     """Serve the shipped model and draft, with --race: for a first look."""
     model: str | None = None
     """Name of the model in requests; by default the target's."""
+    generation_config: GenerationConfig = "auto"
+    """ignore leaves the target's generation_config.json out, except for its EOS."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Choose who may ask, and where."""
+
     host: str = "127.0.0.1"
     """Address to listen on. Any other than this machine's own needs --api-key or --insecure."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
     """Key that requests must bring, by default the environment variable JAXSPEC_API_KEY."""
-    insecure: tyro.conf.FlagCreatePairsOff[bool] = False
+    insecure: bool = False
     """Answer anybody who reaches --host, without a key."""
+    image_dir: Path | None = None
+    """Directory below which requests may name images, as file:photo.jpg."""
+    race: bool = False
+    """Also decode without drafts where a request asks for it, so that the page can race both."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Limit requests. Memory and compilation grow with these sizes."""
+
     batch_size: int = 8
     """Requests that decode together, 1 to 64."""
+    queue: int = 64
+    """Requests that may wait for a row of the batch; more get status 429."""
+    timeout: float = 300.0
+    """Most seconds from a request to the end of its answer."""
     prompt_buckets: str = "256,1024"
     """Lengths of prompts in tokens, comma-separated, images included. Each is compiled at the
     start, and a longer prompt is refused."""
@@ -54,65 +73,71 @@ class Serve(Speculation):
     image_side: int = 672
     """Height and width in pixels of the largest image to compile for, in models whose images take
     as many tokens as their size asks for."""
-    image_dir: Path | None = None
-    """Directory below which requests may name images, as file:photo.jpg."""
     image_pixels: int = 16_777_216
     """Most pixels of an image."""
     max_body: int = 32 * 2**20
     """Most bytes of a request."""
-    generation_config: GenerationConfig = "auto"
-    """ignore leaves the target's generation_config.json out, except for its EOS."""
-    queue: int = 64
-    """Requests that may wait for a row of the batch; more get status 429."""
-    timeout: float = 300.0
-    """Most seconds from a request to the end of its answer."""
-    race: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Also decode without drafts where a request asks for it, so that the page can race both."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Answer HTTP requests in OpenAI's form, text and images, with the target. Drafts make answers
+    faster and never change them. `/` is a page to ask, and to see what was drafted.
+
+    $ jaxspec serve --demo
+    $ jaxspec serve --target llava-hf/llava-1.5-7b-hf --draft mjbooo/lvlm68m
+    """
+
+    model: ServedModel
+    drafting: Drafting
+    listening: Listening
+    sizes: Sizes
 
 
 def run(args: Serve) -> None:
     """Load the models, warm up, and answer until SIGTERM or Ctrl-C."""
     example: tuple[Path, str] | None = None
-    if args.demo:
+    if args.model.demo:
         options, example = load_plugin(plugins("demos")["serve"])()
-        args = replace(args, **{"race": True} | options)
-    elif not args.target:
+        args = _changed(args, {"race": True} | options)
+    elif not args.model.target:
         raise InputError("--target: missing; give a model, or --demo")
-    lengths = sorted(numbers("--prompt-buckets", args.prompt_buckets, int))
-    counts = {"prompt-buckets": lengths[0], "gamma": args.gamma, "queue": args.queue}
-    counts |= {"image-side": args.image_side, "image-pixels": args.image_pixels}
-    counts |= {"max-body": args.max_body, "max-new-tokens": args.max_new_tokens}
+    models, drafting, listening, sizes = args.model, args.drafting, args.listening, args.sizes
+    lengths = sorted(numbers("--prompt-buckets", sizes.prompt_buckets, int))
+    counts = {"prompt-buckets": lengths[0], "gamma": drafting.gamma, "queue": sizes.queue}
+    counts |= {"image-side": sizes.image_side, "image-pixels": sizes.image_pixels}
+    counts |= {"max-body": sizes.max_body, "max-new-tokens": sizes.max_new_tokens}
     check_counts(**{f"--{name}": count for name, count in counts.items()})
-    key = args.api_key or os.environ.get(KEY, "")
-    if args.host not in LOCAL and not (key or args.insecure):
-        raise InputError(f"--host: {args.host} may be reached by others; give --api-key")
-    if args.image_dir is not None and not args.image_dir.is_dir():
-        raise InputError(f"--image-dir: {args.image_dir}: no such directory")
-    args.template  # noqa: B018  # is read before the models
+    key = listening.api_key or os.environ.get(KEY, "")
+    if listening.host not in LOCAL and not (key or listening.insecure):
+        raise InputError(f"--host: {listening.host} may be reached by others; give --api-key")
+    if listening.image_dir is not None and not listening.image_dir.is_dir():
+        raise InputError(f"--image-dir: {listening.image_dir}: no such directory")
+    models.template  # noqa: B018  # is read before the models
     with needing("jaxspec serve", "serve"):
         from jaxspec.serve.app import Server, Settings, serve
         from jaxspec.serve.bodies import Limits
         from jaxspec.serve.metrics import Metrics
         from jaxspec.serve.worker import Worker, examples
-    listener = _listen(args.host, args.port)
+    listener = _listen(listening.host, listening.port)
 
-    drafts = bool(args.draft or args.views)
-    how: dict[str, Any] = {"generation_config": args.generation_config}
-    config = args.config(args.gamma, batch_size=args.batch_size, trace=drafts, **how)
-    engine, reports = args.engine(config)
-    args.use_template(engine)
+    drafts = bool(drafting.draft or drafting.views)
+    how: dict[str, Any] = {"generation_config": models.generation_config}
+    config = drafting.config(drafting.gamma, batch_size=sizes.batch_size, trace=drafts, **how)
+    engine, reports = load_engine(models, drafting, config)
+    models.use_template(engine)
     sees = engine.assembly.lead.images is not None
-    images = int(sees) if args.images is None else args.images
+    images = int(sees) if sizes.images is None else sizes.images
     if images and not sees:
         raise InputError(f"--images: {images}, and the target is a text model; give 0")
-    requests = examples(engine, lengths, images, args.image_side, args.max_new_tokens)
-    name = args.model or Path(args.target).name
+    requests = examples(engine, lengths, images, sizes.image_side, sizes.max_new_tokens)
+    name = models.model or Path(models.target).name
     metrics = Metrics(name)
     plain = None
-    if args.race and drafts:
-        config = EngineConfig(batch_size=args.batch_size, width=args.width, **how)
+    if listening.race and drafts:
+        config = EngineConfig(batch_size=sizes.batch_size, width=drafting.width, **how)
         plain = Engine(engine.target, config=config)
-    address = f"http://{args.host}:{listener.getsockname()[1]}"
+    address = f"http://{listening.host}:{listener.getsockname()[1]}"
 
     def tell() -> None:
         count, of = worker.warmed, len(worker.programs)
@@ -120,17 +145,28 @@ def run(args: Serve) -> None:
         if count == of and worker.failure is None:
             say(f"ready: {address} serves {name}")
 
-    worker = Worker(engine, requests, args.queue, plain, metrics.observe, tell)
+    worker = Worker(engine, requests, sizes.queue, plain, metrics.observe, tell)
     for line in (*reports, worker.batch.memory()):
         say(line)
     say(f"warming up {len(worker.programs)} programs ...")
-    folder, pixels = args.image_dir, args.image_pixels
-    limits = Limits(name, images, pixels, max(lengths), args.batch_size, folder, plain is not None)
-    local = args.host in LOCAL and not key
+    folder, pixels = listening.image_dir, sizes.image_pixels
+    limits = Limits(name, images, pixels, max(lengths), sizes.batch_size, folder, plain is not None)
+    local = listening.host in LOCAL and not key
     settings = Settings(
-        limits, key, args.max_body, timeout=args.timeout, local=local, example=example
+        limits, key, sizes.max_body, timeout=sizes.timeout, local=local, example=example
     )
     serve(Server(worker, settings, metrics), listener)
+
+
+def _changed(args: Serve, options: dict[str, Any]) -> Serve:
+    """Return the arguments with other values of these options, each in its group."""
+    groups = {
+        name: replace(
+            group, **{option: value for option, value in options.items() if hasattr(group, option)}
+        )
+        for name, group in vars(args).items()
+    }
+    return Serve(**groups)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -53,12 +53,12 @@ def show(answer: Iterator[Result]) -> Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """The options with which models are loaded."""
+    """Choose how models are loaded."""
 
     chat_template: Path | None = None
     """File with the chat template to use, in place of the model's own."""
     tiles: bool = True
-    """--no-tiles: LLaVA-NeXT reads one tile an image, as in TABED's released code."""
+    """Let LLaVA-NeXT read one tile an image, as in TABED's released code."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Data type that models compute in; by default float32 on CPUs, else that of their files."""
     target_weights: Weights | None = None
@@ -85,8 +85,87 @@ class Loading:
 
 
 @dataclass(frozen=True)
+class Question:
+    """Ask about images, or in text only."""
+
+    prompt: str | None = None
+    """The question. Each <image> in it marks the place of an image; without marks, images come
+    first."""
+    image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """An image file. Repeat the option for several images, in order."""
+    system: str | None = None
+    """System prompt before the conversation."""
+    messages: Path | None = None
+    """In place of --prompt, a JSON file with a conversation: a list of {role, content}, the user's
+    last, as OpenAI's and transformers' chats have it. Its image files are relative to it."""
+    max_pixels: int | None = None
+    """Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL: fewer make fewer image
+    tokens. By default as their image processor is set."""
+    no_chat_template: bool = False
+    """Give the model the bare prompt: for base models."""
+
+    def check(self, template: str | None) -> None:
+        """Raise InputError for options that contradict each other.
+
+        Args:
+          template: The chat template that replaces the model's own.
+        """
+        if (self.prompt is None) == (self.messages is None):
+            reason = "neither is given" if self.prompt is None else "--messages is given too"
+            raise InputError(f"--prompt: {reason}; give --prompt TEXT or --messages FILE")
+        if self.no_chat_template and (self.messages or self.system):
+            option = "--messages" if self.messages else "--system"
+            raise InputError(f"{option}: --no-chat-template has no roles; give one of them")
+        if self.prompt is not None:
+            place_images(self.prompt, len(self.pictures))
+        elif self.conversation[0].role == "system" and self.system:
+            raise InputError(f"--system: {self.messages} has a system prompt; leave one out")
+        if template is not None and self.no_chat_template:
+            raise InputError("--chat-template: --no-chat-template leaves it out; give one of them")
+
+    @cached_property
+    def conversation(self) -> list[Message[ImageSource]]:
+        """Return the messages of the file; InputError for a file without any."""
+        assert self.messages is not None
+        mend = 'give [{"role": "user", "content": "..."}]'
+        with reading(f"--messages: {self.messages}", mend):
+            values = json.loads(self.messages.read_text(encoding="utf-8"))
+        if isinstance(values, dict):  # the body of a request to OpenAI's interface
+            values = values.get("messages")
+        with located(self.messages):
+            folder = self.messages.parent
+            return read_messages(
+                values, self.pictures, lambda value: Picture.of(image_source(value, folder))
+            )
+
+    @cached_property
+    def pictures(self) -> list[Image]:
+        """Return the images; raise InputError for a file that is no image."""
+        return [load_image(path) for path in self.image]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Draw tokens at random; by default the likeliest is taken."""
+
+    sample: bool = False
+    """Sample as the model's generation_config.json says, where --temperature, --top-k, --top-p or
+    --min-p is not given."""
+    temperature: float | None = None
+    """0, the default, decodes greedily; larger values sample."""
+    top_k: int | None = None
+    """Sample from the k likeliest tokens; 0: from all."""
+    top_p: float | None = None
+    """Sample from the likeliest tokens whose probabilities sum to this."""
+    min_p: float | None = None
+    """Sample from tokens at least this many times as likely as the likeliest."""
+    seed: int = 0
+    """Seed of sampling."""
+
+
+@dataclass(frozen=True)
 class Scores:
-    """What changes the scores of tokens; by default as the model's generation_config.json says."""
+    """Change the scores of tokens; by default as the model's generation_config.json says."""
 
     generation_config: GenerationConfig = "auto"
     """ignore leaves that file out, except for its EOS."""
@@ -111,86 +190,46 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Ask(Loading):
-    """The options of a prompt and its answer."""
+class Output:
+    """Limit the answer, and choose the form in which it is printed."""
 
-    prompt: str | None = None
-    """The question. Each <image> in it marks the place of an image; without marks, images come
-    first."""
-    messages: Path | None = None
-    """In place of --prompt, a JSON file with a conversation: a list of {role, content}, the user's
-    last, as OpenAI's and transformers' chats have it. Its image files are relative to it."""
-    system: str | None = None
-    """System prompt before the conversation."""
-    image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
-    """An image file. Repeat the option for several images, in order."""
-    max_pixels: int | None = None
-    """Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL: fewer make fewer image
-    tokens. By default as their image processor is set."""
-    no_chat_template: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Give the model the bare prompt: for base models."""
     max_new_tokens: int = 128
     """Stop the answer after this many tokens."""
-    sample: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Sample as the model's generation_config.json says, where --temperature, --top-k, --top-p or
-    --min-p is not given."""
-    temperature: float | None = None
-    """0, the default, decodes greedily; larger values sample."""
-    top_k: int | None = None
-    """Sample from the k likeliest tokens; 0: from all."""
-    top_p: float | None = None
-    """Sample from the likeliest tokens whose probabilities sum to this."""
-    min_p: float | None = None
-    """Sample from tokens at least this many times as likely as the likeliest."""
-    seed: int = 0
-    """Seed of sampling."""
-    scores: tyro.conf.OmitArgPrefixes[Scores] = Scores()
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End the answer before this string. Repeat the option for several strings."""
     stream: bool = True
-    """On a terminal, print the answer as it is written. --json prints it whole."""
+    """Print the answer when it is complete; by default a terminal shows it as it is written."""
     json: bool = False
     """Print one JSON object with text, tokens, finish_reason and stats instead of the text."""
 
-    def request(self) -> Request:
-        """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
-        if (self.prompt is None) == (self.messages is None):
-            reason = "neither is given" if self.prompt is None else "--messages is given too"
-            raise InputError(f"--prompt: {reason}; give --prompt TEXT or --messages FILE")
-        if self.no_chat_template and (self.messages or self.system):
-            option = "--messages" if self.messages else "--system"
-            raise InputError(f"{option}: --no-chat-template has no roles; give one of them")
-        if self.prompt is not None:
-            place_images(self.prompt, len(self.pictures))
-        elif self.conversation[0].role == "system" and self.system:
-            raise InputError(f"--system: {self.messages} has a system prompt; leave one out")
-        if self.template is not None and self.no_chat_template:
-            raise InputError("--chat-template: --no-chat-template leaves it out; give one of them")
-        temperature = 0.0 if self.temperature is None and not self.sample else self.temperature
-        sampling = temperature, self.top_k, self.top_p, self.seed
-        more: dict[str, Any] = {**self.scores.fields(), "min_p": self.min_p}
-        more["max_pixels"] = self.max_pixels
-        return Request(EMPTY, self.max_new_tokens, *sampling, self.stop, **more)
 
-    @cached_property
-    def conversation(self) -> list[Message[ImageSource]]:
-        """Return the messages of the file; InputError for a file without any."""
-        assert self.messages is not None
-        mend = 'give [{"role": "user", "content": "..."}]'
-        with reading(f"--messages: {self.messages}", mend):
-            values = json.loads(self.messages.read_text(encoding="utf-8"))
-        if isinstance(values, dict):  # the body of a request to OpenAI's interface
-            values = values.get("messages")
-        with located(self.messages):
-            folder = self.messages.parent
-            return read_messages(
-                values, self.pictures, lambda value: Picture.of(image_source(value, folder))
-            )
+@dataclass(frozen=True)
+class Ask:
+    """Hold the options of a prompt and its answer, in groups."""
 
-    @cached_property
-    def pictures(self) -> list[Image]:
-        """Return the images; raise InputError for a file that is no image."""
-        return [load_image(path) for path in self.image]
+    question: Question
+    sampling: Sampling
+    scores: Scores
+    output: Output
+
+    def request(self, template: str | None) -> Request:
+        """Return the checked request; `answer` fills in the prompt once there is a tokeniser.
+
+        Args:
+          template: The chat template that replaces the model's own.
+        """
+        self.question.check(template)
+        sampling = {name: value for name, value in vars(self.sampling).items() if name != "sample"}
+        if self.sampling.temperature is None and not self.sampling.sample:
+            sampling["temperature"] = 0.0
+        return Request(
+            EMPTY,
+            self.output.max_new_tokens,
+            stop=self.output.stop,
+            max_pixels=self.question.max_pixels,
+            **sampling,
+            **self.scores.fields(),
+        )
 
 
 SAMPLING = ("top_k", "top_p", "min_p", "seed")
@@ -198,7 +237,8 @@ SAMPLING = ("top_k", "top_p", "min_p", "seed")
 
 
 def answer(
-    args: Ask,
+    ask: Ask,
+    models: Loading,
     engine: Engine,
     request: Request,
     describe: Callable[[Result], tuple[dict[str, Any], str]],
@@ -210,27 +250,28 @@ def answer(
       describe: Returns the program's own stats, and their summary for the last line.
       loaded: Lines about the loaded models.
     """
-    args.use_template(engine)
-    encoder = replace(engine.encoder, system=args.system or "")
-    if args.prompt is None:
-        prompt = encoder.prompt(args.conversation)
-    elif args.no_chat_template:
-        prompt = encoder.completion(args.prompt, args.pictures)
+    models.use_template(engine)
+    question, output = ask.question, ask.output
+    encoder = replace(engine.encoder, system=question.system or "")
+    if question.prompt is None:
+        prompt = encoder.prompt(question.conversation)
+    elif question.no_chat_template:
+        prompt = encoder.completion(question.prompt, question.pictures)
     else:
-        prompt = encoder.prompt(args.prompt, args.pictures)
+        prompt = encoder.prompt(question.prompt, question.pictures)
     request = replace(request, prompt=prompt)
     memory = engine.memory_report([request])  # validates the request before anything is printed
     for line in (*loaded, memory):
         say(line)
     temperature = engine.batcher.read([request])[0].temperature
-    idle = [name for name in SAMPLING if getattr(args, name) != getattr(Ask, name)]
+    idle = [name for name in SAMPLING if getattr(ask.sampling, name) != getattr(Sampling, name)]
     if idle and temperature == 0:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         say(f"{options}: without effect at --temperature 0, which takes the likeliest token")
     progress("compiling and decoding")
     if not sys.stderr.isatty():
         say("compiling and decoding ...")
-    streams = args.stream and not args.json and sys.stdout.isatty()
+    streams = output.stream and not output.json and sys.stdout.isatty()
     result = show(engine.stream(request)) if streams else engine.generate(request)
     pace = 1e3 * result.stats.emitted / result.decode_ms
     stats, summary = describe(result)
@@ -243,12 +284,12 @@ def answer(
         "decode_tokens_per_second": pace,
         "temperature": temperature,
         "dtype": str(jax.tree.leaves(engine.assembly.lead.params)[0].dtype),
-        "target_weights": args.target_weights,
+        "target_weights": models.target_weights,
         "device": jax.devices()[0].device_kind,
         "batch": result.batch,
         "seed": request.seed,
     }
-    if args.json:
+    if output.json:
         names = "text", "tokens", "finish_reason", "stop_string"
         print(json.dumps({name: getattr(result, name) for name in names} | {"stats": stats}))
     elif not streams:

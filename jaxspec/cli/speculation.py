@@ -23,19 +23,33 @@ from jaxspec.sharding import make_mesh
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speculation(Loading):
-    """The options of a target and its drafts."""
+class Model(Loading):
+    """Choose the target, and how to load it."""
 
     target: str
     """Directory in Hugging Face layout, GGUF file or hub id of a vision-language model (LLaVA-1.5,
     LLaVA-NeXT (1.6), LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL) or a text model (Llama, Vicuna;
     Mistral; Qwen2, Qwen2.5; Qwen3; OPT)."""
+    revision: str | None = None
+    """Branch, tag or commit of a target on the hub."""
     adapter: str | None = None
     """Directory of the target's LoRA adapter in PEFT's format; it is merged at loading."""
+    model_parallel: int = 1
+    """Devices to split the target over; each holds the whole draft."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Choose what guesses tokens for the target to check. Without it the target decodes alone."""
+
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Directory or hub id of a small LLaVA or text model with the target's tokeniser, or of a head
     of the target: KV, EAGLE-1, MSD or EAGLE-3. Repeat the option for a model and a head, which then
-    draft together. With neither --draft nor --views lookup the target decodes alone."""
+    draft together."""
+    draft_revision: str | None = None
+    """Branch, tag or commit of drafts on the hub."""
+    gamma: int = 5
+    """Draft length: drafted tokens in each block, or on a tree's longest path."""
     views: str | None = None
     """Views of the prompt that a draft model sees, comma-separated: M (the prompt itself; the
     default), T (text only), C (captions for images), P (image tokens pooled to a quarter), P36
@@ -53,20 +67,12 @@ class Speculation(Loading):
     """How weights learn from verified tokens: static; mt-paper and mtcp-paper (MT* and MTCP* as in
     TABED); mt-release (both as its code runs them: a grid), mtcp-release (its code's inverse KL);
     or a rule with options, as grid:window=16,measure=tvd."""
-    gamma: int = 5
-    """Draft length: drafted tokens in each block, or on a tree's longest path."""
     tree: str | None = None
     """Draft a tree instead of a chain: 2 (two children a node), 2:32 (cut to 32 nodes), or
     dynamic:4:24."""
     width: int | None = None
     """Tokens that each pass of the target reads, padding included: gamma + 1 or more. In 16 bits
     the answer then equals plain decoding's at the same width, token for token. Not with --tree."""
-    revision: str | None = None
-    """Branch, tag or commit of a target on the hub."""
-    draft_revision: str | None = None
-    """Branch, tag or commit of drafts on the hub."""
-    model_parallel: int = 1
-    """Devices to split the target over; each holds the whole draft."""
 
     def config(self, gamma: int, **options: Any) -> EngineConfig:
         """Return the checked options of an engine.
@@ -85,65 +91,72 @@ class Speculation(Loading):
             **options,
         )
 
-    def engine(self, config: EngineConfig) -> tuple[Engine, list[str]]:
-        """Load all models; return their engine and lines about them.
 
-        Options are checked before any model is read.
-        """
-        drafts = [locate(name, self.draft_revision) for name in self.draft]
-        parts = mixture(config.views, [read_draft_config(path) for path in drafts])
-        _check_drafts(self, parts)
-        if parts.names:
-            parse_weights(config.weights, len(parts.names))
-        mesh = None if self.model_parallel == 1 else make_mesh(self.model_parallel)
-        path = locate(self.target, self.revision)
-        directories.read_config(path)
+def load_engine(
+    models: Model, drafting: Drafting, config: EngineConfig
+) -> tuple[Engine, list[str]]:
+    """Load all models; return their engine and lines about them.
 
-        how = {"dtype": self.computes_in, "tiles": self.tiles}
-        progress(f"loading target {path}")
-        target = LoadedModel.load(
-            path, **how, mesh=mesh, weights=self.target_weights, adapter=self.adapter
-        )
-        reports, loaded = [f"target: {target.report}"], []
-        for name in drafts:
-            progress(f"loading draft {name}")
-            images_rule = self.draft_images if is_head(name) else None
-            loaded.append(draft := load_draft(name, target, **how, images=images_rule))
-            reports += [f"draft: {draft.report}"] if isinstance(draft, LoadedModel) else []
-        captioner = None
-        if self.captioner is not None:
-            progress(f"loading captioner {self.captioner}")
-            captioner = load_captioner(self.captioner, self.computes_in, share_tower_with=target)
-        clear()  # a warning of the engine's has a line of its own
-        return Engine(target, loaded, config, captioner), reports
+    Options are checked before any model is read.
+    """
+    drafts = [locate(name, drafting.draft_revision) for name in drafting.draft]
+    parts = mixture(config.views, [read_draft_config(path) for path in drafts])
+    _check_drafts(drafting, parts)
+    if parts.names:
+        parse_weights(config.weights, len(parts.names))
+    mesh = None if models.model_parallel == 1 else make_mesh(models.model_parallel)
+    path = locate(models.target, models.revision)
+    directories.read_config(path)
+
+    how = {"dtype": models.computes_in, "tiles": models.tiles}
+    progress(f"loading target {path}")
+    target = LoadedModel.load(
+        path, **how, mesh=mesh, weights=models.target_weights, adapter=models.adapter
+    )
+    reports, loaded = [f"target: {target.report}"], []
+    for name in drafts:
+        progress(f"loading draft {name}")
+        images_rule = drafting.draft_images if is_head(name) else None
+        loaded.append(draft := load_draft(name, target, **how, images=images_rule))
+        reports += [f"draft: {draft.report}"] if isinstance(draft, LoadedModel) else []
+    captioner = None
+    if drafting.captioner is not None:
+        progress(f"loading captioner {drafting.captioner}")
+        captioner = load_captioner(drafting.captioner, models.computes_in, share_tower_with=target)
+    clear()  # a warning of the engine's has a line of its own
+    return Engine(target, loaded, config, captioner), reports
 
 
 OF_DRAFTS = ("captioner", "weights", "weighting", "gamma", "tree")
 """Options that need a draft."""
 
 
-def _check_drafts(args: Speculation, parts: Mixture) -> None:
+def _check_drafts(drafting: Drafting, parts: Mixture) -> None:
     """Raise InputError for options that nothing of a mixture reads."""
     listing = ",".join(parts.names)
     if not listing:
-        _refuse(args, OF_DRAFTS, "needs a draft; give --draft, or leave it out")
-    if not args.draft:
-        _refuse(args, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out")
+        _refuse(drafting, OF_DRAFTS, "needs a draft; give --draft, or leave it out")
+    if not drafting.draft:
+        _refuse(
+            drafting, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out"
+        )
     if parts.head is None:
-        _refuse(args, ["draft_images"], "needs a head; give --draft, or leave it out")
+        _refuse(drafting, ["draft_images"], "needs a head; give --draft, or leave it out")
     if len(parts.names) == 1:
         _refuse(
-            args, ["weighting"], f"{listing} drafts alone; add --draft or --views, or leave it out"
+            drafting,
+            ["weighting"],
+            f"{listing} drafts alone; add --draft or --views, or leave it out",
         )
-    reads = needs_captioner(parts.views, args.captioner)
-    if args.captioner is not None:
-        check_captioner(args.captioner)
+    reads = needs_captioner(parts.views, drafting.captioner)
+    if drafting.captioner is not None:
+        check_captioner(drafting.captioner)
         if not reads:
             raise InputError(f"--captioner: no view of {listing} shows captions; add C to --views")
 
 
-def _refuse(args: Speculation, names: Sequence[str], why: str) -> None:
+def _refuse(drafting: Drafting, names: Sequence[str], why: str) -> None:
     """Raise InputError for the first of these options that has another value than its default."""
-    changed = [name for name in names if getattr(args, name) != getattr(Speculation, name)]
+    changed = [name for name in names if getattr(drafting, name) != getattr(Drafting, name)]
     if changed:
         raise InputError(f"--{changed[0].replace('_', '-')}: {why}")

@@ -24,9 +24,10 @@ from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.config import EvalConfig
 from eval.lib.recorded.config import RecordedConfig
-from jaxspec.cli import collaborate, drafts, export, generate, inspect, main, plan, serve
+from jaxspec.cli import commands as subcommands
+from jaxspec.cli import main
+from jaxspec.cli.options import parse_subcommand
 from jaxspec.command import load_preset
-from jaxspec_demo.command import Demo
 from tests.conftest import PAGES, ROOT, page_name
 from train import distill_data, prepare, prompts, recipe
 
@@ -122,27 +123,17 @@ def _function(name: str) -> Callable[[list[str]], object]:
     )
 
 
-def _subcommand(kind: type[Any], words: list[str]) -> object:
-    if kind is export.Export and words[0].startswith("--"):  # an option that a page names alone
+def _subcommand(name: str, words: list[str]) -> object:
+    if name == "export" and words[0].startswith("--"):  # an option that a page names alone
         words = ["SRC", "DST", *words]
-    return tyro.cli(kind, args=words)
+    return parse_subcommand(KINDS, [name, *words], "jaxspec", None)
 
 
 def _recipe(words: list[str]) -> object:
     return recipe.parse(words[0], load_preset(recipe.KIND, words[0]), words[1:])
 
 
-KINDS: dict[str, Any] = {
-    "demo": Demo,
-    "generate": generate.Generate,
-    "collaborate": collaborate.Collaborate,
-    "export": export.Export,
-    "import": export.Import,
-    "drafts": drafts.Drafts,
-    "inspect": inspect.Inspect,
-    "plan": plan.Plans,
-    "serve": serve.Serve,
-}
+KINDS = {name: kind for name, (kind, _) in subcommands().items()}
 PREPARED = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare.Book}
 MEASURES = ("block_efficiency", "collaborative", "draft_quality", "exactness", "kv_head", "mmspec")
 FUNCTIONS = (
@@ -155,8 +146,8 @@ PARSERS: dict[str, Callable[[list[str]], Any]] = {
     "train.recipe": _recipe,
     "train.distill_data": lambda words: tyro.cli(distill_data.Options, args=words),
     "train.prompts": lambda words: tyro.cli(prompts.Options, args=words),
-    "train.prepare": lambda words: tyro.extras.subcommand_cli_from_dict(PREPARED, args=words),
-    **{f"jaxspec {name}": partial(_subcommand, kind) for name, kind in KINDS.items()},
+    "train.prepare": lambda words: parse_subcommand(PREPARED, words, "train.prepare", None),
+    **{f"jaxspec {name}": partial(_subcommand, name) for name in KINDS},
 }
 
 

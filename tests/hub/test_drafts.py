@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 
 import pytest
-import tyro
 
 from jaxspec.cli import main
 from jaxspec.cli.drafts import PUBLISHED
 from jaxspec.cli.generate import Generate
+from jaxspec.cli.options import parse_subcommand
 from tests.hub import block_heads
 from tests.hub.table import HEADS
 
@@ -27,8 +27,11 @@ def test_each_printed_command_parses(capsys: pytest.CaptureFixture[str]) -> None
     main(["drafts"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     commands = [shlex.split(line) for line in lines if line.startswith("jaxspec generate")]
-    parsed = [tyro.cli(Generate, args=command[2:]) for command in commands]
-    assert sorted((args.target, args.draft) for args in parsed) == sorted(
+    parsed = [
+        parse_subcommand({"generate": Generate}, command[1:], "jaxspec", None)
+        for command in commands
+    ]
+    assert sorted((args.model.target, args.drafting.draft) for args in parsed) == sorted(
         (draft.target, (draft.id,)) for draft in PUBLISHED
     )
 

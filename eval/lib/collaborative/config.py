@@ -93,7 +93,7 @@ class Pairing:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples(Data):
-    """Questions."""
+    """Choose the questions."""
 
     shots: tuple[str, ...] = ()
     """Sets asked with the paper's number of worked examples: NAME, or NAME=PATH of a local copy of
@@ -107,7 +107,7 @@ class Examples(Data):
 
 @dataclass(frozen=True, kw_only=True)
 class Together(Decoding):
-    """Decoding and timing."""
+    """Choose how answers are decoded and timed."""
 
     repeats: int = 5
     timed: int = 4

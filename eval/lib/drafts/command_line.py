@@ -13,8 +13,9 @@ from eval.lib.drafts.config import EvalConfig, Variant, set_places
 from eval.lib.drafts.loading import measurable
 from eval.lib.output.report import results_folder
 from eval.lib.questions.sets import SETS, check_names
+from jaxspec.cli.options import parse_options
 from jaxspec.cluster import join_cluster
-from jaxspec.command import load_preset, parse_options, preset_names, script_name
+from jaxspec.command import load_preset, preset_names, script_name
 from jaxspec.decoding.sources.lookup import LOOKUP
 from jaxspec.engine.config import capped_gamma
 from jaxspec.engine.drafts import HEAD
@@ -102,7 +103,10 @@ def parse_command(
     parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
     initial = vars(defaults) | vars(options()) | {parts: (), "draft": (), "debug": False}
     # The configuration below checks its fields itself, since tyro would frame the messages.
-    unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
+    unchecked = {
+        "__post_init__": lambda self: None,
+        "__doc__": "Choose what this script measures, and where its results go.",
+    }
     script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
     groups = {
         "script": script,
@@ -113,7 +117,7 @@ def parse_command(
         command,
         options_text,
         f"python -m {script_name()} {preset}",
-        description=f"{description}\nPresets: {_presets(kind)}; defaults are those of {preset}.",
+        f"{description}\nPresets: {_presets(kind)}; the defaults below are those of {preset}.",
         default=command(
             **{name: group(**_fields_of(group, initial)) for name, group in groups.items()}
         ),

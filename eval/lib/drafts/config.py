@@ -45,7 +45,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """Models."""
+    """Choose the target, and what drafts for it."""
 
     target: str
     """Directory or hub id of the target, OWNER/NAME@REVISION for one revision, or `replay:FILE`
@@ -65,7 +65,7 @@ class Models:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Questions."""
+    """Choose the questions."""
 
     sets: tuple[str, ...]
     """Names of sets: picturebook's, the papers' benchmarks, `mmspec`, or NAME=FILE.jsonl of your
@@ -105,7 +105,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Dialogues(Data):
-    """Questions."""
+    """Choose the questions."""
 
     turns: tuple[int, ...] = (1, 2)
     """1: the first question. 2: the follow-up, after the target's own answer to the first."""
@@ -119,7 +119,7 @@ class Dialogues(Data):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Decoding and timing."""
+    """Choose how answers are decoded and timed."""
 
     max_new_tokens: int = 96
     """Most tokens of an answer."""
@@ -138,7 +138,7 @@ class Decoding:
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting(Decoding):
-    """Decoding and timing."""
+    """Choose how answers are decoded and timed."""
 
     gamma: int = 5
     """Drafted tokens a block."""

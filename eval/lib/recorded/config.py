@@ -29,7 +29,7 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Data):
-    """Recorded answers."""
+    """Choose the recorded answers."""
 
     tokenizer: str
     """Directory of the target's own tokeniser."""
@@ -39,7 +39,7 @@ class Record(Data):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Replay."""
+    """Choose how they are replayed."""
 
     order: int = 5
     """Longest context of n-grams, in tokens."""
