@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # transformers says "PyTorch was not found" when it is imported; jaxspec does not need PyTorch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
