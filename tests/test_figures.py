@@ -321,5 +321,12 @@ def test_every_folder_of_results_is_named_by_a_page() -> None:
     assert [name for name in sorted(there) if without_digits(name) not in named] == []
 
 
+def test_results_name_the_command_that_made_them() -> None:
+    """The list in results/README.md sends readers there."""
+    paths = sorted(RESULTS.rglob("results.json"))
+    runs = {path: json.loads(path.read_text(encoding="utf-8"))["run"] for path in paths}
+    assert [path for path, run in runs.items() if not run["command"]] == []
+
+
 def without_digits(name: str) -> str:
     return re.sub(r"\d+", "", name)
