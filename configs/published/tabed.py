@@ -12,6 +12,7 @@ from eval.lib.drafts.published import Published, read_numbers
 
 IN_DOMAIN = ("llava-bench", "docvqa", "pope", "mm-vet", "iedit", "magicbrush", "spot-the-diff")
 OUT_OF_DOMAIN = ("pororosv", "vist")
+"""Sets of five images, as in the tables and prompts; of VIST the appendices say three."""
 AVERAGES = {"avg": IN_DOMAIN, "OOD": OUT_OF_DOMAIN}
 
 TARGET, DRAFT = "llava-hf/llava-1.5-7b-hf", "mjbooo/lvlm68m"
