@@ -57,9 +57,10 @@ def gguf_tokenizer(entries: dict[str, Any]) -> Any:
 
 def _as_transformers(architecture: str, metadata: dict[str, Any]) -> Any:
     """Return transformers' tokeniser of the entries: it normalises, splits and decodes texts."""
-    # Where transformers 5 has it, and transformers 4.
-    modules = (f"transformers.integrations.{name}" for name in ("gguf", "ggml"))
-    converter = import_module(next(filter(find_spec, modules)))
+    # It was in `ggml` first, and then in `gguf`; between, `gguf` had other things.
+    paths = (f"transformers.integrations.{name}" for name in ("gguf", "ggml"))
+    modules = map(import_module, filter(find_spec, paths))
+    converter = next(module for module in modules if hasattr(module, "GGUF_TOKENIZER_MAPPING"))
     names = converter.GGUF_TOKENIZER_MAPPING["tokenizer"]
     renamed = {key: metadata[name] for name, key in names.items() if name in metadata}
     return converter.convert_gguf_tokenizer(architecture, renamed)[0]
