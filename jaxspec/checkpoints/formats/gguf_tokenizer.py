@@ -57,8 +57,8 @@ def gguf_tokenizer(entries: dict[str, Any]) -> Any:
 
 def _as_transformers(architecture: str, metadata: dict[str, Any]) -> Any:
     """Return transformers' tokeniser of the entries: it normalises, splits and decodes texts."""
-    # It was in `ggml` first, and then in `gguf`; between, `gguf` had other things.
-    paths = (f"transformers.integrations.{name}" for name in ("gguf", "ggml"))
+    # It moved from `ggml` to `gguf`, which needed torch before it came.
+    paths = (f"transformers.integrations.{name}" for name in ("ggml", "gguf"))
     modules = map(import_module, filter(find_spec, paths))
     converter = next(module for module in modules if hasattr(module, "GGUF_TOKENIZER_MAPPING"))
     names = converter.GGUF_TOKENIZER_MAPPING["tokenizer"]
