@@ -1,0 +1,180 @@
+"""One training step of an EAGLE-3 head: jaxspec's, and that of SpecJAX (github.com/tails-mpt).
+
+Both learn from the same frozen Llama, on rows of equal length, with gamma steps of their own
+output. SpecJAX's step begins a block at every token of a row; jaxspec's at sampled anchors, of
+which `anchors` may be all tokens too. SpecJAX's code is read from a clone: nothing of it is copied
+here. Its own loop updates the parameters outside of the compiled step; here both are one program.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxspec.config import Eagle3Config, LlamaConfig
+from jaxspec.errors import InputError
+from jaxspec.models.families import abstract_params
+from jaxspec.models.heads.kinds import abstract_head
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.conversations import ConversationBatch
+from jaxspec.training.heads.anchors import Anchoring, HeadBatch
+from jaxspec.training.heads.loss import make_loss
+from jaxspec.training.loop.step import init_state, make_optimizer, make_step, partition
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of a step."""
+
+    target: LlamaConfig
+    vocabulary: int
+    """Tokens that the head scores."""
+    batch: int
+    length: int
+    gamma: int
+    dtype: Literal["float32", "bfloat16"]
+
+
+class Step(NamedTuple):
+    """A step to compile, with its first argument donated."""
+
+    run: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    """Shapes of the state and of what is frozen, then arrays of the batch."""
+    places: int
+    """Drafted tokens that the loss counts."""
+
+
+def our_step(shapes: Shapes, anchors: int) -> Step:
+    """Return jaxspec's step with this many blocks a row."""
+    config = Eagle3Config.of_target(shapes.target, gamma=shapes.gamma)
+    text = replace(config.text_config, draft_vocabulary=tuple(range(shapes.vocabulary)))
+    config = replace(config, text_config=text)
+    train = TrainConfig(
+        steps=100, batch=shapes.batch, frozen=("target",), dtype=shapes.dtype, warmup=1
+    )
+    params = {
+        "head": abstract_head(config),
+        "target": abstract_params(shapes.target, jnp.dtype(shapes.dtype)),
+    }
+    trainable, frozen = partition(params, train.frozen)
+    optimizer = make_optimizer(train, trainable)
+    state = jax.eval_shape(lambda params: init_state(params, optimizer), trainable)
+    loss = make_loss(LanguageModel(shapes.target), config, Anchoring(anchors))
+    tokens = _tokens(shapes)
+    rows = PromptRows(jnp.asarray(tokens), jnp.full(shapes.batch, shapes.length))
+    numbers = np.arange(shapes.batch, dtype=np.uint32)
+    starts = np.linspace(0, shapes.length - 1 - shapes.gamma, anchors).astype(np.int32)
+    batch = HeadBatch(
+        ConversationBatch(rows, np.ones(tokens.shape, bool), {}, numbers),
+        np.tile(starts, (shapes.batch, 1)),
+        None,
+    )
+    return Step(
+        make_step(loss, optimizer, train),
+        (state, frozen, batch),
+        shapes.batch * anchors * shapes.gamma,
+    )
+
+
+def specjax_step(shapes: Shapes, clone: Path) -> Step:
+    """Return SpecJAX's step.
+
+    Raises InputError for a folder that holds no clone of it.
+    """
+    if not (clone / "specjax" / "train.py").is_file():
+        raise InputError(f"clone {clone}: is none of SpecJAX: it has no specjax/train.py")
+    sys.path.insert(0, str(clone))
+    llama, heads, train, optimizers = (
+        import_module(f"specjax.{name}")
+        for name in ("models.target.llama", "models.draft.eagle3", "train", "training.optimizer")
+    )
+    sizes, dtype = shapes.target, jnp.dtype(shapes.dtype)
+    shared = {
+        "vocab_size": sizes.vocab_size,
+        "hidden_size": sizes.hidden_size,
+        "intermediate_size": sizes.intermediate_size,
+        "head_dim": sizes.head_dim,
+        "rope_theta": sizes.rope_theta,
+        "rms_norm_eps": sizes.rms_norm_eps,
+    }
+    target = llama.LlamaConfig(
+        **shared,
+        num_hidden_layers=sizes.num_hidden_layers,
+        num_attention_heads=sizes.num_attention_heads,
+        num_key_value_heads=sizes.num_key_value_heads,
+    )
+    head = heads.Eagle3Config(
+        **shared,
+        num_heads=sizes.num_attention_heads,
+        num_kv_heads=sizes.num_key_value_heads,
+        draft_vocab_size=shapes.vocabulary,
+    )
+    drawn = jax.eval_shape(lambda: heads.init_eagle3_params(head, jax.random.key(0)))
+    params = {name: jax.ShapeDtypeStruct(leaf.shape, dtype) for name, leaf in drawn.items()}
+    for name, leaf in params.items():
+        if leaf.ndim == 1:  # its trainer keeps norms in float32
+            params[name] = jax.ShapeDtypeStruct(leaf.shape, jnp.float32)
+    gradient = train.make_train_step_ttt(llama.llama_forward, target, head, shapes.gamma)
+    optimizer, _ = optimizers.build_optimizer(1e-3, 1, 100)
+
+    def step(state: Any, frozen: Any, maps: Any, batch: Any) -> Any:
+        params, moments = state
+        loss, *_, grads = gradient(params, frozen, *maps, batch)
+        updates, moments = optimizer.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), loss
+
+    scored = np.arange(shapes.vocabulary, dtype=np.int32)
+    indices = np.full(sizes.vocab_size, -1, np.int32)
+    indices[scored] = scored
+    tokens = _tokens(shapes)
+    batch = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+    state = params, jax.eval_shape(optimizer.init, params)
+    return Step(
+        step,
+        (state, _named_shapes(sizes, dtype), (scored, indices), batch),
+        shapes.batch * (shapes.length - 1) * shapes.gamma,
+    )
+
+
+def _tokens(shapes: Shapes) -> np.ndarray:
+    tokens = np.random.default_rng(0).integers(0, shapes.vocabulary, (shapes.batch, shapes.length))
+    return tokens.astype(np.int32)
+
+
+def _named_shapes(sizes: LlamaConfig, dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a Llama's tensors by their names in Hugging Face's files."""
+    width, mlp = sizes.hidden_size, sizes.intermediate_size
+    queries, keys = (
+        count * sizes.head_dim for count in (sizes.num_attention_heads, sizes.num_key_value_heads)
+    )
+    layer = {
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "mlp.gate_proj": (mlp, width),
+        "mlp.up_proj": (mlp, width),
+        "mlp.down_proj": (width, mlp),
+    }
+    tensors: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens": (sizes.vocab_size, width),
+        "model.norm": (width,),
+        "lm_head": (sizes.vocab_size, width),
+    }
+    for i in range(sizes.num_hidden_layers):
+        tensors |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return {f"{name}.weight": jax.ShapeDtypeStruct(shape, dtype) for name, shape in tensors.items()}

@@ -1,0 +1,67 @@
+"""Comparisons of trained heads, and of trainers: what they run is what they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eval.lib.times.trainers import Shapes, our_step, specjax_step
+from eval.trainers import compiled, timed
+from jaxspec.config import LlamaConfig
+from jaxspec.config.heads.kinds import new_head
+from jaxspec.errors import InputError
+from tests.hub.pages import PARSERS
+from train.alike import HEADS, commands
+
+SMALL = Shapes(
+    LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+    ),
+    vocabulary=16,
+    batch=2,
+    length=12,
+    gamma=3,
+    dtype="float32",
+)
+
+
+def test_heads_that_are_trained_alike_differ_in_their_kind() -> None:
+    """Each command is one that its script reads, and its head is of the kind in its name."""
+    answers, *training, table = (
+        PARSERS[words[0]](words[1:]) for words in commands(150, 256, 16, Path("runs/alike"))
+    )
+    for name, (recipe, options) in zip(HEADS, training, strict=True):
+        head = new_head(replace(SMALL.target, num_hidden_layers=30), **recipe.head)
+        kind, _, rule = name.partition(", ")
+        assert head.title == (f"{kind} head" if rule or kind == "DFlash" else kind)
+        assert getattr(head, "images", "") == rule
+        assert head.text_config.num_hidden_layers == 1
+        first, _ = training[0]
+        same = replace(first, head=recipe.head)
+        assert recipe == same
+        assert options.data == (str(answers.out / answers.name),)
+    _, config, options = table
+    compared = [name.rpartition("=")[2] for name in (*config.draft, *options.heads)]
+    assert compared == [f"{options.runs}/hf" for _, options in training]
+
+
+def test_our_step_counts_every_drafted_token() -> None:
+    step = our_step(SMALL, 8)
+    program, row = compiled(step, None)
+    assert row["state_gib"] > 0
+    assert timed({"": step}, {"": program}, 1).shape == (1, 1)
+    arguments = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), step.arguments[:2])
+    assert program(*arguments, step.arguments[2])[1]["tokens"] == step.places
+
+
+def test_a_folder_without_specjax_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no specjax/train\.py"):
+        specjax_step(SMALL, tmp_path)
