@@ -182,7 +182,7 @@ def draft_table(
         notes += [
             "omega: tokens/s of whole calls, with the prefill of target and draft, over plain "
             "decoding's in the same run; delta: tokens/s of whole calls. loop: the same of the "
-            "decode loop alone. prefill ms: of target and draft, for each sample; the draft's own "
+            "decode loop only. prefill ms: of target and draft, for each sample; the draft's own "
             "is this less plain decoding's.",
             f"Plain decoding: {plain('plain_call_tokens_per_second')} tokens/s of whole calls, "
             f"{plain('plain_tokens_per_second')} of the loop, {plain('plain_prefill_ms')} ms of "

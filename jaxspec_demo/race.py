@@ -1,4 +1,4 @@
-"""Draw a race of `jaxspec demo` as an SVG that moves by its styles alone.
+"""Draw a race of `jaxspec demo` as an SVG that only its styles move.
 
 Two lanes write the same answer. Each square is a pass of the target, and its tokens appear with it.
 """

@@ -13,9 +13,9 @@ COS = (
         tables=(2, 3, 4, 5, 6, 7, 8),
         needs="benchmarks, quality, sentencepiece, torch; 95 GB",
         what="ensembles and contrast of models: standard, naive (without APF), speculative (SD) "
-        "and CoS; SD and CoS with draft lengths 5 and 1, of which the paper prints the better (CoS "
-        "of three models with 1), naive with 5, as the paper names none; also how well they "
-        "answer. SD is naive with the bonus token, our reading of the paper's words. The "
+        "and CoS, and how well they answer. SD and CoS have draft lengths 5 and 1, and the paper "
+        "prints the better of the two (CoS of three models has 1); naive has 5, as the paper names "
+        "none. SD is naive with the bonus token, our reading of the paper's words. The "
         "first command asks pairs with a base model in raw text, Qwen's in their chat form, GSM8K "
         "after four rows of the training set, MMLU after five without reasons, CNN/DM after none, "
         "and the first 100 rows. The second asks as the released code does, from a clone of it: "

@@ -14,11 +14,11 @@ IBED = (
         figures=(7,),
         needs="benchmarks, captioner, plots; 16 GB",
         what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures MT, "
-        "MC, MTC, MTCP; in float16, where the paper names no dtype. Of ChartQA, TextVQA and VQAv2 "
-        "it names no split: those with public answers are read, from the sets that it links, where "
-        "TABED's released code fetches them from LMMs-Eval-Lite. `predicted` is the speed-up of "
-        "Table 1b, with the time of the target's pass over a block, for which the paper takes one "
-        "over a token. The mini models have 16 tokens an image, pooled to 4 and 1",
+        "MC, MTC, MTCP; in float16, where the paper names no dtype. For ChartQA, TextVQA and "
+        "VQAv2 it names no split: here they are those with public answers, from the sets that it "
+        "links; TABED's released code fetches them from LMMs-Eval-Lite. `predicted` is the "
+        "speed-up of Table 1b, with the time of the target's pass over a block, for which the "
+        "paper takes one over a token. The mini models have 16 tokens an image, pooled to 4 and 1",
         command=f"{TABLE} ibed",
         mini=f"{TABLE} mini_views\n{TABLE} mini --rows M,C M,T,C P4 P1 --out runs/eval/mini_pools",
     ),
@@ -33,9 +33,9 @@ IBED = (
     Line(
         tables=(5,),
         needs="train, benchmarks, plots; 15 GB",
-        what="drafts trained on with pooled images by one more second stage, from the finished "
-        "draft: the paper pools during the second stage, and prints neither where that starts nor "
-        "its hyperparameters, which here are Table 4's",
+        what="drafts trained further on pooled images, by one more second stage from the finished "
+        "draft. The paper pools during the second stage, and prints neither where that starts nor "
+        "its hyperparameters; here they are Table 4's",
         command="\n".join(
             f"{TRAIN} pooled --view {view} --runs runs/train/pooled_{n}\n"
             f'{TABLE} ibed --rows "pool ({n})" --draft runs/train/pooled_{n}/hf '
@@ -48,10 +48,10 @@ IBED = (
     Line(
         tables=(6, 7),
         needs="benchmarks, captioner, plots; 24 GB",
-        what="captions, alone and in mixtures: next to the short ones of `ibed` Florence-2's "
-        "detailed ones, BLIP's, BLIP-2's; all in float32, BLIP's and BLIP-2's by their own "
-        "defaults, as in TABED's released code. The mini target writes the detailed captions of "
-        "the mini command",
+        what="captions, by themselves and in mixtures: next to the short ones of `ibed` "
+        "Florence-2's detailed ones, BLIP's, BLIP-2's; all in float32, BLIP's and BLIP-2's by "
+        "their own defaults, as in TABED's released code. The mini target writes the detailed "
+        "captions of the mini command",
         command=f"{TABLE} ibed --rows C MC MTC {LONG} --out runs/eval/ibed_detailed\n{TABLE} ibed "
         f"--rows C --captioner blip:Salesforce/blip-image-captioning-base --out "
         f"runs/eval/ibed_blip\n{TABLE} ibed --rows C --captioner blip:Salesforce/blip2-opt-2.7b "
@@ -87,8 +87,8 @@ IBED = (
         needs="benchmarks, quality; 15 GB",
         what="accuracy, ROUGE-L and METEOR of the target, the draft and the pooled drafts of Table "
         "5, with and without images, and answers, in float16; the digits are of 100 questions of "
-        "ChartQA and the 1,000 of OCRBench; of TextCaps the paper does not say how many, and of "
-        "none how they are asked and judged, which ROUGE it is, or in which dtype",
+        "ChartQA and the 1,000 of OCRBench; the paper does not say how many are of TextCaps, "
+        "nor how any is asked and judged, by which ROUGE, and in which dtype",
         command=f"{QUALITY} llava15 --sets chartqa textcaps --text-only --drafts {DRAFTS} --out "
         f"runs/quality/ibed\n{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --drafts "
         f"{DRAFTS} --out runs/quality/ibed_ocrbench",

@@ -100,9 +100,9 @@ TABED = (
         figures=(7,),
         needs="benchmarks, quality; 15 GB",
         what="accuracy, ROUGE-L and METEOR of target and draft, with and without images, and "
-        "answers; the digits are of OCRBench's whole 1,000 questions; of TextCaps the paper does "
-        "not say how many, nor how either is asked and judged, which ROUGE it is, or in which "
-        "dtype models answer (here float16)",
+        "answers; the digits are of all 1,000 questions of OCRBench. The paper does not say how "
+        "many are of TextCaps, nor how either is asked and judged, by which ROUGE, and in which "
+        "dtype (here float16)",
         command=f"{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --out "
         f"runs/quality/llava15_ocrbench\n{QUALITY} llava15 --sets textcaps --text-only --out "
         f"runs/quality/llava15_textcaps",

@@ -1,5 +1,5 @@
-"""The shipped mini KV head beside the draft's views, alone and mixed with them (AASD, Table 1's
-baselines).
+"""The shipped mini KV head next to the draft's views, by itself and mixed with them (AASD, the
+baselines of Table 1).
 """
 
 from __future__ import annotations

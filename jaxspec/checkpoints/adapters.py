@@ -198,7 +198,7 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
             problems.append(f"the model has no matrix {name}")
         elif len(halves) < 2:
             (half,) = halves.values()
-            problems.append(f"{half.name} comes alone, without its other half")
+            problems.append(f"{half.name} lacks its other half")
         else:
             with reading(f"{path / CONFIG}: no rank and alpha of {modules[name]}", "write it anew"):
                 rank, scale = _rank_and_scale(raw, modules[name])

@@ -60,7 +60,7 @@ def load_tokenizer(path: str | Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    # transformers 5 makes an empty tokeniser of a config.json alone, and merges of a vocab.json.
+    # transformers 5 makes an empty tokeniser of a config.json, and merges of a vocab.json.
     mend = "save it again with save_pretrained"
     if _require(path, _TOKENIZERS, "tokenizer") == "tokenizer.model":
         install = install_command("sentencepiece")

@@ -2,7 +2,7 @@
 
 `huggingface_hub` uploads the files before the commit, and the hub keeps those that arrived, so a
 push that was cut off goes on where it stopped. In jaxspec's cache lies the revision that this
-machine pushed last: a repository with another one is somebody's newer work, and is left alone.
+machine pushed last: a repository with another one is somebody's newer work, and is not touched.
 """
 
 from __future__ import annotations

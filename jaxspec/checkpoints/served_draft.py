@@ -22,7 +22,7 @@ def check_served(source: Path, config: ModelConfig, engine: str, padded: bool) -
       padded: Whether the vocabulary is padded to the size of a target's.
     """
     if engine != "vllm":
-        raise InputError(f"{source}: not an EAGLE-3 head, which alone is written for {engine}")
+        raise InputError(f"{source}: not an EAGLE-3 head, the only kind written for {engine}")
     if isinstance(config, LvlmConfig):
         raise InputError(f"{source}: vLLM shows drafts no images; give a text model, or text-only")
     scaling = config.rope_scaling if isinstance(config, RotaryConfig) else None

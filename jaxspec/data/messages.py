@@ -5,7 +5,7 @@ The older {from, value} and the usual names of roles are read too.
 A content is a text, or a list of parts: {"type": "text", "text": ...} and images. An image is
 OpenAI's {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}, or transformers'
 {"type": "image"} with its source as `image`, `url`, `path` or `base64`. Without a source it is the
-next of the images beside the messages, as is an `<image>` in a text that is no part.
+next of the images given with the messages, as is an `<image>` in a text that is no part.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def read_messages(
     """Return messages with all their images.
 
     Args:
-      images: Images beside the messages. If no message shows any, they precede the first question.
+      images: Images given with the messages. If no message shows any, they come before the first
+        question.
       source: Reader of an image's source.
 
     Raises InputError that names the message.
@@ -91,7 +92,7 @@ def read_messages(
 
 
 class _ImageQueue:
-    """Hand out the images beside the messages, in their order."""
+    """Hand out the images given with the messages, in their order."""
 
     def __init__(self, images: Sequence[Any]) -> None:
         self.images, self.taken = images, 0
@@ -99,8 +100,8 @@ class _ImageQueue:
     def next(self) -> Any:
         if self.taken == len(self.images):
             raise InputError(
-                f"shows an image without a source after all {self.taken} images beside the "
-                'messages; give {"type": "image", "path": "photo.jpg"}'
+                f"shows an image without a source after all {self.taken} images given with "
+                'the messages; give {"type": "image", "path": "photo.jpg"}'
             )
         self.taken += 1
         return self.images[self.taken - 1]
@@ -155,7 +156,7 @@ def _text(part: Any) -> str | None:
 
 
 def _source(part: Mapping[str, Any], queue: _ImageQueue) -> Any:
-    """Return the source of a part's image, or the next image of those beside the messages."""
+    """Return the source of a part's image, or the next image of those given with the messages."""
     name = next((name for name in _SOURCES if part.get(name) is not None), None)
     if name is None:
         return queue.next()

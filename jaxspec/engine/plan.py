@@ -74,7 +74,8 @@ def abstract_program(
 ) -> tuple[Autoregressive | Speculator, Params]:
     """Return the program of these models, and its parameters as shapes.
 
-    Without drafts the target decodes alone. A draft whose tower has the target's shapes shares it.
+    Without drafts the target decodes by itself. A draft whose tower has the
+    target's shapes shares it.
 
     Args:
       weights: "int8" for a target that `LoadedModel.load` quantises.

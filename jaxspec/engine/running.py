@@ -209,7 +209,7 @@ class LiveBatch(Rows):
     Args:
       examples: Requests whose sizes and kinds of loop the batch has programs for. A request that
         joins is padded to the smallest of these sizes that holds it.
-      few: Number of rows of a prefill. With 1 a prompt is read as it is read alone.
+      few: Number of rows of a prefill. With 1 a prompt is read as it would be by itself.
     """
 
     def __init__(self, batcher: Batcher, examples: Sequence[EncodedRequest], few: int = 1) -> None:

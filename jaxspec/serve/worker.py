@@ -3,7 +3,7 @@
 A ticket is one answer. The event loop submits tickets and reads their parts; everything else about
 them, and all of JAX, happens in this thread. A lane is one live batch: the server's own, and one
 that decodes plainly, next to which the page races drafts. The lanes take turns, block by block, so
-each is timed alone.
+each is timed by itself.
 """
 
 from __future__ import annotations

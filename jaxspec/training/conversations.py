@@ -117,7 +117,7 @@ class ConversationBatches:
     target_images: ImageInputs | None = None
     """Reader of the target's images, whose slots view T-slots counts."""
     plain: bool = False
-    """Leave out questions and roles: images and captions alone (LLaVA's first stage)."""
+    """Leave out questions and roles: only images and captions stay (LLaVA's first stage)."""
     teacher: LoadedModel | None = None
     """Model whose distributions are learned. It reads view M."""
     seed: int = 0

@@ -409,7 +409,7 @@ def tensor(name: str, values: np.ndarray | None) -> Change:
             r"\[4, 32\]",
         ),
         (tensor(A, np.ones((3, 16), np.float32)), r"is \[3, 16\], and .* ask for \[3, 32\]"),
-        (tensor(A, None), r"lora_B\.weight comes alone"),
+        (tensor(A, None), r"lora_B\.weight lacks"),
         (
             tensor(
                 "base_model.model.model.language_model.layers.7.mlp.up_proj.lora_A.weight",

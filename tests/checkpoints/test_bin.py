@@ -162,7 +162,7 @@ def damaged(vicuna: Path, case: str) -> str:
         return "is not in row-major order; load it with weights_only=True, and torch.save"
     assert case == "nested"
     torch.save({"state_dict": tensors}, file)
-    return f"{FIRST}: holds no dictionary of tensors alone; load it with weights_only=True"
+    return f"{FIRST}: holds more than a dictionary of tensors; load it with weights_only=True"
 
 
 CASES = (*("lost shard", "page of errors", "lost tensor", "transposed", "nested"),)

@@ -56,7 +56,7 @@ def test_a_text_draft_is_written_for_vllm(
         (
             TEXT,
             ["--for", "sglang", "--vocab-of", "{}"],
-            "not an EAGLE-3 head, which alone is written for sglang",
+            "not an EAGLE-3 head, the only kind written for sglang",
         ),
         (TEXT, ["--for", "vllm"], "the vocabulary size of its target; give vocab-of"),
         (

@@ -1,7 +1,7 @@
 """AASD's FT-LLaMA (Table 1): a text draft of 112M from scratch, on RedPajama's sample, then on
 OIG's chip2 and OASST1.
 
-The paper tells the sets and the size alone. Depth, width and heads are those of the 115M draft of
+The paper says only the sets and the size. Depth, width and heads are those of the 115M draft of
 Goel et al. (2024), the authors that it follows; the MLPs are made to fit 112M. The first stage has
 Llama's rates but for a higher peak, as small models bear, and sees the sample about once; the
 second is Vicuna's, three times over, at a higher rate too.

@@ -1,6 +1,6 @@
 """A KV head of LLaVA-1.5-7B that reads last hidden states, for draft lengths up to 7.
 
-The first stage is text alone (ShareGPT), which trains all but the KV projector; the second has
+The first stage is only text (ShareGPT), which trains all except the KV projector; the second has
 images (MSD's and ViSpec's order).
 """
 

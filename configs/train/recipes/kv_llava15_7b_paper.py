@@ -7,7 +7,7 @@ Instruction Tuning": it names no LLaVA-1.5. These parts are ours:
 - one decoder layer, which starts as the target's last, between the target's embedding and output
   matrix, which do not learn; the projector starts as averages of neighbours (the 64 slots of an
   image are the paper's);
-- a first stage on text alone (ShareGPT), a second on LLaVA's mixture;
+- a first stage on text only (ShareGPT), a second on LLaVA's mixture;
 - AdamW at 5e-5, 4,000 and 8,000 steps of 64 conversations;
 - forward KL to the target's distributions, with weight 0.8^s at step s of a block;
 - blocks from 128 tokens of a conversation, drawn anew each time: the paper's Eq. 12 and 13 begin

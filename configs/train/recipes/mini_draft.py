@@ -1,4 +1,4 @@
-"""The mini draft, and what it is trained on; the mini models' other drafts differ from it in a line
+"""The mini draft and its data; the mini models' other drafts differ from it in a line
 or two.
 """
 

@@ -1,6 +1,6 @@
 """A LLaVA draft of `smollm2-eyes`, of which 4.7M parameters embed the target's vocabulary.
 
-It learns single pages alone, and its positions hold one image and a text, as published drafts' do.
+It learns only single pages, and its positions hold one image and a text, as published drafts' do.
 """
 
 from __future__ import annotations

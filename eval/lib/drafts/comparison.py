@@ -1,6 +1,6 @@
 """Block efficiency of draft views over sets of prompts, against plain decoding in the same run.
 
-For each set and turn the target first decodes alone. Its answers are the reference for identity,
+For each set and turn the target first decodes plainly. Its answers are the reference for identity,
 its time the baseline of the speed-up, and its first-turn answers the context of the second turn.
 """
 

@@ -191,7 +191,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         )
 
     def plain(self) -> EngineConfig:
-        """Return the decoding of the target alone."""
+        """Return the target's plain decoding."""
         return self.engine(replace(self.rows[0], views=(), weights=None))
 
     def samples(

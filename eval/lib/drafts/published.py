@@ -50,7 +50,7 @@ class Published:
 
 
 def papers_of(config: Any, published: Sequence[Published]) -> list[Published]:
-    """Return what is of this configuration."""
+    """Return the numbers that hold for this configuration."""
     return [paper for paper in published if paper.is_of(config)]
 
 

@@ -18,7 +18,7 @@ def msd_head(config: LatencyConfig) -> HeadConfig:
 
 
 def eagle3_head(config: LatencyConfig) -> HeadConfig:
-    """Return an EAGLE-3 head that scores `head_vocabulary` tokens, also for a few layers alone."""
+    """Return an EAGLE-3 head that scores `head_vocabulary` tokens, also for only a few layers."""
     depth = text_config(config.target).num_hidden_layers
     few = (0, depth // 2, depth) if depth < 7 else ()
     head = Eagle3Config.of_target(config.target, target_layers=few, gamma=config.gamma)

@@ -10,7 +10,7 @@ which is the one that greedy decoding takes.
 Bytes are those that move from and to main memory: weights, caches and large activations, which a
 layout without a memory space S(n) marks. What an operation only slices or gathers counts as far as
 it is taken, and an array that is updated in place by its update. An operation's cycles hold its
-wait for operands in main memory, but not the transfers that run beside other operations (`copy-
+wait for operands in main memory, but not the transfers that run next to other operations (`copy-
 start`). So two programs of equal bytes may differ in cycles, by what XLA prefetches.
 """
 

@@ -88,7 +88,7 @@ def convert(
       weights: False writes only configurations, tokeniser and image processor.
 
     Raises:
-      InputError: as `save`; or the model is of another kind, or contradicts itself.
+      InputError: as `save`; or for another kind of model, or one that contradicts itself.
     """
     raw, clip = read_raw_config(path), read_json(tower / "config.json")
     with located(path):

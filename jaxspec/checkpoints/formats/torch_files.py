@@ -26,7 +26,7 @@ _NAMES = {
 def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
     """Return dtype, shape, first byte and number of bytes of each tensor of a file of torch.save.
 
-    Raises InputError unless the file is a dictionary of tensors alone, and other errors if it
+    Raises InputError unless the file is a dictionary of only tensors, and other errors if it
     cannot be read.
     """
     with open(file, "rb") as stream:
@@ -45,7 +45,7 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
     if not isinstance(content, dict) or not all(
         isinstance(tensor, torch.Tensor) for tensor in content.values()
     ):
-        raise InputError(f"{file}: holds no dictionary of tensors alone; {_AGAIN}")
+        raise InputError(f"{file}: holds more than a dictionary of tensors; {_AGAIN}")
     size, tensors = file.stat().st_size, {}
     for name, tensor in content.items():
         if tensor.layout != torch.strided or not tensor.is_contiguous():

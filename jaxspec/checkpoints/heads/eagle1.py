@@ -30,7 +30,7 @@ Config = TypeVar("Config", bound=Eagle1Config)
 
 @dataclass(frozen=True)
 class Eagle1Files(Kind[Config]):
-    """Read heads as they are published, and write them so, for this library alone."""
+    """Read heads as they are published, and write them so; only this library reads them."""
 
     def completed(
         self, config: Config, stored: dict[str, StoredTensor]

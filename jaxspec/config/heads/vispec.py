@@ -16,7 +16,7 @@ class VispecConfig(Eagle1Config):
 
     images: ImageRule = "compressed"
     queries: int = 2
-    """Learned queries: all but the last make slots of an image, and the last makes a vector that
+    """Learned queries: all except the last make slots of an image, and the last makes a vector that
     joins the hidden states of the text after it."""
 
     title: ClassVar = "ViSpec head"

@@ -43,7 +43,7 @@ EARLIER = 4
 In the same answers the second of them behind 3, 2 and 1 tokens, if all proposals before it are
 wrong, is right 33, 17 and 11 % of the time (here 30, 20 and 10)."""
 COMMON = 0.1
-"""Share of the remaining probability that the text's own tokens get where lookup drafts alone.
+"""Share of the remaining probability that the text's own tokens get where lookup is the only draft.
 
 Where the matches of 3, 2 and 1 tokens agree, a drawn token is one of these 2 % of the time; with a
 share of 1 it would be 19 %. Greedy trees would gain by that: on 120 prompts of MMSpec, 32 nodes
@@ -123,7 +123,7 @@ class Search(struct.PyTreeNode):
 
     text: Text
     common: Float[Array, "B V"] | None
-    """Frequencies of the committed tokens, if lookup drafts alone."""
+    """Frequencies of the committed tokens, if lookup is the only draft."""
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ class KVHead(nn.Module):
         before = embeds[:, :, 0] if c.reads_hidden else None
         rows = HeadRows(zero, images)
         params = drawn(self, key, embeds, zero, zero[..., None], leaf, leaf, rows, before)
-        if c.reads_hidden:  # at first the embedding alone
+        if c.reads_hidden:  # at first only the embedding
             params["fc"] = {"kernel": jnp.eye(2 * text.hidden_size, text.hidden_size)}
         if target is None:
             return params

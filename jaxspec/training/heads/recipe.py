@@ -87,7 +87,7 @@ def train_head(
     readings = None
     if recipe.keep_readings:
         if jax.process_count() > 1:
-            raise InputError("keep_readings: works in one process alone; leave it out")
+            raise InputError("keep_readings: works only in one process; leave it out")
         read = jax.jit(partial(read_target, target.model), static_argnums=2)
         reads = config.reads, first.dtype
         name = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()

@@ -28,7 +28,7 @@ class Preemption:
     """Watch for signals, to any process of a run, that end it; a context manager.
 
     Several processes agree through JAX's coordination service on the step that all of them save. It
-    knows SIGTERM alone, so other signals are sent on as that. Ignored signals stay ignored, as
+    knows only SIGTERM, so other signals are sent on as that. Ignored signals stay ignored, as
     `nohup` wants.
     """
 
