@@ -81,6 +81,7 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
         ("mlp", "embed"),
     ),
     (_TOWER + r"merger/(?:mlp_2|linear_2)/bias|multi_modal_projector/linear_2/bias", (None,)),
+    (r"multi_modal_projector/mm_input_projection_weight", ("embed", None)),
     (_TOWER + r"patch_embed(?:ding)?/(?:proj/)?(?:kernel|bias)", ()),
     (_TOWER + r"(?:class_embedding|position_embedding/embedding|pos_embed/embedding|head/.+)", ()),
     # both

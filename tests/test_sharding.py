@@ -45,6 +45,8 @@ def default(model_type: str, **flags: Any) -> ModelConfig:
         raw["vision_config"] = {"out_hidden_size": 8192, "depth": 2, "fullatt_block_indexes": [1]}
     if model_type == "qwen3_vl":
         raw["vision_config"] = {"out_hidden_size": 4096}
+    if model_type == "gemma3":
+        raw["vision_config"] = {"image_size": 896, "patch_size": 14}
     return FAMILIES[model_type].config.from_hf(raw)
 
 

@@ -22,6 +22,7 @@ from jaxspec.checkpoints.directories import (
     write_json,
 )
 from jaxspec.config import (
+    Gemma3Config,
     LlavaOnevisionConfig,
     LvlmConfig,
     ModelConfig,
@@ -183,6 +184,8 @@ def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     kind = config.architecture.removesuffix("ForConditionalGeneration")
     if isinstance(config, QwenVLConfig):
         return {"processor_class": f"{kind}Processor"}
+    if isinstance(config, Gemma3Config):
+        return {"processor_class": f"{kind}Processor", "image_seq_length": config.image_tokens}
     shared = {
         "processor_class": f"{kind}Processor",
         "image_token": tokenizer.convert_ids_to_tokens(config.image_token_index),

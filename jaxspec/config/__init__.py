@@ -20,6 +20,7 @@ from jaxspec.config.heads.one_pass import OnePassConfig
 from jaxspec.config.heads.states import StateHeadConfig
 from jaxspec.config.heads.vispec import VispecConfig
 from jaxspec.config.lvlm import (
+    Gemma3Config,
     LlavaConfig,
     LlavaNextConfig,
     LlavaOnevisionConfig,
@@ -44,6 +45,7 @@ __all__ = [
     "Eagle1Text",
     "Eagle3Config",
     "EagleConfig",
+    "Gemma3Config",
     "Gemma3TextConfig",
     "Gemma4TextConfig",
     "Gemma4UnifiedTextConfig",
@@ -76,7 +78,7 @@ __all__ = [
     "with_text",
 ]
 
-LvlmConfig = LlavaConfig | QwenVLConfig
+LvlmConfig = LlavaConfig | Gemma3Config | QwenVLConfig
 ModelConfig = TextConfig | LvlmConfig
 
 

@@ -1,13 +1,15 @@
-"""LVLM configurations: the LLaVA families, Qwen2.5-VL and Qwen3-VL, to and from `config.json`."""
+"""LVLM configurations, of the LLaVA, Gemma and Qwen families, to and from `config.json`."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from jaxspec.config.decoders import decoder_config
-from jaxspec.config.schema import check_choice, known_fields
+from jaxspec.config.gemma import Gemma3TextConfig
+from jaxspec.config.schema import check_choice, check_positive, known_fields
 from jaxspec.config.text import LlamaConfig, Qwen2Config, Qwen3Config, RotaryConfig
 from jaxspec.config.vision import Qwen3VisionConfig, QwenVisionConfig, VisionConfig
 from jaxspec.errors import InputError
@@ -30,6 +32,8 @@ class _Lvlm:
     """transformers' class."""
     stacked: ClassVar[Any] = 0
     """Decoder layers after which features are added to the image slots (DeepStack)."""
+    image_space: ClassVar[str] = ""
+    """Text before and after an image and its marks, which the chat template leaves out."""
 
     def __post_init__(self) -> None:
         # The file has two flags: transformers 4 obeys the decoder's, transformers 5 either.
@@ -41,6 +45,16 @@ class _Lvlm:
             if token and value < 0:
                 part = f"{self.model_type} config"
                 raise InputError(f"{part}: {f.name} {value} is not supported; give 0 or more")
+
+    @property
+    def image_marks(self) -> tuple[int, int] | None:
+        """Return the tokens around an image's placeholder; None for a family without them."""
+        return None
+
+    @property
+    def image_sign(self) -> int | None:
+        """Return the token that chat templates write for an image; None: placeholder and marks."""
+        return None
 
     @classmethod
     def own_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -88,10 +102,6 @@ class LlavaConfig(_Lvlm):
         if self.text_config.joint_images:
             decoder = self.text_config.model_type
             raise InputError(f"{part}: a decoder {decoder!r}, whose image tokens read one another")
-
-    @property
-    def image_marks(self) -> None:
-        """Return the tokens around an image's placeholder; LLaVAs have none."""
 
     @property
     def tower(self) -> Any:
@@ -204,6 +214,68 @@ class LlavaOnevisionConfig(LlavaNextConfig):
 
     def to_hf(self) -> dict[str, Any]:
         return super().to_hf() | {"video_token_id": self.video_token_index}
+
+
+def _gemma_tower() -> VisionConfig:
+    return VisionConfig(
+        "siglip_vision_model", 1152, 4304, 27, 16, 3, 896, 14, "gelu_pytorch_tanh", 1e-6
+    )
+
+
+@dataclass(frozen=True)
+class Gemma3Config(_Lvlm):
+    """Describe Gemma 3 with images: SigLIP's tower, whose features are averaged over squares."""
+
+    text_config: Gemma3TextConfig = field(default_factory=Gemma3TextConfig)
+    vision_config: VisionConfig = field(default_factory=_gemma_tower)
+    model_type: str = "gemma3"
+    image_token_index: int = 262144
+    boi_token_index: int = 255999
+    eoi_token_index: int = 256000
+    mm_tokens_per_image: int = 256
+
+    architecture = "Gemma3ForConditionalGeneration"
+    image_space = "\n\n"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("gemma3 config", self, "mm_tokens_per_image")
+        vision, tokens = self.vision_config, self.mm_tokens_per_image
+        side = math.isqrt(tokens)
+        if vision.class_token or side**2 != tokens or vision.side % side:
+            raise InputError(
+                f"gemma3 config: mm_tokens_per_image {tokens} of a {vision.model_type} of "
+                f"{vision.side} x {vision.side} patches; give SigLIP's, and a square of a divisor"
+            )
+
+    @property
+    def image_tokens(self) -> int:
+        """Return the number of features of an image."""
+        return self.mm_tokens_per_image
+
+    @property
+    def image_marks(self) -> tuple[int, int]:
+        return self.boi_token_index, self.eoi_token_index
+
+    @property
+    def image_sign(self) -> int:
+        return self.boi_token_index
+
+    @property
+    def tower(self) -> Any:
+        """Return all that an image's features depend on besides the weights."""
+        return self.vision_config, self.mm_tokens_per_image
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        text, vision = (raw.get(part) or {} for part in ("text_config", "vision_config"))
+        return cls(
+            text_config=Gemma3TextConfig.from_hf(
+                text | {"model_type": Gemma3TextConfig.model_type}
+            ),
+            vision_config=VisionConfig.from_hf({"model_type": "siglip_vision_model"} | vision),
+            **cls.own_fields(raw),
+        )
 
 
 @dataclass(frozen=True)

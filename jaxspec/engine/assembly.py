@@ -43,8 +43,15 @@ class Form:
     drafts: bool = False
     """Whether it only drafts: past its trained positions it drafts on, perhaps worse."""
 
-    def check_context(self, request: EncodedRequest, row: PromptRow) -> None:
-        """Raise InputError if prompt and answer exceed the model's context."""
+    def check_row(self, request: EncodedRequest, row: PromptRow) -> None:
+        """Raise InputError if a token has no embedding, or the answer would exceed the context."""
+        size = text_config(self.model.config).vocab_size
+        largest = int(row.tokens[row.images < 0].max(initial=0))
+        if largest >= size and not self.drafts:
+            word = self.model.tokenizer.convert_ids_to_tokens(largest)
+            raise InputError(
+                f"prompt: {word!r} is token {largest}, and {self.name} has {size}; leave it out"
+            )
         limit = text_config(self.model.config).max_position_embeddings
         if len(row) + request.max_new_tokens <= limit:
             return
@@ -89,7 +96,7 @@ def speculation(
     Raises InputError if draft and target do not share a tokeniser, a view needs what the draft
     lacks, or a head was made for another target.
     """
-    check_vocabulary("target", target, spare=0)
+    check_vocabulary("target", target)
     parts = mixture(config.views, [draft.config for draft in drafts])
     params: dict[str, Any] = {"target": target.params}
     forms = [Form(target, VIEWS["M" if target.images else "T"], "the target")]
@@ -161,7 +168,7 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
         if vocabulary := model.model.text.draft_vocabulary:
             raise InputError(f"model {number}: scores {len(vocabulary)} tokens; export it with all")
     first = models[0]
-    check_vocabulary("model 1", first, spare=0)
+    check_vocabulary("model 1", first)
     for number, other in enumerate(models[1:], start=2):
         sizes = [text_config(model.config).vocab_size for model in (first, other)]
         if sizes[0] != sizes[1]:

@@ -159,7 +159,7 @@ class Batcher:
             images = form.model.images_within(most) if form.view.reads_images else None
             showing = Showing(form.view, self.encoder, images, target_images)
             rows.append(prompt_row(showing, request.prompt, texts))
-            form.check_context(request, rows[-1])
+            form.check_row(request, rows[-1])
         ms = sum(caption.ms for caption in captions)
         request = replace(request, rows=tuple(rows), caption_ms=ms)
         return replace(request, sizes=self._sizes(request))
@@ -295,7 +295,7 @@ class Batcher:
         """Return each member's prompt followed by the answer, and the prompt's last slot."""
         rows = request.rows[: len(self.program.members)]
         for form, row in zip(self.assembly.forms, rows):
-            form.check_context(replace(request, max_new_tokens=len(tokens)), row)
+            form.check_row(replace(request, max_new_tokens=len(tokens)), row)
         width = bucket(max(map(len, rows)) + len(tokens), self.config.prompt_buckets, "tokens")
         pictures = decoded_images([request], 0)
         prompts = []

@@ -24,7 +24,7 @@ from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lvlms.qwen_vl import full_block
-from jaxspec.models.lvlms.vision import TILE_BLOCK
+from jaxspec.models.lvlms.vision import tile_block
 from jaxspec.runtime import human_bytes, usual_settings
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import cache_sharding, mesh_of, replicated
@@ -271,7 +271,7 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
     c, count = config.vision_config, batch * tiles
     patches = c.side**2 + c.class_token
     streams = count * patches * (4 * c.hidden_size + c.intermediate_size) * itemsize
-    return streams + 2 * min(count, TILE_BLOCK) * c.num_attention_heads * patches**2 * 4
+    return streams + 2 * min(count, tile_block(patches)) * c.num_attention_heads * patches**2 * 4
 
 
 def bytes_held(tree: Any) -> int:

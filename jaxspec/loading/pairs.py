@@ -36,12 +36,15 @@ def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
     return same_values(*(split_tower(model.config, model.params)[0] for model in (draft, target)))
 
 
-def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
-    """Refuse a tokeniser with more than `spare` ids that the model has no embeddings for."""
+def check_vocabulary(name: str, model: LoadedModel) -> None:
+    """Refuse a tokeniser with more than `SPARE_TOKENS` ids that the model has no embeddings for.
+
+    Gemma 3's text models lack the image token of their family's tokeniser.
+    """
     size = text_config(model.config).vocab_size
     ids = model.tokenizer.get_vocab().values()
     beyond = sum(i >= size for i in ids)
-    if beyond > spare or max(ids, default=0) > WHOLE:
+    if beyond > SPARE_TOKENS or max(ids, default=0) > WHOLE:
         raise InputError(f"{name} tokeniser: {beyond} ids are over vocab_size {size}; use its own")
 
 
@@ -91,7 +94,7 @@ def known_tokens(
 def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:
     """Refuse a draft with other token ids than the target's, and views that it cannot read."""
     check_tokens(target.tokenizer, draft.tokenizer)
-    check_vocabulary("draft", draft, SPARE_TOKENS)
+    check_vocabulary("draft", draft)
     counting = [view.name for view in views if view.counts_slots]
     token = getattr(target.config, "image_token_index", 0)
     size = text_config(draft.config).vocab_size

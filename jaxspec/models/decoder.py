@@ -101,10 +101,9 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B T N H"], LayerCache | None]:
         """Write new keys and values to the cache, if there is one, and attend to visible slots."""
         k, v, cache = remember(cache, k, v, at.slots, at.live)
-        bias = () if cache is None else (leaf[:, : at.live] for leaf in cache[2:])
-        reach = at.reach if self.config.joint_images else None
-        kind: Any = {"window": self.config.sliding_window, "reach": reach}
-        return attend(q, k, v, at.slots, at.seen, *bias, **kind), cache
+        bias = None if cache is None or len(cache) == 2 else cache[2][:, : at.live]
+        window, reach = self.config.sliding_window, at.reach if self.config.joint_images else None
+        return attend(q, k, v, at.slots, at.seen, bias, window, reach), cache
 
 
 class Layer(nn.Module):

@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
 from jaxspec.config import (
+    Gemma3Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     KVHeadConfig,
@@ -37,6 +38,7 @@ from jaxspec.models.heads.kinds import DECODERS
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.lvlms.anyres import LlavaNextImages, LlavaOnevisionImages
+from jaxspec.models.lvlms.gemma3 import Gemma3, Gemma3Images
 from jaxspec.models.lvlms.llava import Llava, LlavaImages, LlavaNext
 from jaxspec.models.lvlms.qwen3_vl import Qwen3Images, Qwen3VL
 from jaxspec.models.lvlms.qwen_vl import QwenImages, QwenVL
@@ -94,6 +96,9 @@ FAMILIES: dict[str, Family] = {
         _LLAVA_LAYOUTS,
         LlavaOnevisionImages,
         title="LLaVA-OneVision",
+    ),
+    "gemma3": Family(
+        Gemma3Config, Gemma3, _LLAVA_LAYOUTS, Gemma3Images, title="Gemma 3 with images"
     ),
     "qwen2_5_vl": Family(
         QwenVLConfig,

@@ -52,26 +52,37 @@ class PromptEncoder:
     """Ids around the placeholder; `<image>` in a question means all three."""
     decoder: str = "llama"
     """`model_type` of the language model, which tells its form without a chat template."""
+    sign: int | None = None
+    """Id that chat templates write for placeholder and marks; None: those themselves."""
+    space: str = ""
+    """Text before and after placeholder and marks that chat templates leave out."""
+    stops: tuple[int, ...] = ()
+    """Ids that may end an answer."""
     system: str = ""
     """System prompt of conversations that begin without one."""
 
     def __post_init__(self) -> None:
         if self.image_token is None:
             return
-        ids = self.ids(self.image_text)
+        ids = self.tokenizer.encode(self._marked, add_special_tokens=False)
         if ids != self._image_ids:
             raise InputError(
-                f"tokeniser: {self.image_text!r} encodes to {ids}, not to image_token_index "
+                f"tokeniser: {self._marked!r} encodes to {ids}, not to image_token_index "
                 f"{self.image_token}; use the tokeniser that belongs to the model"
             )
 
     @classmethod
     def of(cls, config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the encoder of prompts for a model of this configuration."""
-        decoder = text_config(config).model_type
+        text = text_config(config)
+        stop = text.eos_token_id
+        stops = stop if isinstance(stop, tuple) else () if stop is None else (stop,)
         if not isinstance(config, LvlmConfig):
-            return cls(tokenizer, decoder=decoder)
-        return cls(tokenizer, config.image_token_index, config.image_marks, decoder)
+            return cls(tokenizer, decoder=text.model_type, stops=stops)
+        return cls(
+            *(tokenizer, config.image_token_index, config.image_marks, text.model_type),
+            *(config.image_sign, config.image_space, stops),
+        )
 
     @property
     def eos(self) -> int | None:
@@ -80,10 +91,10 @@ class PromptEncoder:
 
     @cached_property
     def image_text(self) -> str:
-        """Return the text that the tokeniser encodes as one image's placeholder and marks."""
-        if self.marks is None:
-            return PLACEHOLDER
-        return "".join(map(str, self.tokenizer.convert_ids_to_tokens(self._image_ids)))
+        """Return the text of an image in a message, and in what a chat template writes."""
+        if self.sign is None:
+            return self._marked
+        return str(self.tokenizer.convert_ids_to_tokens(self.sign))
 
     def prompt(
         self, messages: str | Sequence[Message[Source]], images: Sequence[Source] = ()
@@ -139,7 +150,7 @@ class PromptEncoder:
         training step.
         """
         pieces = [self._pieces(messages) for messages in conversations]
-        texts = [text for conversation in pieces for text in conversation]
+        texts = [self._shown(text) for conversation in pieces for text in conversation]
         encoded = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"])
         out = []
         for conversation in pieces:
@@ -163,7 +174,7 @@ class PromptEncoder:
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text without BOS."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(self._shown(text), add_special_tokens=False)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
@@ -178,9 +189,28 @@ class PromptEncoder:
         before, after = ([mark] for mark in self.marks) if self.marks else ([], [])
         return [*before, self.image_token, *after]
 
-    @property
+    @cached_property
+    def _marked(self) -> str:
+        """Return the text that the tokeniser encodes as one image's placeholder and marks."""
+        if self.marks is None:
+            return PLACEHOLDER
+        return "".join(map(str, self.tokenizer.convert_ids_to_tokens(self._image_ids)))
+
+    def _shown(self, text: str) -> str:
+        """Return a text with placeholder, marks and space in place of each `image_text`."""
+        if self.image_token is None or self.sign is None:
+            return text
+        return text.replace(self.image_text, f"{self.space}{self._marked}{self.space}")
+
+    @cached_property
     def _end(self) -> list[int]:
-        return [] if self.eos is None else [self.eos]
+        """Return the id that closes an answer in training: the chat template's, or EOS."""
+        ends = [] if self.eos is None else [self.eos]
+        if not self.tokenizer.chat_template or {*self.stops} <= {*ends}:
+            return ends
+        after = self._following([Message("user", ("Hello.",))], ()).lstrip()
+        words = {token: str(self.tokenizer.convert_ids_to_tokens(token)) for token in self.stops}
+        return [token for token, word in words.items() if after.startswith(word)][:1] or ends
 
     def _checked(
         self, messages: str | Sequence[Message[Source]], images: Sequence[Source]

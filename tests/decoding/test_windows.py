@@ -27,8 +27,9 @@ from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
+from jaxspec.models.heads.kinds import init_head
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.layers import remat_layers
+from jaxspec.models.layers import remat_layers, text_norm
 from jaxspec.sharding import make_mesh, shardings
 from tests import tiny
 
@@ -181,6 +182,24 @@ def test_a_kv_head_has_the_layers_of_its_keys_without_windows() -> None:
     assert type(config).from_dict(config.to_dict()) == config
     with pytest.raises(InputError, match=r"key_layers \[0, 1\] have heads of 2 sizes; give layers"):
         new_head(TARGETS["gemma4"], key_layers=(0, 1))
+
+
+@pytest.mark.parametrize("feature", ["none", "fused", "block"])
+def test_a_new_head_norms_as_its_target_does(plain: Any, feature: Any) -> None:
+    """Gemma multiplies by 1 + weight, EAGLE-3 and DFlash heads by their weight."""
+    target, _ = plain["gemma3"]
+    layers = {"target_layers": (1,), "layers": 1} if feature == "block" else {}
+    layers |= {"target_layers": (0, 1, 2)} if feature == "fused" else {}
+    config = new_head(target.config, feature=feature, **layers)
+    norm = {"weight": jnp.arange(32.0)}
+    params = {**target.params, "model": {**target.params["model"], "norm": norm}}
+    head = init_head(config, params, jax.random.key(0), target.config.norm_offset)
+    x = jax.random.normal(jax.random.key(1), (3, 32))
+    ours, theirs = (
+        text_norm(text).apply({"params": weights}, x)
+        for text, weights in ((config.text_config, head["norm"]), (target.config, norm))
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["mistral", "qwen2", "gemma4"])

@@ -70,6 +70,24 @@ MISTRAL = (
 )
 """Mistral's, whose system prompt moves to the last question."""
 
+GEMMA3 = (
+    "{{ bos_token }}{% set system, said = '', messages %}{% if messages[0]['role'] == 'system' %}"
+    "{% set system, said = messages[0]['content'], messages[1:] %}"
+    "{% if system is not string %}{% set system = system[0]['text'] %}{% endif %}"
+    "{% set system = system + '\n\n' %}{% endif %}{% for message in said %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user and assistant') }}{% endif %}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
+    "{{ system if loop.first }}{% if message['content'] is string %}{{ message['content'] | trim }}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<start_of_image>"
+    "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+"""Gemma 3's: the system prompt opens the first question, and an image is one token."""
+GEMMA_SIDE, GEMMA_STOP = 224, "<end_of_turn>"
+"""Pixels along a tile, a quarter of the original's; the token that closes a turn."""
+
 Files = dict[str, dict[str, Any]]
 
 
@@ -392,6 +410,59 @@ def qwen3_vl(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     }
 
 
+def gemma3_text(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    own = {
+        **{"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
+        **{"attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None},
+        **{"bos_token_id": words["<bos>"], "eos_token_id": [words["<eos>"], words[GEMMA_STOP]]},
+        **{"cache_implementation": "hybrid", "final_logit_softcapping": None, "head_dim": 12},
+        **{"hidden_activation": "gelu_pytorch_tanh", "initializer_range": 0.02},
+        **{"max_position_embeddings": 32768, "num_key_value_heads": 1, "pad_token_id": 0},
+        **{"query_pre_attn_scalar": 12, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000},
+        **{"rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512},
+        **{"sliding_window_pattern": 2, "use_cache": True},
+        # The image token is behind the last row, and no prompt of text has it.
+        "vocab_size": words["<image_soft_token>"],
+    }
+    return {"config.json": own | _SIZES | text}
+
+
+def gemma3(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
+    decoder = {
+        **{"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+        **{"sliding_window": 1024, "sliding_window_pattern": 2, "head_dim": 12},
+        **{"num_key_value_heads": 1, "query_pre_attn_scalar": 12},
+        "vocab_size": words["<image_soft_token>"] + 64,
+    }
+    tower = {
+        **{"image_size": GEMMA_SIDE, "model_type": "siglip_vision_model", "patch_size": 14},
+        "vision_use_head": False,
+    }
+    config = {
+        **{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
+        **{f"{name}_token_index": words[word] for name, word in names.items()},
+        **{"eos_token_id": [words["<eos>"], words[GEMMA_STOP]], "initializer_range": 0.02},
+        **{"mm_tokens_per_image": (GEMMA_SIDE // 14 // 4) ** 2},
+        **{"text_config": _SIZES | decoder | text, "vision_config": _SIZES | tower},
+    }
+    images = {
+        **{"image_processor_type": "Gemma3ImageProcessor", "processor_class": "Gemma3Processor"},
+        **dict.fromkeys(("do_convert_rgb", "do_pan_and_scan", "pan_and_scan_max_num_crops")),
+        **dict.fromkeys(("pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")),
+        **{"do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 2},
+        **{"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "rescale_factor": 1 / 255},
+        **{"image_seq_length": config["mm_tokens_per_image"]},
+        "size": {"height": GEMMA_SIDE, "width": GEMMA_SIDE},
+    }
+    processor = {"image_seq_length": images["image_seq_length"]}
+    return {
+        **{"config.json": config, "preprocessor_config.json": images},
+        "processor_config.json": processor | {"processor_class": "Gemma3Processor"},
+        "chat_template.json": {"chat_template": GEMMA3},
+    }
+
+
 FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {
     "llama": llama,
     "mistral": mistral,
@@ -403,6 +474,11 @@ FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {
     "llava_onevision": llava_onevision,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
+    "gemma3_text": gemma3_text,
+    "gemma3": gemma3,
 }
-CHATS = {"mistral": MISTRAL, "llama3": LLAMA3, "qwen": CHATML.replace("IMAGE", "")}
+CHATS = {
+    **{"mistral": MISTRAL, "llama3": LLAMA3, "qwen": CHATML.replace("IMAGE", "")},
+    "gemma": GEMMA3,
+}
 """Templates that lie in tokenizer_config.json; LLaVA's lie in chat_template.json alone."""

@@ -65,7 +65,7 @@ class Twin:
 
     family: str
     """A function of `tests.hub.configs`."""
-    words: Literal["llama2", "llava", "mistral", "llama3", "qwen", "onevision", "opt"]
+    words: Literal["llama2", "llava", "mistral", "llama3", "qwen", "onevision", "opt", "gemma"]
     """The kind of its tokeniser (`tests.hub.words`)."""
     source: str
     """Where its layout was seen."""
@@ -129,6 +129,15 @@ def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
     return Twin(
         family, "qwen", source, **{"chat": True, "config": QWEN, "generation": generation} | changes
     )
+
+
+def _gemma3(source: str, family: str = "gemma3_text", **changes: Any) -> Twin:
+    generation = {
+        **{"bos_token_id": 2, "cache_implementation": "hybrid", "do_sample": True},
+        **{"eos_token_id": ["<eos>", "<end_of_turn>"], "pad_token_id": 0},
+        **{"top_k": 64, "top_p": 0.95},
+    }
+    return Twin(family, "gemma", source, **{"chat": True, "generation": generation} | changes)
 
 
 @dataclass(frozen=True)
@@ -497,6 +506,13 @@ TWINS: dict[str, Twin] = {
         config={"tie_word_embeddings": True},
         quantisation=quantised.NF4,
     ),
+    "google/gemma-3-4b-it": _gemma3(
+        f"{UNSEEN}; config.json as its model card and transformers' conversion script have it",
+        "gemma3",
+        shards=2,
+    ),
+    "google/gemma-3-1b-it": _gemma3(SISTER.format("google/gemma-3-4b-it"), seed=1),
+    "google/gemma-3-270m-it": _gemma3(SISTER.format("google/gemma-3-1b-it")),
     "facebook/opt-125m": Twin("opt", "opt", OPT_KEYS, "float16", bin=True),
     "facebook/opt-350m": Twin(
         "opt",

@@ -24,6 +24,10 @@ from tokenizers import (
 CONTROL = {
     "llama2": ("<unk>", "<s>", "</s>"),
     "mistral": ("<unk>", "<s>", "</s>", "[INST]", "[/INST]"),
+    "gemma": (
+        *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"),
+        *("<start_of_turn>", "<end_of_turn>"),
+    ),
     "opt": ("<s>", "<pad>", "</s>", "<unk>"),
 }
 """Tokens that stand before all others."""
@@ -43,6 +47,7 @@ ADDED = {
         *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
     ),
     "onevision": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"),
+    "gemma": ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
 }
 """Tokens that stand behind all others."""
 _NAMED = {
@@ -63,25 +68,36 @@ _NAMED = {
         "unk_token": None,
     },
     "opt": {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"},
+    "gemma": {
+        **{"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"},
+        **{"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+        "image_token": "<image_soft_token>",
+    },
 }
 _CLASS = {
     **dict.fromkeys(("llama2", "llava", "mistral"), "LlamaTokenizer"),
     **dict.fromkeys(("qwen", "onevision"), "Qwen2Tokenizer"),
     "llama3": "PreTrainedTokenizerFast",
     "opt": "GPT2Tokenizer",
+    "gemma": "GemmaTokenizer",
 }
 _GPT2_SPLIT = ((" ", "t"), (" t", "h"), (" th", "e"), ("i", "n"))
 """The merges that there are."""
+_LINES = (("\n", "\n"), ("\n\n", "\n"), ("\n\n", "\n\n"))
+"""Gemma's merges of line ends, which make one token of those around an image."""
 
 
 def files(kind: str, path: Path, whole: bool = True, chat: str = "") -> dict[str, int]:
     """Write a tokeniser's files; return its words. Without `whole` there is no tokenizer.json."""
-    space = "▁" if kind in ("llama2", "llava", "mistral") else "Ġ"
+    space = "▁" if kind in ("llama2", "llava", "mistral", "gemma") else "Ġ"
     merges = [(a.replace(" ", space), b) for a, b in _GPT2_SPLIT]
+    merges += _LINES if kind == "gemma" else ()
     pieces = space == "▁"
     control = CONTROL.get("llama2" if kind == "llava" else kind, ())
     letters = (
-        [space, *string.printable[:94]] if pieces else sorted(pre_tokenizers.ByteLevel.alphabet())
+        [space, *"\n" * (kind == "gemma"), *string.printable[:94]]
+        if pieces
+        else sorted(pre_tokenizers.ByteLevel.alphabet())
     )
     named = [f"<0x{byte:02X}>" for byte in range(256)] if pieces else []
     words = [*control, *named, *(a + b for a, b in merges), *dict.fromkeys(letters)]
@@ -104,10 +120,14 @@ def files(kind: str, path: Path, whole: bool = True, chat: str = "") -> dict[str
             "legacy": kind != "llava",
             "sp_model_kwargs": {},
         }
-        (path / "tokenizer.model").write_bytes(_sentencepiece(words, len(control), space))
+        (path / "tokenizer.model").write_bytes(_sentencepiece(words, kind, len(control)))
     if kind == "llava":
         config |= {"processor_class": "LlavaProcessor", "padding_side": "left"}
         _write(path / "added_tokens.json", {word: ids[word] for word in added})
+    if kind == "gemma":
+        config |= {"processor_class": "Gemma3Processor", "sp_model_kwargs": None}
+        config["extra_special_tokens"] = dict(list(_NAMED[kind].items())[-3:])
+        _write(path / "added_tokens.json", {added[-1]: ids[added[-1]]})
     if kind == "mistral":
         (path / "tokenizer.model.v3").write_bytes((path / "tokenizer.model").read_bytes())
     if kind == "opt":
@@ -118,7 +138,7 @@ def files(kind: str, path: Path, whole: bool = True, chat: str = "") -> dict[str
         lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
         (path / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if whole:
-        core = _core(vocabulary, merges, pieces, control, added, _NAMED[kind].get("bos_token"), ids)
+        core = _core(kind, vocabulary, merges, pieces, added, ids)
         core.save(str(path / "tokenizer.json"))
     if chat:
         config["chat_template"] = chat
@@ -137,14 +157,14 @@ def _added(word: str) -> dict[str, Any]:
 
 
 def _core(
+    kind: str,
     vocabulary: dict[str, int],
     merges: list[tuple[str, str]],
     pieces: bool,
-    control: tuple[str, ...],
     added: tuple[str, ...],
-    bos: str | None,
     ids: dict[str, int],
 ) -> Tokenizer:
+    control, bos = CONTROL.get("llama2" if kind == "llava" else kind, ()), _NAMED[kind]["bos_token"]
     if pieces:
         model = models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     else:
@@ -153,7 +173,13 @@ def _core(
     core.add_special_tokens(
         [AddedToken(word, special=True, normalized=False) for word in (*control, *added)]
     )
-    if pieces:
+    if kind == "gemma":
+        core.normalizer = normalizers.Replace(" ", "▁")
+        core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        core.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
+    elif pieces:
         core.normalizer = normalizers.Sequence(
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
@@ -175,30 +201,33 @@ def _core(
     return core
 
 
-def _sentencepiece(words: list[str], control: int, space: str) -> bytes:
+def _sentencepiece(words: list[str], kind: str, control: int) -> bytes:
     """Return a sentencepiece model's file: a BPE whose pieces are these words."""
     # a process can hold but one of its two copies
     from transformers.convert_slow_tokenizer import import_protobuf
 
     proto = import_protobuf()
     model = proto.ModelProto()
-    kinds = proto.ModelProto.SentencePiece
+    pieces = proto.ModelProto.SentencePiece
     for place, word in enumerate(words):
-        kind = kinds.NORMAL
+        piece = pieces.NORMAL
         if place < control:
-            kind = kinds.UNKNOWN if word == "<unk>" else kinds.CONTROL
+            piece = pieces.UNKNOWN if word == "<unk>" else pieces.CONTROL
         elif place < control + 256:
-            kind = kinds.BYTE
+            piece = pieces.BYTE
         model.pieces.add(
-            piece=word, score=float(-place) if kind == kinds.NORMAL else 0.0, type=kind
+            piece=word, score=float(-place) if piece == pieces.NORMAL else 0.0, type=piece
         )
     model.trainer_spec.model_type = proto.TrainerSpec.BPE
     model.trainer_spec.byte_fallback = True
     model.trainer_spec.vocab_size = len(words)
-    model.trainer_spec.unk_id, model.trainer_spec.bos_id, model.trainer_spec.eos_id = 0, 1, 2
-    model.trainer_spec.pad_id = -1
+    trainer, names = model.trainer_spec, _NAMED[kind]
+    trainer.unk_id, trainer.bos_id, trainer.eos_id = (
+        words.index(names[f"{name}_token"]) for name in ("unk", "bos", "eos")
+    )
+    trainer.pad_id = words.index("<pad>") if kind == "gemma" else -1
     model.normalizer_spec.name = "identity"
-    model.normalizer_spec.add_dummy_prefix = True
+    model.normalizer_spec.add_dummy_prefix = kind != "gemma"
     model.normalizer_spec.remove_extra_whitespaces = False
     return model.SerializeToString()
 

@@ -33,6 +33,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Gemma3TextConfig", "Gemma3TextConfig", {}),
     ("Gemma4TextConfig", "Gemma4TextConfig", {"hidden_size_per_layer_input": 0}),
     ("Gemma4UnifiedTextConfig", "Gemma4UnifiedTextConfig", {}),
+    (
+        "Gemma3Config",
+        "Gemma3Config",
+        {"vision_config": {"image_size": 896, "patch_size": 14, "hidden_size": 1152}},
+    ),
     ("MistralConfig", "MistralConfig", {}),
     ("QwenVLConfig", "Qwen2_5_VLConfig", {"vision_config": {"out_hidden_size": 8192}}),
 ]

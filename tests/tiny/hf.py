@@ -186,7 +186,7 @@ def hub_tensors(model: Any) -> dict[str, np.ndarray]:
     )
     tensors = {}
     for name, tensor in model.state_dict().items():
-        if type(model).__name__.startswith("Llava"):
+        if type(model).__name__.startswith(("Llava", "Gemma3ForConditional")):
             for pattern, replacement in renames:
                 name = re.sub(pattern, replacement, name)
         tensors[name] = tensor.numpy().copy()

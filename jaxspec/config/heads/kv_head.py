@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from jaxspec.config.decoders import decoder_config
 from jaxspec.config.heads.head import HeadConfig, check_rotary
 from jaxspec.config.heads.target import target_hash
-from jaxspec.config.lvlm import LlavaConfig
 from jaxspec.config.schema import check_choice, known_fields
 from jaxspec.config.text import TextConfig
 from jaxspec.errors import InputError, reading
@@ -124,13 +123,13 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
         Args:
           target: A `ModelConfig`.
           layers: Decoder layers of the head; with `key_layers`, one for each of them.
-          image_tokens: n; the default is a LLaVA's tokens of one tile.
+          image_tokens: n; the default is the tokens of one tile, 0 for tiles of any size.
           options: Further fields. Those of images are ignored if the target reads none, or images
             of any size, which cannot be pooled; `pooling` none reads all keys of these.
         """
         text: TextConfig = getattr(target, "text_config", target)
         if image_tokens is None:
-            image_tokens = target.image_tokens if isinstance(target, LlavaConfig) else 0
+            image_tokens = int(getattr(target, "image_tokens", 0))
         if text is target or not (image_tokens or options.get("pooling") == "none"):
             image_tokens = 0
             options |= {"pooling": "drop", "image_slots": 0, "slot_bias": False}

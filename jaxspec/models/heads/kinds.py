@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxspec.config import (
     DFlashConfig,
@@ -44,8 +45,17 @@ def module_of(config: HeadConfig) -> Any:
     return MODULES[type(config)](config)
 
 
-def init_head(config: HeadConfig, target: Params | None, key: jax.Array) -> Params:
-    """Return initial parameters, float32: random, or copied from the target as far as they fit."""
+def init_head(
+    config: HeadConfig, target: Params | None, key: jax.Array, offset: int | None = None
+) -> Params:
+    """Return initial parameters, float32: random, or copied from the target as far as they fit.
+
+    offset: `norm_offset` of the target's decoder; a head with another one gets the same factors.
+    """
+    added = (offset or 0) - (config.text_config.norm_offset or 0)
+    if target is not None and added:
+        norm = jax.tree.map(lambda weight: added + jnp.float32(weight), target["model"]["norm"])
+        target = {**target, "model": {**target["model"], "norm": norm}}
     return module_of(config).initial(target, key)
 
 

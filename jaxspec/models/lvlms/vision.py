@@ -12,8 +12,14 @@ from jaxspec.models.layers import ACTIVATIONS, INIT, Dense, LayerNorm, call_laye
 from jaxspec.sharding import shard_count
 from jaxspec.typing import Array, Float
 
-TILE_BLOCK = 16
-"""Tiles whose attention scores exist at once: one image may be 37 of them, and a batch hundreds."""
+TILE_BLOCK, _PATCHES = 16, 1024
+"""Tiles whose attention scores exist at once, and the most patches of each of so many tiles: an
+image may be 37 tiles, and a batch hundreds."""
+
+
+def tile_block(patches: int) -> int:
+    """Return the number of tiles of so many patches whose attention scores exist at once."""
+    return min(TILE_BLOCK, max(1, TILE_BLOCK * _PATCHES**2 // patches**2))
 
 
 class Embeddings(nn.Module):
@@ -74,13 +80,13 @@ class SelfAttention(nn.Module):
 def attend_pages(
     heads: int, q: Float[Array, "B Q E"], k: Float[Array, "B P E"], v: Float[Array, "B P E"]
 ) -> Float[Array, "B Q E"]:
-    """Attend within each tile. Many tiles go in blocks of `TILE_BLOCK` on each device."""
+    """Attend within each tile. Many tiles go in blocks of `tile_block` on each device."""
     split = tuple(x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
-    devices = shard_count("batch", len(q))
-    if len(q) <= TILE_BLOCK * devices:
+    devices, block = shard_count("batch", len(q)), tile_block(k.shape[1])
+    if len(q) <= block * devices:
         return attend_freely(*split).reshape(q.shape)
     tiles = tuple(jnp.swapaxes(x.reshape(devices, -1, *x.shape[1:]), 0, 1) for x in split)
-    out = jax.lax.map(lambda tile: attend_freely(*tile), tiles, batch_size=TILE_BLOCK)
+    out = jax.lax.map(lambda tile: attend_freely(*tile), tiles, batch_size=block)
     return jnp.swapaxes(out, 0, 1).reshape(q.shape)
 
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints.heads import load_head
 from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.config import HeadConfig
+from jaxspec.config.heads.head import check_rotary
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
@@ -76,9 +77,9 @@ def train_head(
     else:
         text = replace(config.text_config, draft_vocabulary=vocabulary)
         config = replace(config, text_config=text)
-        head = init_head(
-            config, text_params(target.config, target.params), jax.random.key(first.seed)
-        )
+        decoder = text_params(target.config, target.params)
+        offset = check_rotary(target.model.text).norm_offset
+        head = init_head(config, decoder, jax.random.key(first.seed), offset)
 
     def places(mesh: Mesh) -> Params:
         parts = {"head": head, "target": target.params}
