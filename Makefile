@@ -5,7 +5,8 @@
 # make test   lint, types and all tests
 # make compiled  programs compiled for TPUs and GPUs that are not here, in an environment of its own: four minutes, the
 #             first time 2 more and 1.5 GB
-# make browser  the page of `jaxspec serve` in Chromium, which it installs with Debian's packages if it is absent
+# make browser  the page of `jaxspec serve` in Chromium, which it installs with Debian's packages if it is absent;
+#             tests/serve/browser.py then makes docs/serve.png
 # make models the mini models from their seeds, into runs/train/*/hf: hours; goes on where it was stopped
 # All make .venv first where it is absent, and install into it what constraints.txt pins.
 

@@ -16,22 +16,27 @@ from typing import Any, NamedTuple
 from jaxspec.errors import printable
 
 WIDTH, EDGE = 600, 22
-LINES, COLUMNS = 3, 57
-"""Lines of the answer in a lane, and characters in a line."""
+COLUMNS = 57
+"""Characters in a line of the answer."""
 LINE, CHARACTER = 22, 9.64
 """Height of a line and width of a character, in pixels."""
-LANE = 43 + LINE * LINES
 PAGE = 72
 """Side of the image that a question is about."""
 RACE, PERIOD = 8.0, 12.0
 """Seconds in which the slower lane writes, and after which the picture begins again."""
+TARGETS = {
+    "eyes": "SmolLM2-135M with eyes",
+    "smollm2": "SmolLM2-135M",
+    "mini": "picture-book models",
+}
+"""Names of the demo's models."""
 STYLE = """
 text{font:16px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre;fill:#1f2328}
 .name{font:600 17px system-ui,sans-serif}.note{font:14px system-ui,sans-serif;fill:#59636e}
-.end{text-anchor:end}rect{fill:#9198a1}.drafted{fill:#1a7f37;font-weight:700}
+.end{text-anchor:end}rect{fill:#6e7781}.drafted{fill:#1a7f37;font-weight:700}
 .page{fill:#fff;stroke:#d1d9e0}.pixels{image-rendering:pixelated}
 @media(prefers-color-scheme:dark){text{fill:#f0f6fc}.note{fill:#9198a1}.drafted{fill:#3fb950}
-.page{fill:#0d1117;stroke:#3d444d}}
+rect{fill:#9198a1}.page{fill:#0d1117;stroke:#3d444d}}
 @media(prefers-reduced-motion:reduce){g{animation:none!important}}
 """
 
@@ -50,11 +55,12 @@ def draw(race: dict[str, Any]) -> str:
     row = race["rows"][0]
     drafted = [place >= 0 for _, place in row["tokens"]]
     parts = list(_parts([printable(piece) for piece, _ in row["tokens"]]))
-    tokens = range(1 + max((part.token for part in parts), default=0))
+    tokens = range(len(drafted))  # the last one, EOS, has no text
     # Prefill gives the first token, in pass 0; the target's own token ends each later pass.
     passes = [min(token, 1) + drafted[1:token].count(False) for token in tokens]
     green = {token for token in tokens if drafted[token]}
-    lanes = [("plain decoding", list(tokens), set[int]()), ("drafting", passes, green)]
+    lanes = [("plain decoding", list(tokens), set[int]()), ("with a draft", passes, green)]
+    height = 43 + LINE * (1 + max((part.line for part in parts), default=0))
     each = [ms / max(count, 1) / 1000 for ms, count in zip(row["decode_ms"], row["passes"])]
     longest = max(ends[-1] * seconds for (_, ends, _), seconds in zip(lanes, each)) or 1.0
     shapes, y, left = [], EDGE + 8, EDGE
@@ -69,20 +75,24 @@ def draw(race: dict[str, Any]) -> str:
         y = EDGE + PAGE + 12
     for lane, seconds in zip(lanes, each):
         shapes += _lane(y + 18, parts, *lane, seconds, seconds * RACE / PERIOD / longest)
-        y += 18 + LANE
+        y += 18 + height
     y += 6
-    same = ", and the same" * row["identical"]
-    for line in (
-        f"Green: drafted, and kept by the target. {longest:.1f} s are drawn as {RACE:g}.",
-        f"The whole answer is {row['speedup']:.2f} times as fast{same}.",
-        f"{race['model']}, {race['device']}, {race['load']}",
+    same = "The answers are identical, and drafting is" if row["identical"] else "Drafting is"
+    shapes.append(f'<rect x="{EDGE}" y="{y - 8}" width="8" height="8"/>')
+    for left, line in (
+        (EDGE + 14, "one pass of the target. Green: drafted, and kept by the target."),
+        (EDGE, f"{same} {row['speedup']:.2f} times as fast."),
+        (EDGE, f"Slowed down: {longest:.1f} s take {RACE:g} s here."),
+        (EDGE, f"{TARGETS.get(race['model'], race['model'])}, {race['device']}, {race['load']}"),
     ):
-        shapes.append(_text(EDGE, y, line, "note"))
+        shapes.append(_text(left, y, line, "note"))
         y += 19
     head = f'width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}" role="img"'
     page = f'<rect x="1" y="1" width="{WIDTH - 2}" height="{y - 2}" rx="8" class="page"/>'
     title = f"<title>The same answer, in {tokens[-1]} passes and in {passes[-1]}</title>"
-    style = f"<style>{STYLE}g{{animation:{PERIOD:g}s step-end infinite}}</style>"
+    # It begins where all is written, so that a first look finds no empty lanes.
+    moves = f"g{{animation:{PERIOD:g}s step-end -{RACE:g}s infinite}}"
+    style = f"<style>{STYLE}{moves}</style>"
     picture = [f'<svg xmlns="http://www.w3.org/2000/svg" {head}>', title, style, page, *shapes]
     return "\n".join([*picture, "</svg>\n"])
 
@@ -119,7 +129,7 @@ def _lane(
                 yield _text(EDGE + CHARACTER * column, top + 43 + LINE * line, text, kind)
         if number == count:
             counted = f"{count} passes, {(len(passes) - 1) / max(count, 1):.2f} tokens a pass"
-            yield _text(WIDTH - EDGE, top, f"{counted}, {count * seconds:.2f} s", "note end")
+            yield _text(WIDTH - EDGE, top, f"{counted}, {1e3 * count * seconds:.1f} ms", "note end")
         yield "</g>"
 
 
@@ -130,15 +140,13 @@ def _text(x: float, y: int, text: str, kind: str) -> str:
 
 
 def _parts(pieces: Sequence[str]) -> Iterator[Part]:
-    """Yield the tokens' parts, with lines broken between words, until the lane is full."""
+    """Yield the tokens' parts, with lines broken between words."""
     letters = [(letter, token) for token, piece in enumerate(pieces) for letter in piece]
     line = column = 0
     for word in re.finditer(r"\n+|[^\S\n]+|\S+", "".join(letter for letter, _ in letters)):
         size, space = len(word[0]), word[0].isspace()
         if word[0][0] == "\n" or (not space and 0 < column > COLUMNS - size):
             line, column = line + 1, 0
-        if line == LINES:
-            return
         for token, run in groupby(letters[word.start() : word.end()], itemgetter(1)):
             text = "".join(letter for letter, _ in run)
             if not space:

@@ -11,7 +11,8 @@ LEFT, RIGHT = 258, 548
 """Where bars start, and where the longest interval ends; its value follows."""
 COLOURS = ("own", "other")
 STYLE = """\
-text{font:15px system-ui,sans-serif;fill:#1f2328}.head{font-weight:600}.end{text-anchor:end}
+text{font:15px system-ui,sans-serif;fill:#1f2328}.end{text-anchor:end}
+.title{font-size:17px;font-weight:600}.head{font-weight:600}
 .value{font-weight:600}.note{font-size:14px;fill:#59636e}
 .own{fill:#2463c2}.other{fill:#9198a1}.page{fill:#fff;stroke:#d1d9e0}
 path{fill:none;stroke:#1f2328;stroke-width:1.3}.unit{stroke:#59636e;stroke-dasharray:3 3}
@@ -33,13 +34,14 @@ def bars_svg(title: str, groups: Mapping[str, Sequence[Bar]], unit: str) -> str:
     """Return groups of bars, each with a heading and a dotted line at 1.
 
     Args:
-      title: Description for readers who cannot see the figure.
+      title: What the bars show, with its unit.
       groups: Bars by heading, in the colours of `COLOURS`.
       unit: Label of the dotted line at 1.
     """
     scale = (RIGHT - LEFT - 40) / max(bar.high for bars in groups.values() for bar in bars)
-    unit_x, y = LEFT + scale, 18
-    parts = []
+    unit_x, y = LEFT + scale, 34
+    parts = [f'<text x="20" y="{y}" class="title">{escape(title)}</text>']
+    y += 6
     for colour, (heading, bars) in zip(COLOURS, groups.items(), strict=True):
         y += ROW
         parts.append(f'<text x="20" y="{y}" class="head">{escape(heading)}</text>')

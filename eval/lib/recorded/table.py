@@ -25,8 +25,8 @@ from eval.lib.recorded.methods import Answers, History, Similar, Source, passes_
 from jaxspec.data.samples import Sample
 
 ALL = "all"
-OURS = "Drafts without the target's hidden states"
-THEIRS = "Trained heads that read them: recorded trees"
+REPLAYED = "Replayed: drafts without the target's hidden states"
+RECORDED = "Recorded: trained heads that read them, in trees"
 NAMES = {"eagle": "EAGLE", "eagle2": "EAGLE-2", "eagle3": "EAGLE-3", "msd": "MSD"}
 NAMES |= {"vispec": "ViSpec"}
 
@@ -157,15 +157,16 @@ def recorded_table(
 def recorded_figure(rows: Sequence[Record], methods: Sequence[Tally]) -> str:
     """Return bars of the drawn methods' tokens per pass over all prompts, as SVG."""
     whole = {row["method"]: row for row in rows if row["topic"] == ALL}
-    groups: dict[str, list[Bar]] = {OURS: [], THEIRS: []}
+    groups: dict[str, list[Bar]] = {REPLAYED: [], RECORDED: []}
     for method in methods:
         row = whole[method.name]
         bar = Bar(method.name, row["tokens_per_pass"], row["low"], row["high"])
         if method.drawn:
-            groups[OURS if method.identical is None else THEIRS].append(bar)
+            groups[REPLAYED if method.identical is None else RECORDED].append(bar)
     for bars in groups.values():
         bars.sort(key=lambda bar: bar.value)
-    return bars_svg("Tokens per pass of LLaVA-1.5-7B on MMSpec", groups, "plain decoding")
+    title = "Tokens a pass of LLaVA-1.5-7B on MMSpec"
+    return bars_svg(title, groups, "1: plain decoding")
 
 
 def summary_answers(

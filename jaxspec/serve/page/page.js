@@ -114,7 +114,8 @@ async function write(place, options, signal, tick) {
     if (pieces) {
       pieces.forEach((piece, i) => {
         const kind = tokenClass(trace, i);
-        place.append(element("span", { class: kind, title: sourceName(kind) }, piece));
+        const [, space, word] = piece.match(/^(\s*)(.*)$/s); // no line under a space
+        place.append(space, element("span", { class: kind, title: sourceName(kind) }, word));
       });
     } else place.append(text);
     tick(whole);
@@ -194,7 +195,7 @@ async function answer(signal) {
   say("assistant", place, note);
   const whole = await write(place, options(), signal, meters);
   note.textContent =
-    `${whole.tokens.length} tokens in ${whole.passes + 1} passes, ` +
+    `${whole.tokens.length} tokens in ${whole.passes} passes after the prompt's, ` +
     `${((whole.prefill_ms + whole.decode_ms) / 1000).toFixed(2)} s`;
   return whole.text;
 }
