@@ -4,9 +4,11 @@ leaves an idle slice that is billed.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,9 @@ def test_a_wrong_step_is_named(words: str, told: str, tmp_path: Path) -> None:
     assert told in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.defpath}")
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="no shellcheck")
 def test_shellcheck_finds_nothing() -> None:
-    subprocess.run(["shellcheck", SLICE], check=True)
+    subprocess.run([str(SHELLCHECK), str(SLICE)], check=True)
