@@ -84,6 +84,12 @@ class TreeMask(struct.PyTreeNode):
     seen: Bool[Array, "#B T tree"]
     """Nodes that each token reads: its ancestors and itself."""
 
+    def parents(self, count: int) -> Int[Array, "#B count"]:
+        """Return the parent of each of the last `count` nodes; the root's is the root."""
+        nodes = jnp.arange(self.seen.shape[-1])
+        above = self.seen & (nodes < nodes[-count:, None])
+        return jnp.where(above, nodes, 0).max(-1)
+
 
 def init_cache(
     config: TextConfig,
@@ -198,9 +204,8 @@ def hidden_before(cache: KVCache, count: int, tree: TreeMask | None) -> Float[Ar
     """
     slots = cache.length[:, None] + jnp.arange(count) - 1
     if tree is not None:
-        nodes = jnp.arange(tree.seen.shape[-1])
-        above = tree.seen & (nodes < nodes[-count:, None])
-        slots = (cache.length + count - len(nodes))[:, None] + jnp.where(above, nodes, 0).max(-1)
+        root = cache.length + count - tree.seen.shape[-1]
+        slots = root[:, None] + tree.parents(count)
     assert cache.hidden is not None
     # An empty row keeps the state before its first token in its last slot, -1.
     return jnp.take_along_axis(cache.hidden, slots[:, None, :, None], axis=2)[:, 0]

@@ -94,6 +94,8 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(?:img_)?fc/bias|imadpt/[kv]_proj/bias", (None,)),
     (r"img_fc/kernel|imadpt/[kvo]_proj/kernel", ("embed", None)),
     (r"imadpt/q", ()),
+    (r"(?:pre|post)_projection/kernel|masked_embedding/centroids/kernel", ("embed", None)),
+    (r"masked_embedding/token_ordering", ()),
 )
 """Regex of the whole path -> logical axis of each dimension; () replicates arrays of any rank."""
 

@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import KVHeadConfig, OnePassConfig, Qwen2Config, Qwen3Config
-from jaxspec.models.heads.head_slots import head_rows
 from jaxspec.models.heads.kinds import init_head, module_of
+from jaxspec.models.heads.reading import head_rows
 from jaxspec.typing import Array, Params
 from tests import tiny
 

@@ -61,7 +61,9 @@ def test_a_page_is_read_to_its_end(page: Path):
     if page.name == "README.md" and page.parent == ROOT:
         assert len(text.splitlines()) <= 110
     written = re.sub(r"<!-- (\w+): python.*?<!-- /\1 -->", "", text, flags=re.DOTALL)
-    words = re.findall(r"\S*\w\S*", re.sub(r"<!--.*?-->", "", CODE.sub("", written), flags=re.DOTALL))
+    words = re.findall(
+        r"\S*\w\S*", re.sub(r"<!--.*?-->", "", CODE.sub("", written), flags=re.DOTALL)
+    )
     assert len(words) <= LONGER.get(page_name(page), 900)
 
 

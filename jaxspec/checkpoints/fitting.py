@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints.directories import (
@@ -20,7 +21,13 @@ from jaxspec.checkpoints.directories import (
     read_raw_config,
 )
 from jaxspec.checkpoints.formats.quantised import QuantisedMatrix, dequantised
-from jaxspec.checkpoints.formats.tensor_files import FLOATS, StoredTensor, list_directory, shards_of
+from jaxspec.checkpoints.formats.tensor_files import (
+    FLOATS,
+    INTEGERS,
+    StoredTensor,
+    list_directory,
+    shards_of,
+)
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError, collected, reading
 from jaxspec.models.families import abstract_params, family_of
@@ -84,6 +91,8 @@ class StoredLayout:
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
+    whole_numbers: bool = False
+    """Whether it holds integers, which no dtype of the model changes."""
 
     @property
     def file_shape(self) -> tuple[int, ...]:
@@ -114,7 +123,8 @@ def layouts_in(params: Params) -> tuple[dict[str, StoredLayout], Any]:
         order = tuple(range(leaf.ndim))
         if path[-1].key == "kernel":
             order = {2: (1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}[leaf.ndim]
-        layouts[tensor_name(path)] = StoredLayout(leaf.shape, order)
+        whole_numbers = jnp.issubdtype(leaf.dtype, jnp.integer)
+        layouts[tensor_name(path)] = StoredLayout(leaf.shape, order, whole_numbers)
     return layouts, tree
 
 
@@ -194,8 +204,9 @@ def misfits(
         tensor, shape = stored[name], list(layout.file_shape)
         if list(tensor.shape) != shape:
             problems.append(f"{tensor.name} is {list(tensor.shape)}, config.json asks for {shape}")
-        if tensor.dtype not in FLOATS:
-            problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
+        dtypes = INTEGERS if layout.whole_numbers else FLOATS
+        if tensor.dtype not in dtypes:
+            problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(dtypes)}")
     # By turns, so that the first few of them show both.
     lines = zip_longest(
         (f"{_untied(name)}{name} is missing" for name in missing),

@@ -268,6 +268,7 @@ def read_tensor(
 ) -> jax.Array:
     """Read this process's part of a tensor once, and give each device its part."""
     back = np.argsort(layout.order)
+    dtype = jnp.dtype("int32") if layout.whole_numbers else dtype
     if sharding is None:
         whole = tensor.read()
         return jax.device_put(whole.astype(dtype or whole.dtype, copy=False).transpose(back))

@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxspec.config.gemma import Gemma3TextConfig
 from jaxspec.config.gemma4 import Gemma4TextConfig, Gemma4UnifiedTextConfig
+from jaxspec.config.heads.assistant import AssistantConfig
 from jaxspec.config.heads.dflash import DFlashConfig
 from jaxspec.config.heads.eagle1 import Eagle1Config, Eagle1Text
 from jaxspec.config.heads.eagle3 import Eagle3Config, EagleConfig
@@ -40,6 +41,7 @@ from jaxspec.config.text import (
 from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVisionConfig, VisionConfig
 
 __all__ = [
+    "AssistantConfig",
     "DFlashConfig",
     "Eagle1Config",
     "Eagle1Text",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxspec.config import (
+    AssistantConfig,
     DFlashConfig,
     Eagle1Config,
     Eagle3Config,
@@ -20,6 +21,7 @@ from jaxspec.config import (
     VispecConfig,
 )
 from jaxspec.decoding.inputs import Member
+from jaxspec.decoding.sources.assistant import Assistant
 from jaxspec.decoding.sources.dflash import DFlash
 from jaxspec.decoding.sources.draft_model import DraftModel
 from jaxspec.decoding.sources.eagle1 import Eagle1
@@ -44,6 +46,7 @@ HEAD_SOURCES: dict[type[HeadConfig], Callable[..., HeadSource]] = {
     VispecConfig: Vispec,
     Eagle3Config: Eagle3,
     DFlashConfig: DFlash,
+    AssistantConfig: Assistant,
 }
 """Kinds of heads, and how they draft."""
 

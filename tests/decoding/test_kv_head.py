@@ -24,10 +24,9 @@ from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
 from jaxspec.models.heads.blocks import corrected, embedder
-from jaxspec.models.heads.head_slots import head_rows
 from jaxspec.models.heads.kinds import init_head, module_of
 from jaxspec.models.heads.kv_head import keys_of
-from jaxspec.models.heads.reading import states_before
+from jaxspec.models.heads.reading import head_rows, states_before
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Array, Params

@@ -22,8 +22,8 @@ from jaxspec.engine.batcher import sampling_options
 from jaxspec.loading.models import LoadedHead, LoadedModel, prompt_encoder
 from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks, read_whole
 from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.head_slots import HeadRows
 from jaxspec.models.heads.kinds import module_of
+from jaxspec.models.heads.reading import HeadRows
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import fill_vocabulary

@@ -109,7 +109,7 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
     def leaf(name: str) -> UnreadParameter:
         heads = reordered.get(name.split(".")[-2], 0) if isinstance(config, LlamaConfig) else 0
         title = stored[name].name
-        added = config.norm_offset and name.endswith("norm.weight")
+        added = (config.norm_offset or 0) * name.endswith("norm.weight")
         read = partial(_dequantised, f"{file}: {title}", tensors[title], heads, float(added))
         return UnreadParameter(layouts[name], np.dtype(np.float32), read)
 

@@ -40,9 +40,9 @@ FLOATS = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Supported dtypes of stored parameters; quantised models have others."""
-_INTEGERS = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
+INTEGERS = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
 _BYTES = {"U8": np.dtype(np.uint8), "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn)}
-_DTYPES = FLOATS | _INTEGERS | _BYTES
+_DTYPES = FLOATS | INTEGERS | _BYTES
 """Dtypes that can be read, by safetensors' names."""
 _CHUNK = 1 << 19
 """Numbers that are checked at a time, so that they stay in the processor's cache."""
@@ -70,7 +70,7 @@ class StoredTensor:
     @property
     def whole_numbers(self) -> bool:
         """Return whether it holds integers that can be read."""
-        return self.dtype in _INTEGERS
+        return self.dtype in INTEGERS
 
     def read(self, box: Box | None = None) -> np.ndarray:
         """Return the tensor, or a box of it, and read no other bytes.

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.checkpoints.directories import (
     BIN,
@@ -27,6 +28,7 @@ from jaxspec.checkpoints.formats.tensor_files import (
     list_file,
     write_tensors,
 )
+from jaxspec.checkpoints.heads.assistant import AssistantFiles
 from jaxspec.checkpoints.heads.dflash import DFlashFiles
 from jaxspec.checkpoints.heads.eagle1 import Eagle1Files
 from jaxspec.checkpoints.heads.eagle3 import Eagle3Files
@@ -38,6 +40,7 @@ from jaxspec.checkpoints.heads.vispec import VispecFiles
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.config import (
+    AssistantConfig,
     DFlashConfig,
     Eagle1Config,
     Eagle3Config,
@@ -69,6 +72,9 @@ HEADS: dict[str, Kind[Any]] = {
     ),
     "DFlash": _DFLASH,
     "DSpark": _DFLASH,
+    AssistantConfig.title: AssistantFiles(
+        AssistantConfig, "Gemma 4 assistant: a draft that reads its target's key-value cache"
+    ),
 }
 """Kinds of heads, by the names that `kind_of_head` gives them."""
 
@@ -123,7 +129,8 @@ def save_head(
       server, architectures: See `Kind.written`.
     """
     by_name = {
-        name: cast(tensor, dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
+        name: tensor if tensor.dtype == np.int32 else cast(tensor, dtype or tensor.dtype)
+        for name, tensor in named_tensors(params).items()
     }
     raw, tensors = kind_of(config).written(config, by_name, server, architectures)
     with written_whole(path, overwrite) as fresh:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import AssistantConfig, KVHeadConfig
+from jaxspec.config.heads.assistant import ASSISTANTS
 from jaxspec.config.heads.eagle3 import ARCHITECTURES, SPECULATORS
 
 _KINDS_BY_NAME = {
@@ -46,6 +47,8 @@ def kind_of_head(
     """
     if raw.get("model_type") == KVHeadConfig.model_type:
         return "one-pass" if raw.get("parallel") is True else "KV"
+    if str(raw.get("model_type")) in ASSISTANTS:
+        return AssistantConfig.title
     stored = {name.removeprefix("model."): shape for name, shape in (tensors or {}).items()}
     architectures = raw.get("architectures")
     names = [*(architectures if isinstance(architectures, list) else ())]

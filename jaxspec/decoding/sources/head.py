@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import HeadConfig
@@ -46,7 +47,12 @@ class HeadSource(Source[State, Scratch]):
         if text.draft_vocabulary and "lm_head" not in shapes:
             columns = (text.hidden_size, len(text.draft_vocabulary))
             shapes["lm_head"] = {"kernel": jax.ShapeDtypeStruct(columns, dtype)}
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
+
+        def cast(leaf: Any) -> Any:
+            is_whole = jnp.issubdtype(leaf.dtype, jnp.integer)
+            return leaf if is_whole else jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+        return jax.tree.map(cast, shapes)
 
     def places(self, params: Params, mesh: Any) -> Any:
         """Return the placement of its parameters on a mesh: split as the target's."""

@@ -15,9 +15,9 @@ from jaxspec.decoding.inputs import Images
 from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Buckets, Committed, Prefilled, Verified
 from jaxspec.models.heads.anchored import Context
-from jaxspec.models.heads.head_slots import HeadRows, head_rows, reads_as_text
 from jaxspec.models.heads.kinds import module_of
 from jaxspec.models.heads.kv_head import keys_of
+from jaxspec.models.heads.reading import HeadRows, head_rows, reads_as_text
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.layers import apply
 from jaxspec.prompts.rows import bucket

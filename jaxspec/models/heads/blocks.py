@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 from jaxspec.config import HeadConfig
 from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.head_slots import HeadRows
 from jaxspec.models.heads.kinds import module_of
-from jaxspec.models.heads.reading import Blocks, Reading
+from jaxspec.models.heads.reading import Blocks, HeadRows, Reading
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply

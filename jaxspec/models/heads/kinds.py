@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import (
+    AssistantConfig,
     DFlashConfig,
     Eagle1Config,
     Eagle1Text,
@@ -19,6 +20,7 @@ from jaxspec.config import (
     OnePassConfig,
     VispecConfig,
 )
+from jaxspec.models.heads.assistant import AssistantHead
 from jaxspec.models.heads.dflash import DFlashHead
 from jaxspec.models.heads.eagle1 import BareLM, Eagle1Head
 from jaxspec.models.heads.eagle3 import Eagle3Head, FusedLM
@@ -34,6 +36,7 @@ MODULES: dict[type[HeadConfig], Any] = {
     VispecConfig: VispecHead,
     Eagle3Config: Eagle3Head,
     DFlashConfig: DFlashHead,
+    AssistantConfig: AssistantHead,
 }
 DECODERS: dict[type[Any], Any] = {Eagle1Text: BareLM, EagleConfig: FusedLM}
 """Modules of heads as language models, by their decoders' configurations; other heads are those of

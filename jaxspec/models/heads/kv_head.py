@@ -38,8 +38,7 @@ from jaxspec.models.heads.anchored import (
     one_by_one,
 )
 from jaxspec.models.heads.borrowed import drawn, in_float32
-from jaxspec.models.heads.head_slots import HeadRows, head_rows
-from jaxspec.models.heads.reading import Blocks, Reading, states_before
+from jaxspec.models.heads.reading import Blocks, HeadRows, Reading, head_rows, states_before
 from jaxspec.models.inputs import Pool
 from jaxspec.models.layers import INIT, Dense, text_norm, wide
 from jaxspec.typing import Array, Bool, Float, Int, Params

@@ -11,9 +11,8 @@ from flax import struct
 
 from jaxspec.config import HeadConfig
 from jaxspec.errors import check_counts, check_numbers
-from jaxspec.models.heads.head_slots import HeadRows
 from jaxspec.models.heads.kinds import module_of
-from jaxspec.models.heads.reading import Reading
+from jaxspec.models.heads.reading import HeadRows, Reading
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
 from jaxspec.training.heads.readings import KeptReadings
 from jaxspec.typing import Bool, Int

@@ -1,0 +1,141 @@
+"""Gemma 4's assistants (Google, May 2026): layers of queries on the target's keys and values.
+
+An assistant has no keys. All drafted tokens take the position of the newest token, and what
+distinguishes them is the state before each: the target's last hidden state, then the assistant's
+own output, projected back to the target's width.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache, LayerCache
+from jaxspec.config import AssistantConfig
+from jaxspec.models.attention import attend
+from jaxspec.models.decoder import Attention, Decoder, Layer, Places
+from jaxspec.models.heads.borrowed import drawn
+from jaxspec.models.layers import Dense, text_norm, wide
+from jaxspec.typing import Array, Float, Int, Params
+
+
+class QueryAttention(Attention):
+    """Attend to the slots up to the newest one that the target has read."""
+
+    def setup(self) -> None:
+        c = self.config
+        self.q_proj = Dense(c.num_attention_heads * c.head_dim, c.biases.qkv)
+        self.o_proj = Dense(c.hidden_size, c.biases.output)
+        self.q_norm = text_norm(c)
+
+    def __call__(
+        self, x: Array, at: Places, cache: LayerCache | None
+    ) -> tuple[Array, LayerCache | None]:
+        assert cache is not None
+        q = self._rotated("q", self._projected("q", x), at.rotary, self.config.query_scale)
+        # As in transformers, a window's width is the distance to the newest key, not a count.
+        window = self.config.sliding_window
+        k, v, *_ = cache
+        out = attend(q, k, v, at.slots, window=None if window is None else window + 1)
+        return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
+
+
+class QueryLayer(Layer):
+    """Run a layer without keys."""
+
+    attention: type[Attention] = QueryAttention
+
+
+class QueryDecoder(Decoder):
+    """Run embedding, layers without keys, and final norm."""
+
+    layer = QueryLayer
+
+
+class MaskedEmbedding(nn.Module):
+    """Score the tokens of the likeliest groups, and give the others -inf."""
+
+    config: AssistantConfig
+
+    def setup(self) -> None:
+        tokens = self.config.text_config.vocab_size
+        self.centroids = Dense(self.config.num_centroids, bias=False)
+        self.token_ordering = self.param(
+            "token_ordering", lambda _: jnp.arange(tokens, dtype=jnp.int32)
+        )
+
+    def __call__(
+        self, hidden: Float[Array, "B T D"], embedding: Float[Array, "V D"]
+    ) -> Float[Array, "B T V"]:
+        groups = self.token_ordering.reshape(self.config.num_centroids, -1)
+        _, best = jax.lax.top_k(self.centroids(hidden), self.config.centroid_intermediate_top_k)
+        tokens = groups[best].reshape(*hidden.shape[:2], -1)
+        exact = wide(hidden.dtype)
+        scores = jnp.einsum(
+            "BTD,BTGD->BTG", hidden, embedding[tokens], preferred_element_type=exact
+        )
+        rows, columns = jnp.arange(len(hidden))[:, None, None], jnp.arange(hidden.shape[1])[:, None]
+        whole = jnp.full((*hidden.shape[:2], len(embedding)), -jnp.inf, exact)
+        return whole.at[rows, columns, tokens].set(scores)
+
+
+class AssistantHead(nn.Module):
+    """Hold an assistant's parameters."""
+
+    config: AssistantConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.model = QueryDecoder(c.text_config)
+        self.pre_projection = Dense(c.text_config.hidden_size, bias=False)
+        self.post_projection = Dense(c.backbone_hidden_size, bias=False)
+        if c.num_centroids:
+            self.masked_embedding = MaskedEmbedding(c)
+
+    def __call__(
+        self,
+        embeds: Float[Array, "B T backbone"],
+        before: Float[Array, "B T backbone"],
+        target: KVCache,
+    ) -> tuple[Float[Array, "B T V"], Float[Array, "B T backbone"]]:
+        """Return the scores of the token after each of T tokens, and the states that they leave.
+
+        Args:
+          embeds: The target's embeddings of the tokens.
+          before: State before each token.
+          target: The target's cache, of the layers that are read.
+        """
+        newest = jnp.broadcast_to(target.length[:, None], embeds.shape[:2])
+        at = Places(jnp.maximum(newest - 1, 0), newest + target.shift[:, None])
+        x = self.pre_projection(jnp.concatenate([embeds, before], axis=-1))
+        hidden, _ = self.model(x, at, target)
+        table = self.model.embed_tokens
+        if self.config.num_centroids:
+            scores = self.masked_embedding(hidden, table.embedding)
+        else:
+            scores = table.attend(hidden)
+        return scores.astype(jnp.float32), self.post_projection(hidden)
+
+    @nn.nowrap
+    def initial(self, target: Params | None, key: jax.Array) -> Params:
+        """Return random parameters, float32."""
+        del target
+        text, row = self.config.text_config, jnp.zeros((1, 1, self.config.backbone_hidden_size))
+        layers = map(text.of_layer, range(text.num_hidden_layers))
+        leaves = tuple(jnp.zeros((1, 1, 1, layer.head_dim)) for layer in layers)
+        count = jnp.ones(1, jnp.int32)
+        return drawn(self, key, row, row, KVCache(leaves, leaves, count, count - 1))
+
+
+def keys_of(config: AssistantConfig, target: KVCache) -> KVCache:
+    """Return the part of the target's cache that an assistant's layers read."""
+    k, v = (tuple(leaves[i] for i in config.key_layers) for leaves in (target.k, target.v))
+    return KVCache(k, v, target.length, target.shift)
+
+
+def state_before(target: KVCache) -> Float[Array, "B one backbone"]:
+    """Return the hidden state that predicted the newest token."""
+    assert target.hidden is not None
+    at: Int[Array, "B one one one"] = (target.length - 1)[:, None, None, None]
+    return jnp.take_along_axis(target.hidden, at, axis=2)[:, 0]

@@ -1,0 +1,255 @@
+"""A Gemma 4's assistant drafts what its definition says, and changes no answer of its target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from eval.exactness import whole_row
+from jaxspec import Engine, EngineConfig, LoadedModel, Request, load_draft
+from jaxspec.checkpoints.heads import save_head
+from jaxspec.config import AssistantConfig, Gemma4TextConfig
+from jaxspec.decoding.drafting.shapes import parse_tree, static_tree
+from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.engine import batcher
+from jaxspec.engine.session import Session
+from jaxspec.errors import InputError
+from jaxspec.loading.models import LoadedHead
+from jaxspec.models.heads.kinds import abstract_head
+from jaxspec.models.inputs import PromptRows
+from jaxspec.sharding import make_mesh, shardings
+from tests import tiny
+from tests.tiny.assistant_reference import draft as reference
+from tests.tiny.one_pass import drafted_blocks
+from tests.tiny.oracles import goodness_of_fit, numpy_distribution
+
+J, NEW, BLOCKS, TEMPERATURE = 3, 24, 6, 8.0
+SLIDING, FULL = "sliding_attention", "full_attention"
+TEXT = Gemma4TextConfig(
+    vocab_size=tiny.CONFIG.text_config.vocab_size,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    layer_types=(SLIDING, FULL, SLIDING, FULL),
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_global_key_value_heads=1,
+    attention_k_eq_v=True,
+    head_dim=8,
+    global_head_dim=16,
+    sliding_window=5,
+    final_logit_softcapping=30.0,
+    tie_word_embeddings=False,
+    max_position_embeddings=512,
+    eos_token_id=None,
+)
+LAYERS: dict[str, Any] = {
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "layer_types": (SLIDING, SLIDING, FULL),
+    "final_logit_softcapping": None,
+    "tie_word_embeddings": True,
+}
+WORDS = ("What is this?", "Hi", "Tell me more")
+SIZES = EngineConfig(batch_size=3, new_buckets=(32,), prompt_buckets=(32, 128), gamma=J)
+
+
+def pair(
+    groups: int = 0, dtype: Any = jnp.float32, text: Gemma4TextConfig = TEXT, scale: float = 0.3
+) -> tuple[LoadedModel, LoadedHead]:
+    """A target that mostly walks through its tokens in one order, and an assistant that does."""
+    rng = np.random.default_rng(0)
+    params = tiny.random_params(text, scale=scale)
+    embedding = params["model"]["embed_tokens"]["embedding"]
+    params["lm_head"]["kernel"] = embedding[rng.permutation(text.vocab_size)].T
+    target = tiny.loaded(
+        jax.tree.map(lambda x: jnp.asarray(x, dtype), params), text, tiny.chat_tokenizer()
+    )
+    width = text.hidden_size
+    config = AssistantConfig(replace(text, **LAYERS), backbone_hidden_size=width, gamma=J)
+    if groups:
+        config = replace(config, num_centroids=groups, centroid_intermediate_top_k=groups // 2)
+    drawn = jax.tree.map(
+        lambda x: (
+            rng.uniform(0.1, 0.3, x.shape) if x.ndim == 1 else rng.normal(0, scale, x.shape)
+        ).astype(x.dtype),
+        abstract_head(config),
+    )
+    drawn["model"]["norm"]["weight"][:] = 1
+    for i in range(len(config.text_config.layer_types)):
+        drawn["model"][f"layers_{i}"]["layer_scalar"] += 0.7
+    kernel = drawn["pre_projection"]["kernel"]
+    kernel *= 0.1
+    kernel[:width] += np.eye(width)
+    drawn["model"]["embed_tokens"]["embedding"] = params["lm_head"]["kernel"].T
+    if groups:
+        drawn["masked_embedding"]["token_ordering"] = rng.permutation(text.vocab_size).astype("i4")
+    head = jax.tree.map(lambda x: jnp.asarray(x, dtype if x.dtype == np.float32 else None), drawn)
+    return target, LoadedHead(config.for_target(text), head)
+
+
+def engine(models: tuple[LoadedModel, LoadedHead], drafts: bool = True, **options: Any) -> Engine:
+    target, head = models
+    return Engine(target, [head] * drafts, replace(SIZES, **options))
+
+
+def requests() -> list[Request]:
+    return [Request(words, NEW - 3 * i) for i, words in enumerate(WORDS)]
+
+
+def tokens(results: Any) -> list[tuple[int, ...]]:
+    return [result.tokens for result in results]
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[LoadedModel, LoadedHead]:
+    return pair()
+
+
+@pytest.fixture(scope="module")
+def plain(models: tuple[LoadedModel, LoadedHead]) -> list[tuple[int, ...]]:
+    return tokens(engine(models, drafts=False).generate(requests()))
+
+
+@pytest.mark.parametrize(("groups", "tree"), [(0, None), (8, None), (0, "2:6")])
+def test_blocks_are_drafted_as_the_definition_says(
+    tmp_path: Path, groups: int, tree: str | None
+) -> None:
+    """From the files that are written, and read again, on rows longer than the window."""
+    target, head = pair(groups)
+    save_head(tmp_path / "head", head.config, head.params, jnp.float32)
+    read = load_draft(tmp_path / "head", target)
+    assert isinstance(read, LoadedHead)
+    assert read.config == head.config
+    jax.tree.map(np.testing.assert_array_equal, read.params, head.params)
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    embedding = np.asarray(target.params["model"]["embed_tokens"]["embedding"], np.float64)
+    embedding *= TEXT.hidden_size**0.5
+    one = Engine(target, read, replace(SIZES, batch_size=1, tree=tree))
+    prompt = one.encoder.prompt("What is this?", [])
+    request = Request(prompt, BLOCKS * (J + 1), temperature=TEMPERATURE, seed=3)
+    spec = parse_tree(tree, J) if tree else None
+    for answer, draft in drafted_blocks(one, request, BLOCKS):
+        keys, state = read_row(target, prompt, answer)
+        drafted = np.asarray(draft.tokens)[0]
+        score = partial(reference, config, tensors, keys, embedding, state)
+        if spec is None:
+            scores = score([answer[-1], *drafted[: J - 1]])
+        else:
+            shape = static_tree(spec, J)
+            lineages = [np.flatnonzero(shape.seen[node]) for node in shape.inner]
+            paths = [[answer[-1], *drafted[nodes[1:] - 1]] for nodes in lineages]
+            scores = np.stack([score(path)[-1] for path in paths])
+        probs = np.exp((scores - scores.max(-1, keepdims=True)) / TEMPERATURE)
+        probs /= probs.sum(-1, keepdims=True)
+        np.testing.assert_allclose(draft.view_probs[0, 0], probs, atol=2e-6)
+
+
+def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[Any, np.ndarray]:
+    """The target's keys and values of the last layer of each kind, and its last hidden state."""
+    rows, _ = whole_row(target, prompt, answer)
+    length = int(rows.length[0]) - 1
+
+    @jax.jit
+    def read() -> Any:
+        embeds = target.model.embed(target.params, rows, None)
+        return target.model.read(target.params, embeds, rows, rows.tokens.shape[1])
+
+    hidden, cache = read()
+    exact = partial(np.asarray, dtype=np.float64)
+    keys = {
+        kind: tuple(exact(leaf[i])[0, :, :length].swapaxes(0, 1) for leaf in (cache.k, cache.v))
+        for kind, i in ((SLIDING, 2), (FULL, 3))
+    }
+    return keys, exact(hidden)[0, length - 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tree": "dynamic:2:6", "gamma": 4}, {"views": ("lookup",), "growing_cache": True}],
+    ids=["chain", "tree", "with lookup"],
+)
+def test_answers_are_the_plain_ones(
+    models: Any, plain: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batcher, "FIRST", 8)
+    results = engine(models, **options).generate(requests())
+    assert tokens(results) == plain
+    assert sum(int(result.stats.accepted_at.sum()) for result in results) > 8
+    assert len({token for answer in plain for token in answer}) > 8
+
+
+def test_sessions_and_meshes(models: Any, plain: Any) -> None:
+    target, head = models
+    one, alone = engine(models), engine(models, drafts=False)
+    ours, expected = Session(one), Session(alone)
+    for question in ("What?", "And?"):
+        answers = [each.ask(question, max_new_tokens=8).tokens for each in (ours, expected)]
+        assert answers[0] == answers[1]
+    mesh = make_mesh(model=2)
+    placed = jax.device_put(target.params, shardings(target.config, target.params, mesh))
+    models = replace(target, params=placed), head
+    assert tokens(engine(models).generate(requests())) == plain
+
+
+def test_one_width_in_16_bits() -> None:
+    text = replace(TEXT, hidden_size=256, head_dim=32, global_head_dim=64)
+    models = pair(dtype=jnp.bfloat16, text=text, scale=0.06)
+    one, alone = (engine(models, drafts, width=8, gamma=7) for drafts in (True, False))
+    results = one.generate(requests())
+    assert tokens(results) == tokens(alone.generate(requests()))
+    assert sum(int(result.stats.accepted_at.sum()) for result in results)
+
+
+def test_samples_follow_the_targets_law() -> None:
+    """The first two tokens of sampled rows, against full passes of the target."""
+    rows, rounds, words = 2000, 4, 6
+    text = replace(TEXT, vocab_size=words)
+    target, head = pair(text=text)
+    start = [1, 4, 3]
+    prompt = PromptRows(jnp.tile(jnp.asarray(start), (rows, 1)), jnp.full(rows, len(start)))
+    batch = PromptBatch(prompt, None, jnp.ones((rows, 1)), (None,))
+    model = target.model
+    spec = tiny.speculator(model, model, ("head",), 2, head=head.config)
+    params, counts = tiny.params_of(spec, target.params, head=head.params), np.zeros((words, words))
+    blocks = np.zeros(3, int)
+    for seed in range(rounds):
+        options = tiny.sampling(rows, 3.0, new=2, seed=seed, eos=(-1,))
+        state = tiny.run_speculative(spec, params, batch, options, 2)
+        np.add.at(counts, tuple(np.asarray(state.tokens)[:, :2].T), 1)
+        blocks += np.asarray(state.stats.histogram).sum(0)
+    assert blocks.min() >= 0
+    assert (blocks[:2] > 500).all()
+
+    def after(token: int | None) -> np.ndarray:
+        row = jnp.asarray([[*start, *([] if token is None else [token])]])
+        logits = model.score(target.params, PromptRows(row, jnp.full(1, row.shape[1])), None)
+        return numpy_distribution(np.asarray(logits)[0, -1], 3.0, 0, 1.0)
+
+    law = after(None)[:, None] * np.stack([after(token) for token in range(words)])
+    assert goodness_of_fit(counts, law) > 1e-3
+
+
+def test_other_targets_are_refused() -> None:
+    _, head = pair()
+    refuse = partial(pytest.raises, InputError)
+    with refuse(match="made for a Gemma 4 of width 32 .* and this gemma4_text has width 64"):
+        head.config.for_target(replace(TEXT, hidden_size=64))
+    with refuse(match="and this llama has width"):
+        head.config.for_target(tiny.CONFIG.text_config)
+    with refuse(match="4 heads of 16 in a full_attention layer, and the target's has 1 of 32"):
+        head.config.for_target(replace(TEXT, global_head_dim=32))
+    with refuse(match="reads sliding_attention layers, and the target has none"):
+        head.config.for_target(replace(TEXT, layer_types=(FULL,) * 4))
+    with refuse(match="7 groups of"):
+        replace(head.config, num_centroids=7)

@@ -1,0 +1,92 @@
+"""The numpy program of an assistant, and the files, are those of transformers.
+
+A first block is compared: later ones of transformers keep the key of a rejected token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
+from transformers.cache_utils import DynamicCache
+
+from jaxspec.checkpoints.fitting import named_tensors
+from jaxspec.checkpoints.heads import load_head
+from tests.tiny import hf
+from tests.tiny.assistant_reference import draft
+from tests.tiny.hf import torch
+
+J, KINDS = 3, ("sliding_attention", "full_attention")
+
+
+def assistant(monkeypatch: pytest.MonkeyPatch, groups: int) -> Gemma4AssistantForCausalLM:
+    """One of two sliding layers and a full one; its sizes of heads are the real ones."""
+    # transformers 5.23 refuses layers that all read another model's keys.
+    modes = property(lambda text: ["reuse"] * text.num_hidden_layers)
+    monkeypatch.setattr(Gemma4TextConfig, "kv_sharing_modes", modes)
+    sizes = {key: value for key, value in hf.TEXT.items() if key != "rope_theta"}
+    layers = {"layer_types": [KINDS[0], KINDS[0], KINDS[1]], "hidden_size": 24, "vocab_size": 56}
+    text = Gemma4TextConfig(**sizes | hf.GEMMA4 | layers | {"num_kv_shared_layers": 3})
+    config = Gemma4AssistantConfig(
+        text_config=text,
+        backbone_hidden_size=32,
+        use_ordered_embeddings=groups > 0,
+        num_centroids=groups or 2048,
+        centroid_intermediate_top_k=3,
+    )
+    model = hf.random_model(Gemma4AssistantForCausalLM, config)
+    model.tie_weights()
+    for i, layer in enumerate(model.model.layers):
+        layer.layer_scalar.fill_(0.7 + 0.2 * i)
+        layer.self_attn.q_norm.weight.data.mul_(0.1)
+    if groups:
+        order = torch.randperm(56, generator=torch.Generator().manual_seed(0))
+        model.masked_embedding.token_ordering.copy_(order)
+    return model
+
+
+@pytest.mark.parametrize("groups", [0, 7])
+def test_a_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+    """The row is longer than the window."""
+    target = hf.gemma4(vocab_size=56)
+    row, cache = torch.tensor([hf.text(20)]), DynamicCache()
+    layers: Any = cache.layers
+    with torch.no_grad():
+        out: Any = target(row, past_key_values=cache, output_hidden_states=True)
+    shared = {
+        kind: (layers[i].keys, layers[i].values) for kind, i in zip(KINDS, (0, 2))
+    }
+    model = assistant(monkeypatch, groups)
+    state, token = out.hidden_states[-1][:, -1:], out.logits[:, -1:].argmax(-1)
+    tokens, theirs = [int(token)], []
+    for _ in range(J):
+        with torch.no_grad():
+            embeds = target.get_input_embeddings()(token)
+            step: Any = model(
+                inputs_embeds=torch.cat([embeds, state], -1),
+                position_ids=torch.tensor([[row.shape[1]]]),
+                shared_kv_states=shared,
+                use_cache=False,
+            )
+        state, token = step.last_hidden_state, step.logits.argmax(-1)
+        tokens.append(int(token))
+        theirs.append(step.logits[0, 0].numpy())
+
+    model.save_pretrained(tmp_path)
+    config, params = load_head(tmp_path)
+    embedding = target.get_input_embeddings().weight.detach().numpy() * 32**0.5
+    keys: dict[str, Any] = {
+        kind: tuple(leaf[0].numpy().swapaxes(0, 1) for leaf in leaves)
+        for kind, leaves in shared.items()
+    }
+    first = out.hidden_states[-1][0, -1].numpy()
+    ours = draft(config.to_dict(), named_tensors(params), keys, embedding, first, tokens[:J])
+    scored = np.isfinite(ours)
+    assert scored.sum(-1).tolist() == [24 if groups else 56] * J
+    hf.assert_close(ours[scored], np.stack(theirs)[scored])
