@@ -97,7 +97,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def tables(config: EvalConfig, run: Run, against: str = "") -> list[Table]:
-    """Return the table of block efficiency, and that of its means with intervals."""
+    """Return the table of block efficiency, and the table of its means with intervals."""
     whole = block_efficiency_table(config, run.rows, run.failed)
     if not run.rows:
         return [whole]

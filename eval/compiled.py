@@ -295,7 +295,7 @@ def decoding(
 
 
 def training_step(config: LatencyConfig, devices: list[Any], shape: Shape) -> tuple[Any, float]:
-    """Return the lowered step of logit distillation, and a device's FLOPs of it."""
+    """Return the lowered step of logit distillation, and its FLOPs on a device."""
     with needing("programs: train", "train"):
         from jaxspec.training.plan import abstract_step, mesh_for
     batch = shape.batch

@@ -179,7 +179,7 @@ def measure_identity(
     """Compare greedy answers of every row, draft length and batch size with plain decoding's.
 
     The reference is the target, or `full`. In float32 it decodes in batches of `batches[0]`. In 16
-    bits each batch size has a reference of its own, because sums round otherwise in another batch.
+    bits each batch size has a reference of its own, because sums round differently in each.
     Yields (rows, records) for each combination of preset row, gamma and batch size that `before`
     lacks. A row pools a set and turn; a record is one answer, with its `divergence`.
     """

@@ -7,7 +7,7 @@
 The second command asks the first one's server, and then measures the engine on the same requests
 without a server; `of offline` is the server's tokens a second over the engine's. Another
 server of OpenAI's interface, such as `transformers serve`, is asked with `--url`; `--model` is then
-its name for the model. The machine must be idle otherwise.
+its name for the model. Nothing else may run on the machine.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def main(
 
 
 def compiled(step: Step, chip: str | None) -> tuple[Any, Record]:
-    """Return the program, and what the compiler says of it."""
+    """Return the program, and the compiler's figures."""
     place = SingleDeviceSharding(jax.devices()[0] if chip is None else described(chip)[0])
     arguments = at_place(jax.eval_shape(lambda *tree: tree, *step.arguments), place)
     program = jax.jit(step.run, donate_argnums=0).lower(*arguments).compile()

@@ -204,7 +204,7 @@ def _check(parts: Any) -> None:
 
 
 def _sum_of_json(values: Any) -> int:
-    read = json.loads(json.dumps(values))  # numbers that are keys become text, and sort otherwise
+    read = json.loads(json.dumps(values))  # numbers that are keys become text, and sort differently
     return zlib.crc32(json.dumps(read, sort_keys=True).encode())
 
 

@@ -31,7 +31,7 @@ class Repository:
 
     Fields:
       name: Its id, owner/name.
-      public: Whether everybody may see it; it is created private otherwise.
+      public: Whether everybody may see it; by default it is created private.
     """
 
     name: str

@@ -193,7 +193,7 @@ def _turns(messages: Sequence[Message], answered: bool) -> tuple[str, Turns]:
 
 
 def _system(values: Values, system: str) -> str:
-    """Return the system prompt of a row's message, after that of its column."""
+    """Return the system prompt of a row's column, then of its message."""
     column = next((values[name] for name in SYSTEM if values.get(name)), "")
     if not isinstance(column, str):
         raise InputError(f"system prompt {column!r:.60} is no text; mend the row")

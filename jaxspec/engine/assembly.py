@@ -141,7 +141,7 @@ def build_program(
     drafter = make_drafter(sources, config.gamma, target.text.vocab_size, tree)
     weighting = parse_weighting(config.weighting)
     block = drafter.nodes + 1
-    # Nodes of a tree are in other cache slots than a chain's tokens, so that sums round otherwise.
+    # Nodes of a tree are in other cache slots than a chain's tokens, so sums round differently.
     if config.width is not None and tree is not None:
         raise InputError(f"width: {config.width} with a tree; leave out width or tree")
     width = config.width or block

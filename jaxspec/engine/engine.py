@@ -207,7 +207,7 @@ class Engine:
         """Draw several answers to one prompt, which is prefilled once.
 
         In float32 sample i equals the answer to the request with seed + i. In 16 bits sums round
-        by the size of the batch, so near-ties may fall otherwise than in a batch of another size.
+        by the size of the batch, so near-ties may fall differently in a batch of another size.
         """
         check_counts(count=count)
         (read,) = self.batcher.read([request])

@@ -68,7 +68,7 @@ class Session:
         (result,) = batch.results()
         self._prompt, self._answer, self._cache = read.prompt, result.tokens, batch.state.target
         # As far as plain decoding has read when it writes the last token. A block may have read
-        # past a stop string, and a token rounds otherwise in a pass than in the next prefill.
+        # past a stop string, and a token rounds differently in a pass and in the next prefill.
         self._cached = row.followed_by(result.tokens[:-1])
         return result
 

@@ -6,7 +6,7 @@ single images, and on a blend of single images, several images and video. Each i
 558 thousand, 4, 3.2 and 1.6 million samples. The tower trains too, so the finished draft has a
 tower of its own.
 
-The system prompt is that of `llava15_68m`: the paper does not say which one these stages had.
+The system prompt is `llava15_68m`'s: the paper does not say which one these stages had.
 
 The sets are those that LLaVA-NeXT's scripts/train/README.md names. Three of its files are not
 public: 92 thousand Chinese descriptions, and 66 thousand answers about videos.

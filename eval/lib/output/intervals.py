@@ -22,7 +22,7 @@ def interval(sums: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tup
 
 
 def _ratios(sums: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the ratio of the parts' sums, then that of each resampling of the parts."""
+    """Return the ratio of the parts' sums, then the ratio of each resampling of the parts."""
     counts = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), resamples)
     totals = np.concatenate([sums.sum(0)[None], counts @ sums])
     return totals[:, 0] / np.maximum(totals[:, 1], 1)

@@ -91,7 +91,7 @@ def our_step(shapes: Shapes, anchors: int) -> Step:
 def specjax_step(shapes: Shapes, clone: Path) -> Step:
     """Return SpecJAX's step.
 
-    Raises InputError for a folder that holds no clone of it.
+    Raises InputError for a folder that is not a clone.
     """
     if not (clone / "specjax" / "train.py").is_file():
         raise InputError(f"clone {clone}: is none of SpecJAX: it has no specjax/train.py")

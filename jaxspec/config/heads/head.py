@@ -107,7 +107,7 @@ class HeadConfig(ABC):
     def started(self, trained: HeadConfig, vocabulary: tuple[int, ...], target: Any) -> Self:
         """Return the configuration of a trained head that is trained on as this one says.
 
-        vocabulary: Its draft vocabulary; () keeps that of `trained`.
+        vocabulary: Its draft vocabulary; () keeps the one of `trained`.
 
         Raises InputError where the two differ in more than `free`.
         """

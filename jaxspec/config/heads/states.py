@@ -26,7 +26,7 @@ class StateHeadConfig(HeadConfig):
     """Describe a head that reads hidden states of its target, and then its own."""
 
     images: ImageRule = "placeholder"
-    """Its rule for images. A head of another rule than that of its training drafts worse."""
+    """Its rule for images. A head drafts worse by another rule than it was trained with."""
 
     rules: ClassVar[tuple[str, ...]]
     """Rules that the kind can follow."""

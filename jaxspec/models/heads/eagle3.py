@@ -1,7 +1,7 @@
 """EAGLE-3's head (Li et al. 2025, arXiv 2503.01840), which reads hidden states of its target.
 
 It has one layer, keys and values of its own, and its own output matrix. The state that it reads of
-the target is `fc` of three hidden states; that of a token that it drafted itself is its own output.
+the target is `fc` of three hidden states; for a token that it drafted itself it is its own output.
 The target's states are those after DeepStack's addition, as in vLLM, for which these heads are
 published; those of transformers 5 and of SGLang are before it. They differ only at image slots.
 """
