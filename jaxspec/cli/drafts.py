@@ -33,7 +33,8 @@ class PublishedDraft:
     @property
     def question(self) -> str:
         """Return a question in the command's form, about an image if the target reads images."""
-        image = "--image photo.jpg " if "-VL-" in self.target or "llava" in self.target else ""
+        sees = any(part in self.target for part in ("-VL-", "llava", "gemma-3-4b"))
+        image = "--image photo.jpg " if sees else ""
         return f'{image}--prompt "{"What is unusual here?" if image else "Why is the sky blue?"}"'
 
 
@@ -95,6 +96,14 @@ PUBLISHED = (
         "AngelSlim/Qwen3-VL-4B-Instruct_eagle3",
         "Qwen/Qwen3-VL-4B-Instruct",
         "2.41 tokens a pass (AngelSlim's benchmarks)",
+    ),
+    PublishedDraft(
+        "google/gemma-3-270m-it",
+        "google/gemma-3-4b-it",
+        "draft model",
+        _UNKNOWN,
+        "Gemma terms of use",
+        "--views T",
     ),
     PublishedDraft(
         "z-lab/Qwen3-8B-DFlash-b16",

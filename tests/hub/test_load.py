@@ -42,6 +42,14 @@ def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
         assert stop == tuple(model.tokenizer.convert_tokens_to_ids(named))
 
 
+def test_a_text_model_lacks_the_image_token_of_its_tokeniser() -> None:
+    """Gemma 3's small models have as many embeddings as their tokeniser has other tokens."""
+    batcher = Engine(load_twin("google/gemma-3-1b-it")).batcher
+    batcher.read([Request("Hi", 4)])
+    with pytest.raises(InputError, match=r"'<image_soft_token>' is token (\d+), .* has \1; leave"):
+        batcher.read([Request("A <image_soft_token>", 4)])
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_public_heads_draft_for_their_targets(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -16,11 +16,16 @@ from PIL import Image
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import Gemma3TextConfig, with_text
+from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
+from jaxspec.loading.models import LoadedHead
+from jaxspec.models.families import text_params
+from jaxspec.models.heads.kinds import init_head
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.messages import Message
+from jaxspec.sharding import make_mesh, shardings
 from tests import tiny
 
 torch = pytest.importorskip(
@@ -29,6 +34,7 @@ torch = pytest.importorskip(
 
 from eval.exactness import forward_logits  # noqa: E402
 from jaxspec.checkpoints import huggingface  # noqa: E402
+from jaxspec.checkpoints.heads import save_head  # noqa: E402
 from tests.hub import configs, words  # noqa: E402
 from tests.tiny import hf  # noqa: E402
 from tests.tiny.tiles import page  # noqa: E402
@@ -194,6 +200,37 @@ def test_a_batch_writes_transformers_answers(pair, expected, name, monkeypatch):
     results = engine.generate([Request(q, NEW, images=images) for q, images in asked()])
     assert [list(result.tokens) for result in results] == expected
     assert not options or sum(int(r.stats.accepted_at.sum()) for r in results) > 5
+
+
+def test_a_mesh_changes_no_token(pair, expected):
+    _, ours, _ = pair
+    mesh = make_mesh(model=2)
+    placed = jax.device_put(ours.params, shardings(ours.config, ours.params, mesh))
+    engine = Engine(replace(ours, params=placed), config=replace(SETTINGS, views=("lookup",)))
+    results = engine.generate([Request(q, NEW, images=images) for q, images in asked()])
+    assert [list(result.tokens) for result in results] == expected
+
+
+HEADS: dict[str, dict[str, Any]] = {
+    "KV head": {"feature": "last_hidden", "image_slots": 4, "slot_bias": True},
+    "EAGLE-3": {"feature": "fused", "target_layers": (0, 1, 2), "images": "embedding"},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_draft_from_their_files(pair, expected, tmp_path, name):
+    """EAGLE-3's are speculators', as RedHatAI publishes heads."""
+    _, ours, _ = pair
+    config, text = new_head(ours.config, **HEADS[name]), text_params(ours.config, ours.params)
+    head = init_head(config, text, jax.random.key(0), ours.model.text.norm_offset)  # pyright: ignore
+    server = "speculators" if name == "EAGLE-3" else "vllm"
+    save_head(tmp_path / "head", config, head, np.float32, server=server)
+    heads = [LoadedHead.load(tmp_path / "head", ours)]
+    jax.tree.map(np.testing.assert_array_equal, heads[0].params, head)
+    engine = Engine(ours, heads, replace(SETTINGS, gamma=3))
+    results = engine.generate([Request(q, NEW, images=images) for q, images in asked()])
+    assert [list(result.tokens) for result in results] == expected
+    assert sum(int(r.stats.accepted_at.sum()) for r in results) > 0
 
 
 def test_a_session_reads_images_of_later_turns(pair, expected):
