@@ -28,7 +28,7 @@ from jax.sharding import (
 )
 
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 from jaxspec.typing import Array, Params
 
 AXES = ("data", "fsdp", "model")
@@ -105,11 +105,12 @@ def make_mesh(
 ) -> Mesh:
     """Return a mesh of the first data * fsdp * model devices; InputError if there are fewer."""
     devices = jax.devices() if devices is None else devices
+    check_counts(data=data, fsdp=fsdp, model=model)
     count = data * fsdp * model
-    if min(data, fsdp, model) < 1 or count > len(devices):
+    if count > len(devices):
         raise InputError(
             f"mesh: {data} data x {fsdp} fsdp x {model} model devices, of {len(devices)}; "
-            "give numbers from 1 on whose product is not more"
+            "give numbers whose product is not more"
         )
     return jax.make_mesh(
         (data, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:count]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -52,7 +52,7 @@ class LoadedHead:
     """Hold a draft head's configuration and parameters."""
 
     config: HeadConfig
-    params: Params
+    params: Params = field(repr=False)
     """The head's own, and the target's output matrix for the tokens of a draft vocabulary."""
 
     @classmethod
@@ -79,7 +79,7 @@ class LoadedModel:
     """Hold a checkpoint with its tokeniser and image processor."""
 
     config: ModelConfig
-    params: Params
+    params: Params = field(repr=False)
     tokenizer: PreTrainedTokenizerBase
     image_processor: BaseImageProcessor | None
     """None for text models."""

@@ -24,6 +24,7 @@ from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import Prompt
+from jaxspec.sharding import make_mesh
 from tests import tiny
 from tests.tiny.families import FAMILIES
 
@@ -371,6 +372,7 @@ def test_wrong_arguments_are_one_line(
             "mesh: 4; give what jaxspec.sharding.make_mesh returns",
             lambda: LoadedModel.load("a", mesh=4),
         ),
+        ("model: four; give a whole number, 1 or more", lambda: make_mesh("four")),
         ("unknown dtype 'foo'; use one of float32", lambda: LoadedModel.load("a", dtype="foo")),
         # type: ignore[arg-type]
         ("unknown dtype 'int8'; use one of float32", lambda: LoadedModel.load("a", dtype=np.int8)),

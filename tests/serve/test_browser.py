@@ -19,7 +19,7 @@ if not (CHROMIUM and DRIVER):
     pytest.skip("no chromium; make browser installs it", allow_module_level=True)
 
 
-@pytest.fixture(params=[(1000, "light"), (1000, "dark"), (390, "light")], ids=str)
+@pytest.fixture(params=[(1000, "light"), (1000, "dark"), (360, "light")], ids=str)
 def page(served: Served, request: pytest.FixtureRequest) -> Iterator[Page]:
     shown = Page(served.url, *request.param)
     yield shown
@@ -51,6 +51,8 @@ def test_a_question_with_a_picture_and_a_race(page: Page, tmp_path: Path) -> Non
     first, second = (lane.text for lane in page.all(".lane .answer"))
     assert first == second
     assert page.script("document.documentElement.scrollWidth <= window.innerWidth")
+    tools = page.script("[...document.querySelectorAll('#tools > button')].map(x => x.offsetTop)")
+    assert len({top for top in tools if top}) == 1  # one line of buttons
     ground = page.script("getComputedStyle(document.body).backgroundColor")
     scheme = page.script("matchMedia('(prefers-color-scheme: dark)').matches")
     assert (ground == "rgb(13, 17, 23)") == scheme
