@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -10,6 +11,7 @@ from jaxspec.cli import main
 from jaxspec.cli.drafts import PUBLISHED
 from jaxspec.cli.generate import Generate
 from jaxspec.cli.options import parse_subcommand
+from tests.conftest import ROOT
 from tests.hub import block_heads
 from tests.hub.table import HEADS
 
@@ -21,6 +23,16 @@ def test_each_draft_is_listed_for_the_target_that_its_twin_drafts_for() -> None:
         name: targets[name] for name in listed.keys() & targets
     }
     assert targets.keys() - listed.keys() == {"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
+
+
+def test_the_page_cites_what_the_list_claims() -> None:
+    """docs/choose.md has a row for some of the drafts, with the numbers of their claims."""
+    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "`" in line]
+    claims = {draft.id: re.findall(r"\d+\.\d+", draft.claim) for draft in PUBLISHED}
+    named = [(row, name) for row in rows for name in claims if f"`{name}`" in row]
+    assert len(named) >= 8
+    assert [(row, name) for row, name in named if not all(n in row for n in claims[name])] == []
 
 
 def test_each_printed_command_parses(capsys: pytest.CaptureFixture[str]) -> None:
