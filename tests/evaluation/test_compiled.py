@@ -73,6 +73,16 @@ def test_a_block_fits_in_place(preset: str, rows: dict[int, dict[str, Any]], chi
     assert row["collectives"] <= (2 * LAYERS + 2 if chips > 1 else 0)
 
 
+def test_a_tree_of_a_head_copies_no_weight(tmp_path: Path) -> None:
+    """Nor any scores of its nodes, of which a level has ten."""
+    options = ("--chips", TPUS[0], "--programs", "msd", "--tree", "dynamic:10:30")
+    (row,) = compiled("llava7b_68m", tmp_path, *options)
+    assert row["width"] == 31
+    assert row["aliased_gib"] >= row["caches_gib"] > 0
+    scores = 4 * 10 * text_config(load_preset("latency", "llava7b_68m").target).vocab_size
+    assert row["copied_in_mib"] * 2**20 < scores
+
+
 @pytest.mark.skipif(find_spec("jax_plugins") is None, reason="jax-cuda12-plugin is not installed")
 def test_gpus_gather_no_embeddings_and_no_head(tmp_path: Path) -> None:
     text = text_config(load_preset("latency", "llava7b_68m").target)
