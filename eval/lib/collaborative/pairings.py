@@ -172,7 +172,7 @@ class _Measurement:
             for form in engine.assembly.forms:
                 images = form.model.images, engine.assembly.lead.images
                 showing = Showing(form.view, engine.encoder, *images)
-                form.check_context(request, prompt_row(showing, request.prompt))
+                form.check_row(request, prompt_row(showing, request.prompt))
         except InputError:
             return False
         return True
