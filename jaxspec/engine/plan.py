@@ -18,6 +18,7 @@ from jaxspec.engine.assembly import build_program
 from jaxspec.engine.config import EngineConfig
 from jaxspec.engine.drafts import DraftConfig, mixture, sources_of
 from jaxspec.engine.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
+from jaxspec.loading.pairs import check_views
 from jaxspec.models.families import abstract_params, towers_alike
 from jaxspec.models.int8 import Weights
 from jaxspec.models.language_model import LanguageModel
@@ -81,6 +82,8 @@ def abstract_program(
       weights: "int8" for a target that `LoadedModel.load` quantises.
     """
     parts, model = mixture(views, drafts), LanguageModel(target)
+    if parts.model is not None and model.has_vision:
+        check_views(target, parts.model, parts.views)
     shares = parts.model is not None and towers_alike(target, parts.model)
     sources = sources_of(parts, model, gamma, shares)
     config = EngineConfig(views=views, gamma=gamma, tree=tree, width=width)

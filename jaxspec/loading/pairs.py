@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jaxspec.config import LvlmConfig, text_config
+from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.config.schema import WHOLE
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel, same_values
@@ -95,22 +95,27 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
     """Refuse a draft with other token ids than the target's, and views that it cannot read."""
     check_tokens(target.tokenizer, draft.tokenizer)
     check_vocabulary("draft", draft)
+    check_views(target.config, draft.config, views)
+
+
+def check_views(target: ModelConfig, draft: ModelConfig, views: tuple[View, ...]) -> None:
+    """Refuse views that a draft cannot read."""
     counting = [view.name for view in views if view.counts_slots]
-    token = getattr(target.config, "image_token_index", 0)
-    size = text_config(draft.config).vocab_size
+    token = getattr(target, "image_token_index", 0)
+    size = text_config(draft).vocab_size
     if counting and token >= size:
         raise InputError(
             f"views: {','.join(counting)} shows token {token}, and the draft has {size} tokens; "
             "export it with --vocab-of the target"
         )
-    if isinstance(draft.config, LvlmConfig) and isinstance(target.config, LvlmConfig):
-        here, there = draft.config.image_token_index, target.config.image_token_index
+    if isinstance(draft, LvlmConfig) and isinstance(target, LvlmConfig):
+        here, there = draft.image_token_index, target.image_token_index
         if here != there:
             raise InputError(f"draft: image_token_index {here}, and the target's is {there}")
         return
     blind = [view.name for view in views if view.reads_images]
     if blind:
-        which = "draft" if isinstance(target.config, LvlmConfig) else "target"
+        which = "draft" if isinstance(target, LvlmConfig) else "target"
         raise InputError(
             f"views: {','.join(blind)} shows images and the {which} is a text model; use view T"
         )

@@ -108,6 +108,15 @@ def test_an_id_that_is_not_there_is_one_line(refusal: Callable[..., str]) -> Non
     assert missing in refusal("inspect", "llava-hf/llava-1.5-70b-hf")
 
 
+def test_a_plan_of_a_text_draft_that_is_shown_images_is_one_line(
+    refusal: Callable[..., str],
+) -> None:
+    target, draft = "google/gemma-3-4b-it", "google/gemma-3-270m-it"
+    assert "views: M shows images and the draft is a text model; use view T" in refusal(
+        "plan", target, "--draft", draft, "--chips", "h100"
+    )
+
+
 def pairs() -> Iterator[Any]:
     """Every target and draft, models that write together, and target and start of training, of the
     presets.

@@ -59,9 +59,7 @@ def test_a_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: 
     layers: Any = cache.layers
     with torch.no_grad():
         out: Any = target(row, past_key_values=cache, output_hidden_states=True)
-    shared = {
-        kind: (layers[i].keys, layers[i].values) for kind, i in zip(KINDS, (0, 2))
-    }
+    shared = {kind: (layers[i].keys, layers[i].values) for kind, i in zip(KINDS, (0, 2))}
     model = assistant(monkeypatch, groups)
     state, token = out.hidden_states[-1][:, -1:], out.logits[:, -1:].argmax(-1)
     tokens, theirs = [int(token)], []

@@ -21,7 +21,7 @@ from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
-from jaxspec.models.families import text_params
+from jaxspec.models.families import build, text_params
 from jaxspec.models.heads.kinds import init_head
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.messages import Message
@@ -32,7 +32,7 @@ torch = pytest.importorskip(
     "torch", reason="torch is the oracle of parity: install the `parity` extra"
 )
 
-from eval.exactness import forward_logits  # noqa: E402
+from eval.exactness import forward_logits, whole_row  # noqa: E402
 from jaxspec.checkpoints import huggingface  # noqa: E402
 from jaxspec.checkpoints.heads import save_head  # noqa: E402
 from tests.hub import configs, words  # noqa: E402
@@ -169,6 +169,26 @@ def test_prompts_and_logits(pair):
         with torch.no_grad():
             logits = made(**theirs).logits[0, -1]
         hf.assert_close(forward_logits(ours, prompt, ()), logits)
+
+
+def test_logits_without_a_cache(pair):
+    """What training scores, and the module as a whole, at every token."""
+    made, ours, given = pair
+    question, images = asked()[2]
+    with torch.no_grad():
+        expected = made(**inputs(given, question, images)).logits[0]
+    prompt = Engine(ours, config=SETTINGS).encoder.prompt(question, images)
+    rows, tiles = whole_row(ours, prompt, ())
+    assert tiles is not None
+
+    @jax.jit
+    def run(params: Any, rows: Any, tiles: Any) -> Any:
+        scores = ours.model.score(params, rows, ours.model.encode(params, tiles))
+        module = build(ours.config).apply
+        return scores, module({"params": params}, rows.tokens, **tiles, sources=rows.sources)
+
+    for logits in run(ours.params, rows, tiles):
+        hf.assert_close(logits[0, : len(expected)], expected)
 
 
 @pytest.fixture(scope="module")
