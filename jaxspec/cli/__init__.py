@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxspec import __version__
-from jaxspec.cli.options import parse_subcommand
 from jaxspec.command import input_errors, start
 
 
@@ -20,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"jaxspec {__version__}")
         return
 
+    from jaxspec.cli.options import parse_subcommand
     from jaxspec.engine.captioners import runs_torch
 
     with input_errors("jaxspec"):

@@ -15,6 +15,10 @@ from pathlib import Path
 from textwrap import fill, indent
 from typing import Annotated, Any, NoReturn, get_type_hints
 
+import tyro
+from docstring_parser import parse
+from tyro.constructors._struct_spec_dataclass import dataclass_rule
+
 from jaxspec.command import input_errors, script_name
 from jaxspec.errors import CLONE, InputError, nearest
 from jaxspec.files import local_path
@@ -29,8 +33,6 @@ def run_script(main: Callable[..., object], description: str | None = None) -> N
     Args:
       description: Beginning of --help; by default the docstring of `main`.
     """
-    import tyro  # here, because scripts start faster without it
-
     name, marks = script_name(), (tyro.conf.FlagCreatePairsOff,)
     with input_errors(name):
         parse_options(main, sys.argv[1:], f"python -m {name}", description, marks)
@@ -55,8 +57,6 @@ def parse_options(
       config: Markers of `tyro.conf` for all options.
       settings: More arguments of `tyro.cli`.
     """
-    import tyro
-
     settings |= {
         "prog": prog,
         "description": "",  # tyro would not wrap it
@@ -87,8 +87,6 @@ def parse_subcommand(
 
     `help NAME` is `NAME --help`.
     """
-    import tyro
-
     name, *others = arguments or [""]
     if name == "help":
         name, *others = [*others, "--help"]
@@ -146,9 +144,6 @@ def _registry(pairs: bool) -> Any:
     Args:
       pairs: Whether a flag that is set by default has a form that sets it, too.
     """
-    import tyro
-    from docstring_parser import parse
-    from tyro.constructors._struct_spec_dataclass import dataclass_rule
 
     def path_rule(info: Any) -> Any:
         spec = tyro.constructors.PrimitiveConstructorSpec
