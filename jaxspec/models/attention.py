@@ -42,7 +42,8 @@ def attend(
       bias: Bias of the scores of each slot.
       window: Number of positions that a query reads, its own the last; None reads all. In a tree
         a node's position is its depth behind the root's.
-      reach: Last slot that each query reads; None means its own. Without a tree only.
+      reach: Last slot that each query reads, outside of trees; None means its own. TPUs' kernel
+        has no mask for it, so long prompts are then read in blocks there too.
     """
     count = q.shape[1]
     if count < 2 * BLOCK or mask is not None or bias is not None:

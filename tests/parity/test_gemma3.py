@@ -15,13 +15,13 @@ import pytest
 from PIL import Image
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.config import Gemma3TextConfig, with_text
+from jaxspec.config import Gemma3Config, Gemma3TextConfig, with_text
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
-from jaxspec.models.families import build, text_params
+from jaxspec.models.families import abstract_params, build, text_params
 from jaxspec.models.heads.kinds import init_head
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.messages import Message
@@ -288,6 +288,34 @@ def test_the_tower_at_full_size(tmp_path):
     with torch.no_grad():
         logits = made(**theirs).logits[0, -1]
     hf.assert_close(forward_logits(ours, prompt, ()), logits)
+
+
+SIZES_OF = {
+    "4B": (4_300_079_472, {"hidden_size": 2560, "intermediate_size": 10240}, (34, 8, 4)),
+    "12B": (12_187_325_040, {"hidden_size": 3840, "intermediate_size": 15360}, (48, 16, 8)),
+    "27B": (
+        27_432_406_640,
+        {
+            **{"hidden_size": 5376, "intermediate_size": 21504},
+            **{"head_dim": 128, "query_pre_attn_scalar": 168},
+        },
+        (62, 32, 16),
+    ),
+}
+"""Parameters as the hub counts them; the decoder's entries; layers, attention heads, key heads."""
+
+
+@pytest.mark.parametrize("size", SIZES_OF)
+def test_published_sizes(size):
+    count, text, depth = SIZES_OF[size]
+    names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    text = text | dict(zip(names, depth)) | {"sliding_window": 1024}
+    tower = {
+        **{"hidden_size": 1152, "intermediate_size": 4304, "image_size": 896, "patch_size": 14},
+        **{"num_attention_heads": 16, "num_hidden_layers": 27},
+    }
+    config = Gemma3Config.from_hf({"text_config": text, "vision_config": tower})
+    assert sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config))) == count
 
 
 def test_files(pair, tmp_path):
