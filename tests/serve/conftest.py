@@ -31,6 +31,8 @@ CONFIG = EngineConfig(
     trace=True,
 )
 QUEUE, BODY = 60, 200_000
+SIZES = (64, 256), 1, 28, NEW
+"""Sizes that the server has programs for, see `examples`."""
 
 
 @dataclass
@@ -56,7 +58,7 @@ def start(engine: Engine, plain: Engine) -> Served:
     """Return a server, not yet warm."""
     listener = socket.create_server(("127.0.0.1", 0))
     metrics = Metrics(MODEL)
-    requests = examples(engine, (64, 256), 1, 28, NEW)
+    requests = examples(engine, *SIZES)
     worker = Worker(engine, requests, QUEUE, plain, metrics.observe)
     limits = Limits(MODEL, images=1, pixels=100_000, tokens=256, races=True)
     server = Server(worker, Settings(limits, body=BODY), metrics)

@@ -25,7 +25,7 @@ from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
 from jaxspec.serve.worker import Ticket, Unready, Worker, examples
 from tests import tiny
-from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, Served
+from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
 from tests.serve.mutations import mutated
 
 PAGES = [Image.fromarray(tiny.page(i, 25, 31)) for i in range(4)]
@@ -275,7 +275,7 @@ def test_hostile_requests_are_refused_and_leave_nothing(served: Served) -> None:
 
 def test_a_worker_that_fails_leaves_nobody_waiting(served: Served) -> None:
     """Neither those whose prompts are read just then, nor those in the queue."""
-    worker = Worker(served.engine, examples(served.engine, (64,), 0, 28, NEW), QUEUE)
+    worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)  # compiles nothing
     worker.start()
     assert worker.ready.wait(600)
     for array in jax.tree.leaves(worker.batch.state):
