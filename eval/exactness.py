@@ -280,7 +280,8 @@ def measure_sampling(
     def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:
         seeds = range(config.seed + seed, config.seed + seed + draws)
         requests = [
-            Request(prompt, tokens, temperature, top_p=top_p, seed=number) for number in seeds
+            Request(prompt, tokens, temperature, top_p=top_p, seed=number % 2**32)
+            for number in seeds
         ]
         bar.update()
         return [result.tokens for result in engine.generate(requests)]

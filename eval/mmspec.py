@@ -155,7 +155,12 @@ def converse(
             else:
                 prompts[i] = next_prompt(engine.encoder, prompts[i], answers[i], samples[i])
         requests = [
-            Request(prompts[i], config.max_new_tokens, config.temperature, seed=config.seed + i)
+            Request(
+                prompts[i],
+                config.max_new_tokens,
+                config.temperature,
+                seed=(config.seed + i) % 2**32,
+            )
             for i in open_
         ]
         with config.named(MMSPEC):

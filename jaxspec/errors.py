@@ -43,6 +43,12 @@ def check_counts(**counts: object) -> None:
             raise InputError(f"{name}: {count}; give a whole number, 1 or more")
 
 
+def check_seed(seed: object) -> None:
+    """Raise InputError for a seed that is not a whole number of 32 bits."""
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < 2**32:
+        raise InputError(f"seed: {seed}; give a whole number from 0 to {2**32 - 1}")
+
+
 def check_numbers(least: float = 0.0, most: float = 3.4e38, **numbers: object) -> None:
     """Raise InputError, with the name, for the first value that is no number in a range.
 

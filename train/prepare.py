@@ -27,7 +27,7 @@ from jaxspec.command import input_errors, script_name
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.prepared import FileFormat, prepare
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_seed
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.placeholders import PLACEHOLDER
@@ -113,6 +113,7 @@ def main(command: Llava | Text | Book) -> Path:
             yield from chunk
 
     if isinstance(command, Book):
+        check_seed(command.seed)
         if command.images is not None and command.images < 0:
             raise InputError(f"images: {command.images}; give 0 or more")
         number = min(command.samples, few or command.samples)

@@ -15,7 +15,7 @@ from jaxspec.checkpoints.formats.gguf_files import converted
 from jaxspec.errors import InputError, check_path, reading
 from jaxspec.plugins import load_plugin, plugins
 
-SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
+SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md", "mask_embedding.pt")
 """Patterns of a checkpoint's files besides its weights."""
 _HUB_ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 

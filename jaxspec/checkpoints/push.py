@@ -99,6 +99,8 @@ def push(folder: Path, repository: Repository) -> Pushed:
                 f"push: {name} holds revision {str(info.sha)[:8]}, which this machine did not "
                 "push; give another name"
             )
+        # A push whose reply was lost repeats no commit: `upload_folder` makes none where the hub
+        # holds all files as they are here, and returns the newest revision.
         mark = uuid.uuid4().hex[:12]
         _record(name, {"revision": info.sha, "mark": mark})
         commit = api.upload_folder(

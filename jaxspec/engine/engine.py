@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -286,8 +287,9 @@ class Engine:
         waits = batcher.config.continuous_batching and len(read) > most
         fresh = bucket(rows_per_insert(most), BATCH_BUCKETS, "batch") if waits else 0
         smaller = max(batcher.rooms(sizes)[:-1], default=0)
+        options_of = partial(batcher.together(read).options, [], batcher.eos)
         return plan_memory(
-            self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller
+            self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller, options_of
         )
 
 

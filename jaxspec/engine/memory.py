@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -108,7 +109,13 @@ def device_memory() -> int | None:
 
 @usual_settings()
 def plan_memory(
-    program: Program, params: Params, batch: int, sizes: Sizes, fresh: int = 0, smaller: int = 0
+    program: Program,
+    params: Params,
+    batch: int,
+    sizes: Sizes,
+    fresh: int = 0,
+    smaller: int = 0,
+    options_of: Callable[[int], Sampling] | None = None,
 ) -> MemoryReport:
     """Return the bytes that B rows of these sizes will take.
 
@@ -116,10 +123,13 @@ def plan_memory(
       params: Parameters, or their shapes (`jax.ShapeDtypeStruct`); nothing is allocated.
       fresh: Number of rows prefilled next to the batch for its free rows.
       smaller: Number of new tokens of the caches before they grow to the sizes; 0: they do not.
+      options_of: Returns the options of B rows; None for rows without processors and logprobs.
     """
-    waiting = plan_memory(program, params, fresh, sizes) if fresh else None
-    before = plan_memory(program, params, batch, sizes._replace(new=smaller)) if smaller else None
+    planned = partial(plan_memory, program, params, options_of=options_of)
+    waiting = planned(fresh, sizes) if fresh else None
+    before = planned(batch, sizes._replace(new=smaller)) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
+    options = options_of(batch) if options_of else options
     state = abstract_state(program, params, inputs, options, sizes.new)
     caches, weighting = map(bytes_held, (state.target, state.weighting))
     # A target alone has no drafter, and collaborating models have one of pending proposals.

@@ -18,7 +18,7 @@ from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.settings import HOTTEST, Settings, is_count, within
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.memory import Sizes
-from jaxspec.errors import InputError, check_counts, located
+from jaxspec.errors import InputError, check_counts, check_seed, located
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow
@@ -129,8 +129,7 @@ class Request:
             isinstance(text, str) and text for text in self.stop
         ):
             raise InputError(f"stop: {self.stop!r}; give a list of non-empty strings")
-        if not is_count(self.seed) or self.seed >= 2**32:
-            raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class LiveBatch(Rows):
         program, params = batcher.program, self.together.held.params
         size = bucket(batcher.config.batch_size, BATCH_BUCKETS, "batch")
         inputs, _ = abstract_inputs(program, size, self.capacity)
-        options = self.together.options([], batcher.eos, size)
+        options = self._empty_options(size)
         shapes = abstract_state(program, params, inputs, options, self.capacity.new)
         with usual_settings():
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
@@ -248,8 +248,13 @@ class LiveBatch(Rows):
 
     def memory(self) -> MemoryReport:
         """Return the bytes that the batch takes on a device."""
-        program, fresh = self.batcher.program, bucket(self.few, BATCH_BUCKETS, "batch")
-        return plan_memory(program, self.together.held.params, self.rows, self.capacity, fresh)
+        program, params = self.batcher.program, self.together.held.params
+        sizes, fresh = self.capacity, bucket(self.few, BATCH_BUCKETS, "batch")
+        options_of = self._empty_options
+        return plan_memory(program, params, self.rows, sizes, fresh, options_of=options_of)
+
+    def _empty_options(self, rows: int) -> Sampling:
+        return self.together.options([], self.batcher.eos, rows)
 
     def fit(self, request: EncodedRequest) -> Sizes:
         """Return the smallest sizes that hold the request; InputError if none does."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxspec.errors import InputError, check_counts, check_numbers
+from jaxspec.errors import InputError, check_counts, check_numbers, check_seed
 from jaxspec.sharding import make_mesh
 
 
@@ -104,6 +104,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "accumulate", "save_every", "keep", "log_every")
         check_counts(**{name: getattr(self, name) for name in counts})
+        check_seed(self.seed)
         check_numbers(
             learning_rate=self.learning_rate,
             warmup=self.warmup,

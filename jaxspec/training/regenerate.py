@@ -22,7 +22,7 @@ from jaxspec.cluster import map_over_processes, on_first, process, sole_on_first
 from jaxspec.config import text_config
 from jaxspec.data.samples import Sample
 from jaxspec.engine.engine import Engine, Request
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, check_seed
 from jaxspec.files import write_text, writing
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.placeholders import PLACEHOLDER
@@ -52,6 +52,7 @@ class Regeneration:
 
     def __post_init__(self) -> None:
         check_counts(samples=self.samples, max_new_tokens=self.max_new_tokens, chunk=self.chunk)
+        check_seed(self.seed)
 
     @property
     def chunks(self) -> int:

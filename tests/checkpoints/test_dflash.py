@@ -298,6 +298,13 @@ def test_what_this_library_lacks_is_named(
     assert "\n" not in str(error.value)
 
 
+def test_a_mask_in_a_file_of_its_own_is_refused(head: Path, tmp_path: Path) -> None:
+    path = rewritten(head, tmp_path / "head", nothing)
+    (path / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(InputError, match=r"mask_embedding\.pt is not read; give a head without"):
+        load_head(path)
+
+
 def test_other_targets_and_servers_are_refused(head: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="DFlash heads keep their draft vocabulary; leave that"):
         export(head, tmp_path / "out", draft_vocabulary=5)

@@ -167,6 +167,13 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
     report = inserting.memory_report(requests)
     assert report.insert == small.target_cache + small.draft_cache + small.weighting + small.inputs
     assert report.target_cache == 2 * small.target_cache
+    settings: dict[str, Any] = {"logprobs": 5, "presence_penalty": 1.0, "logit_bias": {3: 1.0}}
+    full = replace(requests[0], **settings)
+    batch = engine.live([full])
+    arrays = batch.options.processors, batch.state.prompt, batch.state.logprobs
+    added = engine.memory_report(full).inputs - small.inputs
+    assert added == sum(x.nbytes for x in jax.tree.leaves(arrays)) // batch.rows
+    assert batch.memory().inputs > batch.rows * small.inputs
 
 
 @pytest.mark.parametrize("stop", [[2, 7], 9, None])

@@ -15,7 +15,11 @@ from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.loading import load_models
 from eval.lib.recorded.config import RecordedConfig
 from jaxspec.command import load_preset, preset_names
+from jaxspec.engine.requests import Request
 from jaxspec.errors import InputError
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.regenerate import Regeneration
+from train import prepare
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,22 @@ def test_rows_are_named_or_views() -> None:
         parse("mini --rows T-slot")
     with pytest.raises(InputError, match="no row 'M,' in the preset"):
         parse("mini --rows M,")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_has_32_bits(seed: int) -> None:
+    """The same of questions, tables, training and answers that are written for training."""
+    for make in (
+        lambda: parse(f"mini --seed {seed}"),
+        lambda: parse_command(Options, "", ["gsm8k", "--seed", str(seed)], CollaborativeEvalConfig),
+        lambda: parse_command(Options, "", ["recorded", "--seed", str(seed)], RecordedConfig),
+        lambda: TrainConfig(steps=1, batch=1, seed=seed),
+        lambda: Regeneration("", "", 1, seed=seed),
+        lambda: prepare.main(prepare.Book(seed=seed)),
+        lambda: Request("Hi", seed=seed),
+    ):
+        with pytest.raises(InputError, match=f"seed: {seed}; give a whole number from 0 to"):
+            make()
 
 
 def test_own_sets() -> None:

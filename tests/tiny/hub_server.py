@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _repository(self, name: str, action: str, body: bytes) -> tuple[int, Any, dict[str, str]]:
         hub, repo = self.hub, self.hub.repos[name]
         newest = repo.commits[-1]
-        if not action:
+        if action in ("", "/revision/main"):
             files = [{"rfilename": file} for file in newest.files]
             info = {"id": name, "sha": newest.revision, "private": repo.private, "siblings": files}
             return 200, info, {}
@@ -136,7 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
                 {
                     "files": [
                         {"path": file["path"], "shouldIgnore": False}
-                        | {"uploadMode": "lfs" if file["path"].endswith("tensors") else "regular"}
+                        | {"uploadMode": _mode(file["path"])}
+                        | {"oid": _oid(file["path"], newest.files.get(file["path"]))}
                         for file in json.loads(body)["files"]
                     ]
                 },
@@ -172,6 +173,19 @@ class _Handler(BaseHTTPRequestHandler):
         commit = hub.commit(name, header["summary"], files)
         url = f"{hub.url}/{name}/commit/{commit.revision}"
         return 200, {"commitUrl": url, "commitOid": commit.revision}, {}
+
+
+def _mode(path: str) -> str:
+    return "lfs" if path.endswith("tensors") else "regular"
+
+
+def _oid(path: str, content: bytes | None) -> str | None:
+    """Return the id of a file that the hub holds, as the hub tells it before an upload."""
+    if content is None:
+        return None
+    if _mode(path) == "lfs":
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @contextmanager

@@ -305,7 +305,7 @@ class _Measurement:
                 first_prompt(encoder, sample, self.chat_form),
                 self.config.max_new_tokens,
                 self.pairing.temperature,
-                seed=self.config.seed + i,
+                seed=(self.config.seed + i) % 2**32,
             )
             for i, sample in enumerate(samples)
         ]

@@ -173,7 +173,7 @@ def prompts_of(config: EvalConfig, plain: Engine, part: Record) -> list[Prompt]:
 def requests_of(config: EvalConfig, prompts: Sequence[Prompt]) -> list[Request]:
     """Return requests at the config's temperature, each with a seed of its own."""
     return [
-        Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
+        Request(prompt, config.max_new_tokens, config.temperature, seed=(config.seed + i) % 2**32)
         for i, prompt in enumerate(prompts)
     ]
 

@@ -16,7 +16,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.decoding.sources.lookup import LOOKUP
 from jaxspec.engine.config import IMAGE_BUCKETS, PROMPT_BUCKETS, EngineConfig
 from jaxspec.engine.drafts import HEAD
-from jaxspec.errors import InputError, check_counts, located
+from jaxspec.errors import InputError, check_counts, check_seed, located
 from jaxspec.files import local_path
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import Placement
@@ -225,6 +225,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
     def __post_init__(self) -> None:
         self.check()
         check_counts(repeats=self.repeats)
+        check_seed(self.seed)
         if not set(self.turns) <= {1, 2} or not self.turns:
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
         if not any(map(self.turns_of, self.sets)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eval.lib.drafts.config import Data
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, check_seed
 
 
 @dataclass(frozen=True)
@@ -59,5 +59,6 @@ class RecordedConfig(Record, Replay):
     def __post_init__(self) -> None:
         self.check()
         check_counts(order=self.order, nearest=self.nearest, resamples=self.resamples)
+        check_seed(self.seed)
         if self.folds < 2:
             raise InputError(f"folds: {self.folds}; give 2 or more")

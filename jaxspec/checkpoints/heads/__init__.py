@@ -38,7 +38,7 @@ from jaxspec.checkpoints.heads.kv_head import KVHeadFiles
 from jaxspec.checkpoints.heads.published import with_known_images
 from jaxspec.checkpoints.heads.vispec import VispecFiles
 from jaxspec.checkpoints.huggingface import read_tensor
-from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.config import (
     AssistantConfig,
     DFlashConfig,
@@ -152,10 +152,15 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
             raise InputError(f"{path}: a quantised head ({quantisation.method}); take the original")
     stored = {tensor.name: tensor for tensor in list_directory(path, problems)}
     name = kind_of_head(raw, _shapes(stored.values()))
+    if name == "EAGLE-1" and not stored and "vispec" in model_name(path).lower():
+        name = "ViSpec"  # whose config.json is an EAGLE-1 head's
     if name not in HEADS:
         article, kinds = "an" if name.startswith(("E", "MTP")) else "a", ", ".join(HEADS)
         raise InputError(f"{path}: {article} {name} head; give one of {kinds}")
     kind = HEADS[name]
+    for file in kind.unread:
+        if (path / file).exists():
+            raise InputError(f"{path}: {file} is not read; give a head without one")
     config = with_known_images(path, raw, kind.config.from_dict(raw))
     if problems:
         return config, stored, problems

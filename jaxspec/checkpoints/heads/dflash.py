@@ -45,6 +45,8 @@ _UNREAD = re.compile(r"confidence_head\.|verifier_(norm|lm_head)\.|(d2t|t2d)$")
 class DFlashFiles(Kind[DFlashConfig]):
     """Read heads in any public layout, and write them for the programs that serve them."""
 
+    unread = ("mask_embedding.pt",)  # vLLM's, in place of the mask token's embedding
+
     def completed(
         self, config: DFlashConfig, stored: dict[str, StoredTensor]
     ) -> tuple[DFlashConfig, dict[str, StoredTensor]]:

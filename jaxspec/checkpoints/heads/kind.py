@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class ExportOptions:
 class Kind(ABC, Generic[Config]):
     """Read, write and describe the files of a kind of head."""
 
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Files that would change its scores and are not read."""
     config: type[Config]
     about: str
     """What it is, for its card."""
