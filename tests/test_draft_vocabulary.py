@@ -63,7 +63,7 @@ def test_a_narrow_draft_scores_its_words_as_the_whole_one(model: LanguageModel) 
     np.testing.assert_allclose(
         logits(narrower, params)[..., WORDS[:4]], whole[..., WORDS[:4]], atol=1e-5
     )
-    with pytest.raises(InputError, match="5 tokens, and the draft scores 4; give fewer"):
+    with pytest.raises(InputError, match="5 tokens, but the draft scores 4; give fewer"):
         tiny.narrow(narrower, params, WORDS[:5])
 
 

@@ -211,7 +211,7 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
         else:
             problems.append(f"the model has no tensor {name}")
     problems += [
-        f"{tensor.name} is {list(tensor.shape)}, and {CONFIG} and the model ask for {list(shape)}"
+        f"{tensor.name} is {list(tensor.shape)}, but {CONFIG} and the model ask for {list(shape)}"
         for tensor, shape in expected
         if tensor.shape != shape
     ]

@@ -74,7 +74,7 @@ def check_files(path: Path) -> None:
                 f"{file}: a pointer of git-lfs, not the file; run `git lfs pull` there"
             )
         if status and file.suffix not in _WEIGHTS and status.st_size > _LARGEST:
-            raise InputError(f"{file}: {status.st_size} bytes, and at most {_LARGEST} are read")
+            raise InputError(f"{file}: {status.st_size} bytes, but at most {_LARGEST} are read")
 
 
 def _check_name(path: Path) -> None:

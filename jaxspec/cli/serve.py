@@ -129,7 +129,7 @@ def run(args: Serve) -> None:
     sees = engine.assembly.lead.images is not None
     images = int(sees) if sizes.images is None else sizes.images
     if images and not sees:
-        raise InputError(f"--images: {images}, and the target is a text model; give 0")
+        raise InputError(f"--images: {images}, but the target is a text model; give 0")
     requests = examples(engine, lengths, images, sizes.image_side, sizes.max_new_tokens)
     name = models.model or Path(models.target).name
     metrics = Metrics(name)

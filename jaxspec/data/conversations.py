@@ -53,8 +53,8 @@ class Skipped:
             log.write(json.dumps({"id": name, "reason": str(reason)}, ensure_ascii=False) + "\n")
         if self.count > self.limit:
             raise InputError(
-                f"data: {self.count} rows cannot be read, and {self.limit} may be skipped; mend "
-                f"them, or raise the limit ({self.log} has all of them); the last: {reason}"
+                f"data: {self.count} rows cannot be read, but only {self.limit} may be skipped; "
+                f"mend them, or raise the limit ({self.log} has all of them); the last: {reason}"
             ) from reason
 
     def summary(self) -> str:

@@ -50,7 +50,7 @@ class Form:
         if largest >= size and not self.drafts:
             word = self.model.tokenizer.convert_ids_to_tokens(largest)
             raise InputError(
-                f"prompt: {word!r} is token {largest}, and {self.name} has {size}; leave it out"
+                f"prompt: {word!r} is token {largest}, but {self.name} has {size}; leave it out"
             )
         limit = text_config(self.model.config).max_position_embeddings
         if len(row) + request.max_new_tokens <= limit:
@@ -146,7 +146,7 @@ def build_program(
         raise InputError(f"width: {config.width} with a tree; leave out width or tree")
     width = config.width or block
     if width < block:
-        raise InputError(f"width: {width}, and a block has {block} tokens; give {block} or more")
+        raise InputError(f"width: {width}, but a block has {block} tokens; give {block} or more")
     return Speculator(target, drafter, weighting, config.trace, width)
 
 

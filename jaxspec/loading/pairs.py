@@ -105,13 +105,13 @@ def check_views(target: ModelConfig, draft: ModelConfig, views: tuple[View, ...]
     size = text_config(draft).vocab_size
     if counting and token >= size:
         raise InputError(
-            f"views: {','.join(counting)} shows token {token}, and the draft has {size} tokens; "
+            f"views: {','.join(counting)} shows token {token}, but the draft has {size} tokens; "
             "export it with --vocab-of the target"
         )
     if isinstance(draft, LvlmConfig) and isinstance(target, LvlmConfig):
         here, there = draft.image_token_index, target.image_token_index
         if here != there:
-            raise InputError(f"draft: image_token_index {here}, and the target's is {there}")
+            raise InputError(f"draft: image_token_index {here}, but the target's is {there}")
         return
     blind = [view.name for view in views if view.reads_images]
     if blind:

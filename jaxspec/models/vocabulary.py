@@ -58,7 +58,7 @@ def narrowed(
     }
     if not index_of.keys() >= set(tokens):
         raise InputError(
-            f"draft vocabulary: {len(tokens)} tokens, and the draft scores {len(index_of)}; "
+            f"draft vocabulary: {len(tokens)} tokens, but the draft scores {len(index_of)}; "
             "give fewer"
         )
     kernel = head_kernel(

@@ -237,7 +237,7 @@ class PromptEncoder:
                     raise InputError(f"{where}: {VIDEO}s are not supported; give images")
                 if self.image_token is not None and self.image_text in text:
                     raise InputError(
-                        f"{where}: {self.image_text} marks an image in this model, and none is "
+                        f"{where}: {self.image_text} marks an image in this model, but none is "
                         "given for it; leave it out"
                     )
             if message.images and self.image_token is None:

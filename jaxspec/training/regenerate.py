@@ -115,7 +115,7 @@ def regenerated(
         sample = source[row["sample"]]
         if row["id"] != sample.id:
             raise InputError(
-                f"{folder}: number {row['sample']} is {sample.id!r}, and was {row['id']!r} when "
+                f"{folder}: number {row['sample']} is {sample.id!r}, but was {row['id']!r} when "
                 "it was answered; give the answered data, or another name"
             )
         turns = row["turns"]
@@ -156,7 +156,7 @@ def _claim(folder: epath.Path, work: Regeneration) -> None:
         for name, value in new.items():
             if old.get(name) != value:
                 raise InputError(
-                    f"{folder}: holds answers of {name} {old.get(name)!r}, and now it is "
+                    f"{folder}: holds answers of {name} {old.get(name)!r}, but now it is "
                     f"{value!r}; go on with that, or give another name"
                 )
     _write(path, json.dumps(new, indent=1) + "\n")

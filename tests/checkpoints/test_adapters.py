@@ -405,10 +405,10 @@ def tensor(name: str, values: np.ndarray | None) -> Change:
         ),
         (
             entry(r=4),
-            r"lora_A\.weight is \[3, 32\], and adapter_config\.json and the model ask for "
+            r"lora_A\.weight is \[3, 32\], but adapter_config\.json and the model ask for "
             r"\[4, 32\]",
         ),
-        (tensor(A, np.ones((3, 16), np.float32)), r"is \[3, 16\], and .* ask for \[3, 32\]"),
+        (tensor(A, np.ones((3, 16), np.float32)), r"is \[3, 16\], but .* ask for \[3, 32\]"),
         (tensor(A, None), r"lora_B\.weight lacks"),
         (
             tensor(

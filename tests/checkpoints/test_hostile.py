@@ -187,7 +187,7 @@ def test_headers(case, model):
 def test_files_of_no_end(model):
     """A sparse file takes no space on the disk, and all of it in memory."""
     os.truncate(model / "tokenizer.json", 1 << 40)
-    assert "tokenizer.json: 1099511627776 bytes, and at most" in refused(model)
+    assert "tokenizer.json: 1099511627776 bytes, but at most" in refused(model)
 
 
 IMAGE_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {

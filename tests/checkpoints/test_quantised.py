@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[dict[str, Any], Change, str]] = {
     "no scales": (
         AWQ,
         lambda t, e: t.pop(MATRIX.replace("weight", "scales")),
-        f"{MATRIX} is quantised, and its scales is missing",
+        f"{MATRIX} is quantised, but its scales is missing",
     ),
     "another group size": (
         AWQ,

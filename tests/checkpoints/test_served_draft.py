@@ -116,6 +116,6 @@ def test_a_draft_without_the_placeholder_is_refused() -> None:
     check_pair(target, draft, parse_views(["T"]))
     with pytest.raises(
         InputError,
-        match=f"T-slots shows token {TEXT.vocab_size}, and the draft has {TEXT.vocab_size}",
+        match=f"T-slots shows token {TEXT.vocab_size}, but the draft has {TEXT.vocab_size}",
     ):
         check_pair(target, draft, parse_views(["T", "T-slots"]))

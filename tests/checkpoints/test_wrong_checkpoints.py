@@ -197,7 +197,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "shards lack": (
         partial(lose_index, shards=True),
-        "4 of the 5 files model-*-of-00005.safetensors, and no model.saf",
+        "4 of the 5 files model-*-of-00005.safetensors, and there is no model.saf",
     ),
     "stray file": (
         stray,

@@ -178,7 +178,7 @@ def test_what_is_not_read_is_named_once_with_its_count(
 
 def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:
     skipped = Skipped(3, tmp_path / "log.jsonl")
-    with pytest.raises(InputError, match="4 rows cannot be read, and 3 may be skipped"):
+    with pytest.raises(InputError, match="4 rows cannot be read, but only 3 may be skipped"):
         list(readable(lines(tmp_path / "text.jsonl"), skipped))
     with pytest.raises(InputError, match="may be skipped"):
         main(Text(tmp_path / "text.jsonl", "text", skip=3, out=tmp_path / "out"))

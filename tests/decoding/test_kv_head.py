@@ -210,7 +210,7 @@ def test_a_head_takes_its_own_target_only() -> None:
     assert config.for_target(TARGET.config) == config
     other = replace(TARGET.config, text_config=replace(TEXT, rope_theta=5e5))
     with pytest.raises(
-        InputError, match=r"made for a target of configuration \w{16}, and this llava "
+        InputError, match=r"made for a target of configuration \w{16}, but this llava "
     ):
         config.for_target(other)
     with pytest.raises(InputError, match=r"key_layers \[2\]; give layers 0 to 1"):

@@ -230,7 +230,7 @@ def test_a_head_that_reads_images_changes_no_answer():
 
 
 def test_what_cannot_have_one_width_is_refused(models):
-    with pytest.raises(InputError, match="width: 8, and a block has 9 tokens; give 9 or more"):
+    with pytest.raises(InputError, match="width: 8, but a block has 9 tokens; give 9 or more"):
         engine(models, views=("M",), gamma=8)
     with pytest.raises(InputError, match="width: 8 with a tree"):
         engine(models, views=("M",), gamma=3, tree="2:7")

@@ -53,7 +53,7 @@ def test_answers_summary_and_replay(tiny_preset: Callable[..., EvalConfig], tmp_
         assert ours["choices"][0]["token_ids"] == theirs["choices"][0]["token_ids"]
         assert ours["choices"][0]["idxs"] <= theirs["choices"][0]["idxs"]
     with pytest.raises(
-        InputError, match="out: holds results of gamma 3, and now it is 2; give another --out"
+        InputError, match="out: holds results of gamma 3, but now it is 2; give another --out"
     ):
         mmspec.main(["tiny", "--out", str(tmp_path / "out"), "--gamma", "2"])
     measured = rows_of(tmp_path / "out/summary.csv")

@@ -90,7 +90,7 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
         ("one", 2),
     }
     with pytest.raises(
-        InputError, match="holds results of gamma 2, and now it is 3; give another --out"
+        InputError, match="holds results of gamma 2, but now it is 3; give another --out"
     ):
         measure(tmp_path / "out", "--gamma", "3")
     with monkeypatch.context() as patch:

@@ -102,13 +102,13 @@ def test_a_stopped_run_goes_on_behind_its_whole_groups(
     )
     with pytest.raises(
         InputError,
-        match=r"unfinished: holds results of gamma 3, and now it is 2; give another --out",
+        match=r"unfinished: holds results of gamma 3, but now it is 2; give another --out",
     ):
         Run("tiny", {"gamma": 2}, tmp_path / "out")
     elsewhere = run.about | {"device": "TPU v5e (tpu)"}
     write_results(run.folder, elsewhere, run.rows, run.records, "")
     with pytest.raises(
-        InputError, match=r"was measured on TPU v5e \(tpu\), and this is .* \(cpu\); continue there"
+        InputError, match=r"was measured on TPU v5e \(tpu\), but this is .* \(cpu\); continue there"
     ):
         run.restore()
 
@@ -232,7 +232,7 @@ def test_results_of_other_options_are_not_replaced(tmp_path: Path) -> None:
         run_into(tmp_path / "out", {"gamma": 3, "data": ("a=b",)}, "mine", (), stop)
         with pytest.raises(
             InputError,
-            match=r"holds results of data \['a=b'\], and now it is .*; give another --out",
+            match=r"holds results of data \['a=b'\], but now it is .*; give another --out",
         ):
             begin(tmp_path / "out", {"gamma": 3, "data": ()})
     (tmp_path / "out" / "results.json").write_text("[]")

@@ -196,7 +196,7 @@ def test_processor_of_another_model(pair):
     other.image_grid_pinpoints = [[12, 12]]
     reader = type(ours.images)(ours.config, other)
     with pytest.raises(
-        InputError, match=r"makes 2 tiles of 50x50 pixels, and config\.json asks for 10"
+        InputError, match=r"makes 2 tiles of 50x50 pixels, but config\.json asks for 10"
     ):
         reader.read([tiles.page(50, 50)])
 

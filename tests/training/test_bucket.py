@@ -70,5 +70,5 @@ def test_chunks_in_a_bucket_are_those_of_a_folder(
     )
     mine, theirs = (list(regenerated(Talk(), WORK, folder)) for folder in (address, straight))
     assert [sample.turns for sample in mine] == [sample.turns for sample in theirs]
-    with pytest.raises(InputError, match=r"temperature 1.0, and now it is 0.0"):
+    with pytest.raises(InputError, match=r"temperature 1.0, but now it is 0.0"):
         regenerate(engine, Talk(), replace(WORK, temperature=0.0), address)

@@ -133,6 +133,6 @@ def test_a_checkpoint_tells_its_run_itself(tmp_path: Path) -> None:
     fit(STAGE, params(), loss_fn, batches, tmp_path)
     (tmp_path / "train_config.json").unlink()
     with pytest.raises(
-        InputError, match=r"holds a run with learning_rate 0\.1, and now it is 0\.2"
+        InputError, match=r"holds a run with learning_rate 0\.1, but now it is 0\.2"
     ):
         fit(replace(STAGE, learning_rate=0.2), params(), loss_fn, batches, tmp_path)

@@ -85,17 +85,17 @@ def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
     for stage in ("align", "tune"):
         shutil.copytree(tmp_path / stage, tmp_path / "longer" / stage)
     longer = replace(FIRST, train=replace(ALIGN, steps=2))
-    with pytest.raises(InputError, match=r"tune: holds a run with before.align 1, and now it is 2"):
+    with pytest.raises(InputError, match=r"tune: holds a run with before.align 1, but now it is 2"):
         train_draft(
             replace(made, stages=(longer, SECOND)),
             tmp_path / "longer",
             {**DATA, "talk": taught / "talk"},
         )
     assert [line["step"] for line in log(tmp_path / "longer/align") if "loss" in line] == [1, 2]
-    with pytest.raises(InputError, match="view 'M', and now it is 'P1'"):
+    with pytest.raises(InputError, match="view 'M', but now it is 'P1'"):
         train_draft(replace(made, view="P1"), tmp_path, {**DATA, "talk": taught / "talk"})
     with pytest.raises(
-        InputError, match=r"data .*'talk', 1.0, 20.*, and now it is .*'talk', 2.0, 20"
+        InputError, match=r"data .*'talk', 1.0, 20.*, but now it is .*'talk', 2.0, 20"
     ):
         train_draft(
             replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)),
@@ -104,7 +104,7 @@ def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
         )
     prepare("talk", tmp_path, [Talk()[i + 1] for i in range(20)])
     with pytest.raises(
-        InputError, match=r"data .*'talk', 1.0, 20, 'fing.*, and now it is .*'talk', 1.0, 20, 'fing"
+        InputError, match=r"data .*'talk', 1.0, 20, 'fing.*, but now it is .*'talk', 1.0, 20, 'fing"
     ):
         train_draft(made, tmp_path, {**DATA, "talk": tmp_path / "talk"})
     shutil.rmtree(tmp_path / "target")
@@ -116,7 +116,7 @@ def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
     (tmp_path / "align/train_config.json").unlink()
     with pytest.raises(
         InputError,
-        match=rf"target '{tmp_path}/target, fing.*, and now it is '{tmp_path}/target, fing",
+        match=rf"target '{tmp_path}/target, fing.*, but now it is '{tmp_path}/target, fing",
     ):
         train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
 

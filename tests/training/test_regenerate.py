@@ -76,7 +76,7 @@ def test_a_stopped_run_and_shards_give_the_same(
     assert (tmp_path / "000001.jsonl").stat().st_mtime_ns == kept
     assert chunks(tmp_path) == chunks(straight)
     for change, told in (
-        ({"temperature": 0.0}, "temperature 1.0, and now it is 0.0"),
+        ({"temperature": 0.0}, "temperature 1.0, but now it is 0.0"),
         ({"data": "x"}, "data 'talk'"),
     ):
         with pytest.raises(InputError, match=told):
@@ -146,7 +146,7 @@ def test_the_command_prepares_when_all_shards_are_there(
     prepare("talk", tmp_path, [Talk()[i + 1] for i in range(7)])
     with pytest.raises(
         InputError,
-        match=r"holds answers of data '.*/talk, fingerprint \w+', and now it is '.*/talk, ",
+        match=r"holds answers of data '.*/talk, fingerprint \w+', but now it is '.*/talk, ",
     ):
         main(first)
 

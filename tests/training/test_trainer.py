@@ -282,7 +282,7 @@ def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
     )
     assert seen == [4, 5]
     np.testing.assert_array_equal(longer["line"]["kernel"], straight["line"]["kernel"])
-    with pytest.raises(InputError, match="a run with steps 6, and now it is 5; go on"):
+    with pytest.raises(InputError, match="a run with steps 6, but now it is 5; go on"):
         fit(replace(stage, steps=5), params(), loss_fn, batches, tmp_path / "short")
 
 

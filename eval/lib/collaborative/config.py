@@ -63,7 +63,7 @@ class Pairing:
             raise InputError(f"sweep: unknown dial {dial!r}; {nearest(dial, DIALS)}")
         if dial != "gamma" and len(self.models) != 2:
             raise InputError(
-                f"sweep: {dial} needs two models, and {self.name!r} has "
+                f"sweep: {dial} needs two models, but {self.name!r} has "
                 f"{len(self.models)}; use gamma"
             )
         try:

@@ -138,7 +138,7 @@ class Run:
         there, here = stopped["run"]["device"], self.about["device"]
         if there != here:
             raise InputError(
-                f"{self.folder}: was measured on {there}, and this is {here}; continue there, give "
+                f"{self.folder}: was measured on {there}, but this is {here}; continue there, give "
                 "another --out, or remove it"
             )
         before = stopped["run"].get("inputs", {})
@@ -245,7 +245,7 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
         for name, mine in deciding_options(options).items():
             if before.get(name) != mine:
                 raise InputError(
-                    f"{folder}: holds results of {name} {reprlib.repr(before.get(name))}, and now "
+                    f"{folder}: holds results of {name} {reprlib.repr(before.get(name))}, but now "
                     f"it is {reprlib.repr(mine)}; give another --out, or remove it"
                 )
     with writing(fresh):

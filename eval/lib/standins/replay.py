@@ -198,7 +198,7 @@ class RecordedEngine(Engine):
         self.batcher = RecordedBatcher(self.assembly, self.config, self.batcher.captioner)
         if self.assembly.program.sources and not parse_weighting(self.config.weighting).hard_labels:
             raise InputError(
-                f"weighting {self.config.weighting}: learns from probabilities, and recorded "
+                f"weighting {self.config.weighting}: learns from probabilities, but recorded "
                 "answers have none"
             )
 
@@ -289,7 +289,7 @@ def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -
     tokens = draft.tokenizer.encode(text, add_special_tokens=False)
     if count not in (None, len(tokens), len(tokens) + 1):
         raise InputError(
-            f"{row.origin}: new_tokens {count!r}, and the draft's tokeniser makes {len(tokens)} of "
+            f"{row.origin}: new_tokens {count!r}, but the draft's tokeniser makes {len(tokens)} of "
             "the text, or one more with EOS; use the target's tokeniser, or give token_ids"
         )
     end = draft.tokenizer.eos_token_id

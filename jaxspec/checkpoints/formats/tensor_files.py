@@ -168,7 +168,7 @@ def _model_files(path: Path) -> list[Path]:
         if files[0].name == index:
             return [path / name for name in sorted(set(read_index(files[0]).values()))]
         if lacking := lacking_files(shards):
-            raise InputError(f"{path}: {lacking}, and no {index}; fetch the others")
+            raise InputError(f"{path}: {lacking}, and there is no {index}; fetch the others")
         return shards
     mend = other_weights(path) or without_torch() or "save the model as safetensors"
     raise InputError(f"{path}: no {SINGLE} and no {INDEX}; {mend}")

@@ -90,7 +90,7 @@ class Eagle1Config(StateHeadConfig):
         if not isinstance(text, RotaryConfig) or text.hidden_size != width or not fits:
             raise InputError(
                 f"{self.title}: made for a target{self._named} of width {width} and {tokens} "
-                f"tokens, and this {target.model_type} has width {text.hidden_size} and "
+                f"tokens, but this {target.model_type} has width {text.hidden_size} and "
                 f"{text.vocab_size} tokens; give the head's own target"
             )
         rows = 0 if tokens == text.vocab_size else tokens

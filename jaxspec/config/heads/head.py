@@ -63,7 +63,7 @@ class HeadConfig(ABC):
         if self.target_hash and digest != self.target_hash:
             raise InputError(
                 f"{self.title}: made for a target of configuration {self.target_hash}"
-                f"{self._named}, and this {target.model_type} is {digest}; "
+                f"{self._named}, but this {target.model_type} is {digest}; "
                 "use the head's own target"
             )
         return self._fitted(target, getattr(target, "text_config", target))

@@ -77,6 +77,6 @@ class StateHeadConfig(HeadConfig):
         """Raise InputError if the target's embeddings of images have another width than its own."""
         if self.shows_images and width != self.text_config.hidden_size:
             raise InputError(
-                f"{self.title}: width {self.text_config.hidden_size}, and the target's embeddings "
+                f"{self.title}: width {self.text_config.hidden_size}, but the target's embeddings "
                 f"of images have {width}; give the image rule placeholder or zero"
             )

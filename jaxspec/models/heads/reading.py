@@ -45,7 +45,7 @@ def head_rows(
         reads = reads_as_text(config, image)
         if len(reads) > width:
             raise InputError(
-                f"KV head: {len(reads)} tokens of a prompt, and room for {width}; "
+                f"KV head: {len(reads)} tokens of a prompt, but room for {width}; "
                 "use a larger bucket"
             )
         rows.text[row, : len(reads)] = reads
@@ -53,7 +53,7 @@ def head_rows(
             slots = np.flatnonzero(image == i)[: config.image_tokens]
             if config.pooling != "attention" and len(slots) < config.image_tokens:
                 raise InputError(
-                    f"KV head: an image of {len(slots)} tokens, and its {config.pooling!r} "
+                    f"KV head: an image of {len(slots)} tokens, but its {config.pooling!r} "
                     f"pooling was made for {config.image_tokens}; "
                     "use a head with 'attention' pooling"
                 )

@@ -45,7 +45,7 @@ class LlavaNextImages(LlavaImages):
             if len(values) != expected:
                 raise InputError(
                     f"image processor: makes {len(values)} tiles of {image.height}x{image.width} "
-                    f"pixels, and config.json asks for {expected}; "
+                    f"pixels, but config.json asks for {expected}; "
                     "use the preprocessor_config.json that belongs to the model"
                 )
             out.append({"pixels": values.transpose(0, 2, 3, 1)})

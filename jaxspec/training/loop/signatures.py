@@ -127,7 +127,7 @@ def claim(
             before, now = old_run.get(name), new_run.get(name)
             if before != now:
                 raise InputError(
-                    f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}; "
+                    f"{directory}: holds a run with {name} {before!r}, but now it is {now!r}; "
                     "go on with that, or train in another directory (--runs)"
                 )
     if jax.process_index() == 0:

@@ -79,7 +79,7 @@ class QuantisedMatrix(StoredTensor):
 
 def _check_parts(name: str, parts: Parts, needed: tuple[str, ...] | Sizes) -> None:
     if lacking := [part for part in needed if part not in parts]:
-        raise InputError(f"{name} is quantised, and its {', '.join(lacking)} is missing")
+        raise InputError(f"{name} is quantised, but its {', '.join(lacking)} is missing")
 
 
 def pair(tensor: StoredTensor) -> tuple[int, int]:
