@@ -8,10 +8,11 @@ names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
+from flax import struct
 
 from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, written
 from jaxspec.config import RotaryConfig
@@ -33,7 +34,7 @@ from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.typing import Array, Bool, Float, Int
 
 
-class Places(NamedTuple):
+class Places(struct.PyTreeNode):
     """Place T new tokens in each row, and select the slots that they read."""
 
     slots: Int[Array, "B T"]
@@ -42,7 +43,7 @@ class Places(NamedTuple):
     """Positions of the rotary angles; three per token for M-RoPE, unless they are equal."""
     seen: Bool[Array, "#B T tree"] | None = None
     """Mask that makes the tokens nodes of a tree, see `attend`."""
-    live: int | None = None
+    live: int | None = struct.field(pytree_node=False, default=None)
     """Number of slots to read, above every token's slot; static. Whole rows read as many slots as
     they have tokens."""
     reach: Int[Array, "B T"] | None = None

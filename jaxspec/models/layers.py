@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -35,12 +36,23 @@ def remat_layers(on: bool) -> Iterator[None]:
         _REMAT.reset(token)
 
 
-def call_layer(layer: Callable[..., Any], x: Array, *args: Any) -> Any:
-    """Call the layer, with x split by rows over a mesh, and with rematerialisation if it is on."""
+def call_layer(layer: Any, x: Array, *args: Any) -> Any:
+    """Call the layer, with x split by rows over a mesh, and with rematerialisation if it is on.
+
+    Layers of one configuration are traced once, for equal shapes; XLA inlines their calls.
+    """
     x = by_rows(x)
-    if not _REMAT.get():
+    if _REMAT.get():
+        call = nn.remat(lambda layer, x: layer(x, *args))
+        return call(layer, x)  # pyright: ignore[reportCallIssue]
+    if any(map(layer.is_mutable_collection, ("params", "intermediates"))):
         return layer(x, *args)
-    return nn.remat(lambda layer, x: layer(x, *args))(layer, x)  # pyright: ignore[reportCallIssue]
+    return _call(layer.clone(parent=None, name=None), layer.variables["params"], x, *args)
+
+
+@partial(jax.jit, static_argnums=0)
+def _call(layer: Any, params: Params, x: Array, *args: Any) -> Any:
+    return layer.apply({"params": params}, x, *args)
 
 
 def by_rows(x: Array) -> Array:
@@ -142,6 +154,7 @@ class LayerNorm(nn.Module):
         return exact.astype(x.dtype)
 
 
+@partial(jax.jit, static_argnames="dtype")
 def times(
     x: Float[Array, "... D"], matrix: Float[Array, "D out"], dtype: Any = None
 ) -> Float[Array, "... out"]:
