@@ -84,6 +84,10 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"multi_modal_projector/mm_input_projection_weight", ("embed", None)),
     (_TOWER + r"patch_embed(?:ding)?/(?:proj/)?(?:kernel|bias)", ()),
     (_TOWER + r"(?:class_embedding|position_embedding/embedding|pos_embed/embedding|head/.+)", ()),
+    (r"vision_embedder/patch_dense/kernel", ("embed", "mlp")),
+    (r"vision_embedder/patch_dense/bias", ("mlp",)),
+    (r"vision_embedder/(?:pos_embedding|patch_ln[12]/(?:weight|bias))", ()),
+    (r"embed_vision/embedding_projection/kernel", ("mlp", "embed")),
     # both
     (r"(?:.*/)?\w*(?:norm|norm[12]|norm_\d|layrnorm|ln_q)/(?:weight|bias)", (None,)),
     (r"image_newline", (None,)),

@@ -48,7 +48,9 @@ def test_the_recipes_are_listed_with_their_lengths():
         named += (names := re.findall(r"`(\w+)`", recipes))
         for name in names if lengths else ():
             stages = [stage.train for stage in load_preset(KIND, name).stages]
-            assert lengths == ", ".join(f"{stage.steps:,} x {stage.batch}" for stage in stages), name
+            assert lengths == ", ".join(f"{stage.steps:,} x {stage.batch}" for stage in stages), (
+                name
+            )
     assert sorted(named) == sorted(preset_names(KIND))
 
 

@@ -73,7 +73,9 @@ def survey(path: Path) -> Survey:
         if quantisation is not None:
             tensors = dequantised(tensors, quantisation, problems)
         whole = not problems
-        stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
+        family = family_of(config.model_type)
+        stored = in_hub_layout(tensors, family.layouts, problems)
+        stored = {name: t for name, t in stored.items() if not re.match(family.unread, name)}
         if stored or whole:
             misfit = unfit(config, lambda: layouts_of(config)[0], stored)
             # The tensors of an unreadable shard are not listed a second time.

@@ -23,6 +23,7 @@ from jaxspec.checkpoints.directories import (
 )
 from jaxspec.config import (
     Gemma3Config,
+    Gemma4UnifiedConfig,
     LlavaOnevisionConfig,
     LvlmConfig,
     ModelConfig,
@@ -42,6 +43,10 @@ _TEMPLATE_FILES = ("processor_config.json", "chat_template.json")
 _SINGLE_TILE_SETTINGS = {
     *("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std"),
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"),
+}
+_PATCH_SETTINGS = {
+    *("patch_size", "max_soft_tokens", "pooling_kernel_size", "resample", "rescale_factor"),
+    *("do_resize", "do_rescale", "do_normalize", "do_convert_rgb", "image_mean", "image_std"),
 }
 QWEN_PIXELS = 1 << 25
 """Most pixels of an image that a Qwen processor may ask for."""
@@ -110,12 +115,28 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
     recent = int(transformers.__version__.split(".")[0]) >= 5
     wish: Any = {"backend": "pil"} if recent else {"use_fast": False}
     with reading(f"{path}: transformers cannot read the image processor"):
-        processor = transformers.AutoImageProcessor.from_pretrained(
-            str(path), trust_remote_code=False, **wish
-        )
+        if isinstance(config, Gemma4UnifiedConfig):
+            processor = _patch_processor(Path(path))
+        else:
+            processor = transformers.AutoImageProcessor.from_pretrained(
+                str(path), trust_remote_code=False, **wish
+            )
     if config is not None and not isinstance(config, TextConfig):
         check_image_processor(path, processor, config)
     return processor
+
+
+def _patch_processor(path: Path) -> Any:
+    """Return the image processor of a Gemma 4 with a tower, with the settings of a directory.
+
+    It makes the same patches as that of Gemma 4 12B, which has no Pillow backend.
+    """
+    name = _first(path, _IMAGE_PROCESSORS)
+    assert name is not None
+    raw = read_json(path / name)
+    settings = raw.get("image_processor", raw)
+    named = {key: value for key, value in settings.items() if key in _PATCH_SETTINGS}
+    return pillow_class("Gemma4ImageProcessor")(**named)
 
 
 def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) -> None:
@@ -125,7 +146,7 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
     """
     where = f"{path}: image processor"
     settings = processor.to_dict()
-    if isinstance(config, QwenVLConfig):
+    if isinstance(config, QwenVLConfig | Gemma4UnifiedConfig):
         limit = pixels = QWEN_PIXELS
     else:
         side = config.vision_config.image_size
@@ -175,6 +196,9 @@ def save_processors(
         _speak_both_versions(path / "tokenizer_config.json")
     if image_processor is not None:
         image_processor.save_pretrained(str(path))
+        if isinstance(config, Gemma4UnifiedConfig):
+            kind = {"image_processor_type": "Gemma4UnifiedImageProcessor"}
+            _rewrite(path / "preprocessor_config.json", {}, kind)
     if tokenizer is not None and image_processor is not None and not isinstance(config, TextConfig):
         write_json(path / "processor_config.json", _processor(config, tokenizer))
 
@@ -183,6 +207,8 @@ def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     """Return the settings by which transformers' processor counts placeholders."""
     kind = config.architecture.removesuffix("ForConditionalGeneration")
     if isinstance(config, QwenVLConfig):
+        return {"processor_class": f"{kind}Processor"}
+    if isinstance(config, Gemma4UnifiedConfig):
         return {"processor_class": f"{kind}Processor"}
     if isinstance(config, Gemma3Config):
         return {"processor_class": f"{kind}Processor", "image_seq_length": config.image_tokens}

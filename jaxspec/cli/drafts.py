@@ -33,7 +33,7 @@ class PublishedDraft:
     @property
     def question(self) -> str:
         """Return a question in the command's form, about an image if the target reads images."""
-        sees = any(part in self.target for part in ("-VL-", "llava", "gemma-3-4b"))
+        sees = any(part in self.target for part in ("-VL-", "llava", "gemma-3-4b", "gemma-4"))
         image = "--image photo.jpg " if sees else ""
         return f'{image}--prompt "{"What is unusual here?" if image else "Why is the sky blue?"}"'
 
@@ -104,6 +104,14 @@ PUBLISHED = (
         _UNKNOWN,
         "Gemma terms of use",
         "--views T",
+    ),
+    PublishedDraft(
+        "google/gemma-4-12B-it-assistant",
+        "google/gemma-4-12B-it",
+        "assistant",
+        _UNKNOWN,
+        "Apache-2.0",
+        "--gamma 3",
     ),
     PublishedDraft(
         "z-lab/Qwen3-8B-DFlash-b16",

@@ -38,6 +38,7 @@ from jaxspec.config.text import (
     RotaryConfig,
     TextConfig,
 )
+from jaxspec.config.unified import Gemma4UnifiedConfig, PixelConfig
 from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVisionConfig, VisionConfig
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Gemma3Config",
     "Gemma3TextConfig",
     "Gemma4TextConfig",
+    "Gemma4UnifiedConfig",
     "Gemma4UnifiedTextConfig",
     "HeadConfig",
     "KVHeadConfig",
@@ -62,6 +64,7 @@ __all__ = [
     "ModelConfig",
     "OnePassConfig",
     "OptConfig",
+    "PixelConfig",
     "Qwen2Config",
     "Qwen3Config",
     "Qwen3VLConfig",
@@ -80,7 +83,7 @@ __all__ = [
     "with_text",
 ]
 
-LvlmConfig = LlavaConfig | Gemma3Config | QwenVLConfig
+LvlmConfig = LlavaConfig | Gemma3Config | Gemma4UnifiedConfig | QwenVLConfig
 ModelConfig = TextConfig | LvlmConfig
 
 

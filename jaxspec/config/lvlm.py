@@ -19,7 +19,7 @@ MOST_TILES = 100
 
 
 @dataclass(frozen=True)
-class _Lvlm:
+class BaseLvlmConfig:
     """Hold the fields and rules that the families share."""
 
     text_config: RotaryConfig
@@ -73,7 +73,7 @@ class _Lvlm:
 
 
 @dataclass(frozen=True)
-class LlavaConfig(_Lvlm):
+class LlavaConfig(BaseLvlmConfig):
     """Describe LLaVA-1.5: tower, two-layer projector, rotary decoder, transformers' defaults."""
 
     text_config: RotaryConfig = field(default_factory=LlamaConfig)
@@ -223,7 +223,7 @@ def _gemma_tower() -> VisionConfig:
 
 
 @dataclass(frozen=True)
-class Gemma3Config(_Lvlm):
+class Gemma3Config(BaseLvlmConfig):
     """Describe Gemma 3 with images: SigLIP's tower, whose features are averaged over squares."""
 
     text_config: Gemma3TextConfig = field(default_factory=Gemma3TextConfig)
@@ -279,7 +279,7 @@ class Gemma3Config(_Lvlm):
 
 
 @dataclass(frozen=True)
-class QwenVLConfig(_Lvlm):
+class QwenVLConfig(BaseLvlmConfig):
     """Describe Qwen2.5-VL: tower of windowed attention, merger, Qwen2 decoder with M-RoPE.
 
     Defaults are those of transformers' `Qwen2_5_VLConfig`, whose tower and decoder do not fit each

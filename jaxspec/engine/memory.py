@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxspec.cache import KVCache
-from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
+from jaxspec.config import Gemma4UnifiedConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.sources.source import Source
@@ -24,6 +24,7 @@ from jaxspec.models.attention import BLOCK
 from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.models.lvlms.gemma4 import TILE
 from jaxspec.models.lvlms.qwen_vl import full_block
 from jaxspec.models.lvlms.vision import tile_block
 from jaxspec.runtime import human_bytes, usual_settings
@@ -278,6 +279,9 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
         streams = batch * patches * (4 * c.hidden_size + 3 * c.intermediate_size) * itemsize
         queries = max(c.window_patches, full_block(tiles, c.window_patches))
         return streams + 2 * batch * c.num_heads * patches * queries * 4
+    if isinstance(config, Gemma4UnifiedConfig):
+        c = config.vision_config
+        return batch * tiles * TILE * (2 * 3 * c.side**2 + 4 * c.hidden_size) * itemsize
     c, count = config.vision_config, batch * tiles
     patches = c.side**2 + c.class_token
     streams = count * patches * (4 * c.hidden_size + c.intermediate_size) * itemsize

@@ -18,6 +18,8 @@ from jaxspec.config import (
     Gemma3Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedTextConfig,
     KVHeadConfig,
     LlamaConfig,
     LlavaConfig,
@@ -39,6 +41,7 @@ from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.lvlms.anyres import LlavaNextImages, LlavaOnevisionImages
 from jaxspec.models.lvlms.gemma3 import Gemma3, Gemma3Images
+from jaxspec.models.lvlms.gemma4 import Gemma4Unified, UnifiedImages
 from jaxspec.models.lvlms.llava import Llava, LlavaImages, LlavaNext
 from jaxspec.models.lvlms.qwen3_vl import Qwen3Images, Qwen3VL
 from jaxspec.models.lvlms.qwen_vl import QwenImages, QwenVL
@@ -62,6 +65,8 @@ class Family:
     """Name for people."""
     written: tuple[tuple[str, str], ...] = ()
     """Regex rewrites from these names to those of files that are written, where they differ."""
+    unread: str = r"(?!)"
+    """Regex of tensors of parts that are not computed here, such as audio; by default none."""
 
 
 _LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
@@ -76,6 +81,10 @@ _LLAVA_LAYOUTS = (
     (r"^model\.(vision_tower\.|multi_modal_projector\.|image_newline$)", r"\1"),
     (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
 )
+_UNIFIED_LAYOUTS = (
+    (r"^model\.((?:vision_embedder|embed_vision|embed_audio)\.)", r"\1"),
+    (r"^model\.language_model\.", "model."),
+)
 _QWEN_VL_LAYOUTS = ((r"^model\.(visual\.)", r"\1"), (r"^model\.language_model\.", "model."))
 
 FAMILIES: dict[str, Family] = {
@@ -85,6 +94,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(Qwen3Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen3"),
     "gemma3_text": Family(Gemma3TextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 3"),
     "gemma4_text": Family(Gemma4TextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 4"),
+    "gemma4_unified_text": Family(
+        Gemma4UnifiedTextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 4 12B"
+    ),
     "opt": Family(OptConfig, OPT, _OPT_LAYOUTS, title="OPT"),
     "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages, title="LLaVA-1.5"),
     "llava_next": Family(
@@ -99,6 +111,19 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3": Family(
         Gemma3Config, Gemma3, _LLAVA_LAYOUTS, Gemma3Images, title="Gemma 3 with images"
+    ),
+    "gemma4_unified": Family(
+        Gemma4UnifiedConfig,
+        Gemma4Unified,
+        _UNIFIED_LAYOUTS,
+        UnifiedImages,
+        r"vision_embedder/",
+        title="Gemma 4 12B with images",
+        written=(
+            (r"^model\.", "model.language_model."),
+            (r"^((?:vision_embedder|embed_vision)\.)", r"model.\1"),
+        ),
+        unread=r"embed_audio\.",
     ),
     "qwen2_5_vl": Family(
         QwenVLConfig,

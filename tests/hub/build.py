@@ -23,6 +23,7 @@ from jaxspec.checkpoints.heads import kind_of
 from jaxspec.config import VispecConfig, text_config
 from jaxspec.config.heads.kinds import new_head
 from tests.hub import block_heads, configs, words
+from tests.hub.assistants import ASSISTANTS, write_assistant
 from tests.hub.data import DATA
 from tests.hub.data import write as write_data
 from tests.hub.original import CONVERTED, ORIGINALS
@@ -52,6 +53,9 @@ def build_hub(folder: Path) -> None:
     for name, block in block_heads.HEADS.items():
         (target,) = (folder / f"models--{block.target.replace('/', '--')}" / "snapshots").iterdir()
         add(folder, name, partial(block_heads.write_block_head, twin=block, target=target))
+    for name, assistant in ASSISTANTS.items():
+        (target,) = (folder / f"models--{assistant.target.replace('/', '--')}/snapshots").iterdir()
+        add(folder, name, partial(write_assistant, twin=assistant, target=target))
     for name, (kind, _) in CAPTIONERS.items() if TORCH else ():
         add(folder, name, partial(write_captioner, kind=kind))
     for name, twin in DATA.items():
@@ -240,6 +244,10 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     if twin.quantisation:
         tensors, _ = quantised(tensors, twin.quantisation, twin.seed)
+    if twin.family == "gemma4_unified":  # what this library does not read
+        tensors["model.embed_audio.embedding_projection.weight"] = np.zeros(
+            (16, 640), np.dtype(_numpy(twin.dtype))
+        )
     names = sorted(tensors)
     bin = twin.bin and TORCH
     stem, ending = ("pytorch_model", "bin") if bin else ("model", "safetensors")

@@ -85,6 +85,22 @@ GEMMA3 = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 """Gemma 3's: the system prompt opens the first question, and an image is one token."""
+GEMMA4 = (
+    "{{ bos_token }}{% set said = messages %}{% if messages[0]['role'] == 'system' %}"
+    "{% set system, said = messages[0]['content'], messages[1:] %}"
+    "{% if system is not string %}{% set system = system[0]['text'] %}{% endif %}"
+    "{{ '<|turn>system\n' + ('<|think|>' if enable_thinking else '') + system | trim + '<turn|>\n' }}"
+    "{% elif enable_thinking %}{{ '<|turn>system\n<|think|><turn|>\n' }}{% endif %}"
+    "{% for message in said %}"
+    "{{ '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "{{ '\n\n<|image|>\n\n' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<turn|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}"
+    "{% if not enable_thinking %}{{ '<|channel>thought\n<channel|>' }}{% endif %}{% endif %}"
+)
+"""Gemma 4's, in short: an image has empty lines around it, and no thoughts are an empty channel."""
 GEMMA_SIDE, GEMMA_STOP = 224, "<end_of_turn>"
 """Pixels along a tile, a quarter of the original's; the token that closes a turn."""
 
@@ -463,6 +479,51 @@ def gemma3(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     }
 
 
+def gemma4_unified(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    names = {"boi": "<|image>", "eoi": "<image|>", "image": "<|image|>"}
+    kinds = ["sliding_attention", "full_attention"]
+    rope = {
+        "full_attention": {
+            **{"partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+            "rope_type": "proportional",
+        },
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    }
+    decoder = {
+        **{"model_type": "gemma4_unified_text", "attention_k_eq_v": True, "attention_bias": False},
+        **{"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0, "layer_types": kinds},
+        **{"final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh"},
+        **{"max_position_embeddings": 262144, "head_dim": 8, "global_head_dim": 16},
+        **{"num_key_value_heads": 2, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0},
+        **{"rms_norm_eps": 1e-06, "rope_parameters": rope, "sliding_window": 1024},
+        **{"tie_word_embeddings": True, "use_bidirectional_attention": "vision"},
+        "vocab_size": max(words.values()) + 6,
+    }
+    sizes = {"model_type": "gemma4_unified_vision", "mm_embed_dim": 16, "output_proj_dims": 16}
+    sizes |= {"mm_posemb_size": 1120, "patch_size": 16, "pooling_kernel_size": 3}
+    config = {
+        "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+        **{"model_type": "gemma4_unified", "tie_word_embeddings": True},
+        **{f"{name}_token_id": words[word] for name, word in names.items()},
+        **{"eos_token_id": [words["<eos>"], words["<turn|>"]], "initializer_range": 0.02},
+        **{"text_config": _SIZES | decoder | text, "vision_config": sizes},
+        "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 640},
+    }
+    images = {
+        **{"image_processor_type": "Gemma4UnifiedImageProcessor", "do_convert_rgb": True},
+        **{"do_normalize": False, "do_rescale": True, "do_resize": True, "resample": 3},
+        **{"image_mean": [0.0] * 3, "image_std": [1.0] * 3, "rescale_factor": 1 / 255},
+        **{"max_soft_tokens": 280, "patch_size": 16, "pooling_kernel_size": 3},
+    }
+    return {
+        "config.json": config,
+        "processor_config.json": {
+            **{"image_processor": images, "image_seq_length": 280},
+            "processor_class": "Gemma4UnifiedProcessor",
+        },
+    }
+
+
 FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {
     "llama": llama,
     "mistral": mistral,
@@ -476,9 +537,10 @@ FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {
     "qwen3_vl": qwen3_vl,
     "gemma3_text": gemma3_text,
     "gemma3": gemma3,
+    "gemma4_unified": gemma4_unified,
 }
 CHATS = {
     **{"mistral": MISTRAL, "llama3": LLAMA3, "qwen": CHATML.replace("IMAGE", "")},
-    "gemma": GEMMA3,
+    **{"gemma": GEMMA3, "gemma4": GEMMA4},
 }
 """Templates that lie in tokenizer_config.json; LLaVA's lie in chat_template.json alone."""

@@ -65,7 +65,9 @@ class Twin:
 
     family: str
     """A function of `tests.hub.configs`."""
-    words: Literal["llama2", "llava", "mistral", "llama3", "qwen", "onevision", "opt", "gemma"]
+    words: Literal[
+        *("llama2", "llava", "mistral", "llama3", "qwen", "onevision", "opt", "gemma", "gemma4")
+    ]
     """The kind of its tokeniser (`tests.hub.words`)."""
     source: str
     """Where its layout was seen."""
@@ -510,6 +512,18 @@ TWINS: dict[str, Twin] = {
         f"{UNSEEN}; config.json as its model card and transformers' conversion script have it",
         "gemma3",
         shards=2,
+    ),
+    "google/gemma-4-12B-it": Twin(
+        "gemma4_unified",
+        "gemma4",
+        "names of tensors and entries: transformers 5.23, models/gemma4_unified and "
+        "conversion_mapping.py; template as llama.cpp's gemma4.jinja; no file list seen",
+        shards=3,
+        chat=True,
+        generation={
+            **{"bos_token_id": 2, "do_sample": True, "eos_token_id": ["<eos>", "<turn|>"]},
+            **{"pad_token_id": 0, "temperature": 1.0, "top_k": 64, "top_p": 0.95},
+        },
     ),
     "google/gemma-3-1b-it": _gemma3(SISTER.format("google/gemma-3-4b-it"), seed=1),
     "google/gemma-3-270m-it": _gemma3(SISTER.format("google/gemma-3-1b-it")),

@@ -13,11 +13,12 @@ from jaxspec.cli.generate import Generate
 from jaxspec.cli.options import parse_subcommand
 from tests.conftest import ROOT
 from tests.hub import block_heads
+from tests.hub.assistants import ASSISTANTS
 from tests.hub.table import HEADS
 
 
 def test_each_draft_is_listed_for_the_target_that_its_twin_drafts_for() -> None:
-    targets = {name: twin.target for name, twin in (HEADS | block_heads.HEADS).items()}
+    targets = {name: twin.target for name, twin in (HEADS | block_heads.HEADS | ASSISTANTS).items()}
     listed = {draft.id: draft.target for draft in PUBLISHED}
     assert {name: listed[name] for name in listed.keys() & targets} == {
         name: targets[name] for name in listed.keys() & targets

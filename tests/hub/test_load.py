@@ -23,8 +23,10 @@ from jaxspec.loading.pairs import check_pair, check_vocabulary
 from jaxspec.prompts.views import parse_views
 from jaxspec.training.recipes import Recipe
 from tests.hub import block_heads
+from tests.hub.assistants import ASSISTANTS
 from tests.hub.conftest import load_twin
 from tests.hub.table import HEADS, TWINS
+from tests.tiny import page
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -101,6 +103,27 @@ def test_public_heads_draft_blocks_for_their_targets(
     assert (again.tokens, again.stats) == (drafted.tokens, drafted.stats)
     with pytest.raises(InputError, match=f"gamma: {sizes['gamma'] + 1} is more than the"):
         Engine(target, load_draft(name, target), EngineConfig(gamma=sizes["gamma"] + 1))
+
+
+@pytest.mark.parametrize("name", ASSISTANTS)
+def test_an_assistant_drafts_for_its_target(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its config.json says what it is; prompts have an image."""
+    twin, copy = ASSISTANTS[name], str(tmp_path / "copy")
+    main(["inspect", name])
+    assert "Gemma 4 assistant" in capsys.readouterr().out
+    main(["plan", twin.target, "--draft", name, "--chips", "h100"])
+    assert "speed-up at 2" in capsys.readouterr().out
+    main(["export", name, copy])
+    target = load_twin(twin.target)
+    sizes = {"prompt_buckets": (128, 512), "new_buckets": (8,), "image_buckets": (4,), "gamma": 3}
+    plain, drafted, again = (
+        Engine(target, drafts, EngineConfig(**sizes)).generate(Request("Hi", 8, images=[page()]))
+        for drafts in ([], *([load_draft(path, target)] for path in (name, copy)))
+    )
+    assert drafted.tokens == plain.tokens
+    assert (again.tokens, again.stats) == (drafted.tokens, drafted.stats)
 
 
 def test_an_id_that_is_not_there_is_one_line(refusal: Callable[..., str]) -> None:

@@ -28,6 +28,10 @@ CONTROL = {
         *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"),
         *("<start_of_turn>", "<end_of_turn>"),
     ),
+    "gemma4": (
+        *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"),
+        *("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>"),
+    ),
     "opt": ("<s>", "<pad>", "</s>", "<unk>"),
 }
 """Tokens that stand before all others."""
@@ -48,6 +52,7 @@ ADDED = {
     ),
     "onevision": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"),
     "gemma": ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+    "gemma4": ("<|image>", "<image|>", "<|image|>"),
 }
 """Tokens that stand behind all others."""
 _NAMED = {
@@ -73,29 +78,37 @@ _NAMED = {
         **{"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
         "image_token": "<image_soft_token>",
     },
+    "gemma4": {
+        **{"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"},
+        **{"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"},
+    },
 }
 _CLASS = {
     **dict.fromkeys(("llama2", "llava", "mistral"), "LlamaTokenizer"),
     **dict.fromkeys(("qwen", "onevision"), "Qwen2Tokenizer"),
     "llama3": "PreTrainedTokenizerFast",
     "opt": "GPT2Tokenizer",
-    "gemma": "GemmaTokenizer",
+    **dict.fromkeys(("gemma", "gemma4"), "GemmaTokenizer"),
 }
 _GPT2_SPLIT = ((" ", "t"), (" t", "h"), (" th", "e"), ("i", "n"))
 """The merges that there are."""
 _LINES = (("\n", "\n"), ("\n\n", "\n"), ("\n\n", "\n\n"))
-"""Gemma's merges of line ends, which make one token of those around an image."""
+"""Gemmas' merges of line ends, which make one token of those around an image."""
+
+
+_PROCESSORS = {"gemma": "Gemma3Processor", "gemma4": "Gemma4UnifiedProcessor"}
+GEMMAS = tuple(_PROCESSORS)
 
 
 def files(kind: str, path: Path, whole: bool = True, chat: str = "") -> dict[str, int]:
     """Write a tokeniser's files; return its words. Without `whole` there is no tokenizer.json."""
-    space = "▁" if kind in ("llama2", "llava", "mistral", "gemma") else "Ġ"
+    space = "▁" if kind in ("llama2", "llava", "mistral", *GEMMAS) else "Ġ"
     merges = [(a.replace(" ", space), b) for a, b in _GPT2_SPLIT]
-    merges += _LINES if kind == "gemma" else ()
+    merges += _LINES if kind in GEMMAS else ()
     pieces = space == "▁"
     control = CONTROL.get("llama2" if kind == "llava" else kind, ())
     letters = (
-        [space, *"\n" * (kind == "gemma"), *string.printable[:94]]
+        [space, *"\n" * (kind in GEMMAS), *string.printable[:94]]
         if pieces
         else sorted(pre_tokenizers.ByteLevel.alphabet())
     )
@@ -124,8 +137,8 @@ def files(kind: str, path: Path, whole: bool = True, chat: str = "") -> dict[str
     if kind == "llava":
         config |= {"processor_class": "LlavaProcessor", "padding_side": "left"}
         _write(path / "added_tokens.json", {word: ids[word] for word in added})
-    if kind == "gemma":
-        config |= {"processor_class": "Gemma3Processor", "sp_model_kwargs": None}
+    if kind in GEMMAS:
+        config |= {"processor_class": _PROCESSORS[kind], "sp_model_kwargs": None}
         config["extra_special_tokens"] = dict(list(_NAMED[kind].items())[-3:])
         _write(path / "added_tokens.json", {added[-1]: ids[added[-1]]})
     if kind == "mistral":
@@ -173,7 +186,7 @@ def _core(
     core.add_special_tokens(
         [AddedToken(word, special=True, normalized=False) for word in (*control, *added)]
     )
-    if kind == "gemma":
+    if kind in GEMMAS:
         core.normalizer = normalizers.Replace(" ", "▁")
         core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
         core.decoder = decoders.Sequence(
@@ -225,9 +238,9 @@ def _sentencepiece(words: list[str], kind: str, control: int) -> bytes:
     trainer.unk_id, trainer.bos_id, trainer.eos_id = (
         words.index(names[f"{name}_token"]) for name in ("unk", "bos", "eos")
     )
-    trainer.pad_id = words.index("<pad>") if kind == "gemma" else -1
+    trainer.pad_id = words.index("<pad>") if kind in GEMMAS else -1
     model.normalizer_spec.name = "identity"
-    model.normalizer_spec.add_dummy_prefix = kind != "gemma"
+    model.normalizer_spec.add_dummy_prefix = kind not in GEMMAS
     model.normalizer_spec.remove_extra_whitespaces = False
     return model.SerializeToString()
 

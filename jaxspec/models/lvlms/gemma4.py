@@ -1,0 +1,159 @@
+"""Gemma 4 12B: squares of 48 x 48 pixels are normed, projected and placed; there is no tower.
+
+In sliding layers the tokens of an image read one another, see `Places.reach`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import Gemma4UnifiedConfig, PixelConfig
+from jaxspec.errors import InputError
+from jaxspec.models.decoder import CausalLM, Lvlm
+from jaxspec.models.inputs import Pool, Shapes, Size, Slots
+from jaxspec.models.layers import INIT, Dense, LayerNorm, RMSNorm
+from jaxspec.typing import Array, Float, Int
+
+TILE = 70
+"""Squares of a tile: all numbers of squares that a processor takes at most are its multiples."""
+_EPSILON = 1e-5
+
+
+class VisionEmbedder(nn.Module):
+    """Norm squares of pixels, project them, and add the learned positions of row and column."""
+
+    config: PixelConfig
+
+    @nn.compact
+    def __call__(
+        self, pixels: Float[Array, "... P values"], position: Int[Array, "... P 2"]
+    ) -> Float[Array, "... P E"]:
+        c = self.config
+        table = self.param("pos_embedding", INIT, (c.mm_posemb_size, 2, c.mm_embed_dim))
+        x = LayerNorm(_EPSILON, name="patch_ln1")(pixels.astype(table.dtype))
+        x = Dense(c.mm_embed_dim, bias=True, name="patch_dense")(x)
+        x = LayerNorm(_EPSILON, name="patch_ln2")(x)
+        x += sum(table[jnp.maximum(position[..., axis], 0), axis] for axis in (0, 1))
+        return LayerNorm(_EPSILON, name="pos_norm")(x)
+
+
+class VisionProjection(nn.Module):
+    """Norm features, without a weight, and map them to the decoder's width."""
+
+    config: Gemma4UnifiedConfig
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "... E"]) -> Float[Array, "... D"]:
+        eps, width = self.config.vision_config.rms_norm_eps, self.config.text_config.hidden_size
+        normed = RMSNorm(eps, affine=False)(features)
+        return Dense(width, bias=False, name="embedding_projection")(normed)
+
+
+class Gemma4Unified(Lvlm):
+    """Compute Hugging Face's `Gemma4UnifiedForConditionalGeneration`, without audio."""
+
+    config: Gemma4UnifiedConfig
+
+    def setup(self) -> None:
+        self.vision_embedder = VisionEmbedder(self.config.vision_config)
+        self.embed_vision = VisionProjection(self.config)
+        self.language_model = CausalLM(self.config.text_config)
+        # The files hold the decoder at the level of the embedder.
+        nn.share_scope(self, self.language_model)
+
+    def encode(
+        self, pixels: Float[Array, "B U P values"], position: Int[Array, "B U P 2"]
+    ) -> Float[Array, "B U P E"]:
+        """Return features of every square."""
+        return self.vision_embedder(pixels, position)
+
+    def project(
+        self, features: Float[Array, "B U P E"], pool: Pool | None = None
+    ) -> Float[Array, "B features D"]:
+        """Return the rows of all tiles. View P is refused in `UnifiedImages.slots`."""
+        rows = self.embed_vision(features)
+        return rows.reshape(rows.shape[0], -1, rows.shape[-1])
+
+
+@dataclass(frozen=True)
+class UnifiedImages:
+    """Read images as squares, row by row; a tile is `TILE` of them.
+
+    The processor is Gemma 4's with a tower, whose patches are put together to squares here.
+    """
+
+    config: Gemma4UnifiedConfig
+    processor: Any
+    mrope: ClassVar = False
+
+    @staticmethod
+    def shapes(config: Gemma4UnifiedConfig) -> Shapes:
+        values = 3 * config.vision_config.side**2
+        return {"pixels": ((TILE, values), np.float32), "position": ((TILE, 2), np.int32)}
+
+    @staticmethod
+    def blended(pool: Pool | None) -> int:
+        return 1
+
+    def grid(self, size: Size) -> tuple[int, int]:
+        """Return rows and columns of squares: as many as fit the limit, at the image's shape."""
+        most, (height, width) = self.processor.max_soft_tokens, size
+        side = self.config.vision_config.side
+        scale = math.sqrt(most * side**2 / (height * width))
+        rows, columns = (math.floor(scale * edge / side) for edge in size)
+        if not rows and not columns:
+            raise InputError(f"image of {width}x{height}: too few tokens, {most}, for its shape")
+        if not rows:
+            return 1, min(width // height, most)
+        if not columns:
+            return min(height // width, most), 1
+        return rows, columns
+
+    def tiles(self, size: Size, images: int = 1) -> int:
+        return -(-math.prod(self.grid(size)) // TILE)
+
+    def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
+        if pool is not None:
+            raise InputError("view P: Gemma 4's images are not pooled; give M or T")
+        count = math.prod(self.grid(size))
+        return Slots(np.arange(count, dtype=np.int32)[:, None], self.tiles(size) * TILE)
+
+    def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        out = self.processor(images=list(images), return_tensors="np")
+        patches, counts = np.asarray(out["pixel_values"]), out["num_soft_tokens_per_image"]
+        vision = self.config.vision_config
+        kernel, patch = vision.pooling_kernel_size, vision.patch_size
+        grids = [self.grid((image.height, image.width)) for image in images]
+        expected = [math.prod(grid) for grid in grids], 3 * patch**2
+        if (list(map(int, counts)), patches.shape[-1]) != expected:
+            raise InputError(
+                f"image processor: gives patches {list(patches.shape)} for {counts} tokens, and "
+                f"the model reads {expected[1]} values a patch for {expected[0]}; "
+                "use the preprocessor_config.json that belongs to the model"
+            )
+        if max((edge for grid in grids for edge in grid), default=0) > vision.mm_posemb_size:
+            raise InputError(f"images of {grids} squares: a side has over {vision.mm_posemb_size}")
+        tiles = []
+        for values, (rows, columns), count in zip(patches, grids, expected[0], strict=True):
+            squares = values[: count * kernel**2].reshape(
+                rows, kernel, columns, kernel, patch, patch, 3
+            )
+            pixels = squares.transpose(0, 2, 1, 4, 3, 5, 6).reshape(count, -1)
+            row, column = np.indices((rows, columns)).reshape(2, -1)
+            room = -count % TILE
+            pixels = np.pad(pixels, ((0, room), (0, 0))).astype(np.float32)
+            position = np.pad(np.stack([column, row], 1), ((0, room), (0, 0))).astype(np.int32)
+            tiles.append(
+                {
+                    "pixels": pixels.reshape(-1, TILE, pixels.shape[-1]),
+                    "position": position.reshape(-1, TILE, 2),
+                }
+            )
+        return tiles
