@@ -1,7 +1,7 @@
 """Load on `jaxspec serve`: requests a second, time to the first token, time per token.
 
     jaxspec serve --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7 \\
-        --prompt-buckets 128 --max-new-tokens 128 --port 8000
+        --prompt-buckets 256 --max-new-tokens 128 --port 8000
     python -m eval.serving --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7
 
 The second command asks the first one's server, and then measures the engine on the same requests

@@ -119,8 +119,9 @@ def test_mesh():
     assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "model": 4}
     assert mesh_of({"a": jax.device_put(np.zeros(4), replicated(mesh))}) == mesh
     assert mesh_of({"a": jnp.zeros(4)}) is None
-    for wrong in (0, math.prod(make_mesh().shape.values()) + len(jax.devices())):
-        with pytest.raises(InputError, match=f"{wrong} model devices, of"):
+    many = math.prod(make_mesh().shape.values()) + len(jax.devices())
+    for wrong, message in ((0, "model: 0; give"), (many, f"{many} model devices, of")):
+        with pytest.raises(InputError, match=message):
             make_mesh(model=wrong)
 
 

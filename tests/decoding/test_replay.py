@@ -142,7 +142,7 @@ def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
         ([{"sample": "a", "text": "So", "temperature": 1.0}], "line 1: drawn at temperature 1.0"),
         (
             [{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [2]}]}],
-            "line 1: new_tokens 2, and",
+            "line 1: new_tokens 2, but",
         ),
     ],
 )
