@@ -105,8 +105,8 @@ def main(
 
 def compiled(step: Step, chip: str | None) -> tuple[Any, Record]:
     """Return the program, and the compiler's figures."""
-    place = SingleDeviceSharding(jax.devices()[0] if chip is None else described(chip)[0])
-    arguments = at_place(jax.eval_shape(lambda *tree: tree, *step.arguments), place)
+    sharding = SingleDeviceSharding(jax.devices()[0] if chip is None else described(chip)[0])
+    arguments = at_place(jax.eval_shape(lambda *tree: tree, *step.arguments), sharding)
     program = jax.jit(step.run, donate_argnums=0).lower(*arguments).compile()
     memory: Any = program.memory_analysis()
     row: Record = {
@@ -145,7 +145,7 @@ def timed(steps: dict[str, Step], programs: dict[str, Any], repeats: int) -> np.
             seconds[i, turn] = time.process_time() - start
             arguments[name] = state, *arguments[name][1:]
     if not all(
-        np.isfinite(leaf).all() for held in arguments.values() for leaf in jax.tree.leaves(held)
+        np.isfinite(leaf).all() for tree in arguments.values() for leaf in jax.tree.leaves(tree)
     ):
         raise RuntimeError("a step gave numbers that are not finite, whose time says nothing")
     return seconds[:, 1:]

@@ -295,7 +295,7 @@ def compared(folder: str) -> tuple[int, int]:
 
 
 def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
-    """Which README and docs/exactness.md name."""
+    """README and docs/exactness.md name these numbers."""
     readme, exactness = (
         re.sub(r"\s+", " ", (ROOT / page).read_text(encoding="utf-8"))
         for page in ("README.md", "docs/exactness.md")

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # scri
 
 
 def printed(page: str, columns: int, monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
-    """What a command, or a script run as `python -m`, prints on a terminal of so many columns."""
+    """Return what a command or a script prints on a terminal of so many columns."""
     monkeypatch.setenv("COLUMNS", str(columns))
     name, *words = page.split()
     monkeypatch.setattr(sys, "argv", [name, *words, *options])

@@ -47,13 +47,13 @@ def main(
       limit: questions of each set in the table.
       out: directory of the heads, and of the table.
     """
-    for words in commands(steps, samples, limit, out):
-        if code := subprocess.run([sys.executable, "-m", *words]).returncode:
+    for arguments in commands(steps, samples, limit, out):
+        if code := subprocess.run([sys.executable, "-m", *arguments]).returncode:
             sys.exit(code)
 
 
 def commands(steps: int, samples: int, limit: int, out: Path) -> Iterator[list[str]]:
-    """Yield the words of each part's command."""
+    """Yield the arguments of each part's command."""
     shipped = "jaxspec_demo/smollm2_eyes/kv_head"  # answers sooner, and the same
     yield (
         f"train.distill_data --target smollm2-eyes --draft {shipped} --name {ANSWERS} "
@@ -67,12 +67,12 @@ def commands(steps: int, samples: int, limit: int, out: Path) -> Iterator[list[s
             f"train.recipe smollm2_eyes_kv {HEADS[name]} {same} --data runs/data/{ANSWERS} "
             f"--runs {folder}"
         ).split()
-    others = [f"{name}={folder}/hf" for name, folder in heads.items() if name != BASELINE]
+    directories = [f"{name}={folder}/hf" for name, folder in heads.items() if name != BASELINE]
     yield [
         *f"eval.kv_head eyes --draft {heads[BASELINE]}/hf --rows lookup --gammas 4".split(),
         *f"--sets describe read exist reason chart --turns 1 --limit {limit}".split(),
         *f"--batch-size 8 --no-times --out {out}/table --against".split(),
-        *(BASELINE, "--heads", *others),
+        *(BASELINE, "--heads", *directories),
     ]
 
 

@@ -36,7 +36,7 @@ class Terms:
 
     @classmethod
     def of(cls, source: Path, licence: str | None = None, base_model: str | None = None) -> Terms:
-        """Return a source's terms; arguments that are given replace what it says."""
+        """Return a source's terms; arguments replace the source's."""
         name = model_name(source)
         base_model = base_model or (name if REPOSITORY.fullmatch(name) else None)
         return cls(licence or licence_of(source), base_model)

@@ -135,8 +135,8 @@ def _patch_processor(path: Path) -> Any:
     assert name is not None
     raw = read_json(path / name)
     settings = raw.get("image_processor", raw)
-    named = {key: value for key, value in settings.items() if key in _PATCH_SETTINGS}
-    return pillow_class("Gemma4ImageProcessor")(**named)
+    options = {key: value for key, value in settings.items() if key in _PATCH_SETTINGS}
+    return pillow_class("Gemma4ImageProcessor")(**options)
 
 
 def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) -> None:

@@ -23,9 +23,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from jaxspec.engine.captioners import runs_torch
 
     with input_errors("jaxspec"):
-        named = commands()
+        subcommands = commands()
         command = parse_subcommand(
-            {name: kind for name, (kind, _) in named.items()},
+            {name: kind for name, (kind, _) in subcommands.items()},
             arguments,
             "jaxspec",
             "Lossless speculative decoding of vision-language models. `jaxspec demo` shows it on "
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         drafting = getattr(command, "drafting", None)
         if argv is None and not runs_torch(getattr(drafting, "captioner", None) or ""):
             hide_torch()
-        dict(named.values())[type(command)](command)
+        dict(subcommands.values())[type(command)](command)
 
 
 def commands() -> dict[str, tuple[Any, Callable[[Any], None]]]:

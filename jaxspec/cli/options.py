@@ -87,12 +87,12 @@ def parse_subcommand(
 
     `help NAME` is `NAME --help`.
     """
-    name, *others = arguments or [""]
+    name, *options = arguments or [""]
     if name == "help":
-        name, *others = [*others, "--help"]
+        name, *options = [*options, "--help"]
     if name in kinds:
         marks = tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
-        return parse_options(kinds[name], others, f"{prog} {name}", config=marks)
+        return parse_options(kinds[name], options, f"{prog} {name}", config=marks)
     if name in ("-h", "--help"):
         print(f"{paragraphs(description or '')}\n\nusage: {prog} COMMAND [OPTIONS]\n")
         print(listing({name: kind.__doc__ for name, kind in kinds.items()}))

@@ -44,8 +44,8 @@ class Drafting:
 
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Directory or hub id of a small LLaVA or text model with the target's tokeniser, or of a head
-    of the target: KV, EAGLE-1, MSD or EAGLE-3. Repeat the option for a model and a head, which then
-    draft together."""
+    of the target: KV, EAGLE-1, MSD, ViSpec, EAGLE-3, DFlash or a Gemma 4's assistant. Repeat the
+    option for a model and a head, which then draft together."""
     draft_revision: str | None = None
     """Branch, tag or commit of drafts on the hub."""
     gamma: int = 5

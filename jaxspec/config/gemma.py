@@ -1,4 +1,4 @@
-"""Decoder configurations of Gemma 3 and, in `gemma4.py`, Gemma 4."""
+"""Describe Gemma 3's decoder, and what Gemma 4's (`gemma4.py`) shares with it."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ def _full_sizes(raw: dict[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
     if not (layers := raw.get("per_layer_config")):
         return {}
     full = {str(i) for i, kind in enumerate(kinds) if kind == FULL}
-    first, *others = layers.values()
-    if layers.keys() != full or any(sizes != first for sizes in others):
+    first, *later = layers.values()
+    if layers.keys() != full or any(sizes != first for sizes in later):
         raise InputError(
             f"text config: per_layer_config {layers!r:.60} is not supported; "
             "give the full layers, with equal sizes"

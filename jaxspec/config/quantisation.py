@@ -1,4 +1,4 @@
-"""How a checkpoint's matrices are quantised: the entry `quantization_config` of config.json."""
+"""Describe how matrices are quantised: the entry `quantization_config` of config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rotary positions are stretched past the trained context, and split for images (M-RoPE)."""
+"""Describe how rotary positions are stretched past the trained context, or split for images."""
 
 from __future__ import annotations
 

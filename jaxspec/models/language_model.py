@@ -171,6 +171,6 @@ class LanguageModel:
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
         return apply(build(self.config), params, *args, method=method, **images)
 
-    def _text(self, params: Params, method: str, *args: Any, **named: Any) -> Any:
+    def _text(self, params: Params, method: str, *args: Any, **keywords: Any) -> Any:
         text = text_params(self.config, params)
-        return apply(build(self.text), text, *args, method=method, **named)
+        return apply(build(self.text), text, *args, method=method, **keywords)

@@ -209,8 +209,8 @@ class PromptEncoder:
         if not self.tokenizer.chat_template or {*self.stops} <= {*ends}:
             return ends
         after = self._following([Message("user", ("Hello.",))], ()).lstrip()
-        words = {token: str(self.tokenizer.convert_ids_to_tokens(token)) for token in self.stops}
-        return [token for token, word in words.items() if after.startswith(word)][:1] or ends
+        strings = {token: str(self.tokenizer.convert_ids_to_tokens(token)) for token in self.stops}
+        return [token for token, string in strings.items() if after.startswith(string)][:1] or ends
 
     def _checked(
         self, messages: str | Sequence[Message[Source]], images: Sequence[Source]

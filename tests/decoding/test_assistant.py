@@ -78,22 +78,24 @@ def pair(
     config = AssistantConfig(replace(text, **LAYERS), backbone_hidden_size=width, gamma=J)
     if groups:
         config = replace(config, num_centroids=groups, centroid_intermediate_top_k=groups // 2)
-    drawn = jax.tree.map(
+    initial = jax.tree.map(
         lambda x: (
             rng.uniform(0.1, 0.3, x.shape) if x.ndim == 1 else rng.normal(0, scale, x.shape)
         ).astype(x.dtype),
         abstract_head(config),
     )
-    drawn["model"]["norm"]["weight"][:] = 1
+    initial["model"]["norm"]["weight"][:] = 1
     for i in range(len(config.text_config.layer_types)):
-        drawn["model"][f"layers_{i}"]["layer_scalar"] += 0.7
-    kernel = drawn["pre_projection"]["kernel"]
+        initial["model"][f"layers_{i}"]["layer_scalar"] += 0.7
+    kernel = initial["pre_projection"]["kernel"]
     kernel *= 0.1
     kernel[:width] += np.eye(width)
-    drawn["model"]["embed_tokens"]["embedding"] = params["lm_head"]["kernel"].T
+    initial["model"]["embed_tokens"]["embedding"] = params["lm_head"]["kernel"].T
     if groups:
-        drawn["masked_embedding"]["token_ordering"] = rng.permutation(text.vocab_size).astype("i4")
-    head = jax.tree.map(lambda x: jnp.asarray(x, dtype if x.dtype == np.float32 else None), drawn)
+        initial["masked_embedding"]["token_ordering"] = rng.permutation(text.vocab_size).astype(
+            "i4"
+        )
+    head = jax.tree.map(lambda x: jnp.asarray(x, dtype if x.dtype == np.float32 else None), initial)
     return target, LoadedHead(config.for_target(text), head)
 
 
@@ -124,7 +126,7 @@ def plain(models: tuple[LoadedModel, LoadedHead]) -> list[tuple[int, ...]]:
 def test_blocks_are_drafted_as_the_definition_says(
     tmp_path: Path, groups: int, tree: str | None
 ) -> None:
-    """From the files that are written, and read again, on rows longer than the window."""
+    """The head is read from written files, and rows are longer than the window."""
     target, head = pair(groups)
     save_head(tmp_path / "head", head.config, head.params, jnp.float32)
     read = load_draft(tmp_path / "head", target)
@@ -212,7 +214,7 @@ def test_one_width_in_16_bits() -> None:
 
 
 def test_samples_follow_the_targets_law() -> None:
-    """The first two tokens of sampled rows, against full passes of the target."""
+    """The first two tokens of sampled rows follow full passes of the target."""
     rows, rounds, words = 2000, 4, 6
     text = replace(TEXT, vocab_size=words)
     target, head = pair(text=text)

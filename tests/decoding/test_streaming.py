@@ -81,7 +81,7 @@ def test_who_stops_reading_stops_the_decoding(
 
 
 def byte_level() -> Any:
-    """One token a byte, as the vocabularies of GPT-2's kind hold all of them, and one for "can"."""
+    """Return a tokeniser with a token for each byte, as GPT-2's vocabularies, and one for "can"."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = {letter: i for i, letter in enumerate([*letters, "ca", "can"])}
     core = Tokenizer(models.BPE(words, [("c", "a"), ("ca", "n")]))
@@ -94,7 +94,7 @@ def byte_level() -> Any:
 
 
 def joining() -> Any:
-    """The same, but "ca n't" becomes "can't", as in transformers' older files."""
+    """Return one that also makes "can't" of "ca n't", as transformers' older files do."""
     tokenizer = byte_level()
     tokenizer.clean_up_tokenization_spaces = True
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
@@ -134,8 +134,8 @@ def test_no_half_letter_is_told(encoders: dict[str, PromptEncoder], kind: str, e
 def test_an_answer_read_in_parts_has_the_text_of_all(
     encoders: dict[str, PromptEncoder], kind: str, data: st.DataObject
 ) -> None:
-    """Of any tokens: words, half letters, bytes of no letter, special tokens; with stop strings,
-    which end it at the first token whose text holds one.
+    """Tokens are words, half letters, bytes of no letter, or special; the answer ends at the first
+    token whose text holds a stop string.
     """
     encoder = encoders[kind]
     texts = st.sampled_from(

@@ -20,7 +20,7 @@ from jaxspec.models.heads.kinds import abstract_head
 
 @dataclass(frozen=True)
 class AssistantTwin:
-    """What the repository of such a draft holds."""
+    """Describe the repository of an assistant."""
 
     target: str
     source: str
@@ -43,10 +43,10 @@ def write_assistant(path: Path, twin: AssistantTwin, target: Path) -> None:
     layers = replace(text, intermediate_size=20, final_logit_softcapping=None)
     config = AssistantConfig(layers, backbone_hidden_size=text.hidden_size)
     rng = np.random.default_rng(0)
-    drawn = jax.tree.map(
+    initial = jax.tree.map(
         lambda x: rng.normal(x.ndim == 1, 0.2, x.shape).astype(np.float32), abstract_head(config)
     )
-    raw, tensors = kind_of(config).written(config, named_tensors(drawn), "vllm", None)
+    raw, tensors = kind_of(config).written(config, named_tensors(initial), "vllm", None)
     del raw["jaxspec"]
     raw |= {"dtype": "bfloat16", "transformers_version": "5.23.0"}
     (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")

@@ -109,7 +109,7 @@ def test_public_heads_draft_blocks_for_their_targets(
 def test_an_assistant_drafts_for_its_target(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its config.json says what it is; prompts have an image."""
+    """The kind of draft is found in config.json; prompts have an image."""
     twin, copy = ASSISTANTS[name], str(tmp_path / "copy")
     main(["inspect", name])
     assert "Gemma 4 assistant" in capsys.readouterr().out

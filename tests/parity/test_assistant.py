@@ -26,7 +26,7 @@ J, KINDS = 3, ("sliding_attention", "full_attention")
 
 
 def assistant(monkeypatch: pytest.MonkeyPatch, groups: int) -> Gemma4AssistantForCausalLM:
-    """One of two sliding layers and a full one; its sizes of heads are the real ones."""
+    """Return an assistant of two sliding layers and a full one, with head sizes of its defaults."""
     # transformers 5.23 refuses layers that all read another model's keys.
     modes = property(lambda text: ["reuse"] * text.num_hidden_layers)
     monkeypatch.setattr(Gemma4TextConfig, "kv_sharing_modes", modes)

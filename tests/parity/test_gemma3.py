@@ -88,9 +88,9 @@ def write(path: Path, side: int = 24, tokens: int = 9, **changes: Any) -> Any:
     path.mkdir()
     ids = words.files("gemma", path, chat=configs.GEMMA3)
     vision = {"image_size": side, "patch_size": 4} | changes.pop("vision", {})
-    made = model(ids, vision, tokens, **changes)
-    made.generation_config.eos_token_id = None
-    made.save_pretrained(path)
+    reference = model(ids, vision, tokens, **changes)
+    reference.generation_config.eos_token_id = None
+    reference.save_pretrained(path)
     files = configs.gemma3(ids, {})
     images = files["preprocessor_config.json"] | {"size": {"height": side, "width": side}}
     for name, content in {
@@ -99,15 +99,15 @@ def write(path: Path, side: int = 24, tokens: int = 9, **changes: Any) -> Any:
         "chat_template.json": files["chat_template.json"],
     }.items():
         (path / name).write_text(json.dumps(content))
-    return made
+    return reference
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> tuple[Any, LoadedModel, Any]:
-    """transformers' model, ours, and transformers' processor."""
+    """Return transformers' model, ours, and transformers' processor."""
     path = tmp_path_factory.mktemp("gemma3") / "model"
-    made = write(path)
-    return made, LoadedModel.load(path), processor(path)
+    reference = write(path)
+    return reference, LoadedModel.load(path), processor(path)
 
 
 def processor(path: Path) -> Any:
@@ -122,36 +122,36 @@ def processor(path: Path) -> Any:
     return kind(images, tokenizer, template, image_seq_length=raw["image_seq_length"])
 
 
-def inputs(given: Any, question: str, images: list[Image.Image]) -> dict[str, Any]:
-    """What transformers' processor makes of a question, after its images or with them inside."""
+def inputs(reader: Any, question: str, images: list[Image.Image]) -> dict[str, Any]:
+    """Return transformers' inputs of a question, after its images or with them inside."""
     parts: list[dict[str, str]] = [{"type": "image"}] * len(images)
     if "<image>" in question:
         question = question.replace("<image>", "<start_of_image>")
         parts = []
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
-    text = given.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    made = given(
+    text = reader.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    batch = reader(
         images=[images] if images else None,
         text=[text],
         return_tensors="pt",
         add_special_tokens=False,
         return_mm_token_type_ids=True,
     )
-    return {name: value for name, value in made.items() if name != "num_crops"}
+    return {name: value for name, value in batch.items() if name != "num_crops"}
 
 
 def asked() -> list[tuple[str, list[Image.Image]]]:
     return [(q, [page(*size) for size in sizes]) for q, sizes in zip(QUESTIONS, SIZES)]
 
 
-def answer(made: Any, given: dict[str, Any], new: int = NEW) -> list[int]:
+def answer(reference: Any, batch: dict[str, Any], new: int = NEW) -> list[int]:
     with torch.no_grad():
-        out = made.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0)
-    return out[0, given["input_ids"].shape[1] :].tolist()
+        out = reference.generate(**batch, max_new_tokens=new, do_sample=False, pad_token_id=0)
+    return out[0, batch["input_ids"].shape[1] :].tolist()
 
 
 def slots(ours: LoadedModel, prompt: Prompt) -> list[int]:
-    """The prompt's tokens with as many image tokens as transformers' has."""
+    """Return the prompt's tokens with as many image tokens as transformers' has."""
     config: Any = ours.config
     return [
         token
@@ -161,22 +161,22 @@ def slots(ours: LoadedModel, prompt: Prompt) -> list[int]:
 
 
 def test_prompts_and_logits(pair):
-    made, ours, given = pair
+    reference, ours, reader = pair
     for question, images in asked():
-        theirs = inputs(given, question, images)
+        batch = inputs(reader, question, images)
         prompt = Engine(ours, config=SETTINGS).encoder.prompt(question, images)
-        assert slots(ours, prompt) == theirs["input_ids"][0].tolist()
+        assert slots(ours, prompt) == batch["input_ids"][0].tolist()
         with torch.no_grad():
-            logits = made(**theirs).logits[0, -1]
+            logits = reference(**batch).logits[0, -1]
         hf.assert_close(forward_logits(ours, prompt, ()), logits)
 
 
 def test_logits_without_a_cache(pair):
-    """What training scores, and the module as a whole, at every token."""
-    made, ours, given = pair
+    """Training's scores and the whole module's equal transformers' at every token."""
+    reference, ours, reader = pair
     question, images = asked()[2]
     with torch.no_grad():
-        expected = made(**inputs(given, question, images)).logits[0]
+        expected = reference(**inputs(reader, question, images)).logits[0]
     prompt = Engine(ours, config=SETTINGS).encoder.prompt(question, images)
     rows, tiles = whole_row(ours, prompt, ())
     assert tiles is not None
@@ -193,9 +193,9 @@ def test_logits_without_a_cache(pair):
 
 @pytest.fixture(scope="module")
 def expected(pair) -> list[list[int]]:
-    """transformers' greedy answers."""
-    made, _, given = pair
-    answers = [answer(made, inputs(given, *row)) for row in asked()]
+    """Return transformers' greedy answers."""
+    reference, _, reader = pair
+    answers = [answer(reference, inputs(reader, *row)) for row in asked()]
     assert len({token for tokens in answers for token in tokens}) > 20
     return answers
 
@@ -254,38 +254,38 @@ def test_heads_draft_from_their_files(pair, expected, tmp_path, name):
 
 def test_a_session_reads_images_of_later_turns(pair, expected):
     """The cache holds the first turn; what follows it is an image, which reads itself both ways."""
-    made, ours, given = pair
+    reference, ours, reader = pair
     session = Session(Engine(ours, config=SETTINGS))
     (question, first), (_, second) = asked()[1], asked()[2]
     assert list(session.ask(question, images=first, max_new_tokens=NEW).tokens) == expected[1]
     result = session.ask("And these?", images=second, max_new_tokens=NEW)
-    ids = inputs(given, question, first)["input_ids"][0].tolist()
-    after = inputs(given, "And these?", second)["input_ids"][0].tolist()[1:]
-    close = given.tokenizer.encode("<end_of_turn>\n", add_special_tokens=False)
+    ids = inputs(reader, question, first)["input_ids"][0].tolist()
+    after = inputs(reader, "And these?", second)["input_ids"][0].tolist()[1:]
+    close = reader.tokenizer.encode("<end_of_turn>\n", add_special_tokens=False)
     tokens = torch.tensor([[*ids, *expected[1], *close, *after]])
-    pixels = [inputs(given, "x", images)["pixel_values"] for images in (first, second)]
+    pixels = [inputs(reader, "x", images)["pixel_values"] for images in (first, second)]
     whole = {
         **{"input_ids": tokens, "attention_mask": torch.ones_like(tokens)},
         "token_type_ids": (tokens == ours.config.image_token_index).long(),  # pyright: ignore
         "pixel_values": torch.cat(pixels),
     }
-    assert list(result.tokens) == answer(made, whole)
+    assert list(result.tokens) == answer(reference, whole)
 
 
 def test_the_tower_at_full_size(tmp_path):
     """896 pixels are 4096 patches and 256 tokens, and the window is longer than an image."""
     tower = {"patch_size": 14, "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8}
-    made = write(
+    reference = write(
         tmp_path / "model", side=896, tokens=256, tied=True, vision=tower, sliding_window=300,
         num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"],
     )  # fmt: skip
     ours = LoadedModel.load(tmp_path / "model")
     images = [page(40, 61), page(33, 20, seed=1)]
-    theirs = inputs(processor(tmp_path / "model"), "Alike?", images)
-    assert theirs["input_ids"].shape[1] > 512
+    batch = inputs(processor(tmp_path / "model"), "Alike?", images)
+    assert batch["input_ids"].shape[1] > 512
     prompt = Engine(ours).encoder.prompt("Alike?", images)
     with torch.no_grad():
-        logits = made(**theirs).logits[0, -1]
+        logits = reference(**batch).logits[0, -1]
     hf.assert_close(forward_logits(ours, prompt, ()), logits)
 
 
@@ -319,20 +319,20 @@ def test_published_sizes(size):
 
 def test_files(pair, tmp_path):
     """Files of the hub's layout and ours, which transformers reads bit for bit."""
-    made, ours, given = pair
-    hub = huggingface.load(hf.write(tmp_path / "hub", made, hf.hub_tensors(made)))
+    reference, ours, reader = pair
+    hub = huggingface.load(hf.write(tmp_path / "hub", reference, hf.hub_tensors(reference)))
     assert with_text(hub.config, eos_token_id=None) == ours.config
     jax.tree.map(np.testing.assert_array_equal, hub.params, ours.params)
     assert type(ours.config).from_hf(ours.config.to_hf()) == ours.config
     out = tmp_path / "out"
     extras = {"tokenizer": ours.tokenizer, "image_processor": ours.image_processor}
     huggingface.save(out, ours.config, ours.params, **extras)
-    again = hf.reload(out, type(made))
+    again = hf.reload(out, type(reference))
     for name, tensor in again.state_dict().items():
-        assert torch.equal(tensor, made.state_dict()[name]), name
+        assert torch.equal(tensor, reference.state_dict()[name]), name
     (question, images) = asked()[1]
-    theirs, written = (inputs(p, question, images) for p in (given, processor_of(out)))
-    for name, value in theirs.items():
+    batch, written = (inputs(p, question, images) for p in (reader, processor_of(out)))
+    for name, value in batch.items():
         assert torch.equal(value, written[name]), name
 
 
@@ -346,7 +346,7 @@ def processor_of(path: Path) -> Any:
 
 
 def test_conversations_end_with_the_turn(pair):
-    """What closes an answer in training is the turn's token, which the model is asked to write."""
+    """An answer in training ends with the turn's token, which the model is asked to write."""
     _, ours, _ = pair
     encoder = Engine(ours, config=replace(SETTINGS)).encoder
     encoder = replace(encoder, stops=(1, ours.tokenizer.convert_tokens_to_ids("<end_of_turn>")))

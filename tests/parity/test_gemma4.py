@@ -69,24 +69,24 @@ def write(path: Path) -> Any:
         tie_word_embeddings=False,
         **{name: raw[name] for name in ("boi_token_id", "eoi_token_id", "image_token_id")},
     )
-    made = hf.talkative(hf.random_model(Gemma4UnifiedForConditionalGeneration, config))
-    for i, layer in enumerate(made.model.language_model.layers):
+    reference = hf.talkative(hf.random_model(Gemma4UnifiedForConditionalGeneration, config))
+    for i, layer in enumerate(reference.model.language_model.layers):
         layer.layer_scalar.fill_(0.7 + 0.2 * i)
         layer.self_attn.q_norm.weight.data.mul_(0.1)
-    made.generation_config.eos_token_id = None
-    made.save_pretrained(path)
+    reference.generation_config.eos_token_id = None
+    reference.save_pretrained(path)
     processor = files["processor_config.json"]
     processor["image_processor"] |= {"max_soft_tokens": MOST, "patch_size": SIDE // 3}
     (path / "processor_config.json").write_text(json.dumps(processor))
-    return made
+    return reference
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> tuple[Any, LoadedModel]:
-    """transformers' model, and ours."""
+    """Return transformers' model, and ours."""
     path = tmp_path_factory.mktemp("gemma4") / "model"
-    made = write(path)
-    return made, LoadedModel.load(path)
+    reference = write(path)
+    return reference, LoadedModel.load(path)
 
 
 def asked() -> list[tuple[str, list[Image.Image]]]:
@@ -94,7 +94,7 @@ def asked() -> list[tuple[str, list[Image.Image]]]:
 
 
 def squares(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of pixels and positions (x, y) of an image, padded: resized and cut by loops."""
+    """Return an image's rows of pixels and positions (x, y), padded: resized and cut by loops."""
     scale = (MOST * SIDE**2 / (image.width * image.height)) ** 0.5
     columns, rows = (int(scale * edge / SIDE) for edge in image.size)
     if not rows:
@@ -112,13 +112,13 @@ def squares(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
 
 
 def inputs(ours: LoadedModel, question: str, images: list[Image.Image]) -> dict[str, Any]:
-    """What transformers' processor would make of a question; it needs torchvision."""
+    """Return the inputs that transformers' processor, which needs torchvision, would make."""
     config: Any = ours.config
     text = question.replace("<image>", "<|image|>")
     if text == question:
         text = "\n\n<|image|>\n\n" * len(images) + question
-    made = [squares(image) for image in images]
-    counts = [int((position[:, 0] >= 0).sum()) for _, position in made]
+    patches = [squares(image) for image in images]
+    counts = [int((position[:, 0] >= 0).sum()) for _, position in patches]
     for count in counts:
         text = text.replace("<|image|>", "<|image>" + "<placeholder>" * count + "<image|>", 1)
     text = text.replace("<placeholder>", "<|image|>")
@@ -128,26 +128,26 @@ def inputs(ours: LoadedModel, question: str, images: list[Image.Image]) -> dict[
         **{"input_ids": ids, "attention_mask": torch.ones_like(ids)},
         "mm_token_type_ids": (ids == config.image_token_index).long(),
     }
-    if made:
-        pixels, positions = zip(*made)
+    if patches:
+        pixels, positions = zip(*patches)
         out["pixel_values"] = torch.tensor(np.stack(pixels))
         out["image_position_ids"] = torch.tensor(np.stack(positions))
     return out
 
 
-def answer(made: Any, given: dict[str, Any]) -> tuple[Any, list[int]]:
-    """transformers' logits after the prompt, and its greedy answer, with the masks that it has for
-    images, and without a cache.
+def answer(reference: Any, batch: dict[str, Any]) -> tuple[Any, list[int]]:
+    """Return transformers' logits after the prompt, and its greedy answer, with its masks for
+    images and without a cache.
     """
-    images = {name: given[name] for name in ("pixel_values", "image_position_ids") if name in given}
-    ids, kinds, steps = given["input_ids"], given["mm_token_type_ids"], []
+    images = {name: batch[name] for name in ("pixel_values", "image_position_ids") if name in batch}
+    ids, kinds, steps = batch["input_ids"], batch["mm_token_type_ids"], []
     for _ in range(NEW):
         embeds, places = torch.zeros(1, ids.shape[1], 32), torch.arange(ids.shape[1])[None]
-        masks = made.create_masks_for_generate(
-            made.config, embeds, torch.ones_like(ids), None, places, kinds
+        masks = reference.create_masks_for_generate(
+            reference.config, embeds, torch.ones_like(ids), None, places, kinds
         )
         with torch.no_grad():
-            logits = made(input_ids=ids, attention_mask=masks, **images).logits[0, -1]
+            logits = reference(input_ids=ids, attention_mask=masks, **images).logits[0, -1]
         steps.append(logits)
         ids = torch.cat([ids, logits.argmax()[None, None]], 1)
         kinds = torch.nn.functional.pad(kinds, (0, 1))
@@ -156,8 +156,8 @@ def answer(made: Any, given: dict[str, Any]) -> tuple[Any, list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(pair) -> list[tuple[Any, list[int]]]:
-    made, ours = pair
-    answers = [answer(made, inputs(ours, *row)) for row in asked()]
+    reference, ours = pair
+    answers = [answer(reference, inputs(ours, *row)) for row in asked()]
     assert len({token for _, tokens in answers for token in tokens}) > 15
     return answers
 
@@ -166,7 +166,7 @@ def test_prompts_and_logits(pair, expected):
     _, ours = pair
     config: Any = ours.config
     for (question, images), (logits, _) in zip(asked(), expected, strict=True):
-        theirs = inputs(ours, question, images)
+        batch = inputs(ours, question, images)
         prompt = Engine(ours, config=SETTINGS).encoder.prompt(question, images)
         counts = iter((squares(image)[1][:, 0] >= 0).sum() for image in images)
         slots = [
@@ -174,7 +174,7 @@ def test_prompts_and_logits(pair, expected):
             for token in prompt.tokens.tolist()
             for _ in range(next(counts) if token == config.image_token_index else 1)
         ]
-        assert slots == theirs["input_ids"][0].tolist()
+        assert slots == batch["input_ids"][0].tolist()
         hf.assert_close(forward_logits(ours, prompt, ()), logits)
 
 
@@ -197,14 +197,14 @@ def test_a_batch_writes_transformers_answers(pair, expected, name):
 
 
 def test_files(pair, tmp_path):
-    """What this library writes, transformers reads bit for bit; audio is left out."""
-    made, ours = pair
+    """transformers reads the written files bit for bit; audio is left out."""
+    reference, ours = pair
     assert type(ours.config).from_hf(ours.config.to_hf()) == ours.config
     out = tmp_path / "out"
     extras = {"tokenizer": ours.tokenizer, "image_processor": ours.image_processor}
     huggingface.save(out, ours.config, ours.params, **extras)
-    for name, tensor in hf.reload(out, type(made)).state_dict().items():
-        assert torch.equal(tensor, made.state_dict()[name]), name
+    for name, tensor in hf.reload(out, type(reference)).state_dict().items():
+        assert torch.equal(tensor, reference.state_dict()[name]), name
     again = LoadedModel.load(out)
     assert again.config == ours.config
     jax.tree.map(np.testing.assert_array_equal, again.params, ours.params)

@@ -1,4 +1,4 @@
-"""What an evaluation of drafts measures: presets under `configs/eval/`, and their options."""
+"""Define an evaluation of drafts: presets under `configs/eval/`, and their options."""
 
 from __future__ import annotations
 

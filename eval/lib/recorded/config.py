@@ -1,4 +1,4 @@
-"""What a replay of recorded answers measures: presets under `configs/eval/`, and their options."""
+"""Define a replay of recorded answers: presets under `configs/eval/`, and their options."""
 
 from __future__ import annotations
 

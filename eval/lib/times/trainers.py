@@ -1,4 +1,4 @@
-"""One training step of an EAGLE-3 head: jaxspec's, and that of SpecJAX (github.com/tails-mpt).
+"""Build one training step of an EAGLE-3 head: jaxspec's, or SpecJAX's (github.com/tails-mpt).
 
 Both learn from the same frozen Llama, on rows of equal length, with gamma steps of their own
 output. SpecJAX's step begins a block at every token of a row; jaxspec's at sampled anchors, of
@@ -94,7 +94,7 @@ def specjax_step(shapes: Shapes, clone: Path) -> Step:
     Raises InputError for a folder that is not a clone.
     """
     if not (clone / "specjax" / "train.py").is_file():
-        raise InputError(f"clone {clone}: is none of SpecJAX: it has no specjax/train.py")
+        raise InputError(f"clone {clone}: has no specjax/train.py; give a clone of SpecJAX")
     sys.path.insert(0, str(clone))
     llama, heads, train, optimizers = (
         import_module(f"specjax.{name}")
@@ -121,8 +121,8 @@ def specjax_step(shapes: Shapes, clone: Path) -> Step:
         num_kv_heads=sizes.num_key_value_heads,
         draft_vocab_size=shapes.vocabulary,
     )
-    drawn = jax.eval_shape(lambda: heads.init_eagle3_params(head, jax.random.key(0)))
-    params = {name: jax.ShapeDtypeStruct(leaf.shape, dtype) for name, leaf in drawn.items()}
+    initial = jax.eval_shape(lambda: heads.init_eagle3_params(head, jax.random.key(0)))
+    params = {name: jax.ShapeDtypeStruct(leaf.shape, dtype) for name, leaf in initial.items()}
     for name, leaf in params.items():
         if leaf.ndim == 1:  # its trainer keeps norms in float32
             params[name] = jax.ShapeDtypeStruct(leaf.shape, jnp.float32)

@@ -1,4 +1,4 @@
-"""What a kind of head says about its files; all other code asks it, and not for the kind."""
+"""Define what a kind of head says about its files; other code asks it, not for the kind."""
 
 from __future__ import annotations
 

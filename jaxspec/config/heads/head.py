@@ -1,4 +1,4 @@
-"""What all kinds of heads share: layers of their own, a target, and the length of their drafts."""
+"""Define what all heads share: layers of their own, a target, and the length of their drafts."""
 
 from __future__ import annotations
 

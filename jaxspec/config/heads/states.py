@@ -1,4 +1,4 @@
-"""What heads share that have keys of their own and read hidden states of their target."""
+"""Define what heads share that have keys of their own and read hidden states of their target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sources share that are a head on the target: configuration, parameters, gamma."""
+"""Define what sources share that are a head on the target: configuration, parameters, gamma."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head is handed: slots of its target's rows, and in training a whole pass and blocks."""
+"""Define what a head reads: slots of its target's rows, and in training a whole pass and blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class HeadRows(struct.PyTreeNode):
-    """Slots of the target's prompts that a KV head reads; -1 where a row has fewer."""
+    """Hold the slots of the target's prompts that a KV head reads; -1 where a row has fewer."""
 
     text: Int[Any, "B text"]
     """Slots of text, in order."""
