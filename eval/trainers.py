@@ -78,12 +78,12 @@ def main(
     """Compiles the steps, and times them by turns unless a chip is named.
 
     Args:
-      shapes: sizes of target, head and batch.
-      clone: folder of a clone of SpecJAX.
-      out: directory for results.json and table.md.
-      anchors: blocks of a row in jaxspec's steps; by default an eighth of the tokens, and all.
-      chip: an absent TPU, such as v5e:1x1.
-      repeats: timed turns.
+      shapes: Sizes of target, head and batch.
+      clone: Folder of a clone of SpecJAX.
+      out: Directory for results.json and table.md.
+      anchors: Blocks of a row in jaxspec's steps; by default an eighth of the tokens, and all.
+      chip: An absent TPU, such as v5e:1x1.
+      repeats: Timed turns.
     """
     arguments, sizes = dict(locals()), SHAPES[shapes]
     anchors = anchors or (sizes.length // 8, sizes.length - 1)
@@ -153,7 +153,6 @@ def timed(steps: dict[str, Step], programs: dict[str, Any], repeats: int) -> np.
 
 def trainers_table(name: str, sizes: Shapes, rows: list[Record]) -> Table:
     """Return a line per trainer."""
-
     columns = {
         "places": cell("places"),
         "state": cell("state_gib", number),

@@ -42,10 +42,10 @@ def main(
     """Runs all parts, and ends with the first that fails.
 
     Args:
-      steps: training steps of four rows.
-      samples: questions that the target answers for training.
-      limit: questions of each set in the table.
-      out: directory of the heads, and of the table.
+      steps: Training steps of four rows.
+      samples: Questions that the target answers for training.
+      limit: Questions of each set in the table.
+      out: Directory of the heads, and of the table.
     """
     for arguments in commands(steps, samples, limit, out):
         if code := subprocess.run([sys.executable, "-m", *arguments]).returncode:

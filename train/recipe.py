@@ -207,20 +207,26 @@ def drawn(stages: Sequence[Stage], paths: Mapping[str, Path]) -> DataSets:
 
 
 def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe | HeadRecipe, Any]:
-    """Return the recipe with what the command line changes."""
-    parts: dict[str, Any] = {stage.name: stage.train for stage in recipe.stages}
+    """Return the recipe with what the command line changes.
+
+    Raises InputError for a stage with the name of other options.
+    """
+    groups: dict[str, Any] = {}
     if isinstance(recipe, HeadRecipe):
         settings = {
             option.name: recipe.head[option.name]
             for option in fields(Ablation)
             if option.name in recipe.head
         }
-        parts |= {"head": Ablation(**settings), "anchoring": recipe.anchoring}
+        groups = {"head": Ablation(**settings), "anchoring": recipe.anchoring}
     elif isinstance(recipe, Recipe) and recipe.distillation is not None:
-        parts["distillation"] = recipe.distillation
+        groups = {"distillation": recipe.distillation}
     kind = DraftOptions if isinstance(recipe, Recipe) else Options
+    parts = {stage.name: stage.train for stage in recipe.stages}
+    if taken := parts.keys() & {*groups, *(option.name for option in fields(kind))}:
+        raise InputError(f"{name}: stage {min(taken)!r} has the name of other options; rename it")
     columns: list[Any] = [
-        (part, type(default), field(default=default)) for part, default in parts.items()
+        (part, type(default), field(default=default)) for part, default in (parts | groups).items()
     ]
     command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
     description = preset_texts(KIND).get(name)
@@ -231,8 +237,7 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
         for key, value in vars(options).items()
         if key in vars(recipe) and value is not None
     }
-    for part in parts.keys() & {"distillation", "anchoring"}:
-        changed[part] = getattr(parsed, part)
+    changed |= {group: getattr(parsed, group) for group in groups}
     if isinstance(recipe, HeadRecipe):
         changed["head"] = {**recipe.head, **vars(parsed.head)}
     stages = tuple(replace(stage, train=getattr(parsed, stage.name)) for stage in recipe.stages)

@@ -28,7 +28,6 @@ def test_a_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     page = tmp_path / "page.md"
     page.write_text(PAGE, encoding="utf-8")
-    # were the machine busy
     accelerator.main(page=page, debug=True, minutes=60, parts=("llava7b_passes",))
     assert (tmp_path / "runs" / "debug" / "accelerator" / "llava7b_passes" / "results.json").is_file()
     text = page.read_text(encoding="utf-8")

@@ -216,6 +216,16 @@ def test_errors_of_the_command(
         script.main(words)
 
 
+@pytest.mark.parametrize(
+    ("name", "stage"), [("kv_mini", "head"), ("kv_mini", "anchoring"), ("mini_text", "data")]
+)
+def test_a_stage_has_no_name_of_other_options(name: str, stage: str) -> None:
+    made = load_preset("train.recipes", name)
+    made = replace(made, stages=(replace(made.stages[0], name=stage),))
+    with pytest.raises(InputError, match=f"{name}: stage '{stage}' has the name of other options"):
+        script.parse(name, made, [])
+
+
 def test_data_that_is_named() -> None:
     stages, places = parse_data(("talk=/a", "x=/b"), (FIRST,), held_out="x")
     assert stages == (FIRST,)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxspec.checkpoints.fitting import layouts_of
 from jaxspec.config import Eagle3Config, LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.models.families import abstract_params
@@ -122,10 +123,10 @@ def specjax_step(shapes: Shapes, clone: Path) -> Step:
         draft_vocab_size=shapes.vocabulary,
     )
     initial = jax.eval_shape(lambda: heads.init_eagle3_params(head, jax.random.key(0)))
-    params = {name: jax.ShapeDtypeStruct(leaf.shape, dtype) for name, leaf in initial.items()}
-    for name, leaf in params.items():
-        if leaf.ndim == 1:  # its trainer keeps norms in float32
-            params[name] = jax.ShapeDtypeStruct(leaf.shape, jnp.float32)
+    params = {  # its trainer keeps norms in float32
+        name: jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if leaf.ndim == 1 else dtype)
+        for name, leaf in initial.items()
+    }
     gradient = train.make_train_step_ttt(llama.llama_forward, target, head, shapes.gamma)
     optimizer, _ = optimizers.build_optimizer(1e-3, 1, 100)
 
@@ -141,9 +142,13 @@ def specjax_step(shapes: Shapes, clone: Path) -> Step:
     tokens = _tokens(shapes)
     batch = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
     state = params, jax.eval_shape(optimizer.init, params)
+    frozen = {
+        name: jax.ShapeDtypeStruct(layout.file_shape, dtype)
+        for name, layout in layouts_of(sizes)[0].items()
+    }
     return Step(
         step,
-        (state, _named_shapes(sizes, dtype), (scored, indices), batch),
+        (state, frozen, (scored, indices), batch),
         shapes.batch * (shapes.length - 1) * shapes.gamma,
     )
 
@@ -151,30 +156,3 @@ def specjax_step(shapes: Shapes, clone: Path) -> Step:
 def _tokens(shapes: Shapes) -> np.ndarray:
     tokens = np.random.default_rng(0).integers(0, shapes.vocabulary, (shapes.batch, shapes.length))
     return tokens.astype(np.int32)
-
-
-def _named_shapes(sizes: LlamaConfig, dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of a Llama's tensors by their names in Hugging Face's files."""
-    width, mlp = sizes.hidden_size, sizes.intermediate_size
-    queries, keys = (
-        count * sizes.head_dim for count in (sizes.num_attention_heads, sizes.num_key_value_heads)
-    )
-    layer = {
-        "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-        "self_attn.q_proj": (queries, width),
-        "self_attn.k_proj": (keys, width),
-        "self_attn.v_proj": (keys, width),
-        "self_attn.o_proj": (width, queries),
-        "mlp.gate_proj": (mlp, width),
-        "mlp.up_proj": (mlp, width),
-        "mlp.down_proj": (width, mlp),
-    }
-    tensors: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens": (sizes.vocab_size, width),
-        "model.norm": (width,),
-        "lm_head": (sizes.vocab_size, width),
-    }
-    for i in range(sizes.num_hidden_layers):
-        tensors |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    return {f"{name}.weight": jax.ShapeDtypeStruct(shape, dtype) for name, shape in tensors.items()}
