@@ -1,6 +1,4 @@
-"""--help of all commands: wrapped once at any width, without places of this machine, with examples
-that parse.
-"""
+"""--help of all commands is wrapped once at any width, and its examples parse."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def printed(page: str, columns: int, monkeypatch: pytest.MonkeyPatch, *options: 
 
 
 def continued(page: str, columns: int) -> Iterator[tuple[str, str, int]]:
-    """Pairs of lines of which the second goes on with the first, and the width of both."""
+    """Yield pairs of lines of which the second continues the first, and the width of both."""
     for line, after in pairwise(page.splitlines()):
         if line.startswith("│") and after.startswith("│     "):
             first, second = (part[2:-2].rstrip() for part in (line, after))

@@ -206,9 +206,7 @@ def save_processors(
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     """Return the settings by which transformers' processor counts placeholders."""
     kind = config.architecture.removesuffix("ForConditionalGeneration")
-    if isinstance(config, QwenVLConfig):
-        return {"processor_class": f"{kind}Processor"}
-    if isinstance(config, Gemma4UnifiedConfig):
+    if isinstance(config, QwenVLConfig | Gemma4UnifiedConfig):
         return {"processor_class": f"{kind}Processor"}
     if isinstance(config, Gemma3Config):
         return {"processor_class": f"{kind}Processor", "image_seq_length": config.image_tokens}

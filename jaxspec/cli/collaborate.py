@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,9 +80,13 @@ def run(args: Collaborate) -> None:
     for path in paths:
         if path not in loaded:
             progress(f"loading {path}")
-            load = partial(LoadedModel.load, share_tower_with=next(iter(loaded.values()), None))
-            weights = models.target_weights
-            loaded[path] = load(path, models.computes_in, tiles=models.tiles, weights=weights)
+            loaded[path] = LoadedModel.load(
+                path,
+                models.computes_in,
+                tiles=models.tiles,
+                share_tower_with=next(iter(loaded.values()), None),
+                weights=models.target_weights,
+            )
     clear()
     engine = Engine([loaded[path] for path in paths], config=config)
 

@@ -28,8 +28,8 @@ class Model(Loading):
 
     target: str
     """Directory in Hugging Face layout, GGUF file or hub id of a vision-language model (LLaVA-1.5,
-    LLaVA-NeXT (1.6), LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL) or a text model (Llama, Vicuna;
-    Mistral; Qwen2, Qwen2.5; Qwen3; OPT)."""
+    LLaVA-NeXT (1.6), LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL, Gemma 3, Gemma 4 12B) or a text model
+    (Llama, Vicuna; Mistral; Qwen2, Qwen2.5; Qwen3; Gemma 3, Gemma 4; OPT)."""
     revision: str | None = None
     """Branch, tag or commit of a target on the hub."""
     adapter: str | None = None
@@ -43,9 +43,9 @@ class Drafting:
     """Choose what guesses tokens for the target to check. Without it the target decodes alone."""
 
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Directory or hub id of a small LLaVA or text model with the target's tokeniser, or of a head
-    of the target: KV, EAGLE-1, MSD, ViSpec, EAGLE-3, DFlash or a Gemma 4's assistant. Repeat the
-    option for a model and a head, which then draft together."""
+    """Directory or hub id of a small vision-language or text model with the target's tokeniser, or
+    of a head of the target: KV, EAGLE-1, MSD, ViSpec, EAGLE-3, DFlash, DSpark or a Gemma 4
+    assistant. Repeat the option for a model and a head, which then draft together."""
     draft_revision: str | None = None
     """Branch, tag or commit of drafts on the hub."""
     gamma: int = 5

@@ -49,6 +49,12 @@ class TextConfig:
         """Return the number of tokens that its output matrix scores."""
         return len(self.draft_vocabulary) or self.vocab_size
 
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Return the ids that end an answer."""
+        eos = self.eos_token_id
+        return (eos,) if isinstance(eos, int) else eos or ()
+
     def of_layer(self, index: int) -> Self:
         """Return the configuration of one layer, of its kind where layers differ."""
         del index

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from jaxspec.cache import KVCache
-from jaxspec.config import text_config
 from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.settings import LARGEST, Processing
 from jaxspec.decoding.sources.source import Buckets
@@ -110,8 +109,7 @@ class Batcher:
     @property
     def eos(self) -> tuple[int, ...]:
         """Return the ids that end an answer."""
-        eos = text_config(self.assembly.lead.config).eos_token_id
-        return (eos,) if isinstance(eos, int) else tuple(eos or ())
+        return self.encoder.stops
 
     def read(
         self, requests: Sequence[Request | str], refused: dict[int, str] | None = None

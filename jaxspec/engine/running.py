@@ -98,14 +98,14 @@ class Rows:
         """Read the answers of all busy rows, and free the rows whose answers have ended."""
         names = ("done", "tokens", "count", "stats", "trace", "logprobs")
         columns = jax.tree.map(np.array, {name: getattr(self.state, name) for name in names})
-        done, eos, stopped = columns["done"], np.array(self.options.eos), False
+        done, eos, stopped = columns["done"], self.batcher.eos, False
         for row, i in self.busy.items():
             text = self._extend(i, row, columns)
             stop = text.stop is not None
             stopped |= stop and not done[row]
             done[row] |= stop
             if done[row]:
-                stop |= bool(np.isin(text.tokens[-1:], eos).any())
+                stop |= any(token in eos for token in text.tokens[-1:])
                 self.so_far[i]["finish_reason"] = "stop" if stop else "length"
         if stopped:
             self.end(done)

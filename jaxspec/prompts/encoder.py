@@ -75,13 +75,16 @@ class PromptEncoder:
     def of(cls, config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the encoder of prompts for a model of this configuration."""
         text = text_config(config)
-        stop = text.eos_token_id
-        stops = stop if isinstance(stop, tuple) else () if stop is None else (stop,)
         if not isinstance(config, LvlmConfig):
-            return cls(tokenizer, decoder=text.model_type, stops=stops)
+            return cls(tokenizer, decoder=text.model_type, stops=text.stop_tokens)
         return cls(
-            *(tokenizer, config.image_token_index, config.image_marks, text.model_type),
-            *(config.image_sign, config.image_space, stops),
+            tokenizer,
+            image_token=config.image_token_index,
+            marks=config.image_marks,
+            decoder=text.model_type,
+            sign=config.image_sign,
+            space=config.image_space,
+            stops=text.stop_tokens,
         )
 
     @property

@@ -164,11 +164,9 @@ def draft_words(
     if not recipe.draft_vocabulary:
         return ()
     stage, text = recipe.stages[-1], target.model.text
-    eos = text.eos_token_id
     samples = mixture([(sources[name], weight) for name, weight in stage.data], stage.train.seed)
     count = min(COUNTED, sum(len(sources[name]) for name, _ in stage.data))
-    ends = [eos] if isinstance(eos, int) else [*(eos or ())]
-    ranked = frequent_tokens(prompt_encoder(target), samples, count, ends)
+    ranked = frequent_tokens(prompt_encoder(target), samples, count, text.stop_tokens)
     return tuple(ranked[: recipe.draft_vocabulary].tolist())
 
 

@@ -19,7 +19,6 @@ from etils import epath
 from tqdm import tqdm
 
 from jaxspec.cluster import map_over_processes, on_first, process, sole_on_first
-from jaxspec.config import text_config
 from jaxspec.data.samples import Sample
 from jaxspec.engine.engine import Engine, Request
 from jaxspec.errors import InputError, check_counts, check_seed
@@ -183,8 +182,6 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
 
     All samples' first turns are decoded together, then all second ones.
     """
-    eos = text_config(engine.assembly.lead.config).eos_token_id
-    ends = {eos} if isinstance(eos, int) else set(eos or ())
     rows: dict[int, dict[str, Any]] = {
         i: {"sample": i, "id": sample.id, "turns": [], "cut": None, "refused": None}
         for i, sample in samples.items()
@@ -207,7 +204,7 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
         for i, result in zip(requests, results, strict=True):
             last[i] = prompts[i], result.tokens
             answered = samples[i].turns[turn][0], result.text
-            if result.tokens[-1] in ends and result.text:
+            if result.tokens[-1] in engine.batcher.eos and result.text:
                 rows[i]["turns"].append(answered)
             else:
                 rows[i]["cut"] = answered

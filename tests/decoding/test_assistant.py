@@ -66,7 +66,7 @@ SIZES = EngineConfig(batch_size=3, new_buckets=(32,), prompt_buckets=(32, 128), 
 def pair(
     groups: int = 0, dtype: Any = jnp.float32, text: Gemma4TextConfig = TEXT, scale: float = 0.3
 ) -> tuple[LoadedModel, LoadedHead]:
-    """A target that mostly walks through its tokens in one order, and an assistant that does."""
+    """Return a target that mostly walks through its tokens in one order, and a like assistant."""
     rng = np.random.default_rng(0)
     params = tiny.random_params(text, scale=scale)
     embedding = params["model"]["embed_tokens"]["embedding"]
@@ -158,7 +158,7 @@ def test_blocks_are_drafted_as_the_definition_says(
 
 
 def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[Any, np.ndarray]:
-    """The target's keys and values of the last layer of each kind, and its last hidden state."""
+    """Return the target's keys and values of each kind's last layer, and its last hidden state."""
     rows, _ = whole_row(target, prompt, answer)
     length = int(rows.length[0]) - 1
 

@@ -115,9 +115,7 @@ WORDS = "Zwei Äpfel, 日本語 and 🙂🙂 too."
 @KINDS
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_no_half_letter_is_told(encoders: dict[str, PromptEncoder], kind: str, every: int) -> None:
-    """Also where a byte more makes letters before it unreadable for a while, as byte fallback
-    does.
-    """
+    """Text stays where a next byte makes it unreadable for a while, as byte fallback does."""
     encoder = encoders[kind]
     tokens = encoder.ids(WORDS)
     told = [""]
@@ -185,7 +183,7 @@ def test_a_stop_string_may_begin_tokens_before(encoders: dict[str, PromptEncoder
 
 @dataclass(frozen=True)
 class Counting(PromptEncoder):
-    """Counts the tokens that are decoded."""
+    """Count the tokens that are decoded."""
 
     sizes: list[int] = field(default_factory=list)
 

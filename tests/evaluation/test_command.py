@@ -81,7 +81,7 @@ def test_rows_are_named_or_views() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_has_32_bits(seed: int) -> None:
-    """The same of questions, tables, training and answers that are written for training."""
+    """Questions, tables, training and answers written for training all refuse a longer one."""
     for make in (
         lambda: parse(f"mini --seed {seed}"),
         lambda: parse_command(Options, "", ["gsm8k", "--seed", str(seed)], CollaborativeEvalConfig),

@@ -74,7 +74,7 @@ def test_a_block_fits_in_place(preset: str, rows: dict[int, dict[str, Any]], chi
 
 
 def test_a_tree_of_a_head_copies_no_weight(tmp_path: Path) -> None:
-    """Nor any scores of its nodes, of which a level has ten."""
+    """It copies no scores of its nodes either, of which a level has ten."""
     options = ("--chips", TPUS[0], "--programs", "msd", "--tree", "dynamic:10:30")
     (row,) = compiled("llava7b_68m", tmp_path, *options)
     assert row["width"] == 31

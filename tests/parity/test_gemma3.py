@@ -51,8 +51,10 @@ SETTINGS = EngineConfig(
 def model(
     ids: dict[str, int], vision: dict[str, Any], tokens: int, tied: bool = False, **text: Any
 ) -> Any:
-    """transformers' model; the second of three layers is full, and images are longer than windows
-    unless `text` says otherwise. A tied one says one word over and over.
+    """Return transformers' model. A tied one says one word over and over.
+
+    The second of three layers is full, and images are longer than windows unless `text` says
+    otherwise.
     """
     from transformers import (
         Gemma3Config,
@@ -318,7 +320,7 @@ def test_published_sizes(size):
 
 
 def test_files(pair, tmp_path):
-    """Files of the hub's layout and ours, which transformers reads bit for bit."""
+    """transformers reads files of the hub's layout and of ours bit for bit."""
     reference, ours, reader = pair
     hub = huggingface.load(hf.write(tmp_path / "hub", reference, hf.hub_tensors(reference)))
     assert with_text(hub.config, eos_token_id=None) == ours.config
@@ -337,9 +339,7 @@ def test_files(pair, tmp_path):
 
 
 def processor_of(path: Path) -> Any:
-    """The processor of a directory that this library wrote, with the template that its tokeniser
-    has.
-    """
+    """Return transformers' processor of a directory, with its tokeniser's template."""
     template = path / "chat_template.jinja"
     (path / "chat_template.json").write_text(json.dumps({"chat_template": template.read_text()}))
     return processor(path)

@@ -104,7 +104,7 @@ def prompts() -> tuple[list[list[int]], list[list[Any]]]:
 def our_rows(
     loaded: LoadedModel, rows: list[list[int]], images: list[list[Any]], width: int
 ) -> tuple[list[Any], PromptRows, dict[str, np.ndarray]]:
-    """Each row, all of them in one batch, and its images."""
+    """Return each row, all of them in one batch, and its images."""
     assert loaded.images is not None
     reader = loaded.images
     made = [

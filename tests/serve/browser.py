@@ -24,7 +24,7 @@ WIDTH, MARGIN = 960, 5
 
 
 class Page:
-    """The page of a server in a browser of its own."""
+    """Open the page of a server in a browser of its own."""
 
     def __init__(self, url: str, width: int, scheme: str) -> None:
         options = webdriver.ChromeOptions()

@@ -21,9 +21,9 @@ if not (CHROMIUM and DRIVER):
 
 @pytest.fixture(params=[(1000, "light"), (1000, "dark"), (360, "light")], ids=str)
 def page(served: Served, request: pytest.FixtureRequest) -> Iterator[Page]:
-    shown = Page(served.url, *request.param)
-    yield shown
-    shown.driver.quit()
+    browser = Page(served.url, *request.param)
+    yield browser
+    browser.driver.quit()
 
 
 def test_a_question_with_a_picture_and_a_race(page: Page, tmp_path: Path) -> None:

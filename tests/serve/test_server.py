@@ -274,7 +274,7 @@ def test_hostile_requests_are_refused_and_leave_nothing(served: Served) -> None:
 
 
 def test_a_worker_that_fails_leaves_nobody_waiting(served: Served) -> None:
-    """Neither those whose prompts are read just then, nor those in the queue."""
+    """It ends the tickets that are just joining, and those in the queue."""
     worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)  # compiles nothing
     worker.start()
     assert worker.ready.wait(600)

@@ -15,7 +15,7 @@ def draft(
     state: np.ndarray,
     tokens: list[int],
 ) -> np.ndarray:
-    """Scores [len(tokens), V] of the token after each of the newest token and the drafted ones.
+    """Return scores [len(tokens), V] of the tokens after the newest one and after drafted ones.
 
     Args:
       config: config.json.
@@ -79,7 +79,7 @@ def _norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _turned(rope: dict[str, Any], heads: np.ndarray, position: int) -> np.ndarray:
-    """Heads [N, H] turned by a position; of full layers only the first pairs turn."""
+    """Turn heads [N, H] by a position; in full layers only the first pairs turn."""
     width = heads.shape[-1]
     turning = int(rope.get("partial_rotary_factor", 1) * width // 2)
     for i in range(turning):

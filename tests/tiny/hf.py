@@ -117,9 +117,7 @@ GEMMA4 = {
 
 
 def gemma4(**changes: Any) -> Gemma4ForCausalLM:
-    """A Gemma 4 of one sliding and two full layers, with head sizes and rotary entries of its
-    defaults.
-    """
+    """Return a Gemma 4 of one sliding and two full layers, with its default heads and rotations."""
     sizes = {key: value for key, value in TEXT.items() if key != "rope_theta"}
     model = random_model(
         Gemma4ForCausalLM, Gemma4TextConfig(**sizes | deepcopy(GEMMA4) | deepcopy(changes))

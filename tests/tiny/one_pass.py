@@ -63,8 +63,9 @@ def check_training_pass(
     config: EngineConfig,
     new: int,
 ) -> None:
-    """Over the target's own answers, whose three likeliest tokens the head drafts, the blocks of
-    the training pass are those of decoding.
+    """Check that the blocks of the training pass are those of decoding.
+
+    They follow the target's own answers, whose three likeliest tokens the head drafts.
 
     headed: Returns the target, and a head with a draft vocabulary; () for all tokens.
     new: Tokens of an answer.
