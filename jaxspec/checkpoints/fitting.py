@@ -1,4 +1,4 @@
-"""How files store parameters, and whether a directory's tensors fit its configuration."""
+"""Map parameters to stored tensors, and check that a directory's fit its configuration."""
 
 from __future__ import annotations
 
