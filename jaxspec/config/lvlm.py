@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from jaxspec.config.decoders import decoder_config
@@ -56,6 +57,11 @@ class BaseLvlmConfig:
         """Return the token that chat templates write for an image; None: placeholder and marks."""
         return None
 
+    @property
+    def tower(self) -> Any:
+        """Return all that an image's features depend on besides the weights."""
+        return self.vision_config
+
     @classmethod
     def own_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """Return the entries of a file that are fields, without the two parts."""
@@ -105,7 +111,6 @@ class LlavaConfig(BaseLvlmConfig):
 
     @property
     def tower(self) -> Any:
-        """Return all that an image's features depend on besides the weights."""
         features = self.vision_feature_layer, self.vision_feature_select_strategy
         return self.vision_config, *features, getattr(self, "image_grid_pinpoints", None)
 
@@ -174,9 +179,10 @@ class LlavaNextConfig(LlavaConfig):
         }
 
 
-def _onevision_tower() -> VisionConfig:
+def _siglip(layers: int, image_size: int) -> VisionConfig:
+    """Return a tower of SigLIP SO400M's shape, for images of this many pixels along a side."""
     return VisionConfig(
-        "siglip_vision_model", 1152, 4304, 26, 16, 3, 384, 14, "gelu_pytorch_tanh", 1e-6
+        "siglip_vision_model", 1152, 4304, layers, 16, 3, image_size, 14, "gelu_pytorch_tanh", 1e-6
     )
 
 
@@ -185,7 +191,7 @@ class LlavaOnevisionConfig(LlavaNextConfig):
     """Describe LLaVA-OneVision: NeXT's tiles, with a bound on the tokens of an image."""
 
     text_config: RotaryConfig = field(default_factory=Qwen2Config)
-    vision_config: VisionConfig = field(default_factory=_onevision_tower)
+    vision_config: VisionConfig = field(default_factory=partial(_siglip, 26, 384))
     model_type: str = "llava_onevision"
     image_token_index: int = 151646
     vision_feature_layer: int = -1
@@ -216,18 +222,12 @@ class LlavaOnevisionConfig(LlavaNextConfig):
         return super().to_hf() | {"video_token_id": self.video_token_index}
 
 
-def _gemma_tower() -> VisionConfig:
-    return VisionConfig(
-        "siglip_vision_model", 1152, 4304, 27, 16, 3, 896, 14, "gelu_pytorch_tanh", 1e-6
-    )
-
-
 @dataclass(frozen=True)
 class Gemma3Config(BaseLvlmConfig):
     """Describe Gemma 3 with images: SigLIP's tower, whose features are averaged over squares."""
 
     text_config: Gemma3TextConfig = field(default_factory=Gemma3TextConfig)
-    vision_config: VisionConfig = field(default_factory=_gemma_tower)
+    vision_config: VisionConfig = field(default_factory=partial(_siglip, 27, 896))
     model_type: str = "gemma3"
     image_token_index: int = 262144
     boi_token_index: int = 255999
@@ -263,7 +263,6 @@ class Gemma3Config(BaseLvlmConfig):
 
     @property
     def tower(self) -> Any:
-        """Return all that an image's features depend on besides the weights."""
         return self.vision_config, self.mm_tokens_per_image
 
     @classmethod
@@ -324,7 +323,6 @@ class QwenVLConfig(BaseLvlmConfig):
 
     @property
     def tower(self) -> Any:
-        """Return all that an image's features depend on besides the weights."""
         return replace(self.vision_config, out_hidden_size=0, tokens_per_second=0)
 
     @classmethod

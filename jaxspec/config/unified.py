@@ -74,11 +74,6 @@ class Gemma4UnifiedConfig(BaseLvlmConfig):
     def image_sign(self) -> int:
         return self.image_token_index
 
-    @property
-    def tower(self) -> Any:
-        """Return all that an image's features depend on besides the weights."""
-        return self.vision_config
-
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         if raw.get("vision_config", {}) is None:

@@ -69,9 +69,13 @@ class Attention(nn.Module):
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
-        q = self._rotated("q", self._projected("q", x), at.rotary, self.config.query_scale)
+        q = self.queries(x, at.rotary)
         out, cache = self.read(q, *self.keys_values(x, at.rotary), at, cache)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
+
+    def queries(self, x: Float[Array, "B T width"], rotary: Array) -> Float[Array, "B T N H"]:
+        """Return the queries, rotated and scaled, of T tokens."""
+        return self._rotated("q", self._projected("q", x), rotary, self.config.query_scale)
 
     def keys_values(
         self, x: Float[Array, "B T width"], rotary: Array

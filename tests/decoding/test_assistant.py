@@ -34,24 +34,7 @@ from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 
 J, NEW, BLOCKS, TEMPERATURE = 3, 24, 6, 8.0
 SLIDING, FULL = "sliding_attention", "full_attention"
-TEXT = Gemma4TextConfig(
-    vocab_size=tiny.CONFIG.text_config.vocab_size,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    layer_types=(SLIDING, FULL, SLIDING, FULL),
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    num_global_key_value_heads=1,
-    attention_k_eq_v=True,
-    head_dim=8,
-    global_head_dim=16,
-    sliding_window=5,
-    final_logit_softcapping=30.0,
-    tie_word_embeddings=False,
-    max_position_embeddings=512,
-    eos_token_id=None,
-)
+TEXT = tiny.gemma4((SLIDING, FULL, SLIDING, FULL), sliding_window=5)
 LAYERS: dict[str, Any] = {
     "intermediate_size": 40,
     "num_hidden_layers": 3,

@@ -15,13 +15,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.config import (
-    Gemma3TextConfig,
-    Gemma4TextConfig,
-    MistralConfig,
-    Qwen2Config,
-    RotaryConfig,
-)
+from jaxspec.config import Gemma3TextConfig, MistralConfig, Qwen2Config, RotaryConfig
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
@@ -44,7 +38,6 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": None,
 }
 KINDS = ("sliding_attention", "full_attention", "sliding_attention")
-KINDS_4 = ("sliding_attention", "full_attention", "full_attention")
 TARGETS: dict[str, RotaryConfig] = {
     "mistral": MistralConfig(num_hidden_layers=2, sliding_window=3, **SHAPE),
     "qwen2": Qwen2Config(num_hidden_layers=3, sliding_window=4, layer_types=KINDS, **SHAPE),
@@ -56,17 +49,8 @@ TARGETS: dict[str, RotaryConfig] = {
         tie_word_embeddings=False,
         **SHAPE,
     ),
-    "gemma4": Gemma4TextConfig(
-        num_hidden_layers=3,
-        sliding_window=4,
-        layer_types=KINDS_4,
-        head_dim=8,
-        global_head_dim=16,
-        num_global_key_value_heads=1,
-        attention_k_eq_v=True,
-        final_logit_softcapping=30.0,
-        tie_word_embeddings=False,
-        **SHAPE,
+    "gemma4": tiny.gemma4(
+        ("sliding_attention", "full_attention", "full_attention"), sliding_window=4
     ),
 }
 WORDS = ("What is this?", "Hi", "Tell me more")

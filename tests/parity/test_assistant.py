@@ -30,9 +30,8 @@ def assistant(monkeypatch: pytest.MonkeyPatch, groups: int) -> Gemma4AssistantFo
     # transformers 5.23 refuses layers that all read another model's keys.
     modes = property(lambda text: ["reuse"] * text.num_hidden_layers)
     monkeypatch.setattr(Gemma4TextConfig, "kv_sharing_modes", modes)
-    sizes = {key: value for key, value in hf.TEXT.items() if key != "rope_theta"}
     layers = {"layer_types": [KINDS[0], KINDS[0], KINDS[1]], "hidden_size": 24, "vocab_size": 56}
-    text = Gemma4TextConfig(**sizes | hf.GEMMA4 | layers | {"num_kv_shared_layers": 3})
+    text = Gemma4TextConfig(**hf.GEMMA4 | layers | {"num_kv_shared_layers": 3})
     config = Gemma4AssistantConfig(
         text_config=text,
         backbone_hidden_size=32,
@@ -42,9 +41,7 @@ def assistant(monkeypatch: pytest.MonkeyPatch, groups: int) -> Gemma4AssistantFo
     )
     model = hf.random_model(Gemma4AssistantForCausalLM, config)
     model.tie_weights()
-    for i, layer in enumerate(model.model.layers):
-        layer.layer_scalar.fill_(0.7 + 0.2 * i)
-        layer.self_attn.q_norm.weight.data.mul_(0.1)
+    hf.soften(model.model.layers)
     if groups:
         order = torch.randperm(56, generator=torch.Generator().manual_seed(0))
         model.masked_embedding.token_ordering.copy_(order)

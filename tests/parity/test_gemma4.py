@@ -54,7 +54,6 @@ def write(path: Path) -> Any:
     ids = words.files("gemma4", path, chat=configs.GEMMA4)
     files = configs.gemma4_unified(ids, {})
     raw = files["config.json"]
-    sizes = {key: value for key, value in hf.TEXT.items() if key != "rope_theta"}
     text = {
         **{name: value for name, value in hf.GEMMA4.items() if "per_layer" not in name},
         **{"vocab_size": raw["text_config"]["vocab_size"], "sliding_window": 20},
@@ -63,16 +62,14 @@ def write(path: Path) -> Any:
     }
     vision = {"patch_size": SIDE // 3, "mm_embed_dim": 24, "output_proj_dims": 24}
     config = Gemma4UnifiedConfig(
-        text_config=Gemma4UnifiedTextConfig(**sizes | text),
+        text_config=Gemma4UnifiedTextConfig(**text),
         vision_config=vision | {"mm_posemb_size": MOST},
         audio_config=None,
         tie_word_embeddings=False,
         **{name: raw[name] for name in ("boi_token_id", "eoi_token_id", "image_token_id")},
     )
     reference = hf.talkative(hf.random_model(Gemma4UnifiedForConditionalGeneration, config))
-    for i, layer in enumerate(reference.model.language_model.layers):
-        layer.layer_scalar.fill_(0.7 + 0.2 * i)
-        layer.self_attn.q_norm.weight.data.mul_(0.1)
+    hf.soften(reference.model.language_model.layers)
     reference.generation_config.eos_token_id = None
     reference.save_pretrained(path)
     processor = files["processor_config.json"]

@@ -10,6 +10,7 @@ from tests.tiny.checkpoints import (
     PAIR_CONTEXT,
     SPECIAL,
     chat_tokenizer,
+    gemma4,
     image_processor,
     save,
     save_head,

@@ -13,7 +13,14 @@ import jax
 import numpy as np
 
 from jaxspec.checkpoints import heads, huggingface
-from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
+from jaxspec.config import (
+    Gemma4TextConfig,
+    KVHeadConfig,
+    LlamaConfig,
+    LlavaConfig,
+    ModelConfig,
+    VisionConfig,
+)
 from jaxspec.models.heads.kinds import init_head
 from jaxspec.typing import Params
 from tests.tiny.models import noisy, random_params
@@ -42,6 +49,28 @@ CONFIG = LlavaConfig(
     ),
     image_token_index=SPECIAL.index("<image>"),
 )
+
+
+def gemma4(kinds: tuple[str, ...], sliding_window: int) -> Gemma4TextConfig:
+    """Gemma 4's decoder with layers of these kinds, over the vocabulary of `CONFIG`."""
+    return Gemma4TextConfig(
+        vocab_size=CONFIG.text_config.vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=len(kinds),
+        layer_types=kinds,
+        sliding_window=sliding_window,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        head_dim=8,
+        global_head_dim=16,
+        final_logit_softcapping=30.0,
+        tie_word_embeddings=False,
+        max_position_embeddings=512,
+        eos_token_id=None,
+    )
 
 
 def tokenizer(characters: str = CHARACTERS) -> Any:

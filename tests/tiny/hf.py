@@ -102,6 +102,7 @@ def gemma3(**changes: Any) -> Gemma3ForCausalLM:
 
 
 GEMMA4 = {
+    **{name: value for name, value in TEXT.items() if name != "rope_theta"},
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "num_global_key_value_heads": 1,
@@ -118,15 +119,19 @@ GEMMA4 = {
 
 def gemma4(**changes: Any) -> Gemma4ForCausalLM:
     """Return a Gemma 4 of one sliding and two full layers, with its default heads and rotations."""
-    sizes = {key: value for key, value in TEXT.items() if key != "rope_theta"}
-    model = random_model(
-        Gemma4ForCausalLM, Gemma4TextConfig(**sizes | deepcopy(GEMMA4) | deepcopy(changes))
-    )
-    for i, layer in enumerate(model.model.layers):
-        layer.layer_scalar.fill_(0.7 + 0.2 * i)
-        # No factor shrinks the scores; without this softmax would be almost one-hot.
-        layer.self_attn.q_norm.weight.data.mul_(0.1)
+    model = random_model(Gemma4ForCausalLM, Gemma4TextConfig(**deepcopy(GEMMA4 | changes)))
+    soften(model.model.layers)
     return model
+
+
+def soften(layers: Any) -> None:
+    """Give each layer of a Gemma 4 its own scalar, and small queries.
+
+    No factor shrinks its scores; without small queries softmax would be almost one-hot.
+    """
+    for i, layer in enumerate(layers):
+        layer.layer_scalar.fill_(0.7 + 0.2 * i)
+        layer.self_attn.q_norm.weight.data.mul_(0.1)
 
 
 def opt(**changes: Any) -> OPTForCausalLM:

@@ -6,11 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxspec.cache import TreeMask
+from jaxspec.cache import TreeMask, hidden_before
 from jaxspec.config import AssistantConfig
 from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
-from jaxspec.models.heads.assistant import keys_of, state_before
+from jaxspec.models.heads.assistant import keys_of
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sharding import gather
 from jaxspec.typing import Array, Float, Int, Params
@@ -32,7 +32,8 @@ class Assistant(HeadSource[tuple[()], Array]):
     def begin(
         self, committed: Committed, state: tuple[()]
     ) -> tuple[Float[Array, "one B one V"], Array]:
-        return self._read(committed, state_before(committed.target), committed.newest(1, 1))
+        before = hidden_before(committed.target, 1, None)
+        return self._read(committed, before, committed.newest(1, 1))
 
     def score(
         self,

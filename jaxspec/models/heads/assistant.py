@@ -17,7 +17,7 @@ from jaxspec.models.attention import attend
 from jaxspec.models.decoder import Attention, Decoder, Layer, Places
 from jaxspec.models.heads.borrowed import drawn
 from jaxspec.models.layers import Dense, text_norm, wide
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Float, Params
 
 
 class QueryAttention(Attention):
@@ -33,11 +33,11 @@ class QueryAttention(Attention):
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
         assert cache is not None
-        q = self._rotated("q", self._projected("q", x), at.rotary, self.config.query_scale)
-        # As in transformers, a window's width is the distance to the newest key, not a count.
-        window = self.config.sliding_window
         k, v, *_ = cache
-        out = attend(q, k, v, at.slots, window=None if window is None else window + 1)
+        window = self.config.sliding_window
+        # As in transformers, a window's width is the distance to the newest key, not a count.
+        window = None if window is None else window + 1
+        out = attend(self.queries(x, at.rotary), k, v, at.slots, window=window)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
 
 
@@ -81,7 +81,7 @@ class MaskedEmbedding(nn.Module):
 
 
 class AssistantHead(nn.Module):
-    """Hold an assistant's parameters."""
+    """Hold an assistant's parameters, and score the tokens after those that it reads."""
 
     config: AssistantConfig
 
@@ -132,10 +132,3 @@ def keys_of(config: AssistantConfig, target: KVCache) -> KVCache:
     """Return the part of the target's cache that an assistant's layers read."""
     k, v = (tuple(leaves[i] for i in config.key_layers) for leaves in (target.k, target.v))
     return KVCache(k, v, target.length, target.shift)
-
-
-def state_before(target: KVCache) -> Float[Array, "B one backbone"]:
-    """Return the hidden state that predicted the newest token."""
-    assert target.hidden is not None
-    at: Int[Array, "B one one one"] = (target.length - 1)[:, None, None, None]
-    return jnp.take_along_axis(target.hidden, at, axis=2)[:, 0]
