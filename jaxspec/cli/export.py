@@ -32,11 +32,11 @@ class ForEngines:
     """Fit a draft or a head to what will run it."""
 
     engine: Annotated[Server | None, tyro.conf.arg(name="for")] = None
-    """Engine that an EAGLE-3 head, or for vllm a text draft, is written for; the command that
-    serves it is printed."""
+    """Engine that an EAGLE-3, DFlash or DSpark head, or for vllm a text draft, is written for; the
+    command that serves it is printed."""
     vocab_of: str | None = None
     """Directory or hub id of a target. The vocabulary is padded to its size; tokens that the source
-    cannot know get no probability. For an EAGLE-3 head, the target that the head is served with."""
+    cannot know get no probability. For a head, the target that it is served with."""
     draft_vocabulary: int | None = None
     """Keep this many tokens of a draft's vocabulary, for jaxspec only. By default a KV head keeps
     its own, and other drafts get a full head, because transformers reads nothing else."""
@@ -62,8 +62,8 @@ class OnHub:
 @dataclass(frozen=True)
 class Export:
     """Write a checkpoint, or a head, with a model card as a Hugging Face directory.
-    transformers 4.57 and 5 load it, except heads; vLLM and SGLang serve EAGLE-3 heads, and vLLM
-    text drafts.
+    transformers 4.57 and 5 load it, except heads; vLLM and SGLang serve EAGLE-3 and DFlash heads,
+    and vLLM text drafts.
 
     $ jaxspec export runs/train/llava15_68m/hf my-draft \\
         --vocab-of llava-hf/llava-1.5-7b-hf

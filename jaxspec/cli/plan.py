@@ -44,7 +44,7 @@ class Plans:
     target: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id, of the target."""
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Directory or hub id of a draft model, KV head or EAGLE-3 head, or `new` for the head that
+    """Directory or hub id of a draft model or a head, or `new` for the head that
     `train.recipe kv_llava15_7b` makes. Repeat the option for a model and a head."""
     views: str | None = None
     """Views that a draft model sees, then lookup, comma-separated; by default M."""
