@@ -4,14 +4,17 @@
     python -m eval.peers pair55m --new 128
     XLA_PYTHON_CLIENT_MEM_FRACTION=.45 python -m eval.peers llava7b_68m --prompts 2 --repeats 2
     python -m eval.peers smollm2 --compiled --draft runs/train/smollm2_text/hf
+    python -m eval.peers coder --prompts 3 --repeats 1 --new 64
 
 `mini` compares the shipped models on picturebook, `pair55m` a synthetic pair with random weights
 and a given agreement, `llava7b_68m` the same in the sizes of LLaVA-1.5-7B and its draft of 68M in
-float16, for a GPU whose memory both libraries share, and `smollm2` SmolLM2-135M with the shipped KV
-head, and with --draft also a text draft, on the demo's prompts. Both libraries read the same files.
-All methods run warm, in turns and prompt by prompt; a method's time is the least of its runs,
-summed over prompts. Needs torch (the `parity` extra) and runs on one device. Writes results.json
-and table.md into --out; the same command continues a stopped run.
+float16, for a GPU whose memory both libraries share, `smollm2` SmolLM2-135M with the shipped KV
+head, and with --draft also a text draft, on the demo's prompts, and `coder` Qwen2.5-Coder-1.5B with
+its 0.5B sibling on the first prompts of four sets. Both libraries read the same files. All methods
+run warm, in turns and prompt by prompt, those of `coder` library after library, since the weights
+of both take 20 GB. A method's time is the least of its runs, summed over prompts. Needs torch (the
+`parity` extra) and runs on one device. Writes results.json and table.md into --out; the same
+command continues a stopped run.
 
 On a shared machine compare CPU seconds with `--threads 1`, not wall-clock times: other processes
 slow the wall clock, and waiting torch threads add CPU seconds.
@@ -22,6 +25,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,18 +37,29 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
+from configs.eval.coder import config as coder
 from eval.lib.drafts.comparison import first_prompt
+from eval.lib.drafts.loading import split_name
 from eval.lib.output.report import Run, results_folder
 from eval.lib.output.tables import Record, Table, cell, has, number, percent, pivot
 from eval.lib.questions.sets import evaluation_set
 from eval.lib.standins.synthetic import synthetic_model
-from eval.lib.times.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, measure, ours, theirs
+from eval.lib.times.peer_methods import (
+    ASSISTED,
+    EAGER,
+    GAMMA,
+    PLAIN,
+    Method,
+    measure,
+    ours,
+    theirs,
+)
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.options import run_script
 from jaxspec.engine.engine import Engine, LoadedModel
 from jaxspec.errors import InputError, check_counts
-from jaxspec.loading.models import load_draft
+from jaxspec.loading.models import LoadedDraft, load_draft
 from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import widened
 from jaxspec.prompts.encoder import Prompt
@@ -54,14 +70,19 @@ from jaxspec_demo.models import SMOLLM2
 
 SYNTHETIC = {"pair55m": "float32", "llava7b_68m": "float16"}
 """Presets of `configs/latency` whose shapes synthetic pairs have, with their dtypes."""
+CODER = "coder"
 AGREEMENT = 0.7
 """Share of tokens that the synthetic draft predicts."""
 
 
 def main(
-    preset: Annotated[Literal["mini", "pair55m", "llava7b_68m", "smollm2"], tyro.conf.Positional],
+    preset: Annotated[
+        Literal["mini", "pair55m", "llava7b_68m", "smollm2", "coder"], tyro.conf.Positional
+    ],
     out: Path = Path("runs/peers/PRESET"),
-    draft: Path | None = None,
+    target: str | None = None,
+    draft: str | None = None,
+    data: tuple[str, ...] = (),
     new: int = 96,
     prompts: int = 4,
     repeats: int = 5,
@@ -74,9 +95,11 @@ def main(
     Args:
       preset: Pair of models, see above.
       out: Directory for results.json and table.md.
-      draft: A text draft of SmolLM2 from `train.recipe smollm2_text`; only for smollm2.
+      target: Other files of coder's target: a hub id, a directory or a GGUF file.
+      draft: The same of its draft; for smollm2 a text draft from `train.recipe smollm2_text`.
+      data: NAME=PATH of local copies of coder's sets.
       new: Most new tokens of an answer.
-      prompts: Number of prompts, each a batch of its own.
+      prompts: Number of prompts, of each set with coder; each is a batch of its own.
       repeats: Timed runs of every method on every prompt, after one warm-up run.
       threads: Threads of torch; None leaves the choice to torch.
       compiled: Add transformers' static cache with a compiled forward pass (a minute of warm-up).
@@ -88,33 +111,60 @@ def main(
     if find_spec("torch") is None:
         raise InputError("peers: torch is not installed; pip install -e '.[parity]'")
     check_counts(new=new, prompts=prompts, repeats=repeats)
-    if draft is not None and preset != "smollm2":
+    if draft is not None and preset not in ("smollm2", CODER):
         raise InputError(f"draft: {draft}; {preset} has its own draft, leave the option out")
+    if (target or data) and preset != CODER:
+        raise InputError(f"target and data: {preset} has its own; leave the options out")
+    warm = 2 if preset == CODER else new
     with Run(preset, options, results_folder(out, preset, debug)) as run:
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
-            paths = pair_of(preset, draft, Path(folder))
-            target, *drafts = (LoadedModel.load(path, dtype_of(preset)) for path in paths)
-            gammas, assistants, heads = (GAMMA,), {"LLaVA": paths[-1]}, []
-            if preset == "smollm2":
-                heads = [load_draft(ASSETS / preset / "kv_head", target)]
-                gammas, assistants = (2, 3, GAMMA), {}
-            asked_prompts = prompts_of(preset, target, prompts)
-            for model in drafts:
-                assistants["text"] = Path(folder) / "text_draft"
-                config, params = widened(model.model.text, text_params(model.config, model.params))
-                huggingface.save(assistants["text"], config, params, tokenizer=model.tokenizer)
-            methods = ours(target, [*heads, *drafts], gammas, new)
-            methods |= theirs(target, paths[0], assistants, gammas, new, compiled, threads)
+            paths = pair_of(preset, target, draft, Path(folder))
+            asked_prompts, libraries = prepared(
+                preset, paths, Path(folder), prompts, data, new, compiled, threads
+            )
             below = notes(preset, len(asked_prompts), new, repeats, threads)
             run.restore()
-            for number, prompt in enumerate(tqdm(asked_prompts, "peers", unit="prompt")):
-                if not has(run.rows, prompt=number):
-                    times = measure(methods, prompt, repeats)
-                    for name, timed in times.items():
-                        run.add([{"prompt": number, "method": name} | vars(timed)])
-                    methods = {name: methods[name] for name in times}
-                run.write(peers_table(preset, run.rows, below))
+            groups = [[library] for library in libraries] if preset == CODER else [libraries]
+            for group in groups:
+                methods = {name: method for library in group for name, method in library().items()}
+                for number, prompt in enumerate(tqdm(asked_prompts, "peers", unit="prompt")):
+                    if not any(has(run.rows, prompt=number, method=name) for name in methods):
+                        times = measure(methods, prompt, new, repeats, warm)
+                        for name, timed in times.items():
+                            run.add([{"prompt": number, "method": name} | vars(timed)])
+                        methods = {name: methods[name] for name in times}
+                    run.write(peers_table(preset, run.rows, below))
+
+
+def prepared(
+    preset: str,
+    paths: Sequence[Path],
+    folder: Path,
+    prompts: int,
+    data: Sequence[str],
+    new: int,
+    compiled: bool,
+    threads: int | None,
+) -> tuple[list[Prompt], list[Callable[[], dict[str, Method]]]]:
+    """Return the prompts, and for each library a function that loads its methods."""
+    target, *drafts = (LoadedModel.load(path, dtype_of(preset)) for path in paths)
+    gammas, assistants, buckets = (GAMMA,), {"LLaVA": paths[-1]}, (32, 64, 128, 648 + 32)
+    heads: list[LoadedDraft] = []
+    if preset == "smollm2":
+        heads = [load_draft(ASSETS / preset / "kv_head", target)]
+        gammas, assistants = (2, 3, GAMMA), {}
+    if preset == CODER:
+        gammas, assistants, buckets = (3, GAMMA), {}, (128, 256, 384)
+    for draft in drafts:
+        assistants["text"] = folder / "text_draft"
+        config, params = widened(draft.model.text, text_params(draft.config, draft.params))
+        huggingface.save(assistants["text"], config, params, tokenizer=draft.tokenizer)
+    bare, dtype = replace(target, params={}), str(dtype_of(preset))
+    return prompts_of(preset, target, prompts, data), [
+        partial(ours, target, [*heads, *drafts], gammas, new, buckets),
+        partial(theirs, bare, paths[0], assistants, gammas, dtype, compiled, threads),
+    ]
 
 
 def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None) -> list[str]:
@@ -131,7 +181,9 @@ def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None
         "CPU ms: of all threads, prefill included. Target calls count prefill. Same tokens: equal "
         "to jaxspec's plain decoding. -: the base of the comparison failed, or there is no draft.",
     ]
-    if preset != "smollm2":
+    if preset == CODER:
+        lines.append("Library after library, not by turns.")
+    elif preset != "smollm2":
         lines.append(
             "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the "
             "pixels of the assistant)."
@@ -181,10 +233,12 @@ def dtype_of(preset: str) -> jnp.dtype:
     return jnp.dtype(SYNTHETIC.get(preset, "float32"))
 
 
-def pair_of(preset: str, draft: Path | None, folder: Path) -> tuple[Path, ...]:
+def pair_of(preset: str, target: str | None, draft: str | None, folder: Path) -> tuple[Path, ...]:
     """Return the directories of target and drafts; write a synthetic pair to `folder`."""
+    if preset == CODER:
+        return locate(target or coder.target), locate(draft or coder.draft[0])
     if preset == "smollm2":
-        return (locate(SMOLLM2), *([] if draft is None else [draft]))
+        return (locate(SMOLLM2), *([] if draft is None else [locate(draft)]))
     if preset == "mini":
         return ASSETS / "mini" / "target", ASSETS / "mini" / "draft"
     paths = folder / "target", folder / "draft"
@@ -196,9 +250,17 @@ def pair_of(preset: str, draft: Path | None, folder: Path) -> tuple[Path, ...]:
     return paths
 
 
-def prompts_of(preset: str, target: LoadedModel, count: int) -> list[Prompt]:
-    """Return the demo's prompts, descriptions of pages, or prompts of 648 tokens of noise."""
+def prompts_of(
+    preset: str, target: LoadedModel, count: int, data: Sequence[str] = ()
+) -> list[Prompt]:
+    """Return the first prompts of coder's sets, the demo's prompts, descriptions of pages, or
+    prompts of 648 tokens of noise.
+    """
     encoder = Engine(target).encoder
+    if preset == CODER:
+        places = {name: Path(path) for name, path in map(split_name, (*coder.data, *data))}
+        samples = (evaluation_set(name, count, data=places) for name in coder.sets)
+        return [first_prompt(encoder, sample) for part in samples for sample in part]
     if preset == "smollm2":
         return [encoder.prompt(text, ()) for text in CONTESTS[preset].prompts[:count]]
     if preset == "mini":

@@ -40,14 +40,14 @@ def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_method_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    def works(prompt: Prompt) -> Timed:
+    def works(prompt: Prompt, new: int) -> Timed:
         return Timed((1, 2, 3), 2.0, 1.0, 4.0, 3)
 
-    def fails(prompt: Prompt) -> Timed:
+    def fails(prompt: Prompt, new: int) -> Timed:
         raise RuntimeError
 
     methods = {peers.PLAIN: fails, peers.EAGER: works, peers.ASSISTED: fails}
-    runs = peers.measure(methods, Prompt(np.zeros(1, np.int32)), repeats=1)
+    runs = peers.measure(methods, Prompt(np.zeros(1, np.int32)), 3, repeats=1, warm=3)
     assert f"{peers.ASSISTED}: RuntimeError" in capsys.readouterr().err
     rows = [{"prompt": 0, "method": name} | vars(timed) for name, timed in runs.items()]
     (line,) = peers.peers_table("mini", rows).cells

@@ -39,16 +39,27 @@ class Timed:
     """Forward passes of the target, prefill included."""
 
 
-Method = Callable[[Prompt], Timed]
+Method = Callable[[Prompt, int], Timed]
+"""Function of a prompt and the most new tokens."""
 
 
 def ours(
-    target: LoadedModel, drafts: Sequence[LoadedDraft], gammas: Sequence[int], new: int
+    target: LoadedModel,
+    drafts: Sequence[LoadedDraft],
+    gammas: Sequence[int],
+    new: int,
+    buckets: tuple[int, ...],
 ) -> dict[str, Method]:
-    """Return jaxspec's methods: plain decoding, lookup, and each of the drafts."""
+    """Return jaxspec's methods: plain decoding, lookup, each of the drafts, a text draft with
+    lookup.
+
+    Args:
+      new: Most new tokens of any request, which fixes the shapes.
+      buckets: Prompt lengths that programs are compiled for.
+    """
 
     def method(engine: Engine) -> Method:
-        def run(prompt: Prompt) -> Timed:
+        def run(prompt: Prompt, new: int) -> Timed:
             used, start = time.process_time(), time.perf_counter()
             (result,) = engine.generate([Request(prompt, new)])
             seconds, used = time.perf_counter() - start, time.process_time() - used
@@ -58,7 +69,6 @@ def ours(
 
         return run
 
-    buckets = (32, 64, 128, 648 + 32)
     config = EngineConfig(new_buckets=(new,), prompt_buckets=buckets, generation_config="ignore")
     methods = {PLAIN: method(Engine(target, None, config))}
     ways: list[tuple[str, tuple[str, ...], LoadedDraft | None]] = [("lookup", ("lookup",), None)]
@@ -69,6 +79,8 @@ def ours(
             ways.append(
                 ("view M", ("M",), draft) if draft.images else ("text draft", ("T",), draft)
             )
+            if text_config(target.config) is target.config:
+                ways.append(("text draft + lookup", ("T", "lookup"), draft))
     for (name, views, draft), gamma in product(ways, gammas):
         how = replace(config, views=views, gamma=gamma)
         methods[f"jaxspec speculative, {name}, gamma = {gamma}"] = method(
@@ -82,7 +94,7 @@ def theirs(
     path: Path,
     assistants: Mapping[str, Path],
     gammas: Sequence[int],
-    new: int,
+    dtype: str,
     compiled: bool,
     threads: int | None,
 ) -> dict[str, Method]:
@@ -93,7 +105,7 @@ def theirs(
     if threads is not None:
         torch.set_num_threads(threads)
     device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-    dtype = getattr(torch, jax.tree.leaves(target.params)[0].dtype.name)
+    torch_dtype = getattr(torch, dtype)
 
     def loaded(path: Path) -> Any:
         sees = "vision_config" in json.loads((path / "config.json").read_text())
@@ -102,7 +114,7 @@ def theirs(
             if sees
             else transformers.AutoModelForCausalLM
         )
-        model = kind.from_pretrained(path, trust_remote_code=False, dtype=dtype)
+        model = kind.from_pretrained(path, trust_remote_code=False, dtype=torch_dtype)
         return model.to(device).eval()
 
     model = loaded(path)
@@ -114,7 +126,7 @@ def theirs(
     def method(
         assistant: Any = None, gamma: int = GAMMA, schedule: str = "constant", **options: Any
     ) -> Method:
-        def run(prompt: Prompt) -> Timed:
+        def run(prompt: Prompt, new: int) -> Timed:
             if assistant is not None:
                 assistant.generation_config.update(
                     num_assistant_tokens=gamma,
@@ -158,7 +170,7 @@ def theirs(
                 target.image_processor(images=image, return_tensors="pt") for image in prompt.images
             ]
             values = torch.cat([page["pixel_values"] for page in pages])
-            pixels = {"pixel_values": values.to(device, dtype)}
+            pixels = {"pixel_values": values.to(device, torch_dtype)}
         ids = torch.tensor(tokens.astype(np.int64), device=device)[None]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
 
@@ -180,14 +192,20 @@ def theirs(
     return methods
 
 
-def measure(methods: Mapping[str, Method], prompt: Prompt, repeats: int) -> dict[str, Timed]:
-    """Return each method's least times, run by turns; a method that fails is left out."""
+def measure(
+    methods: Mapping[str, Method], prompt: Prompt, new: int, repeats: int, warm: int
+) -> dict[str, Timed]:
+    """Return each method's least times, run by turns; a method that fails is left out.
+
+    Args:
+      warm: New tokens of the run before the timed ones.
+    """
     runs: dict[str, list[Timed]] = {name: [] for name in methods}
     for again, name in product(range(repeats + 1), methods):
         if name not in runs:
             continue
         try:
-            result = methods[name](prompt)
+            result = methods[name](prompt, new if again else warm)
         except Exception as error:  # one method's failure does not stop the others
             tqdm.write(f"{name}: {type(error).__name__}: {error}".splitlines()[0], file=sys.stderr)
             del runs[name]
