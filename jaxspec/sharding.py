@@ -67,9 +67,17 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (_DECODER + r"project_(?:in|out)/kernel", (None, None)),
     (_DECODER + r"layers_\d+/layer_scalar", ()),
     # the vision tower and the projector
-    (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|(?:linear_)?fc1)/kernel", ("embed", "mlp")),
+    (
+        _TOWER + r"(?:(?:[qkv]|gate|up)_proj(?:/linear)?|qkv|(?:linear_)?fc1)/kernel",
+        ("embed", "mlp"),
+    ),
     (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|(?:linear_)?fc1)/bias", ("mlp",)),
-    (_TOWER + r"(?:out_proj|attn/proj|down_proj|(?:linear_)?fc2)/kernel", ("mlp", "embed")),
+    (
+        _TOWER + r"(?:(?:o|out|down)_proj(?:/linear)?|attn/proj|(?:linear_)?fc2)/kernel",
+        ("mlp", "embed"),
+    ),
+    (_TOWER + r"(?:(?:input|output)_(?:min|max)|std_(?:bias|scale))", ()),
+    (_TOWER + r"patch_embedder/(?:input_proj/kernel|position_embedding_table)", ()),
     (_TOWER + r"(?:out_proj|attn/proj|down_proj|(?:linear_)?fc2)/bias", (None,)),
     (
         _TOWER + r"merger/(?:mlp_0|linear_1)/kernel|multi_modal_projector/linear_1/kernel",

@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 
 from jaxspec.models import attention
-from jaxspec.models.attention import BLOCK, attend, attend_freely, attend_whole, splash
+from jaxspec.models.attention import (
+    BLOCK,
+    attend,
+    attend_freely,
+    attend_whole,
+    attend_within,
+    owner_block,
+    splash,
+)
 from jaxspec.models.inputs import image_ends
-from jaxspec.models.lvlms.qwen_vl import VisionAttention, full_block
 from jaxspec.sharding import make_mesh, on_mesh
 from jaxspec.typing import Array
 
@@ -158,27 +165,16 @@ def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
     jax.tree.map(close, ours, theirs)
 
 
-def test_photographs_are_read_in_blocks_of_whole_tiles() -> None:
-    assert [full_block(tiles, 64) for tiles in (1, 64, 128, 256, 1024, 4096)] == [
-        512,
-        512,
-        512,
-        256,
-        64,
-        64,
-    ]
-    tiles, patches = 20, 64
-    q, k, v = (jax.random.normal(jax.random.key(i), (1, tiles, patches, 2, 4)) for i in range(3))
-    image = jnp.where(jnp.arange(tiles) < 12, 0, 1)[None, :, None] + jnp.zeros(
-        (1, 1, patches), jnp.int32
-    )
-
-    def flat(part: Array) -> Array:
-        return part.reshape(1, -1, *part.shape[3:])
-
-    owner = flat(image)
-    expected = attend_freely(flat(q), flat(k), flat(v), owner[:, :, None] == owner[:, None])
-    close(flat(jax.jit(VisionAttention.within_images)(q, k, v, image)), expected)
+def test_images_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last block is not full, and a row has no image."""
+    sizes = [owner_block(64 * tiles) for tiles in (2, 64, 128, 256, 1024)]
+    assert sizes == [128, 512, 512, 256, 64]
+    monkeypatch.setattr(attention, "BLOCK", 8)
+    count = 29
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, count, 2, 4)) for i in range(3))
+    images = (jnp.arange(count) >= jnp.asarray([[11], [count]])) + jnp.asarray([[3], [-1]])
+    expected = attend_freely(q, k, v, images[:, :, None] == images[:, None])
+    close(jax.jit(attend_within)(q, k, v, images), expected)
 
 
 WINDOW = 5

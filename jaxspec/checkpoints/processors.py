@@ -23,6 +23,7 @@ from jaxspec.checkpoints.directories import (
 )
 from jaxspec.config import (
     Gemma3Config,
+    Gemma4Config,
     Gemma4UnifiedConfig,
     LlavaOnevisionConfig,
     LvlmConfig,
@@ -115,7 +116,7 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
     recent = int(transformers.__version__.split(".")[0]) >= 5
     wish: Any = {"backend": "pil"} if recent else {"use_fast": False}
     with reading(f"{path}: transformers cannot read the image processor"):
-        if isinstance(config, Gemma4UnifiedConfig):
+        if isinstance(config, Gemma4Config):
             processor = _patch_processor(Path(path))
         else:
             processor = transformers.AutoImageProcessor.from_pretrained(
@@ -127,9 +128,9 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
 
 
 def _patch_processor(path: Path) -> Any:
-    """Return the image processor of a Gemma 4 with a tower, with the settings of a directory.
+    """Return the image processor of a Gemma 4 with the settings of a directory.
 
-    It makes the same patches as that of Gemma 4 12B, which has no Pillow backend.
+    The 12B's own, which has no Pillow backend, makes the same patches.
     """
     name = _first(path, _IMAGE_PROCESSORS)
     assert name is not None
@@ -146,7 +147,7 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
     """
     where = f"{path}: image processor"
     settings = processor.to_dict()
-    if isinstance(config, QwenVLConfig | Gemma4UnifiedConfig):
+    if isinstance(config, QwenVLConfig | Gemma4Config):
         limit = pixels = QWEN_PIXELS
     else:
         side = config.vision_config.image_size
@@ -206,7 +207,7 @@ def save_processors(
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     """Return the settings by which transformers' processor counts placeholders."""
     kind = config.architecture.removesuffix("ForConditionalGeneration")
-    if isinstance(config, QwenVLConfig | Gemma4UnifiedConfig):
+    if isinstance(config, QwenVLConfig | Gemma4Config):
         return {"processor_class": f"{kind}Processor"}
     if isinstance(config, Gemma3Config):
         return {"processor_class": f"{kind}Processor", "image_seq_length": config.image_tokens}

@@ -28,7 +28,7 @@ class Model(Loading):
 
     target: str
     """Directory in Hugging Face layout, GGUF file or hub id of a vision-language model (LLaVA-1.5,
-    LLaVA-NeXT (1.6), LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL, Gemma 3, Gemma 4 12B) or a text model
+    LLaVA-NeXT (1.6), LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL, Gemma 3, Gemma 4) or a text model
     (Llama, Vicuna; Mistral; Qwen2, Qwen2.5; Qwen3; Gemma 3, Gemma 4; OPT)."""
     revision: str | None = None
     """Branch, tag or commit of a target on the hub."""

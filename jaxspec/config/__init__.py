@@ -11,6 +11,12 @@ from typing import Any
 
 from jaxspec.config.gemma import Gemma3TextConfig
 from jaxspec.config.gemma4 import Gemma4TextConfig, Gemma4UnifiedTextConfig
+from jaxspec.config.gemma4_images import (
+    Gemma4Config,
+    Gemma4UnifiedConfig,
+    Gemma4VisionConfig,
+    PixelConfig,
+)
 from jaxspec.config.heads.assistant import AssistantConfig
 from jaxspec.config.heads.dflash import DFlashConfig
 from jaxspec.config.heads.eagle1 import Eagle1Config, Eagle1Text
@@ -38,7 +44,6 @@ from jaxspec.config.text import (
     RotaryConfig,
     TextConfig,
 )
-from jaxspec.config.unified import Gemma4UnifiedConfig, PixelConfig
 from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVisionConfig, VisionConfig
 
 __all__ = [
@@ -50,9 +55,11 @@ __all__ = [
     "EagleConfig",
     "Gemma3Config",
     "Gemma3TextConfig",
+    "Gemma4Config",
     "Gemma4TextConfig",
     "Gemma4UnifiedConfig",
     "Gemma4UnifiedTextConfig",
+    "Gemma4VisionConfig",
     "HeadConfig",
     "KVHeadConfig",
     "LlamaConfig",
@@ -83,7 +90,7 @@ __all__ = [
     "with_text",
 ]
 
-LvlmConfig = LlavaConfig | Gemma3Config | Gemma4UnifiedConfig | QwenVLConfig
+LvlmConfig = LlavaConfig | Gemma3Config | Gemma4Config | QwenVLConfig
 ModelConfig = TextConfig | LvlmConfig
 
 

@@ -15,17 +15,22 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxspec.cache import KVCache
-from jaxspec.config import Gemma4UnifiedConfig, ModelConfig, QwenVLConfig, TextConfig
+from jaxspec.config import (
+    Gemma4Config,
+    Gemma4UnifiedConfig,
+    ModelConfig,
+    QwenVLConfig,
+    TextConfig,
+)
 from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.state import DecodeState, map_caches
-from jaxspec.models.attention import BLOCK
+from jaxspec.models.attention import BLOCK, owner_block
 from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lvlms.gemma4 import TILE
-from jaxspec.models.lvlms.qwen_vl import full_block
 from jaxspec.models.lvlms.vision import tile_block
 from jaxspec.runtime import human_bytes, usual_settings
 from jaxspec.sampling import Sampling
@@ -273,19 +278,29 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
     """
     if isinstance(config, TextConfig) or not tiles:
         return 0
-    if isinstance(config, QwenVLConfig):
-        c = config.vision_config
-        patches = tiles * c.window_patches
-        streams = batch * patches * (4 * c.hidden_size + 3 * c.intermediate_size) * itemsize
-        queries = max(c.window_patches, full_block(tiles, c.window_patches))
-        return streams + 2 * batch * c.num_heads * patches * queries * 4
     if isinstance(config, Gemma4UnifiedConfig):
         c = config.vision_config
         return batch * tiles * TILE * (2 * 3 * c.side**2 + 4 * c.hidden_size) * itemsize
+    if isinstance(config, Gemma4Config):
+        c = config.vision_config
+        patches, heads = tiles * TILE * c.pooling_kernel_size**2, c.num_attention_heads
+        return _whole_images(c, heads, batch, patches, itemsize)
+    if isinstance(config, QwenVLConfig):
+        c = config.vision_config
+        patches = tiles * c.window_patches
+        return _whole_images(c, c.num_heads, batch, patches, itemsize, c.window_patches)
     c, count = config.vision_config, batch * tiles
     patches = c.side**2 + c.class_token
     streams = count * patches * (4 * c.hidden_size + c.intermediate_size) * itemsize
     return streams + 2 * min(count, tile_block(patches)) * c.num_attention_heads * patches**2 * 4
+
+
+def _whole_images(
+    vision: Any, heads: int, batch: int, patches: int, itemsize: int, window: int = 0
+) -> int:
+    """Return the bytes of `_tower` where layers attend within whole images, or also in windows."""
+    streams = batch * patches * (4 * vision.hidden_size + 3 * vision.intermediate_size) * itemsize
+    return streams + 2 * batch * heads * patches * max(window, owner_block(patches)) * 4
 
 
 def bytes_held(tree: Any) -> int:

@@ -160,8 +160,8 @@ def plan(
 
 def read_by_pass(params: Params) -> list[Any]:
     """Return the parameters that a pass reads whole: no tower, and embeddings only where tied."""
-    passed = ("vision_tower", "visual", "multi_modal_projector", "kv_projector", "image_newline")
-    leaves = flat(params)
+    sight = ("vision_tower", "vision_embedder", "visual", "multi_modal_projector", "embed_vision")
+    leaves, passed = flat(params), (*sight, "kv_projector", "image_newline")
     tied = not any("lm_head" in path for path in leaves)
     return [
         leaf

@@ -1,4 +1,4 @@
-"""Attend to a cache, in blocks for long prompts, and to all patches of an image tile.
+"""Attend to a cache, in blocks for long prompts, and to all patches of an image or its tile.
 
 Scores and their softmax are float32. No function holds the scores of all pairs of a long prompt.
 """
@@ -146,7 +146,7 @@ def _attend_blocks(
 
     The loop carries sums and largest scores (Dao et al. 2022, "FlashAttention", algorithm 1).
     """
-    return _map_blocks(partial(_read_blocks, window, k, v), q, positions, reach)
+    return _map_blocks(partial(_read_blocks, window, k, v), q, positions, reach, BLOCK)
 
 
 def _read_blocks(
@@ -195,13 +195,16 @@ def _map_blocks(
     q: Array,
     positions: Array,
     reach: Array | None,
+    size: int,
 ) -> Array:
-    """Return attention(q, positions, reach), computed for one block of queries after another."""
+    """Return attention(q, positions, reach), computed for one block of `size` queries after
+    another.
+    """
     count = q.shape[1]
 
     def split(x: Array) -> Array:
-        padded = jnp.pad(x, ((0, 0), (0, -count % BLOCK), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(padded.reshape(len(x), -1, BLOCK, *x.shape[2:]), 1, 0)
+        padded = jnp.pad(x, ((0, 0), (0, -count % size), *((0, 0),) * (x.ndim - 2)))
+        return jnp.moveaxis(padded.reshape(len(x), -1, size, *x.shape[2:]), 1, 0)
 
     blocks = jax.tree.map(split, (q, positions, reach))
     out = jax.lax.map(lambda block: attention(*block), blocks)
@@ -227,7 +230,7 @@ def _pull_back(
         def read(q: Array, positions: Array, reach: Array | None) -> Array:
             return attend_whole(q, k, v, positions, window=window, reach=reach)
 
-        return _map_blocks(read, q, positions, reach)
+        return _map_blocks(read, q, positions, reach, BLOCK)
 
     return *jax.vjp(again, q, k, v)[1](gradient), None, None
 
@@ -307,3 +310,38 @@ def attend_freely(
         scores = jnp.where(mask[..., None, :, :], scores, -jnp.inf)
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     return jnp.einsum("...NQP,...PNH->...QNH", probs, v)
+
+
+def attend_within(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T N H"],
+    v: Float[Array, "B T N H"],
+    owner: Int[Array, "B T"],
+) -> Float[Array, "B T N H"]:
+    """Return attention in which a token reads all tokens of its owner, such as a patch's image.
+
+    Many are read in blocks of `owner_block` queries.
+    """
+
+    def blocked(q: Array, k: Array, v: Array, owner: Array) -> Array:
+        def read(q: Array, readers: Array, _: Array | None) -> Array:
+            return attend_freely(q, k, v, readers[:, :, None] == owner[:, None])
+
+        # Queries that fill the last block have owner 0, which the last token has, too.
+        owner = owner - owner[:, -1:]
+        return _map_blocks(read, q, owner, None, owner_block(q.shape[1]))
+
+    def fused(q: Array, k: Array, v: Array, owner: Array) -> Array:
+        return splash(q, k.swapaxes(1, 2), v.swapaxes(1, 2), owner)
+
+    if q.shape[1] < 2 * BLOCK:
+        return attend_freely(q, k, v, owner[:, :, None] == owner[:, None])
+    return jax.lax.platform_dependent(q, k, v, owner, tpu=fused, default=blocked)
+
+
+def owner_block(count: int) -> int:
+    """Return the number of queries per block of `attend_within` for so many tokens.
+
+    It is smaller than `BLOCK` for over 8,192 tokens.
+    """
+    return count if count < 2 * BLOCK else max(1, min(BLOCK, 2**22 // count))

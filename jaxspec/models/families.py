@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxspec.config import (
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
     Gemma4TextConfig,
     Gemma4UnifiedConfig,
     Gemma4UnifiedTextConfig,
@@ -41,7 +42,7 @@ from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.lvlms.anyres import LlavaNextImages, LlavaOnevisionImages
 from jaxspec.models.lvlms.gemma3 import Gemma3, Gemma3Images
-from jaxspec.models.lvlms.gemma4 import Gemma4Unified, UnifiedImages
+from jaxspec.models.lvlms.gemma4 import Gemma4, Gemma4Unified, SquareImages
 from jaxspec.models.lvlms.llava import Llava, LlavaImages, LlavaNext
 from jaxspec.models.lvlms.qwen3_vl import Qwen3Images, Qwen3VL
 from jaxspec.models.lvlms.qwen_vl import QwenImages, QwenVL
@@ -81,9 +82,13 @@ _LLAVA_LAYOUTS = (
     (r"^model\.(vision_tower\.|multi_modal_projector\.|image_newline$)", r"\1"),
     (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
 )
-_UNIFIED_LAYOUTS = (
-    (r"^model\.((?:vision_embedder|embed_vision|embed_audio)\.)", r"\1"),
+_GEMMA4_LAYOUTS = (
+    (r"^model\.((?:vision_embedder|vision_tower|audio_tower|embed_vision|embed_audio)\.)", r"\1"),
     (r"^model\.language_model\.", "model."),
+)
+_GEMMA4_WRITTEN = (
+    (r"^model\.", "model.language_model."),
+    (r"^((?:vision_embedder|vision_tower|embed_vision)\.)", r"model.\1"),
 )
 _QWEN_VL_LAYOUTS = ((r"^model\.(visual\.)", r"\1"), (r"^model\.language_model\.", "model."))
 
@@ -112,17 +117,23 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family(
         Gemma3Config, Gemma3, _LLAVA_LAYOUTS, Gemma3Images, title="Gemma 3 with images"
     ),
+    "gemma4": Family(
+        Gemma4Config,
+        Gemma4,
+        _GEMMA4_LAYOUTS,
+        SquareImages,
+        title="Gemma 4 with images",
+        written=_GEMMA4_WRITTEN,
+        unread=r"audio_tower\.|embed_audio\.",
+    ),
     "gemma4_unified": Family(
         Gemma4UnifiedConfig,
         Gemma4Unified,
-        _UNIFIED_LAYOUTS,
-        UnifiedImages,
+        _GEMMA4_LAYOUTS,
+        SquareImages,
         r"vision_embedder/",
         title="Gemma 4 12B with images",
-        written=(
-            (r"^model\.", "model.language_model."),
-            (r"^((?:vision_embedder|embed_vision)\.)", r"model.\1"),
-        ),
+        written=_GEMMA4_WRITTEN,
         unread=r"embed_audio\.",
     ),
     "qwen2_5_vl": Family(

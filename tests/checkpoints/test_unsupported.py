@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from jaxspec.config import (
+    Gemma4Config,
     Gemma4TextConfig,
     Gemma4UnifiedTextConfig,
+    Gemma4VisionConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaNextConfig,
@@ -52,10 +54,12 @@ SIGLIP = {"model_type": "siglip_vision_model"}
             "num_kv_shared_layers 20: layers that share keys and values are not supported",
         ),
         (
-            Gemma4UnifiedTextConfig,
-            {"enable_moe_block": True},
+            Gemma4Config,
+            {"text_config": {"hidden_size_per_layer_input": 0, "enable_moe_block": True}},
             "enable_moe_block True: experts are not supported",
         ),
+        (Gemma4Config, {"vision_config": None}, "gemma4 config: vision_config is null"),
+        (Gemma4VisionConfig, {"num_key_value_heads": 4}, "12 heads of 64 and 4 of keys; give no"),
         (
             Gemma4UnifiedTextConfig,
             {"per_layer_config": {"0": {"head_dim": 512}}},

@@ -480,8 +480,35 @@ def gemma3(words: Mapping[str, int], text: dict[str, Any]) -> Files:
 
 
 def gemma4_unified(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    sizes = {"model_type": "gemma4_unified_vision", "mm_embed_dim": 16, "output_proj_dims": 16}
+    sizes |= {"mm_posemb_size": 1120, "patch_size": 16, "pooling_kernel_size": 3}
+    audio = {"model_type": "gemma4_unified_audio", "audio_embed_dim": 640}
+    parts = {"vision_config": sizes, "audio_config": audio}
+    return _gemma4(words, "Gemma4Unified", "gemma4_unified", parts, text)
+
+
+def gemma4(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    """Return the 31B's files."""
+    tower = {
+        **{"model_type": "gemma4_vision", "attention_bias": False, "attention_dropout": 0.0},
+        **{"default_output_length": 280, "head_dim": 8, "num_key_value_heads": 2},
+        **{"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072},
+        **{"patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10240},
+        **{"rms_norm_eps": 1e-06, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}},
+        **{"standardize": True, "use_clipped_linears": False},
+    }
+    parts = {"vision_config": _SIZES | tower, "audio_config": None}
+    return _gemma4(words, "Gemma4", "gemma4", parts, text)
+
+
+def _gemma4(
+    words: Mapping[str, int],
+    kind: str,
+    model_type: str,
+    parts: dict[str, Any],
+    text: dict[str, Any],
+) -> Files:
     names = {"boi": "<|image>", "eoi": "<image|>", "image": "<|image|>"}
-    kinds = ["sliding_attention", "full_attention"]
     rope = {
         "full_attention": {
             **{"partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
@@ -490,36 +517,35 @@ def gemma4_unified(words: Mapping[str, int], text: dict[str, Any]) -> Files:
         "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
     }
     decoder = {
-        **{"model_type": "gemma4_unified_text", "attention_k_eq_v": True, "attention_bias": False},
-        **{"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0, "layer_types": kinds},
+        **{"model_type": f"{model_type}_text", "attention_k_eq_v": True, "attention_bias": False},
+        **{"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0},
+        **{"enable_moe_block": False, "hidden_size_per_layer_input": 0},
         **{"final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh"},
         **{"max_position_embeddings": 262144, "head_dim": 8, "global_head_dim": 16},
-        **{"num_key_value_heads": 2, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0},
+        **{"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0},
+        **{"num_key_value_heads": 2, "num_global_key_value_heads": 1},
         **{"rms_norm_eps": 1e-06, "rope_parameters": rope, "sliding_window": 1024},
         **{"tie_word_embeddings": True, "use_bidirectional_attention": "vision"},
-        "vocab_size": max(words.values()) + 6,
+        **{"use_double_wide_mlp": False, "vocab_size": max(words.values()) + 6},
     }
-    sizes = {"model_type": "gemma4_unified_vision", "mm_embed_dim": 16, "output_proj_dims": 16}
-    sizes |= {"mm_posemb_size": 1120, "patch_size": 16, "pooling_kernel_size": 3}
     config = {
-        "architectures": ["Gemma4UnifiedForConditionalGeneration"],
-        **{"model_type": "gemma4_unified", "tie_word_embeddings": True},
+        **{"architectures": [f"{kind}ForConditionalGeneration"], "model_type": model_type},
         **{f"{name}_token_id": words[word] for name, word in names.items()},
         **{"eos_token_id": [words["<eos>"], words["<turn|>"]], "initializer_range": 0.02},
-        **{"text_config": _SIZES | decoder | text, "vision_config": sizes},
-        "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 640},
+        **{"tie_word_embeddings": True, "text_config": _SIZES | decoder | text, **parts},
     }
     images = {
-        **{"image_processor_type": "Gemma4UnifiedImageProcessor", "do_convert_rgb": True},
+        **{"image_processor_type": f"{kind}ImageProcessor", "do_convert_rgb": True},
         **{"do_normalize": False, "do_rescale": True, "do_resize": True, "resample": 3},
         **{"image_mean": [0.0] * 3, "image_std": [1.0] * 3, "rescale_factor": 1 / 255},
         **{"max_soft_tokens": 280, "patch_size": 16, "pooling_kernel_size": 3},
+        "image_seq_length": 280,
     }
     return {
         "config.json": config,
         "processor_config.json": {
             **{"image_processor": images, "image_seq_length": 280},
-            "processor_class": "Gemma4UnifiedProcessor",
+            "processor_class": f"{kind}Processor",
         },
     }
 
@@ -537,6 +563,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {
     "qwen3_vl": qwen3_vl,
     "gemma3_text": gemma3_text,
     "gemma3": gemma3,
+    "gemma4": gemma4,
     "gemma4_unified": gemma4_unified,
 }
 CHATS = {

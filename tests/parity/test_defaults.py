@@ -34,6 +34,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Gemma4TextConfig", "Gemma4TextConfig", {"hidden_size_per_layer_input": 0}),
     ("Gemma4UnifiedTextConfig", "Gemma4UnifiedTextConfig", {}),
     (
+        "Gemma4Config",
+        "Gemma4Config",
+        {"text_config": {"hidden_size_per_layer_input": 0}, "vision_config": {"patch_size": 16}},
+    ),
+    ("Gemma4UnifiedConfig", "Gemma4UnifiedConfig", {"vision_config": {"patch_size": 16}}),
+    (
         "Gemma3Config",
         "Gemma3Config",
         {"vision_config": {"image_size": 896, "patch_size": 14, "hidden_size": 1152}},

@@ -1,6 +1,7 @@
-"""Gemma 4 12B: squares of 48 x 48 pixels are normed, projected and placed; there is no tower.
+"""Gemma 4 with images: squares of 48 x 48 pixels are tokens, by a tower or (the 12B) without one.
 
-In sliding layers the tokens of an image read one another, see `Places.reach`.
+The 12B norms the pixels of a square, projects and places them. In sliding layers of 12B and 31B the
+tokens of an image read one another, see `Places.reach`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import Gemma4UnifiedConfig, PixelConfig
+from jaxspec.config import Gemma4Config, Gemma4UnifiedConfig, PixelConfig
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM, Lvlm
 from jaxspec.models.inputs import Pool, Shapes, Size, Slots
 from jaxspec.models.layers import INIT, Dense, LayerNorm, RMSNorm
+from jaxspec.models.lvlms.gemma4_tower import VisionTower
 from jaxspec.typing import Array, Float, Int
 
 TILE = 70
@@ -47,7 +49,7 @@ class VisionEmbedder(nn.Module):
 class VisionProjection(nn.Module):
     """Norm features, without a weight, and map them to the decoder's width."""
 
-    config: Gemma4UnifiedConfig
+    config: Gemma4Config
 
     @nn.compact
     def __call__(self, features: Float[Array, "... E"]) -> Float[Array, "... D"]:
@@ -56,17 +58,43 @@ class VisionProjection(nn.Module):
         return Dense(width, bias=False, name="embedding_projection")(normed)
 
 
-class Gemma4Unified(Lvlm):
+class Gemma4(Lvlm):
+    """Compute Hugging Face's `Gemma4ForConditionalGeneration`, without audio."""
+
+    config: Gemma4Config
+
+    def setup(self) -> None:
+        self.vision_tower = VisionTower(self.config.vision_config)
+        self._setup_decoder()
+
+    def _setup_decoder(self) -> None:
+        self.embed_vision = VisionProjection(self.config)
+        self.language_model = CausalLM(self.config.text_config)
+        # The files hold the decoder at the level of the tower.
+        nn.share_scope(self, self.language_model)
+
+    def encode(
+        self, pixels: Float[Array, "B U P values"], position: Int[Array, "B U P 2"]
+    ) -> Float[Array, "B U P E"]:
+        """Return features of every square."""
+        return self.vision_tower(pixels, position)
+
+    def project(
+        self, features: Float[Array, "B U P E"], pool: Pool | None = None
+    ) -> Float[Array, "B features D"]:
+        """Return the rows of all tiles. View P is refused in `SquareImages.slots`."""
+        rows = self.embed_vision(features)
+        return rows.reshape(rows.shape[0], -1, rows.shape[-1])
+
+
+class Gemma4Unified(Gemma4):
     """Compute Hugging Face's `Gemma4UnifiedForConditionalGeneration`, without audio."""
 
     config: Gemma4UnifiedConfig
 
     def setup(self) -> None:
         self.vision_embedder = VisionEmbedder(self.config.vision_config)
-        self.embed_vision = VisionProjection(self.config)
-        self.language_model = CausalLM(self.config.text_config)
-        # The files hold the decoder at the level of the embedder.
-        nn.share_scope(self, self.language_model)
+        self._setup_decoder()
 
     def encode(
         self, pixels: Float[Array, "B U P values"], position: Int[Array, "B U P 2"]
@@ -74,27 +102,20 @@ class Gemma4Unified(Lvlm):
         """Return features of every square."""
         return self.vision_embedder(pixels, position)
 
-    def project(
-        self, features: Float[Array, "B U P E"], pool: Pool | None = None
-    ) -> Float[Array, "B features D"]:
-        """Return the rows of all tiles. View P is refused in `UnifiedImages.slots`."""
-        rows = self.embed_vision(features)
-        return rows.reshape(rows.shape[0], -1, rows.shape[-1])
-
 
 @dataclass(frozen=True)
-class UnifiedImages:
+class SquareImages:
     """Read images as squares, row by row; a tile is `TILE` of them.
 
-    The processor is Gemma 4's with a tower, whose patches are put together to squares here.
+    The processor makes patches, which are put together to squares here.
     """
 
-    config: Gemma4UnifiedConfig
+    config: Gemma4Config
     processor: Any
     mrope: ClassVar = False
 
     @staticmethod
-    def shapes(config: Gemma4UnifiedConfig) -> Shapes:
+    def shapes(config: Gemma4Config) -> Shapes:
         values = 3 * config.vision_config.side**2
         return {"pixels": ((TILE, values), np.float32), "position": ((TILE, 2), np.int32)}
 
@@ -138,8 +159,8 @@ class UnifiedImages:
                 f"the model reads {expected[1]} values a patch for {expected[0]}; "
                 "use the preprocessor_config.json that belongs to the model"
             )
-        if max((edge for grid in grids for edge in grid), default=0) > vision.mm_posemb_size:
-            raise InputError(f"images of {grids} squares: a side has over {vision.mm_posemb_size}")
+        if max((edge for grid in grids for edge in grid), default=0) > vision.longest:
+            raise InputError(f"images of {grids} squares: a side has over {vision.longest}")
         tiles = []
         for values, (rows, columns), count in zip(patches, grids, expected[0], strict=True):
             squares = values[: count * kernel**2].reshape(
@@ -149,7 +170,8 @@ class UnifiedImages:
             row, column = np.indices((rows, columns)).reshape(2, -1)
             room = -count % TILE
             pixels = np.pad(pixels, ((0, room), (0, 0))).astype(np.float32)
-            position = np.pad(np.stack([column, row], 1), ((0, room), (0, 0))).astype(np.int32)
+            position = np.stack([column, row], 1).astype(np.int32)
+            position = np.pad(position, ((0, room), (0, 0)), constant_values=-1)
             tiles.append(
                 {
                     "pixels": pixels.reshape(-1, TILE, pixels.shape[-1]),

@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import QwenTowerConfig, QwenVisionConfig, QwenVLConfig
 from jaxspec.errors import InputError
-from jaxspec.models.attention import BLOCK, attend_freely, splash
+from jaxspec.models.attention import attend_freely, attend_within
 from jaxspec.models.decoder import CausalLM, Lvlm
 from jaxspec.models.inputs import Pool, Shapes, Size, Slots
 from jaxspec.models.layers import INIT, Dense, GatedMLP, RMSNorm, call_layer, rotate
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Float, Int
 
 MOST_STRETCHED = 200
 """Longest side over the shortest that the processor takes."""
@@ -93,55 +92,13 @@ class VisionAttention(nn.Module):
         positions = rotary.reshape(batch * tiles, 2, patches)
         axes = np.repeat([0, 1], head // 4)
         q, k = (rotate(qkv[:, :, i], positions, inverse, axes=axes) for i in range(2))
-        q, k, v = (part.reshape(batch, tiles, *part.shape[1:]) for part in (q, k, qkv[:, :, 2]))
-        out = (
-            self.within_images(q, k, v, image)
-            if self.full
-            else attend_freely(q, k, v, _same(image, image))
-        )
+        shape = (batch, -1) if self.full else (batch, tiles, patches)
+        q, k, v = (part.reshape(*shape, *part.shape[2:]) for part in (q, k, qkv[:, :, 2]))
+        if self.full:
+            out = attend_within(q, k, v, image.reshape(batch, -1))
+        else:  # padding reads padding, so that no softmax is empty
+            out = attend_freely(q, k, v, image[..., :, None] == image[..., None, :])
         return Dense(width, bias=True, name="proj")(out.reshape(x.shape))
-
-    @staticmethod
-    def within_images(q: Array, k: Array, v: Array, image: Array) -> Array:
-        """Attend within images, in blocks of `full_block` queries, without all scores at once."""
-
-        def flat(part: Array) -> Array:
-            return part.reshape(part.shape[0], -1, *part.shape[3:])
-
-        def fused(q: Array, k: Array, v: Array, image: Array) -> Array:
-            return splash(
-                flat(q), flat(k).swapaxes(1, 2), flat(v).swapaxes(1, 2), flat(image)
-            ).reshape(q.shape)
-
-        def blocked(q: Array, k: Array, v: Array, image: Array) -> Array:
-            keys, values, owners = flat(k), flat(v), flat(image)
-            tiles = jnp.moveaxis(q, 1, 0), jnp.moveaxis(image, 1, 0)
-            out = jax.lax.map(
-                lambda tile: attend_freely(tile[0], keys, values, _same(tile[1], owners)),
-                tiles,
-                batch_size=full_block(*q.shape[1:3]) // q.shape[2],
-            )
-            return jnp.moveaxis(out, 0, 1)
-
-        if q.shape[1] * q.shape[2] < 2 * BLOCK:
-            return blocked(q, k, v, image)
-        return jax.lax.platform_dependent(q, k, v, image, tpu=fused, default=blocked)
-
-
-def full_block(tiles: int, patches: int) -> int:
-    """Return the number of queries per block in layers that read whole images, in whole tiles.
-
-    It is about `BLOCK`, and smaller for images of over 8,192 patches.
-    """
-    return max(1, min(BLOCK, 2**22 // (tiles * patches)) // patches) * patches
-
-
-def _same(q: Int[Array, "... Q"], k: Int[Array, "... P"]) -> Bool[Array, "... Q P"]:
-    """Mark patches of the same image (padding reads padding, so that no softmax is empty).
-
-    q, k: Images of the queries' and of the keys' patches.
-    """
-    return q[..., :, None] == k[..., None, :]
 
 
 class Block(nn.Module):
