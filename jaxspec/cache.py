@@ -19,7 +19,7 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class KVCache(struct.PyTreeNode):
-    """Hold one pair of leaves per layer.
+    """Hold one pair of leaves per layer that makes keys and values.
 
     XLA updates these leaves in place; it would copy one stacked leaf in every step. Heads come
     before slots, because attention multiplies one matrix [S, H] per head. With the slots in front,
@@ -103,7 +103,7 @@ def init_cache(
     layers: Hidden states to keep, as `KVCache.kept`; None keeps none.
     """
     shapes = []
-    for layer in map(config.of_layer, range(config.num_hidden_layers)):
+    for layer in map(config.of_layer, range(config.cached_layers)):
         shapes.append((batch, layer.num_key_value_heads, slots, layer.head_dim))
     hidden = None
     if layers is not None:
@@ -164,18 +164,17 @@ def remember(
     v: Float[Array, "B T K H"],
     positions: Int[Array, "B T"],
     live: int | None,
-) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"], LayerCache | None]:
-    """Write T new keys and values; return those to attend to, and the layer's cache.
+) -> LayerCache:
+    """Write T new keys and values; return the layer's cache.
 
-    Without a cache, the new tokens attend only to each other.
+    Without a cache it holds the new tokens only.
 
-    live: Number of slots to read, from slot 0 on; None reads all.
+    live: See `written`.
     """
     if cache is None:
-        return k.swapaxes(1, 2), v.swapaxes(1, 2), None
+        return k.swapaxes(1, 2), v.swapaxes(1, 2)
     keys, values = (written(leaf, new, positions, live) for leaf, new in zip(cache, (k, v)))
-    cache = keys, values, *cache[2:]
-    return cache[0][:, :, :live], cache[1][:, :, :live], cache
+    return keys, values, *cache[2:]
 
 
 def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -> KVCache:

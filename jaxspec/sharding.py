@@ -52,7 +52,7 @@ _TOWER = r"(?:vision_tower|visual)/(?:.+/)?"
 
 TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     # the decoder
-    (_DECODER + r"embed_tokens/embedding", ("vocab", "embed")),
+    (_DECODER + r"embed_tokens(?:_per_layer)?/embedding", ("vocab", "embed")),
     (_DECODER + r"embed_positions/embedding", (None, "embed")),
     (r"(?:language_model/)?lm_head/kernel", ("embed", "vocab")),
     (_DECODER + r"layers_\d+/self_attn/q_proj/kernel", ("embed", "heads")),
@@ -66,6 +66,11 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (_DECODER + r"layers_\d+/(?:(?:self_attn/(?:o|out)|mlp/down)_proj|(?:mlp/)?fc2)/bias", (None,)),
     (_DECODER + r"project_(?:in|out)/kernel", (None, None)),
     (_DECODER + r"layers_\d+/layer_scalar", ()),
+    (
+        _DECODER + r"(?:per_layer_model_projection|layers_\d+/per_layer_input_gate)/kernel",
+        ("embed", None),
+    ),
+    (_DECODER + r"layers_\d+/per_layer_projection/kernel", (None, "embed")),
     # the vision tower and the projector
     (
         _TOWER + r"(?:(?:[qkv]|gate|up)_proj(?:/linear)?|qkv|(?:linear_)?fc1)/kernel",

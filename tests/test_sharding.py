@@ -39,7 +39,7 @@ def default(model_type: str, **flags: Any) -> ModelConfig:
     decoder.
     """
     # windows, which are Mistral's default, are not supported
-    flags |= {"num_hidden_layers": 2, "sliding_window": None, "hidden_size_per_layer_input": 0}
+    flags |= {"num_hidden_layers": 2, "sliding_window": None}
     raw = {"model_type": model_type, **flags, "text_config": flags}
     if model_type == "qwen2_5_vl":  # whose own defaults do not fit each other
         raw["vision_config"] = {"out_hidden_size": 8192, "depth": 2, "fullatt_block_indexes": [1]}

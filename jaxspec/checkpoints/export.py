@@ -260,12 +260,19 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
     return with_text(config, vocab_size=size), with_vocabulary(params, size)
 
 
+_TOKEN_AXES = {
+    **{("embed_tokens", "embedding"): 0, ("embed_tokens_per_layer", "embedding"): 0},
+    ("lm_head", "kernel"): 1,
+}
+"""Names of the arrays that have a row or column for each token -> its axis."""
+
+
 def with_vocabulary(params: Params, count: int) -> Params:
     """Return parameters with this many tokens: the first ones, then copies of the mean."""
 
     def resized(path: Any, leaf: Array) -> Array:
         keys = tuple(key.key for key in path[-2:])
-        axis = {("embed_tokens", "embedding"): 0, ("lm_head", "kernel"): 1}.get(keys)
+        axis = _TOKEN_AXES.get(keys)
         if axis is None or leaf.shape[axis] == count:
             return leaf
         mean = jnp.mean(leaf, axis, keepdims=True, dtype=jnp.float32).astype(leaf.dtype)

@@ -198,6 +198,7 @@ def misfits(
     """Return how the tensors contradict config.json; drop an output matrix that is tied."""
     problems = _drop_tied_head(config, layouts, stored)
     _drop_zero_biases(layouts, stored)
+    _drop_shared_keys(config, stored)
     missing = [name for name in layouts if name not in stored]
     surplus = sorted(stored.keys() - layouts.keys())
     for name, layout in layouts.items():
@@ -223,6 +224,15 @@ def _drop_zero_biases(layouts: Mapping[str, StoredLayout], stored: dict[str, Sto
         matrix = stored.get(f"{name.removesuffix('bias')}weight")
         packed = isinstance(matrix, QuantisedMatrix) and stored[name].dtype in FLOATS
         if packed and not stored[name].read().any():
+            del stored[name]
+
+
+def _drop_shared_keys(config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
+    """Drop what layers would make keys and values with that read those of other layers."""
+    first = text_config(config).cached_layers
+    keys = re.compile(r"(?:language_model\.)?model\.layers\.(\d+)\.self_attn\.[kv]_(?:proj|norm)\.")
+    for name in [*stored]:
+        if (match := keys.match(name)) and int(match[1]) >= first:
             del stored[name]
 
 

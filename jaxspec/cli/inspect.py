@@ -185,7 +185,7 @@ def _stored(
 
 def _part(name: str) -> str:
     keys: list[Any] = name.split(".")
-    if "embed_tokens" in keys:
+    if {"embed_tokens", "embed_tokens_per_layer"} & {*keys}:
         return "embedding"
     if "lm_head" in keys:
         return "head"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from jaxspec.config.gemma import GemmaConfig
 from jaxspec.config.rope import RopeScaling
@@ -11,13 +12,6 @@ from jaxspec.config.schema import check_positive
 from jaxspec.config.text import FULL
 from jaxspec.errors import InputError
 
-_REFUSED = {
-    "num_kv_shared_layers": "layers that share keys and values",
-    "hidden_size_per_layer_input": "per-layer embeddings",
-    "enable_moe_block": "experts",
-    "use_double_wide_mlp": "MLPs of two widths",
-}
-"""Entries that must be 0 or false, and what they switch on."""
 _ROPE = RopeScaling("proportional", partial_rotary_factor=0.25)
 """Rotary positions of full layers, unless a file says otherwise."""
 
@@ -26,7 +20,9 @@ _ROPE = RopeScaling("proportional", partial_rotary_factor=0.25)
 class Gemma4TextConfig(GemmaConfig):
     """Describe Gemma 4's dense decoder, whose full layers have heads of another size and number.
 
-    `head_dim` and `num_key_value_heads` are those of sliding layers.
+    `head_dim` and `num_key_value_heads` are those of sliding layers. In E2B and E4B each layer also
+    reads an embedding of the token that is its own, and the last layers read the keys and values of
+    the last layer of their kind that makes some.
     """
 
     model_type: str = "gemma4_text"
@@ -40,17 +36,31 @@ class Gemma4TextConfig(GemmaConfig):
     attention_k_eq_v: bool = False  # pyright: ignore
     use_bidirectional_attention: str | None = None
     """`vision`: in sliding layers the tokens of an image also read the later ones."""
+    hidden_size_per_layer_input: int = 256  # pyright: ignore
+    num_kv_shared_layers: int = 0  # pyright: ignore
+    use_double_wide_mlp: bool = False
+    """Whether the MLPs of layers that make no keys have twice the width."""
 
     architecture = "Gemma4ForCausalLM"
     norm_offset = 0
     value_norm = True
     layer_scalar = True
-    _defaults: ClassVar[dict[str, Any]] = {"hidden_size_per_layer_input": 256}
-    """Defaults of refused entries that are not 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("text config", self, "head_dim", "global_head_dim")
+
+    @property
+    def key_layers(self) -> tuple[int, ...]:
+        """Return the layer whose keys and values each layer reads.
+
+        An assistant's layers, which all make none, read one other pair each.
+        """
+        if not (makers := self.layer_types[: self.cached_layers]):
+            return super().key_layers
+        last = {kind: index for index, kind in enumerate(makers)}
+        borrowers = self.layer_types[len(makers) : self.num_hidden_layers]
+        return (*range(len(makers)), *(last[kind] for kind in borrowers))
 
     @property
     def joint_images(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -61,7 +71,14 @@ class Gemma4TextConfig(GemmaConfig):
         return self.head_dim**0.5
 
     def of_layer(self, index: int) -> Self:
-        layer = super().of_layer(index)
+        borrows = index >= self.cached_layers
+        double = borrows and self.use_double_wide_mlp
+        layer = replace(
+            super().of_layer(index),
+            num_hidden_layers=1,
+            num_kv_shared_layers=int(borrows),
+            intermediate_size=self.intermediate_size * (2 if double else 1),
+        )
         if self.layer_types[index] != FULL:
             return replace(layer, attention_k_eq_v=False)
         heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
@@ -72,6 +89,11 @@ class Gemma4TextConfig(GemmaConfig):
             use_bidirectional_attention=None,
         )
 
+    def for_head(self, layers: Sequence[int]) -> Self:
+        """Return layers that make keys, and have no inputs of their own."""
+        head = super().for_head(layers)
+        return replace(head, hidden_size_per_layer_input=0, num_kv_shared_layers=0)
+
     @classmethod
     def windows(cls, raw: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:
         """Return the window and the kinds, of which the last is full, whatever the file says."""
@@ -80,18 +102,21 @@ class Gemma4TextConfig(GemmaConfig):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        for name, feature in _REFUSED.items():
-            if (value := raw.get(name, cls._defaults.get(name))) not in (None, 0):
-                raise InputError(f"text config: {name} {value!r:.40}: {feature} are not supported")
+        if raw.get("enable_moe_block"):
+            raise InputError("text config: enable_moe_block: experts are not supported")
         if raw.get("use_bidirectional_attention") not in (None, "vision"):
             value = raw["use_bidirectional_attention"]
             raise InputError(f"text config: use_bidirectional_attention {value!r:.40}; give vision")
         sizes = _full_sizes(raw, cls.windows(raw)[1])
         rotary = raw.get("rope_parameters") or {FULL: _ROPE.to_hf()}
-        return super().from_hf({**raw, "rope_parameters": rotary, **sizes})
+        config = super().from_hf({**raw, "rope_parameters": rotary, **sizes})
+        rows = raw.get("vocab_size_per_layer_input", 262144)
+        _check_inputs(config, rows)
+        return config
 
     def to_hf(self) -> dict[str, Any]:
-        out = super().to_hf() | {"hidden_size_per_layer_input": 0}
+        rows = self.vocab_size if self.hidden_size_per_layer_input else 0
+        out = super().to_hf() | {"vocab_size_per_layer_input": rows}
         for name in ("rope_scaling", "rope_theta", "rope_local_base_freq"):
             del out[name]
         return out
@@ -105,9 +130,33 @@ class Gemma4UnifiedTextConfig(Gemma4TextConfig):
     max_position_embeddings: int = 262144
     sliding_window: int | None = 1024  # pyright: ignore
     use_bidirectional_attention: str | None = "vision"
+    hidden_size_per_layer_input: int = 0  # pyright: ignore
 
     architecture = "Gemma4UnifiedForCausalLM"
-    _defaults: ClassVar[dict[str, Any]] = {}
+
+
+def _check_inputs(config: Gemma4TextConfig, rows: Any) -> None:
+    """Raise InputError unless each layer has keys to read, and each token its embeddings.
+
+    rows: Tokens with embeddings for layers.
+    """
+    depth, shared = config.num_hidden_layers, config.num_kv_shared_layers
+    if not 0 <= shared < depth:
+        raise InputError(
+            f"text config: num_kv_shared_layers {shared} of {depth} layers; give 0 to {depth - 1}"
+        )
+    makers, kinds = config.layer_types[: config.cached_layers], config.layer_types
+    if missing := {*kinds} - {*makers}:
+        raise InputError(
+            f"text config: num_kv_shared_layers {shared} of {depth} layers, and the "
+            f"{len(makers)} others are not of kind {min(missing)}; give fewer"
+        )
+    width, tokens = config.hidden_size_per_layer_input, config.vocab_size
+    if width < 0 or (width and rows != tokens):
+        raise InputError(
+            f"text config: hidden_size_per_layer_input {width} and vocab_size_per_layer_input "
+            f"{rows!r:.40} for {tokens} tokens; give 0 or more, and {tokens}"
+        )
 
 
 def _full_sizes(raw: dict[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
@@ -119,7 +168,8 @@ def _full_sizes(raw: dict[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
         return {}
     full = {str(i) for i, kind in enumerate(kinds) if kind == FULL}
     first, *later = layers.values()
-    if layers.keys() != full or any(sizes != first for sizes in later):
+    numbers = {name.lstrip("0") or "0" for name in layers}  # 05 where there are over ten layers
+    if numbers != full or any(sizes != first for sizes in later):
         raise InputError(
             f"text config: per_layer_config {layers!r:.60} is not supported; "
             "give the full layers, with equal sizes"

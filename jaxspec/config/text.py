@@ -43,6 +43,10 @@ class TextConfig:
     """c: scores become c tanh(score / c); None leaves them as they are."""
     joint_images: ClassVar[bool] = False
     """Whether the tokens of an image read one another in a layer, or in some of all layers."""
+    num_kv_shared_layers: ClassVar[int] = 0
+    """Number of last layers that make no keys and values, and read those of earlier layers."""
+    hidden_size_per_layer_input: ClassVar[int] = 0
+    """Width of a token's own input to a layer, see `jaxspec.models.per_layer`; 0: there is none."""
 
     @property
     def scored_tokens(self) -> int:
@@ -54,6 +58,16 @@ class TextConfig:
         """Return the ids that end an answer."""
         eos = self.eos_token_id
         return (eos,) if isinstance(eos, int) else eos or ()
+
+    @property
+    def cached_layers(self) -> int:
+        """Return the number of layers that make keys and values; they are the first ones."""
+        return self.num_hidden_layers - self.num_kv_shared_layers
+
+    @property
+    def key_layers(self) -> tuple[int, ...]:
+        """Return the layer whose keys and values each layer reads."""
+        return tuple(range(self.num_hidden_layers))
 
     def of_layer(self, index: int) -> Self:
         """Return the configuration of one layer, of its kind where layers differ."""
@@ -165,6 +179,10 @@ class RotaryConfig(TextConfig):
         """Return a decoder of layers like these ones, except that they read all tokens."""
         del layers
         return replace(self, sliding_window=None, layer_types=())
+
+    def for_head(self, layers: Sequence[int]) -> Self:
+        """Return a head's decoder: layers like these ones that read all tokens."""
+        return replace(self.without_window(layers), num_hidden_layers=len(layers))
 
     @classmethod
     def windows(cls, raw: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:

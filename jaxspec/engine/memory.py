@@ -264,10 +264,14 @@ def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> 
 def _prefill(text: TextConfig, batch: int, length: int, slots: int, itemsize: int) -> int:
     """Return the bytes of a few residual streams, one MLP and the attention scores of a prompt.
 
-    Scores are float32, before and after softmax, of the prompt or of one block of queries and keys.
+    Layers' own inputs are held three times: as embeddings, as projections and as their sum. Scores
+    are float32, before and after softmax, of the prompt or of one block of queries and keys.
     """
     queries, keys = (BLOCK, BLOCK) if length >= 2 * BLOCK else (length, slots)
-    streams = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
+    mlp = max(text.of_layer(i).intermediate_size for i in range(text.num_hidden_layers))
+    inputs = text.hidden_size_per_layer_input * text.num_hidden_layers
+    width = 4 * text.hidden_size + 3 * mlp + 3 * inputs
+    streams = batch * length * width * itemsize
     return streams + 2 * batch * text.num_attention_heads * queries * keys * 4
 
 

@@ -159,14 +159,16 @@ def plan(
 
 
 def read_by_pass(params: Params) -> list[Any]:
-    """Return the parameters that a pass reads whole: no tower, and embeddings only where tied."""
+    """Return the parameters that a pass reads whole: no tower, and embeddings only where tied.
+
+    Of those for all layers it reads a row a token.
+    """
     sight = ("vision_tower", "vision_embedder", "visual", "multi_modal_projector", "embed_vision")
     leaves, passed = flat(params), (*sight, "kv_projector", "image_newline")
     tied = not any("lm_head" in path for path in leaves)
+    rows = "embed_tokens_per_layer" if tied else "embed_tokens"
     return [
-        leaf
-        for path, leaf in leaves.items()
-        if not path.startswith(passed) and (tied or "embed_tokens" not in path)
+        leaf for path, leaf in leaves.items() if not path.startswith(passed) and rows not in path
     ]
 
 

@@ -28,8 +28,10 @@ from jaxspec.models.layers import (
     loop_layers,
     rotary_frequencies,
     rotate,
+    scaled,
     text_norm,
 )
+from jaxspec.models.per_layer import PerLayerGate, PerLayerInputs
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.typing import Array, Bool, Float, Int
 
@@ -57,20 +59,29 @@ class Attention(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.q_proj = Dense(c.num_attention_heads * c.head_dim, c.biases.qkv)
+        self.o_proj = Dense(c.hidden_size, c.biases.output)
+        if c.qk_norm:
+            self.q_norm = text_norm(c)
+        if not c.cached_layers:
+            return
         self.k_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
         if not c.attention_k_eq_v:
             self.v_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
-        self.o_proj = Dense(c.hidden_size, c.biases.output)
         if c.qk_norm:
-            self.q_norm, self.k_norm = text_norm(c), text_norm(c)
+            self.k_norm = text_norm(c)
         if c.value_norm:
             self.v_norm = RMSNorm(c.rms_norm_eps, affine=False)
 
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
+        """Attend to the cache, which is another layer's if this one makes no keys."""
         q = self.queries(x, at.rotary)
-        out, cache = self.read(q, *self.keys_values(x, at.rotary), at, cache)
+        if self.config.cached_layers:
+            out, cache = self.read(q, *self.keys_values(x, at.rotary), at, cache)
+        else:
+            assert cache is not None
+            out = self.attend(q, at, cache)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
 
     def queries(self, x: Float[Array, "B T width"], rotary: Array) -> Float[Array, "B T N H"]:
@@ -105,10 +116,18 @@ class Attention(nn.Module):
         cache: LayerCache | None,
     ) -> tuple[Float[Array, "B T N H"], LayerCache | None]:
         """Write new keys and values to the cache, if there is one, and attend to visible slots."""
-        k, v, cache = remember(cache, k, v, at.slots, at.live)
-        bias = None if cache is None or len(cache) == 2 else cache[2][:, : at.live]
+        cache = remember(cache, k, v, at.slots, at.live)
+        return self.attend(q, at, cache), cache
+
+    def attend(
+        self, q: Float[Array, "B T N H"], at: Places, cache: LayerCache
+    ) -> Float[Array, "B T N H"]:
+        """Attend to the visible slots of a cache."""
+        k, v, *bias = cache
+        k, v = k[:, :, : at.live], v[:, :, : at.live]
+        slot_bias = bias[0][:, : at.live] if bias else None
         window, reach = self.config.sliding_window, at.reach if self.config.joint_images else None
-        return attend(q, k, v, at.slots, at.seen, bias, window, reach), cache
+        return attend(q, k, v, at.slots, at.seen, slot_bias, window, reach)
 
 
 class Layer(nn.Module):
@@ -126,19 +145,35 @@ class Layer(nn.Module):
         if c.sandwich:
             self.pre_feedforward_layernorm = text_norm(c)
             self.post_feedforward_layernorm = text_norm(c)
+        if c.hidden_size_per_layer_input:
+            self.add_input = PerLayerGate(c)
+            nn.share_scope(self, self.add_input)
         if c.layer_scalar:
             self.layer_scalar = self.param("layer_scalar", nn.initializers.ones, (1,))
 
     def __call__(
-        self, x: Array, at: Places, cache: LayerCache | None
-    ) -> tuple[Array, LayerCache | None]:
+        self,
+        x: Float[Array, "B T D"],
+        at: Places,
+        cache: LayerCache | None,
+        more: Float[Array, "B T width"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
+        """Return the layer's output and its cache.
+
+        more: The tokens' own input to this layer; for a decoder without such inputs, features to
+          add to the output (DeepStack).
+        """
+        c = self.config
         out, cache = self.self_attn(self.input_layernorm(x), at, cache)
-        if not self.config.sandwich:
+        if c.sandwich:
+            x = x + self.post_attention_layernorm(out)
+            x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        else:
             x = x + out
-            return x + self.mlp(self.post_attention_layernorm(x)), cache
-        x = x + self.post_attention_layernorm(out)
-        x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        return x * self.layer_scalar if self.config.layer_scalar else x, cache
+            x = x + self.mlp(self.post_attention_layernorm(x))
+        if more is not None:
+            x = self.add_input(x, more) if c.hidden_size_per_layer_input else x + more
+        return x * self.layer_scalar if c.layer_scalar else x, cache
 
 
 def run_layers(
@@ -146,34 +181,33 @@ def run_layers(
     x: Array,
     at: Places,
     cache: KVCache | None,
-    stacked: Sequence[Array] = (),
+    inputs: Sequence[Array] = (),
+    key_layers: Sequence[int] | None = None,
 ) -> tuple[Array, KVCache | None]:
-    """Run layer after layer, each with its own pair of cache leaves.
+    """Run layer after layer, each with a pair of cache leaves.
 
     The hidden states that `cache.kept` names are written to the cache.
 
-    stacked: Features to add after each of the first layers (DeepStack). As in transformers, those
-      after the last layer are left out.
+    Args:
+      inputs: `more` of each of the first layers, see `Layer`. As in transformers, those past the
+        last layer are left out.
+      key_layers: As in `TextConfig`; None lets each layer read its own pair.
     """
-    if not stacked and cache is None and (looped := loop_layers(layers, x, at, None)) is not None:
+    if not inputs and cache is None and (looped := loop_layers(layers, x, at, None)) is not None:
         return looped[0], None
-    added = [*stacked, *[None] * len(layers)][: len(layers)]
-    if cache is None:
-        for layer, more in zip(layers, added, strict=True):
-            x, _ = call_layer(layer, x, at, None)
-            x = x if more is None else x + more
-        return x, None
-    keys, values, states = [], [], [x]
-    bias = () if cache.bias is None else (cache.bias,)
-    for layer, k, v, more in zip(layers, cache.k, cache.v, added, strict=True):
-        x, leaves = call_layer(layer, x, at, (k, v, *bias))
-        x = x if more is None else x + more
-        keys.append(leaves[0])
-        values.append(leaves[1])
+    leaves: list[Any] = [None] * len(layers)
+    if cache is not None:
+        bias = () if cache.bias is None else (cache.bias,)
+        leaves = [(k, v, *bias) for k, v in zip(cache.k, cache.v, strict=True)]
+    states = [x]
+    for i, (layer, source) in enumerate(zip(layers, key_layers or range(len(layers)), strict=True)):
+        x, leaves[source] = call_layer(layer, x, at, leaves[source], *inputs[i : i + 1])
         states.append(x)
+    if cache is None:
+        return x, None
     if cache.kept:
         cache = keep_hidden(cache, jnp.concatenate([states[i] for i in cache.kept], axis=-1), at)
-    return x, cache.replace(k=tuple(keys), v=tuple(values))
+    return x, cache.replace(k=tuple(k for k, *_ in leaves), v=tuple(v for _, v, *_ in leaves))
 
 
 def keep_hidden(cache: KVCache, states: Float[Array, "B T D"], at: Places) -> KVCache:
@@ -192,22 +226,29 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embed_tokens = Embed(c.vocab_size, c.hidden_size, embedding_init=INIT)
+        if c.hidden_size_per_layer_input:
+            self.per_layer = PerLayerInputs(c)
+            nn.share_scope(self, self.per_layer)
         self.layers = [self.layer(c.of_layer(i)) for i in range(c.num_hidden_layers)]
         self.norm = text_norm(c)
 
     def __call__(
         self, embeds: Array, at: Places, cache: KVCache | None
     ) -> tuple[Array, KVCache | None]:
-        x, *stacked = self.parts(embeds)
-        x, cache = run_layers(self.layers, x, at, cache, stacked)
+        x, *inputs = self.parts(embeds)
+        x, cache = run_layers(self.layers, x, at, cache, inputs, self.config.key_layers)
         x = self.norm(x)
         if cache is not None and cache.hidden is not None and not cache.kept:
             cache = keep_hidden(cache, x, at)
         return x, cache
 
     def parts(self, embeds: Array) -> list[Array]:
-        """Return the layers' input and, with DeepStack, what is added after layers 0, 1, ..."""
-        return jnp.split(embeds, embeds.shape[-1] // self.config.hidden_size, axis=-1)
+        """Return the first layer's input, and `inputs` of `run_layers`."""
+        c = self.config
+        if c.hidden_size_per_layer_input:
+            x, per_layer = jnp.split(embeds, [c.hidden_size], axis=-1)
+            return [x, *self.per_layer(x, per_layer)]
+        return jnp.split(embeds, embeds.shape[-1] // c.hidden_size, axis=-1)
 
 
 class CausalLM(nn.Module):
@@ -223,14 +264,23 @@ class CausalLM(nn.Module):
         if c.draft_vocabulary or not c.tie_word_embeddings:
             self.lm_head = Dense(c.scored_tokens, bias=False, widens=True)
 
-    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Return token embeddings.
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T wide"]:
+        """Return token embeddings, and behind them those for all layers, if the family has some.
 
         Ids past the vocabulary, such as a target's padding in a draft, read the last row.
         """
-        embeds = self.model.embed_tokens(jnp.clip(tokens, 0, self.config.vocab_size - 1))
-        scale = self.config.embed_scale
-        return embeds if scale == 1 else embeds * jnp.asarray(scale, embeds.dtype)
+        c, rows = self.config, jnp.clip(tokens, 0, self.config.vocab_size - 1)
+        embeds = scaled(self.model.embed_tokens(rows), c.embed_scale)
+        if not c.hidden_size_per_layer_input:
+            return embeds
+        return jnp.concatenate([embeds, self.model.per_layer.embed(rows)], axis=-1)
+
+    def shown(self, features: Float[Array, "B F D"]) -> Float[Array, "B F wide"]:
+        """Return images' features as `embed` returns tokens; for the layers they are padding."""
+        c = self.config
+        padding = self.embed(jnp.full((1, 1), c.pad_token_id or 0))[..., c.hidden_size :]
+        padding = jnp.broadcast_to(padding, (*features.shape[:2], padding.shape[-1]))
+        return jnp.concatenate([features, padding.astype(features.dtype)], axis=-1)
 
     def hidden(
         self,

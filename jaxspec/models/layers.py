@@ -223,6 +223,11 @@ class Embed(nn.Embed):
         return jax.lax.platform_dependent(query, cpu=turned, default=product)
 
 
+def scaled(embeds: Array, factor: float) -> Array:
+    """Return embeddings times a factor, which is rounded to their dtype."""
+    return embeds if factor == 1 else embeds * jnp.asarray(factor, embeds.dtype)
+
+
 class Dense(nn.Module):
     """Compute x W + b. An int8 W has a scale for each column, see `jaxspec.models.int8`."""
 

@@ -50,7 +50,7 @@ def init_lora(lora: Lora, params: Params, key: jax.Array) -> Params:
     pairs: dict[str, Any] = {}
     flat: Any = flatten_dict(params, sep="/")
     for path, leaf in flat.items():
-        match = re.fullmatch(r"((?!vision_tower/|visual/).*layers_\d+/\w+/(\w+))/kernel", path)
+        match = re.fullmatch(r"((?!vision_tower/|visual/).*layers_\d+/(?:\w+/)?(\w+))/kernel", path)
         if match and match[2] in lora.modules:
             rows, columns = leaf.shape
             subkey = jax.random.fold_in(key, len(pairs))

@@ -35,6 +35,8 @@ from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 J, NEW, BLOCKS, TEMPERATURE = 3, 24, 6, 8.0
 SLIDING, FULL = "sliding_attention", "full_attention"
 TEXT = tiny.gemma4((SLIDING, FULL, SLIDING, FULL), sliding_window=5)
+SHARED = tiny.gemma4((SLIDING, FULL) * 3, sliding_window=5, **tiny.E2B)
+"""A decoder whose last layers read the keys of the two layers before them."""
 LAYERS: dict[str, Any] = {
     "intermediate_size": 40,
     "num_hidden_layers": 3,
@@ -97,7 +99,7 @@ def tokens(results: Any) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def models() -> tuple[LoadedModel, LoadedHead]:
-    return pair()
+    return pair(text=SHARED)
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +107,14 @@ def plain(models: tuple[LoadedModel, LoadedHead]) -> list[tuple[int, ...]]:
     return tokens(engine(models, drafts=False).generate(requests()))
 
 
-@pytest.mark.parametrize(("groups", "tree"), [(0, None), (8, None), (0, "2:6")])
+@pytest.mark.parametrize(
+    ("text", "groups", "tree"), [(TEXT, 0, None), (SHARED, 8, None), (SHARED, 0, "2:6")]
+)
 def test_blocks_are_drafted_as_the_definition_says(
-    tmp_path: Path, groups: int, tree: str | None
+    tmp_path: Path, text: Gemma4TextConfig, groups: int, tree: str | None
 ) -> None:
     """The head is read from written files, and rows are longer than the window."""
-    target, head = pair(groups)
+    target, head = pair(groups, text=text)
     save_head(tmp_path / "head", head.config, head.params, jnp.float32)
     read = load_draft(tmp_path / "head", target)
     assert isinstance(read, LoadedHead)
@@ -141,7 +145,9 @@ def test_blocks_are_drafted_as_the_definition_says(
 
 
 def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[Any, np.ndarray]:
-    """Return the target's keys and values of each kind's last layer, and its last hidden state."""
+    """Return the keys and values of each kind's last layer that makes some, and the target's last
+    hidden state.
+    """
     rows, _ = whole_row(target, prompt, answer)
     length = int(rows.length[0]) - 1
 
@@ -196,16 +202,17 @@ def test_one_width_in_16_bits() -> None:
     assert sum(int(result.stats.accepted_at.sum()) for result in results)
 
 
-def test_samples_follow_the_targets_law() -> None:
+@pytest.mark.parametrize("tree", [None, "2:3"])
+def test_samples_follow_the_targets_law(tree: str | None) -> None:
     """The first two tokens of sampled rows follow full passes of the target."""
     rows, rounds, words = 2000, 4, 6
-    text = replace(TEXT, vocab_size=words)
+    text = replace(SHARED, vocab_size=words)
     target, head = pair(text=text)
     start = [1, 4, 3]
     prompt = PromptRows(jnp.tile(jnp.asarray(start), (rows, 1)), jnp.full(rows, len(start)))
     batch = PromptBatch(prompt, None, jnp.ones((rows, 1)), (None,))
     model = target.model
-    spec = tiny.speculator(model, model, ("head",), 2, head=head.config)
+    spec = tiny.speculator(model, model, ("head",), 2, tree=tree, head=head.config)
     params, counts = tiny.params_of(spec, target.params, head=head.params), np.zeros((words, words))
     blocks = np.zeros(3, int)
     for seed in range(rounds):
@@ -234,6 +241,7 @@ def test_other_targets_are_refused() -> None:
         head.config.for_target(tiny.CONFIG.text_config)
     with refuse(match="4 heads of 16 in a full_attention layer, and the target's has 1 of 32"):
         head.config.for_target(replace(TEXT, global_head_dim=32))
+    assert head.config.for_target(SHARED).key_layers == (2, 2, 3)
     with refuse(match="reads sliding_attention layers, and the target has none"):
         head.config.for_target(replace(TEXT, layer_types=(FULL,) * 4))
     with refuse(match="7 groups of"):

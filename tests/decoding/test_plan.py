@@ -16,6 +16,7 @@ import pytest
 from configs.latency.llava7b_68m import config as LLAVA
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
+from jaxspec.config import Gemma4TextConfig
 from jaxspec.engine.memory import bytes_held
 from jaxspec.engine.plan import abstract_program, plan, sizes_of
 from jaxspec.loading.models import LoadedHead
@@ -72,6 +73,30 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
     sizes = sizes_of(program, 64, 1, 16)
     assert sizes.tiles == (1, int(other))
     assert plan(program, params, 2, 1, sizes).memory.draft_weights == bytes_held(params["draft"])
+
+
+def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
+    """As in Gemma 4 E2B: 2 of its 3 layers with keys slide, and have heads of half the width."""
+    kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 2
+    text = Gemma4TextConfig(
+        num_hidden_layers=6,
+        layer_types=tuple(kinds),
+        num_kv_shared_layers=3,
+        num_key_value_heads=1,
+        vocab_size=1000,
+    )
+    program, params = abstract_program(text, [], (), 0, jnp.bfloat16, weights="int8")
+    sizes = sizes_of(program, 64, 0, 16)
+    found = plan(program, params, 1, 2, sizes)
+    slots = 64 + 16 + program.spare_slots
+    counters = 2 * 2 * 4
+    assert found.memory.target_cache == 2 * slots * 2 * 2 * (256 + 256 + 512) + counters
+    model = params["target"]["model"]
+    assert found.plain == found.memory.target_cache + bytes_held(
+        {name: part for name, part in model.items() if name != "embed_tokens_per_layer"}
+    )
+    scaled = [name for name, part in model["layers_5"].items() if "scale" in part]
+    assert scaled == ["per_layer_input_gate", "per_layer_projection"]
 
 
 @pytest.mark.parametrize(

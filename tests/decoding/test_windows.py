@@ -52,6 +52,11 @@ TARGETS: dict[str, RotaryConfig] = {
     "gemma4": tiny.gemma4(
         ("sliding_attention", "full_attention", "full_attention"), sliding_window=4
     ),
+    "gemma4 E": tiny.gemma4(
+        ("sliding_attention", "full_attention", "full_attention", *KINDS[:2]),
+        sliding_window=4,
+        **tiny.E2B,
+    ),
 }
 WORDS = ("What is this?", "Hi", "Tell me more")
 SIZES = EngineConfig(batch_size=3, new_buckets=(32,), prompt_buckets=(32, 128), gamma=4)
@@ -65,6 +70,7 @@ DRAFTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "static tree": ("qwen2", ("T", "KV head"), {"tree": "2:8"}),
     "two KV layers": ("gemma4", ("T", "KV head", "lookup"), {"tree": "dynamic:2:6"}),
     "EAGLE-3": ("gemma3", ("T", "EAGLE-3"), {}),
+    "shared keys": ("gemma4 E", ("T", "KV head", "lookup"), {"tree": "2:6"}),
 }
 """Target, drafts and options."""
 
@@ -123,8 +129,9 @@ def test_windows_change_answers(plain: Any) -> None:
     assert tokens(engine(wider).generate(asked())) != expected
 
 
-def test_a_session_reads_what_the_whole_prompt_does(plain: Any) -> None:
-    target, _ = plain["gemma4"]
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4 E"])
+def test_a_session_reads_what_the_whole_prompt_does(plain: Any, kind: str) -> None:
+    target, _ = plain[kind]
     one = engine(target, ("T",), gamma=3)
     session, prompt, answer = Session(one), None, ()
     for question in ("What?", "And?", "So?"):
@@ -138,17 +145,19 @@ def test_a_session_reads_what_the_whole_prompt_does(plain: Any) -> None:
         assert said == answer
 
 
-def test_a_mesh_changes_no_token(plain: Any) -> None:
-    target, expected = plain["gemma4"]
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4 E"])
+def test_a_mesh_changes_no_token(plain: Any, kind: str) -> None:
+    target, expected = plain[kind]
     mesh = make_mesh(model=2)
     placed = jax.device_put(target.params, shardings(target.config, target.params, mesh))
     results = engine(replace(target, params=placed), ("T",), gamma=3).generate(asked())
     assert tokens(results) == expected
 
 
-def test_layers_of_two_kinds_are_trained_as_they_are_run(plain: Any) -> None:
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4 E"])
+def test_layers_of_two_kinds_are_trained_as_they_are_run(plain: Any, kind: str) -> None:
     """Rematerialised layers of one kind are one scan; these are called one by one."""
-    target, _ = plain["gemma4"]
+    target, _ = plain[kind]
     rows = PromptRows(jnp.arange(24).reshape(2, 12), jnp.full(2, 12))
 
     def total(params: Any, on: bool) -> jax.Array:
@@ -166,6 +175,8 @@ def test_a_kv_head_has_the_layers_of_its_keys_without_windows() -> None:
     assert type(config).from_dict(config.to_dict()) == config
     with pytest.raises(InputError, match=r"key_layers \[0, 1\] have heads of 2 sizes; give layers"):
         new_head(TARGETS["gemma4"], key_layers=(0, 1))
+    with pytest.raises(InputError, match=r"key_layers \[3\]; give layers 0 to 2"):
+        new_head(TARGETS["gemma4 E"], key_layers=(3,))
 
 
 @pytest.mark.parametrize("feature", ["none", "fused", "block"])
@@ -186,7 +197,7 @@ def test_a_new_head_norms_as_its_target_does(plain: Any, feature: Any) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "qwen2", "gemma4"])
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "gemma4 E"])
 def test_one_width_in_16_bits(kind: str) -> None:
     target = model(replace(TARGETS[kind], hidden_size=256, head_dim=64), scale=0.06)
     target = replace(

@@ -63,7 +63,7 @@ def check_modules(path: Path, model: Any, names: dict[str, str]) -> None:
         found = inside["intermediates"]
         for key in here.split("/"):
             found = found[key]
-        out = found["__call__"][0]
+        out = found["__call__"][-1]
         out = out[0] if isinstance(out, tuple) else out
         for row, expected, count in zip(out, outputs[there].reshape(out.shape), map(len, ROWS)):
             hf.assert_close(row[:count], expected[:count], here)
@@ -124,7 +124,9 @@ def check_greedy(checkpoint: huggingface.Checkpoint, model: Any, new: int = 64) 
     options = tiny.sampling(len(rows), new=new, eos=(-1,))
     assert tiny.outputs(tiny.run_plain(lm, params, batch, options, new)) == expected
 
-    draft = LanguageModel(replace(checkpoint.config, num_hidden_layers=1))
+    # A table of per-layer embeddings is of all layers.
+    depth = lm.text.num_hidden_layers if lm.text.hidden_size_per_layer_input else 1
+    draft = LanguageModel(replace(checkpoint.config, num_hidden_layers=depth))
     both = {
         "target": params,
         "draft": _part(tiny.noisy(params, 0.02), abstract_params(draft.config)),

@@ -5,9 +5,12 @@ A first block is compared: later ones of transformers keep the key of a rejected
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,8 +19,14 @@ pytest.importorskip("torch", reason="torch is the oracle of parity: install the 
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 from transformers.cache_utils import DynamicCache
 
+from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.heads import load_head
+from jaxspec.config import AssistantConfig
+from jaxspec.config import Gemma4TextConfig as Gemma4Text
+from jaxspec.models.heads.assistant import keys_of
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 from tests.tiny import hf
 from tests.tiny.assistant_reference import draft
 from tests.tiny.hf import torch
@@ -46,6 +55,29 @@ def assistant(monkeypatch: pytest.MonkeyPatch, groups: int) -> Gemma4AssistantFo
         order = torch.randperm(56, generator=torch.Generator().manual_seed(0))
         model.masked_embedding.token_ordering.copy_(order)
     return model
+
+
+@pytest.mark.parametrize("changes", [hf.E2B, hf.E4B])
+def test_the_keys_of_a_target_that_shares_them(tmp_path: Path, changes: dict[str, Any]) -> None:
+    target, row = hf.gemma4(**changes), hf.text(20)
+    with torch.no_grad():
+        out: Any = target(torch.tensor([row]), return_shared_kv_states=True)
+    # As published files do, these hold keys of a layer that makes none.
+    unread = "model.layers.9.self_attn.k_proj.weight"
+    tensors = hf.hub_tensors(target) | {unread: np.ones((4, 32), np.float32)}
+    lm = huggingface.load(hf.write(tmp_path / "target", target, tensors))
+    model, text = LanguageModel(lm.config), lm.config
+    assert isinstance(text, Gemma4Text)
+    layers = replace(text, num_hidden_layers=2, layer_types=KINDS)
+    config = AssistantConfig(layers, backbone_hidden_size=text.hidden_size).for_target(text)
+    rows = PromptRows(jnp.asarray([row]), jnp.full(1, len(row)))
+    embeds = model.embed(lm.params, rows, None)
+    _, cache = jax.jit(model.read, static_argnums=3)(lm.params, embeds, rows, len(row))
+    assert len(cache.k) == text.num_hidden_layers - changes["num_kv_shared_layers"]
+    read = keys_of(config, cache)
+    for i, kind in enumerate(KINDS):
+        for ours, theirs in zip((read.k[i], read.v[i]), out.shared_kv_states[kind], strict=True):
+            hf.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("groups", [0, 7])

@@ -31,7 +31,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Qwen2Config", "Qwen2Config", {}),
     ("Qwen3Config", "Qwen3Config", {}),
     ("Gemma3TextConfig", "Gemma3TextConfig", {}),
-    ("Gemma4TextConfig", "Gemma4TextConfig", {"hidden_size_per_layer_input": 0}),
+    ("Gemma4TextConfig", "Gemma4TextConfig", {}),
     ("Gemma4UnifiedTextConfig", "Gemma4UnifiedTextConfig", {}),
     (
         "Gemma4Config",

@@ -33,6 +33,8 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
         hf.gemma4,
         {"attention_k_eq_v": False, "global_head_dim": 32, "attention_bias": True},
     ),
+    "Gemma 4 E2B": (hf.gemma4, hf.E2B | {"tie_word_embeddings": False}),
+    "Gemma 4 E4B": (hf.gemma4, hf.E4B | {"tie_word_embeddings": False}),
     "Qwen3": (
         hf.qwen3,
         {
@@ -42,8 +44,8 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
 }
-NOT_DECODED = ("Gemma 3", "Gemma 4, tied", "Qwen3")
-"""Tied models, which write one token over and over, and one whose decoding shows nothing new."""
+NOT_DECODED = ("Gemma 3", "Gemma 4, tied", "Gemma 4 E4B", "Qwen3")
+"""Tied models, which write one token over and over, and others whose decoding shows nothing new."""
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -7,6 +7,7 @@ are transformers' own models and need torch.
 from tests.tiny.checkpoints import (
     CHARACTERS,
     CONFIG,
+    E2B,
     PAIR_CONTEXT,
     SPECIAL,
     chat_tokenizer,

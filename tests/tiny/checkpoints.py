@@ -51,9 +51,9 @@ CONFIG = LlavaConfig(
 )
 
 
-def gemma4(kinds: tuple[str, ...], sliding_window: int) -> Gemma4TextConfig:
-    """Gemma 4's decoder with layers of these kinds, over the vocabulary of `CONFIG`."""
-    return Gemma4TextConfig(
+def gemma4(kinds: tuple[str, ...], sliding_window: int, **changes: Any) -> Gemma4TextConfig:
+    """Gemma 4 31B's decoder with layers of these kinds, over the vocabulary of `CONFIG`."""
+    config = Gemma4TextConfig(
         vocab_size=CONFIG.text_config.vocab_size,
         hidden_size=32,
         intermediate_size=48,
@@ -64,6 +64,7 @@ def gemma4(kinds: tuple[str, ...], sliding_window: int) -> Gemma4TextConfig:
         num_key_value_heads=2,
         num_global_key_value_heads=1,
         attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
         head_dim=8,
         global_head_dim=16,
         final_logit_softcapping=30.0,
@@ -71,6 +72,14 @@ def gemma4(kinds: tuple[str, ...], sliding_window: int) -> Gemma4TextConfig:
         max_position_embeddings=512,
         eos_token_id=None,
     )
+    return replace(config, **changes)
+
+
+E2B: dict[str, Any] = {
+    **{"attention_k_eq_v": False, "num_global_key_value_heads": None, "num_key_value_heads": 1},
+    **{"hidden_size_per_layer_input": 6, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+}
+"""Changes that make E2B's decoder of it, with two layers that make no keys."""
 
 
 def tokenizer(characters: str = CHARACTERS) -> Any:

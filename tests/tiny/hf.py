@@ -124,6 +124,21 @@ def gemma4(**changes: Any) -> Gemma4ForCausalLM:
     return model
 
 
+E2B = {
+    **{"attention_k_eq_v": False, "num_global_key_value_heads": None, "num_key_value_heads": 1},
+    **{"num_attention_heads": 8, "head_dim": 16, "global_head_dim": 32, "sliding_window": 6},
+    **{"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCABULARY},
+    **{"num_hidden_layers": 10, "num_kv_shared_layers": 5, "use_double_wide_mlp": True},
+    "layer_types": 2 * (4 * ["sliding_attention"] + ["full_attention"]),
+}
+"""Entries of E2B's decoder, except for sizes."""
+E4B = E2B | {
+    **{"num_key_value_heads": 2, "use_double_wide_mlp": False},
+    **{"num_hidden_layers": 12, "num_kv_shared_layers": 6, "layer_types": None},
+}
+"""Entries of E4B's decoder, except for sizes."""
+
+
 def soften(layers: Any) -> None:
     """Give each layer of a Gemma 4 its own scalar, and small queries.
 

@@ -94,16 +94,18 @@ def noisy(params: Params, amount: float, seed: int = 1) -> Params:
 def kv_head(
     target: LanguageModel, params: Params, noise: float = 0.05, **options: Any
 ) -> tuple[Any, Params]:
-    """A head that begins as the target's last layer, its weights a bit off."""
+    """A head that begins as the target's last layer that makes keys, its weights a bit off."""
     config = new_head(target.config, **{"image_slots": 2, "slot_bias": True} | options)
     theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
     if isinstance(config, StateHeadConfig | DFlashConfig):
         return config, eagle_params(config, params)
-    layers = f"layers_{target.text.num_hidden_layers - 1}"
-    shapes = abstract_head(config)
-    own = {name: theirs[layers] for name in shapes if name.startswith("layers_")} | {
-        "norm": theirs["norm"]
+    last, shapes = theirs[f"layers_{target.text.cached_layers - 1}"], abstract_head(config)
+    own = {
+        name: {part: last[part] for part in shapes[name]}
+        for name in shapes
+        if name.startswith("layers_")
     }
+    own["norm"] = theirs["norm"]
     drawn = jax.tree.map(lambda x: jnp.asarray(rng.uniform(0, 1, x.shape), x.dtype), shapes)
     return config, noisy({**drawn, **own}, noise)
 

@@ -17,16 +17,19 @@ ASSISTANTS = {
     "gemma4_unified_assistant": "gemma4_unified_text",
 }
 """model_type of an assistant -> that of its layers."""
+_NOT_READ: dict[str, Any] = {"hidden_size_per_layer_input": 0, "final_logit_softcapping": None}
+"""Its tokens have no embeddings for layers, and no cap bounds its scores, whatever a file says."""
 
 
 @dataclass(frozen=True)
 class AssistantConfig(HeadConfig):
     """Describe layers that have queries of their own, and read the target's keys and values.
 
-    A layer reads the last of the target's layers of its kind.
+    A layer reads the last of the target's layers of its kind that make keys.
     """
 
     text_config: Gemma4TextConfig
+    """Its layers, of which none makes keys."""
     target_hash: str = ""
     """Always empty: its files do not name a configuration of the target."""
     backbone_hidden_size: int = 1536
@@ -44,6 +47,9 @@ class AssistantConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         check_positive(self.title, self, "backbone_hidden_size", "centroid_intermediate_top_k")
+        text = self.text_config
+        queries = replace(text, num_kv_shared_layers=text.num_hidden_layers, **_NOT_READ)
+        object.__setattr__(self, "text_config", queries)
         tokens, groups = self.text_config.vocab_size, self.num_centroids
         if groups and (tokens % groups or self.centroid_intermediate_top_k > groups):
             raise InputError(
@@ -75,7 +81,7 @@ class AssistantConfig(HeadConfig):
                 f"{target.model_type} has width {text.hidden_size} and {text.vocab_size} tokens; "
                 "give the assistant's own target"
             )
-        last = {kind: index for index, kind in enumerate(text.layer_types)}
+        last = dict(zip(text.layer_types, text.key_layers, strict=True))
         for index, kind in enumerate(layers.layer_types):
             if kind not in last:
                 raise InputError(f"{self.title}: reads {kind} layers, and the target has none")
@@ -92,8 +98,7 @@ class AssistantConfig(HeadConfig):
     def from_dict(cls, raw: dict[str, Any]) -> Self:
         with reading(f"{cls.title}: config.json is not readable", "fetch it again"):
             text = {"model_type": ASSISTANTS[raw["model_type"]]} | raw["text_config"]
-            # All its layers read keys and values that others make, and no cap bounds its scores.
-            text |= {"num_kv_shared_layers": 0, "final_logit_softcapping": None}
+            text |= {"num_kv_shared_layers": 0} | _NOT_READ
             if "unified" in raw["model_type"]:
                 raw = {"backbone_hidden_size": 3840} | raw
             if not raw.get("use_ordered_embeddings"):
@@ -105,11 +110,10 @@ class AssistantConfig(HeadConfig):
         text, groups = self.text_config, self.num_centroids
         (kind,) = (kind for kind, layers in ASSISTANTS.items() if layers == text.model_type)
         name = "Gemma4Unified" if "unified" in kind else "Gemma4"
-        shared = {"num_kv_shared_layers": text.num_hidden_layers, "vocab_size_per_layer_input": 0}
         return {
             "architectures": [f"{name}AssistantForCausalLM"],
             "model_type": kind,
-            "text_config": text.to_hf() | shared,
+            "text_config": text.to_hf(),
             "backbone_hidden_size": self.backbone_hidden_size,
             "use_ordered_embeddings": groups > 0,
             "num_centroids": groups or 2048,

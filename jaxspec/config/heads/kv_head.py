@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from jaxspec.config.decoders import decoder_config
@@ -105,7 +105,7 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
 
     def check_key_layers(self, target: TextConfig) -> None:
         """Raise InputError for layers that the target does not have, or of unequal sizes."""
-        layers, depth = list(self.key_layers), target.num_hidden_layers
+        layers, depth = list(self.key_layers), target.cached_layers
         if not all(0 <= layer < depth for layer in layers):
             raise InputError(f"KV head: key_layers {layers}; give layers 0 to {depth - 1}")
         kinds = map(target.of_layer, layers)
@@ -133,11 +133,9 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
         if text is target or not (image_tokens or options.get("pooling") == "none"):
             image_tokens = 0
             options |= {"pooling": "drop", "image_slots": 0, "slot_bias": False}
-        depth = text.num_hidden_layers
-        key_layers = options.get("key_layers", ()) or (depth - 1,) * layers
-        decoder = check_rotary(text).without_window(key_layers)
+        key_layers = options.get("key_layers", ()) or (text.cached_layers - 1,) * layers
         config = cls(
-            replace(decoder, num_hidden_layers=len(key_layers)),
+            check_rotary(text).for_head(key_layers),
             target_hash(target),
             image_tokens=image_tokens,
             **options,

@@ -63,6 +63,7 @@ class Assistant(HeadSource[tuple[()], Array]):
         params, target = committed.params, committed.target
         rows = PromptRows(tokens, target.length)
         embeds = self.target.embed(params["target"], rows, None)
+        embeds = embeds[..., : self.config.backbone_hidden_size]  # without those of layers
         keys = keys_of(self.config, target)
         scores, states = self.run(params, "__call__", embeds, before, keys)
         return gather(scores, "batch")[None], states

@@ -7,50 +7,18 @@ own output, projected back to the target's width.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, LayerCache
+from jaxspec.cache import KVCache
 from jaxspec.config import AssistantConfig
-from jaxspec.models.attention import attend
-from jaxspec.models.decoder import Attention, Decoder, Layer, Places
+from jaxspec.models.decoder import Decoder, Places
 from jaxspec.models.heads.borrowed import drawn
-from jaxspec.models.layers import Dense, text_norm, wide
+from jaxspec.models.layers import Dense, wide
 from jaxspec.typing import Array, Float, Params
-
-
-class QueryAttention(Attention):
-    """Attend to the slots up to the newest one that the target has read."""
-
-    def setup(self) -> None:
-        c = self.config
-        self.q_proj = Dense(c.num_attention_heads * c.head_dim, c.biases.qkv)
-        self.o_proj = Dense(c.hidden_size, c.biases.output)
-        self.q_norm = text_norm(c)
-
-    def __call__(
-        self, x: Array, at: Places, cache: LayerCache | None
-    ) -> tuple[Array, LayerCache | None]:
-        assert cache is not None
-        k, v, *_ = cache
-        window = self.config.sliding_window
-        # As in transformers, a window's width is the distance to the newest key, not a count.
-        window = None if window is None else window + 1
-        out = attend(self.queries(x, at.rotary), k, v, at.slots, window=window)
-        return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
-
-
-class QueryLayer(Layer):
-    """Run a layer without keys."""
-
-    attention: type[Attention] = QueryAttention
-
-
-class QueryDecoder(Decoder):
-    """Run embedding, layers without keys, and final norm."""
-
-    layer = QueryLayer
 
 
 class MaskedEmbedding(nn.Module):
@@ -86,8 +54,11 @@ class AssistantHead(nn.Module):
     config: AssistantConfig
 
     def setup(self) -> None:
-        c = self.config
-        self.model = QueryDecoder(c.text_config)
+        c, layers = self.config, self.config.text_config
+        if layers.sliding_window is not None:
+            # As in transformers, a window's width is the distance to the newest key, not a count.
+            layers = replace(layers, sliding_window=layers.sliding_window + 1)
+        self.model = Decoder(layers)
         self.pre_projection = Dense(c.text_config.hidden_size, bias=False)
         self.post_projection = Dense(c.backbone_hidden_size, bias=False)
         if c.num_centroids:

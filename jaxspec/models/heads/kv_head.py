@@ -246,9 +246,12 @@ class KVHead(nn.Module):
             (name for name in decoder if name.startswith("layers_")),
             key=lambda name: int(name.split("_")[1]),
         )
+        makers = [decoder[name] for name in layers if "k_proj" in decoder[name]["self_attn"]]
         like = c.key_layers or range(-text.num_hidden_layers, 0)
-        last = {f"layers_{i}": decoder[layers[at]] for i, at in enumerate(like)}
-        return params | in_float32(last | {"norm": decoder["norm"]})
+        for i, at in enumerate(like):
+            own = params[f"layers_{i}"]
+            params[f"layers_{i}"] = in_float32({name: makers[at][name] for name in own})
+        return params | in_float32({"norm": decoder["norm"]})
 
 
 def keys_of(
