@@ -1,1 +1,1 @@
-"""Read and write models in Hugging Face layout, and their processors."""
+"""Checkpoints: reading and writing models in Hugging Face layout, and their processors."""

@@ -1,4 +1,4 @@
-"""Check a stranger's checkpoint directory, read its config.json, and write a new directory."""
+"""Checkpoint directories: checks of a stranger's files, config.json, and writing a new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fill in `model_card.md.jinja`, the model card (README.md) of an export."""
+"""The model card (README.md) of an export: `model_card.md.jinja`, filled in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the command `jaxspec`: answers go to standard output, progress and errors to stderr."""
+"""The command `jaxspec`: answers go to standard output, progress and errors to standard error."""
 
 from __future__ import annotations
 

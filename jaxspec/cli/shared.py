@@ -1,4 +1,4 @@
-"""Define what commands share: a prompt's options, its answer on standard output, progress."""
+"""Shared by commands: a prompt's options, its answer on standard output, progress on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the options of a target and what drafts for it, and make their engine."""
+"""Options of a target and what drafts for it, and the engine that they make."""
 
 from __future__ import annotations
 

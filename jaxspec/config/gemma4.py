@@ -103,7 +103,10 @@ class Gemma4TextConfig(GemmaConfig):
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         if raw.get("enable_moe_block"):
-            raise InputError("text config: enable_moe_block: experts are not supported")
+            raise InputError(
+                f"text config: enable_moe_block {raw['enable_moe_block']!r:.40}: experts, as in "
+                "Gemma 4 26B-A4B, are not supported; give a dense model"
+            )
         if raw.get("use_bidirectional_attention") not in (None, "vision"):
             value = raw["use_bidirectional_attention"]
             raise InputError(f"text config: use_bidirectional_attention {value!r:.40}; give vision")

@@ -1,4 +1,4 @@
-"""Hold LVLM configurations of the LLaVA, Gemma and Qwen families, to and from `config.json`."""
+"""LVLM configurations, of the LLaVA, Gemma and Qwen families, to and from `config.json`."""
 
 from __future__ import annotations
 

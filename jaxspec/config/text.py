@@ -1,4 +1,4 @@
-"""Hold decoder configurations, to and from Hugging Face `config.json` dictionaries."""
+"""Decoder configurations, to and from Hugging Face `config.json` dictionaries."""
 
 from __future__ import annotations
 

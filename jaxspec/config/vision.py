@@ -1,4 +1,4 @@
-"""Hold vision tower configurations, to and from Hugging Face `config.json` dictionaries."""
+"""Vision tower configurations, to and from Hugging Face `config.json` dictionaries."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Read benchmarks, your own files, training data, and images."""
+"""Data: benchmarks, your own files, training data, and images."""

@@ -1,4 +1,4 @@
-"""Read data sets of the Hugging Face hub, from its parquet copies or its local cache."""
+"""Data sets of the Hugging Face hub, from its parquet copies or its local cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read images from disk; what cannot be read is one clear line."""
+"""Images from disk, checked: what cannot be read is one clear line."""
 
 from __future__ import annotations
 

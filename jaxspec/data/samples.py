@@ -1,4 +1,4 @@
-"""Define samples: conversations about images, to train on and to evaluate."""
+"""Samples: conversations about images, to train on and to evaluate, and the images of rows."""
 
 from __future__ import annotations
 

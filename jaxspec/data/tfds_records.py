@@ -1,4 +1,4 @@
-"""Read records of prepared TFDS data, with the values that rows of JSON and of the hub have."""
+"""Records of prepared TFDS data sets, with the values that rows of JSON and of the hub have."""
 
 from __future__ import annotations
 

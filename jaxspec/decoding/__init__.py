@@ -1,1 +1,1 @@
-"""Draft and verify in one compiled loop."""
+"""Drafting, verification in one compiled loop, and the engine around it."""

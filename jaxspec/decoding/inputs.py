@@ -1,4 +1,4 @@
-"""Hold the prompts of B requests, in each form in which a program's models read them."""
+"""Inputs of a program: the prompts of B requests, in each form in which its models read them."""
 
 from __future__ import annotations
 

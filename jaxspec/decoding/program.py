@@ -1,4 +1,4 @@
-"""Define the protocol of programs: what an engine needs of any way to decode."""
+"""The protocol of programs: what an engine needs of any way to decode."""
 
 from __future__ import annotations
 

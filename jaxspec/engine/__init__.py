@@ -1,1 +1,1 @@
-"""Do the host's part of decoding: requests, batches, memory, and the engine that users call."""
+"""The host's part of decoding: requests, batches, memory, and the engine that users call."""

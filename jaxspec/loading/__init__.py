@@ -1,1 +1,1 @@
-"""Load checkpoints with tokeniser and image processor, and compare pairs of them."""
+"""Checkpoints with tokeniser and image processor, their images as arrays, and pairs of them."""

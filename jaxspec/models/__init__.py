@@ -1,1 +1,1 @@
-"""Compute models as pure functions of (parameters, inputs, cache)."""
+"""Models as pure functions of (parameters, inputs, cache): families, decoders, towers, heads."""

@@ -1,4 +1,4 @@
-"""Call a text model or an LVLM as one `LanguageModel`, as all code does."""
+"""`LanguageModel`: what all code calls of a text model or an LVLM."""
 
 from __future__ import annotations
 

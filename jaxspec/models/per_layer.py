@@ -1,7 +1,7 @@
 """Per-layer embeddings (Gemma 4's E2B and E4B): each layer reads an input of the token's own.
 
-It is the sum of the token's embedding for the layer, from a table of all layers, and of a
-projection of what the first layer reads. An image's tokens have the padding token's embeddings.
+It is the token's embedding for the layer, from a table of all layers, plus a projection of what the
+first layer reads, over the root of 2. An image's tokens have the padding token's embeddings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define captions of images, which view C shows in their place, and who makes them."""
+"""Captions of images: what view C shows in their place, and who makes them."""
 
 from __future__ import annotations
 

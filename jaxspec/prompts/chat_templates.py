@@ -1,4 +1,4 @@
-"""Hold the chat templates with which transformers writes the prompts of this library."""
+"""Chat templates with which transformers writes the prompts of this library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Place image placeholders in the text of a question, and check that they fit its images."""
+"""Image placeholders in the text of a question."""
 
 from __future__ import annotations
 

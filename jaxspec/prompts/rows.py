@@ -1,4 +1,4 @@
-"""Make rows of prompts: a view's slots or ids replace each image's placeholder."""
+"""Prompts as rows: a view's slots or ids replace each image's placeholder; rows as batches."""
 
 from __future__ import annotations
 

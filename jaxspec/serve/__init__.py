@@ -1,4 +1,4 @@
-"""Serve one engine with OpenAI's API: `jaxspec serve`.
+"""An OpenAI-compatible server of one engine: `jaxspec serve`.
 
 | file        | contents                                                        |
 |-------------|-----------------------------------------------------------------|

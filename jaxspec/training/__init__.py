@@ -1,1 +1,1 @@
-"""Train drafts: losses, the training step and the loop around it (needs the `train` extra)."""
+"""Losses, the training step and the loop around it (needs the `train` extra)."""

@@ -1,4 +1,4 @@
-"""Train a draft on the answers' next tokens, a frozen teacher's distributions, or both."""
+"""A draft's loss: the answers' next tokens, the distributions of a frozen teacher, or both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimate memory and operations of a step in which a target teaches a draft, from configs."""
+"""Memory and operations of a step in which a target teaches a draft, only from configurations."""
 
 from __future__ import annotations
 

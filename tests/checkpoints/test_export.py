@@ -34,7 +34,7 @@ from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.loading.pairs import check_tokens  # noqa: E402
-from jaxspec.models.families import build, text_params  # noqa: E402
+from jaxspec.models.families import abstract_params, build, text_params  # noqa: E402
 from jaxspec.models.language_model import LanguageModel  # noqa: E402
 from jaxspec.training.config import TrainConfig  # noqa: E402
 from jaxspec.training.recipes import Recipe, Stage, start_draft  # noqa: E402
@@ -182,6 +182,14 @@ def test_padded_tokens_are_never_likeliest(tied):
     )
     assert logits.argmax(1).max() < size
     np.testing.assert_allclose(logits[:, :size], hidden @ rows.T, atol=1e-4)
+
+
+def test_embeddings_of_layers_grow_with_the_others() -> None:
+    kinds = ("sliding_attention", "full_attention") * 2
+    config = tiny.gemma4(kinds, 4, **tiny.E2B)
+    grown, params = pad_vocabulary(config, tiny.random_params(config), config.vocab_size + 5)
+    shapes = jax.tree.map(lambda leaf: leaf.shape, abstract_params(grown))
+    assert jax.tree.map(jnp.shape, params) == shapes
 
 
 def test_vocabulary_of_a_target(source, tmp_path, refusal):

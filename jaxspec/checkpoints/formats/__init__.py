@@ -1,1 +1,1 @@
-"""Read weights from safetensors, PyTorch's .bin and GGUF, without their frameworks."""
+"""Formats of weight files: safetensors, PyTorch's .bin and GGUF, read without their frameworks."""

@@ -1,4 +1,4 @@
-"""Read and write EAGLE-3 heads, in the layouts that vLLM, SGLang and tpu-inference load.
+"""EAGLE-3 heads as files: the layouts that vLLM, SGLang and tpu-inference load.
 
 SafeAILab's and SpecForge's, which this library writes too:
 

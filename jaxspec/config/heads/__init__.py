@@ -1,1 +1,1 @@
-"""Configure draft heads, one file a kind: what they read of their target, and its check."""
+"""Configurations of draft heads, one file a kind: what they read of their target, and its check."""

@@ -1,4 +1,4 @@
-"""Make a new head of any kind for a target, by the options of a recipe."""
+"""New heads of any kind for a target, by the options of a recipe."""
 
 from __future__ import annotations
 

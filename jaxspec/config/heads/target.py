@@ -1,4 +1,4 @@
-"""Recognise the target that a head was made for by a hash of its configuration."""
+"""The target that a head was made for, known by a hash of its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configure a ViSpec head: an EAGLE-1 head that reads compressed images."""
+"""A ViSpec head: an EAGLE-1 head that reads compressed images."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Let several models write together (CoS): combinations, proposers, verification."""
+"""Several models write together (CoS): combinations, proposers, verification."""

@@ -1,1 +1,1 @@
-"""Compute draft heads, one file a kind: layers that read the target, and their training pass."""
+"""Draft heads, one file a kind: decoder layers that read the target, and their training pass."""

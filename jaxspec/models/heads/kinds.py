@@ -1,4 +1,4 @@
-"""Look up the module of a head's configuration."""
+"""The tables of heads' modules: configuration -> module."""
 
 from __future__ import annotations
 

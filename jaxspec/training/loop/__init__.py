@@ -1,1 +1,1 @@
-"""Loop over training steps: how they are measured, and how a run stops and goes on."""
+"""The trainer's loop: its step, how it is measured, and how a run stops and goes on."""

@@ -1,4 +1,4 @@
-"""End a run on signals from the machine or the keyboard, once its state is saved."""
+"""Signals that end a run, from the machine or the keyboard, and the exit after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dequantise matrices as they are read: one file a format."""
+"""Quantised matrices, dequantised as they are read: one file a format."""
 
 from __future__ import annotations
 
