@@ -36,6 +36,7 @@ from jaxspec.command import input_errors, script_name
 from jaxspec.data.images import to_rgb
 from jaxspec.engine.engine import Engine, LoadedModel, Request
 from jaxspec.engine.metrics import acceptance_metrics
+from jaxspec.engine.requests import nth_seed
 from jaxspec.errors import InputError
 from jaxspec.loading.images import image_inputs
 from jaxspec.loading.models import prompt_encoder
@@ -162,9 +163,10 @@ class Divergence:
     """Number of equal tokens before it."""
     expected: int | None
     """The reference's token; None if the reference ended."""
-    found: int | None
+    actual: int | None
+    """The answer's token; None if the answer ended."""
     logit_gap: float | None
-    """Logit of `expected` minus logit of `found`, in one full forward pass of the target over the
+    """Logit of `expected` minus logit of `actual`, in one full forward pass of the target over the
     tokens before."""
 
 
@@ -278,10 +280,9 @@ def measure_sampling(
     bar = progress(len(options) * (1 + len(config.rows)), "sampling")
 
     def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:
-        seeds = range(config.seed + seed, config.seed + seed + draws)
         requests = [
-            Request(prompt, tokens, temperature, top_p=top_p, seed=number % 2**32)
-            for number in seeds
+            Request(prompt, tokens, temperature, top_p=top_p, seed=nth_seed(config.seed, seed + i))
+            for i in range(draws)
         ]
         bar.update()
         return [result.tokens for result in engine.generate(requests)]
@@ -304,7 +305,7 @@ def measure_sampling(
 def divergence(
     target: LoadedModel, prompt: Prompt, expected: Sequence[int], answer: Sequence[int]
 ) -> Divergence | None:
-    """Return where `found` first differs from `expected`, and the logit gap; None if equal."""
+    """Return where `answer` first differs from `expected`, and the logit gap; None if equal."""
     for i, (right, token) in enumerate(zip(expected, answer)):
         if right != token:
             logits = forward_logits(target, prompt, expected[:i])

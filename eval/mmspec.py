@@ -57,6 +57,7 @@ from eval.lib.standins.replay import RecordedTarget, engine_of
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.samples import Sample
 from jaxspec.engine.engine import Engine, Request, Result
+from jaxspec.engine.requests import nth_seed
 from jaxspec.files import write_text
 from jaxspec.prompts.encoder import Prompt
 
@@ -159,7 +160,7 @@ def converse(
                 prompts[i],
                 config.max_new_tokens,
                 config.temperature,
-                seed=(config.seed + i) % 2**32,
+                seed=nth_seed(config.seed, i),
             )
             for i in open_
         ]

@@ -22,9 +22,10 @@ slow the wall clock, and waiting torch threads add CPU seconds.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -73,6 +74,8 @@ SYNTHETIC = {"pair55m": "float32", "llava7b_68m": "float16"}
 CODER = "coder"
 AGREEMENT = 0.7
 """Share of tokens that the synthetic draft predicts."""
+Group = list[Callable[[], dict[str, Method]]]
+"""Functions that load the methods of a library."""
 
 
 def main(
@@ -120,21 +123,37 @@ def main(
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
             paths = pair_of(preset, target, draft, Path(folder))
-            asked_prompts, libraries = prepared(
+            asked_prompts, groups = prepared(
                 preset, paths, Path(folder), prompts, data, new, compiled, threads
             )
             below = notes(preset, len(asked_prompts), new, repeats, threads)
             run.restore()
-            groups = [[library] for library in libraries] if preset == CODER else [libraries]
-            for group in groups:
-                methods = {name: method for library in group for name, method in library().items()}
-                for number, prompt in enumerate(tqdm(asked_prompts, "peers", unit="prompt")):
-                    if not any(has(run.rows, prompt=number, method=name) for name in methods):
-                        times = measure(methods, prompt, new, repeats, warm)
-                        for name, timed in times.items():
-                            run.add([{"prompt": number, "method": name} | vars(timed)])
-                        methods = {name: methods[name] for name in times}
+            while groups:
+                rows = timed_rows(run.rows, groups.pop(0), asked_prompts, new, repeats, warm)
+                for prompt_rows in rows:
+                    run.add(prompt_rows)
                     run.write(peers_table(preset, run.rows, below))
+                del rows
+                gc.collect()  # the weights of a group make room for the next
+
+
+def timed_rows(
+    measured: Sequence[Record],
+    group: Group,
+    prompts: Sequence[Prompt],
+    new: int,
+    repeats: int,
+    warm: int,
+) -> Iterator[list[Record]]:
+    """Yield for each prompt a row of each method of a group of libraries, run by turns."""
+    methods = {name: method for library in group for name, method in library().items()}
+    for index, prompt in enumerate(tqdm(prompts, "peers", unit="prompt")):
+        if any(has(measured, prompt=index, method=name) for name in methods):
+            yield []
+        else:
+            times = measure(methods, prompt, new, repeats, warm)
+            yield [{"prompt": index, "method": name} | vars(timed) for name, timed in times.items()]
+            methods = {name: methods[name] for name in times}
 
 
 def prepared(
@@ -146,8 +165,8 @@ def prepared(
     new: int,
     compiled: bool,
     threads: int | None,
-) -> tuple[list[Prompt], list[Callable[[], dict[str, Method]]]]:
-    """Return the prompts, and for each library a function that loads its methods."""
+) -> tuple[list[Prompt], list[Group]]:
+    """Return the prompts, and the groups of libraries whose methods run by turns."""
     target, *drafts = (LoadedModel.load(path, dtype_of(preset)) for path in paths)
     gammas, assistants, buckets = (GAMMA,), {"LLaVA": paths[-1]}, (32, 64, 128, 648 + 32)
     heads: list[LoadedDraft] = []
@@ -161,10 +180,12 @@ def prepared(
         config, params = widened(draft.model.text, text_params(draft.config, draft.params))
         huggingface.save(assistants["text"], config, params, tokenizer=draft.tokenizer)
     bare, dtype = replace(target, params={}), str(dtype_of(preset))
-    return prompts_of(preset, target, prompts, data), [
+    libraries = [
         partial(ours, target, [*heads, *drafts], gammas, new, buckets),
         partial(theirs, bare, paths[0], assistants, gammas, dtype, compiled, threads),
     ]
+    groups = [[library] for library in libraries] if preset == CODER else [libraries]
+    return prompts_of(preset, target, prompts, data), groups
 
 
 def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""jaxspec: lossless speculative decoding of vision-language models in JAX.
+"""Decode vision-language models speculatively, without loss, in JAX.
 
 Public names are imported on first use, so that `import jaxspec` costs nothing and needs no extra.
 """

@@ -119,7 +119,9 @@ def test_what_ended_training_decides_what_follows(
 @pytest.mark.parametrize("block", [b for b in BLOCKS if "slice.sh" in b and "export TPU" not in b])
 def test_the_lines_of_the_page_lead_to_their_end(block: str, tmp_path: Path) -> None:
     """Each block begins without a slice and ends without one."""
-    lines = re.sub("^jaxspec .*", "", block, flags=re.MULTILINE).replace("train/slice.sh", str(SLICE))
+    lines = re.sub("^jaxspec .*", "", block, flags=re.MULTILINE).replace(
+        "train/slice.sh", str(SLICE)
+    )
     if "create" not in block and "walk" not in block and "trial" not in block:
         lines = f"{SLICE} create\n{lines}"
     code, calls = walk(tmp_path / "it", "never", 0, lines=f"set -e\n{lines}")

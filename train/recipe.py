@@ -223,8 +223,8 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
         groups = {"distillation": recipe.distillation}
     kind = DraftOptions if isinstance(recipe, Recipe) else Options
     parts = {stage.name: stage.train for stage in recipe.stages}
-    if taken := parts.keys() & {*groups, *(option.name for option in fields(kind))}:
-        raise InputError(f"{name}: stage {min(taken)!r} has the name of other options; rename it")
+    if clashes := parts.keys() & {*groups, *(option.name for option in fields(kind))}:
+        raise InputError(f"{name}: stage {min(clashes)!r} has the name of other options; rename it")
     columns: list[Any] = [
         (part, type(default), field(default=default)) for part, default in (parts | groups).items()
     ]

@@ -16,20 +16,25 @@ config = RecordedConfig(
     limit=600,
     methods=(
         *(
-            Method(f"lookup, gamma {gamma}", "lookup", gamma, drawn=gamma == 7)
+            Method(f"lookup, gamma {gamma}", "lookup", gamma, plotted=gamma == 7)
             for gamma in (3, 5, 7)
         ),
         *(
             Method(
-                f"lookup, tree dynamic:{width}:{nodes}", "lookup", 7, nodes, width, drawn=width == 8
+                f"lookup, tree dynamic:{width}:{nodes}",
+                "lookup",
+                7,
+                nodes,
+                width,
+                plotted=width == 8,
             )
             for width, nodes in ((4, 16), (8, 32), (8, 60))
         ),
         *(
-            Method(f"history, gamma {gamma}", "history", gamma, drawn=gamma == 7)
+            Method(f"history, gamma {gamma}", "history", gamma, plotted=gamma == 7)
             for gamma in (5, 7)
         ),
-        *(Method(f"table, gamma {gamma}", "table", gamma, drawn=gamma == 7) for gamma in (5, 7)),
+        *(Method(f"table, gamma {gamma}", "table", gamma, plotted=gamma == 7) for gamma in (5, 7)),
         *(
             Method(f"history + table, gamma {gamma}", "history+table", gamma)
             for gamma in (3, 5, 7, 10)
@@ -41,12 +46,12 @@ config = RecordedConfig(
         ),
         Method("similar, gamma 7", "similar", 7),
         *(
-            Method(f"history + similar, gamma {n}", "history+similar", n, drawn=n == 10)
+            Method(f"history + similar, gamma {n}", "history+similar", n, plotted=n == 10)
             for n in (3, 5, 7, 10, 16)
         ),
         Method("history + similar, learned, gamma 7", "history+similar", 7, learned=True),
         *(
-            Method(f"history + similar, {n} nodes", "history+similar", 7, n, drawn=n == 60)
+            Method(f"history + similar, {n} nodes", "history+similar", 7, n, plotted=n == 60)
             for n in (24, 60)
         ),
     ),

@@ -1,1 +1,1 @@
-"""Checkpoints: reading and writing models in Hugging Face layout, and their processors."""
+"""Read and write models in Hugging Face layout, and their processors."""

@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format: read, checked against a model, and written.
+"""Read LoRA adapters in PEFT's format, check them against a model, and write them.
 
 A directory holds `adapter_config.json` and `adapter_model.safetensors`. A matrix W of the file
 becomes W + scale * B A, with A [rank, in] and B [out, rank]; an embedding W [V, D] becomes

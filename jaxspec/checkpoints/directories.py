@@ -1,4 +1,4 @@
-"""Checkpoint directories: checks of a stranger's files, config.json, and writing a new one."""
+"""Check a stranger's checkpoint directory, read its config.json, and write a new directory."""
 
 from __future__ import annotations
 

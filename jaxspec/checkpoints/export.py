@@ -1,4 +1,4 @@
-"""Exports: checkpoints rewritten with another dtype, vocabulary or part of the model."""
+"""Rewrite checkpoints with another dtype, vocabulary or part of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in Hugging Face layout: read from safetensors or .bin, written as safetensors.
+"""Read models in Hugging Face layout from safetensors or .bin, and write safetensors.
 
 A tensor's name is computed from its parameter's path: `layers_0` reads `layers.0`; `kernel` and
 `embedding` read `weight`; a dense kernel [in, out] is stored [out, in], a convolution's [..., in,

@@ -1,4 +1,4 @@
-"""The model card (README.md) of an export: `model_card.md.jinja`, filled in."""
+"""Fill in `model_card.md.jinja`, the model card (README.md) of an export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training state on disk: Orbax keeps the newest steps, each renamed when it is whole.
+"""Save training state with Orbax, which keeps the newest steps and renames each once it is whole.
 
 A step holds the state (each process writes its part), the position in the data (the same in all
 processes) and what decides the run. It also holds checksums: Orbax does not notice a flipped bit.

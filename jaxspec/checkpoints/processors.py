@@ -1,4 +1,4 @@
-"""Tokenisers and image processors: transformers' own, read and written with a checkpoint.
+"""Read and write transformers' tokenisers and image processors with a checkpoint.
 
 Image processors use transformers' Pillow backend, so that pixels are the same with and without
 torchvision, and neither torch nor torchvision is needed.

@@ -1,4 +1,4 @@
-"""Uploads of exported checkpoints to the hub: one commit onto a revision that nobody has changed.
+"""Upload an export to the hub: one commit onto a revision that nobody has changed.
 
 `huggingface_hub` uploads the files before the commit, and the hub keeps those that arrived, so a
 push that was cut off goes on where it stopped. In jaxspec's cache lies the revision that this

@@ -1,4 +1,4 @@
-"""Checks of text drafts that vLLM serves (`"method": "draft_model"`).
+"""Check text drafts that vLLM serves (`"method": "draft_model"`).
 
 vLLM hands a text draft the target's expanded token ids: an image is its placeholder, once for each
 of its slots (view T-slots). Longer rows than the draft's context are decoded without it.
@@ -22,7 +22,7 @@ def check_served(source: Path, config: ModelConfig, engine: str, padded: bool) -
       padded: Whether the vocabulary is padded to the size of a target's.
     """
     if engine != "vllm":
-        raise InputError(f"{source}: not an EAGLE-3 head, the only kind written for {engine}")
+        raise InputError(f"{source}: not a draft head; a draft model is written only for vllm")
     if isinstance(config, LvlmConfig):
         raise InputError(f"{source}: vLLM shows drafts no images; give a text model, or text-only")
     scaling = config.rope_scaling if isinstance(config, RotaryConfig) else None

@@ -1,4 +1,4 @@
-"""The vision tower of a checkpoint, fetched and read without the rest of the model."""
+"""Fetch and read the vision tower of a checkpoint without the rest of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `jaxspec`: answers go to standard output, progress and errors to standard error."""
+"""Run the command `jaxspec`: answers go to standard output, progress and errors to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jaxspec drafts`: the published drafts that are known for a target.
+"""`jaxspec drafts`: list the published drafts that are known for a target.
 
 Claims are cited, not measured here. No hub was in reach: tests read twins in the drafts' formats.
 """

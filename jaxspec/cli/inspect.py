@@ -1,4 +1,4 @@
-"""`jaxspec inspect`: what a checkpoint is, and everything that keeps it from being loaded."""
+"""`jaxspec inspect`: say what a checkpoint is, and everything that keeps it from being loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jaxspec serve`: an OpenAI-compatible server of one model, and a page to see it."""
+"""`jaxspec serve`: serve one model with OpenAI's API, and a page to see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by commands: a prompt's options, its answer on standard output, progress on stderr."""
+"""Define what commands share: a prompt's options, its answer on standard output, progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of a target and what drafts for it, and the engine that they make."""
+"""Define the options of a target and what drafts for it, and make their engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures as frozen dataclasses, to and from Hugging Face `config.json` dictionaries.
+"""Hold architectures as frozen dataclasses, to and from Hugging Face `config.json`.
 
 Field names and default values are Hugging Face's: published files leave out values that equal the
 default of their transformers class (`llava-hf/llava-1.5-7b-hf` names neither width nor depth).

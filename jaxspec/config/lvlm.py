@@ -1,4 +1,4 @@
-"""LVLM configurations, of the LLaVA, Gemma and Qwen families, to and from `config.json`."""
+"""Hold LVLM configurations of the LLaVA, Gemma and Qwen families, to and from `config.json`."""
 
 from __future__ import annotations
 

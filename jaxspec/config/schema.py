@@ -1,4 +1,4 @@
-"""Checks of config.json's entries against the types of the fields that read them."""
+"""Check config.json's entries against the types of the fields that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoder configurations, to and from Hugging Face `config.json` dictionaries."""
+"""Hold decoder configurations, to and from Hugging Face `config.json` dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision tower configurations, to and from Hugging Face `config.json` dictionaries."""
+"""Hold vision tower configurations, to and from Hugging Face `config.json` dictionaries."""
 
 from __future__ import annotations
 

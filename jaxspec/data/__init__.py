@@ -1,1 +1,1 @@
-"""Data: benchmarks, your own files, training data, and images."""
+"""Read benchmarks, your own files, training data, and images."""

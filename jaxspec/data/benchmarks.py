@@ -1,4 +1,4 @@
-"""The papers' evaluation sets: their paths on the hub, columns and prompts.
+"""Read the papers' evaluation sets: their paths on the hub, columns and prompts.
 
 The sets of IbED and TABED, and those that AASD and CoS add. The first 100 rows of a set count, as
 in picturebook's `test_set`; MMLU's subjects take turns. An unreadable row is an error: if it were

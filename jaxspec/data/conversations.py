@@ -1,4 +1,4 @@
-"""Conversations from files, to train on and to evaluate: all forms of `data/forms.py`.
+"""Read conversations from files in all forms of `data/forms.py`, to train on and to evaluate.
 
 Files are a `.json` list, `.jsonl`, `.jsonl.gz` or parquet. Training counts, logs and skips rows
 that cannot be read, and counts columns that look like part of the conversation and are not read.

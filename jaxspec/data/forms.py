@@ -1,4 +1,4 @@
-"""Forms of rows: the conversations that people keep for training and evaluation become samples.
+"""Make samples of conversations in the forms that people keep for training and evaluation.
 
 docs/data.md has the table of `FORMS`, with two rows of each. The first form whose columns a row has
 counts. A system prompt is a message, or the column `system` or `system_prompt`.

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, from its parquet copies or its local cache."""
+"""Read data sets of the Hugging Face hub, from its parquet copies or its local cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images from disk, checked: what cannot be read is one clear line."""
+"""Read images from disk; what cannot be read is one clear line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as people write them: a list of {role, content} in OpenAI's or transformers' form.
+"""Read messages as people write them: {role, content} in OpenAI's or transformers' form.
 
 The older {from, value} and the usual names of roles are read too.
 

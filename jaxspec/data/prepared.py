@@ -1,4 +1,4 @@
-"""Training samples: prepared data and weighted mixtures of them, at random access.
+"""Read training samples at random access, from prepared data and weighted mixtures of them.
 
 A folder of prepared data is `OUT/NAME/2.0.0`, a TFDS data set of one split, `train`. Its shards
 are ArrayRecord files, read at random here and by `tfds.data_source`. Images keep their files'

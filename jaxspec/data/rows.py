@@ -1,4 +1,4 @@
-"""Rows of data files: parquet, JSONL, JSON lists and prepared TFDS data.
+"""Read rows of data files: parquet, JSONL, JSON lists and prepared TFDS data.
 
 A row is a dict by column names, with its file and number for errors. Parquet is read a few rows at
 a time, in the wanted columns only; row groups without a wanted row are skipped. Strangers write

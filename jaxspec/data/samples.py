@@ -1,4 +1,4 @@
-"""Samples: conversations about images, to train on and to evaluate, and the images of rows."""
+"""Define samples: conversations about images, to train on and to evaluate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of prepared TFDS data sets, with the values that rows of JSON and of the hub have."""
+"""Read records of prepared TFDS data, with the values that rows of JSON and of the hub have."""
 
 from __future__ import annotations
 

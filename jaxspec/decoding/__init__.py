@@ -1,1 +1,1 @@
-"""Drafting, verification in one compiled loop, and the engine around it."""
+"""Draft and verify in one compiled loop."""

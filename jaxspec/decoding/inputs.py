@@ -1,4 +1,4 @@
-"""Inputs of a program: the prompts of B requests, in each form in which its models read them."""
+"""Hold the prompts of B requests, in each form in which a program's models read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of programs: what an engine needs of any way to decode."""
+"""Define the protocol of programs: what an engine needs of any way to decode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled steps of an engine: prefill, the loop, and changes of a state between two loops."""
+"""Compile an engine's steps: prefill, the loop, and changes of a state between two loops."""
 
 from __future__ import annotations
 

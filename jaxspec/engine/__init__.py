@@ -1,1 +1,1 @@
-"""The host's part of decoding: requests, batches, memory, and the engine that users call."""
+"""Do the host's part of decoding: requests, batches, memory, and the engine that users call."""

@@ -1,4 +1,4 @@
-"""The options of an engine, checked when they are made."""
+"""Hold the options of an engine, which are checked when they are made."""
 
 from __future__ import annotations
 

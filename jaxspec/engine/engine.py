@@ -1,4 +1,4 @@
-"""The engine: the public interface to decoding.
+"""Decode requests with an engine, the public interface to decoding.
 
 Everything inside a bucket (prompt length, images, new tokens, batch) is one compiled program.
 Lengths, temperatures, limits, weights and keys are traced.
@@ -24,7 +24,7 @@ from jaxspec.engine.batcher import Batcher, rows_per_insert
 from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
 from jaxspec.engine.config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.engine.memory import MemoryReport, plan_memory
-from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded_images
+from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded_images, nth_seed
 from jaxspec.engine.running import STRIDE, LiveBatch, RunningBatch
 from jaxspec.errors import InputError, check_counts, warn_once
 from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
@@ -135,13 +135,13 @@ class Engine:
             for i, error in (refused or {}).items()
         }
         indices = [i for i in range(len(requests)) if i not in results]
-        for chosen in self.batcher.batches(read):
-            some = [read[i] for i in chosen]
+        for members in self.batcher.batches(read):
+            some = [read[i] for i in members]
             if len(some) > self.batcher.config.batch_size:
                 done = self._refilled(some)
             else:
                 *_, done = self._run(some)
-            results.update(zip([indices[i] for i in chosen], done, strict=True))
+            results.update(zip([indices[i] for i in members], done, strict=True))
         return [results[i] for i in range(len(requests))]
 
     def stream(self, request: Request | str) -> Iterator[Result]:
@@ -215,7 +215,7 @@ class Engine:
         if read.temperature == 0:
             raise InputError("temperature: 0 makes all samples equal; give more than 0")
         most = min(count, BATCH_BUCKETS[-1])
-        seeds = [replace(read, seed=(read.seed + i) % 2**32) for i in range(count)]
+        seeds = [replace(read, seed=nth_seed(read.seed, i)) for i in range(count)]
         results: list[Result] = []
         for start in range(0, count, most):
             *_, done = self._run(seeds[start : start + most], one_prompt=True)
@@ -254,8 +254,8 @@ class Engine:
         read = batcher.read(_listed(requests))
         kinds: dict[Any, list[EncodedRequest]] = {}
         steps: list[Callable[[], object]] = []
-        for chosen in batcher.batches(read):
-            some = [read[i] for i in chosen]
+        for members in batcher.batches(read):
+            some = [read[i] for i in members]
             if len(some) > most:
                 steps += self._refilling(some).programs()
                 continue

@@ -229,6 +229,11 @@ def encode(
     return encoded
 
 
+def nth_seed(seed: int, n: int) -> int:
+    """Add a request's number to the seed of several requests, in the 32 bits of a seed."""
+    return (seed + n) % 2**32
+
+
 def contents(request: Request) -> tuple[str | list[Message], Sequence[ImageSource]]:
     """Return a request's question and its images, or its messages with their images."""
     if isinstance(request.prompt, str):
@@ -246,8 +251,8 @@ def _resolved(
     samples = request.temperature != 0
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "bad_words": ()}
     values |= {name: value for name, value in defaults.items() if samples or name not in SAMPLED}
-    chosen = {f.name: getattr(request, f.name) for f in fields(Request)}
-    values |= {name: value for name, value in chosen.items() if value is not None}
+    set_fields = {f.name: getattr(request, f.name) for f in fields(Request)}
+    values |= {name: value for name, value in set_fields.items() if value is not None}
     values["bad_words"] = _banned(encoder, values["bad_words"])
     values["min_p"] = values["min_p"] if samples else 0.0
     settings = {f.name: values[f.name] for f in fields(Settings) if f.name in values}

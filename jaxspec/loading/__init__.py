@@ -1,1 +1,1 @@
-"""Checkpoints with tokeniser and image processor, their images as arrays, and pairs of them."""
+"""Load checkpoints with tokeniser and image processor, and compare pairs of them."""

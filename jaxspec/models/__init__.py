@@ -1,1 +1,1 @@
-"""Models as pure functions of (parameters, inputs, cache): families, decoders, towers, heads."""
+"""Compute models as pure functions of (parameters, inputs, cache)."""

@@ -1,4 +1,4 @@
-"""The one lookup table: Hugging Face `model_type` -> configuration, module and file layouts."""
+"""Look up a Hugging Face `model_type`: its configuration, module and file layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs of models: prompts as token ids, images as tiles, and the features that prompt slots show.
+"""Hold the inputs of models: token ids, tiles of images, and the features that slots show.
 
 A tower reads an image as one or more *tiles* of one shape: the whole image for LLaVA-1.5, crops for
 LLaVA-NeXT, attention windows for Qwen2.5-VL. Images of any size are a number of tiles, and a bucket

@@ -1,4 +1,4 @@
-"""int8 weights: half the bytes of the matrices of a decoder's layers.
+"""Hold the matrices of a decoder's layers in int8, which takes half the bytes.
 
 A matrix w [in, out] is held as a `kernel` of int8 and a `scale` [out] of float32, one for each
 output channel: w ~ kernel * scale, with at most half a scale between the two. A product is

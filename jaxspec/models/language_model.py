@@ -1,4 +1,4 @@
-"""`LanguageModel`: what all code calls of a text model or an LVLM."""
+"""Call a text model or an LVLM as one `LanguageModel`, as all code does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low-rank updates of matrices (LoRA; Hu et al. 2021, arXiv 2106.09685).
+"""Update matrices at low rank (LoRA; Hu et al. 2021, arXiv 2106.09685).
 
 A matrix W [in, out] becomes W + scale * A B, with A [in, rank] and B [rank, out]. The pairs lie in
 a tree like the parameters', and `merged` makes plain parameters of both: models see no updates.

@@ -1,4 +1,4 @@
-"""The OPT decoder: learned positions, norms before or after the sublayers, a plain MLP.
+"""Compute OPT's decoder: learned positions, norms before or after the sublayers, a plain MLP.
 
 The functions that decoding calls are those of `CausalLM`. Parameter names are Hugging Face's.
 """

@@ -1,4 +1,4 @@
-"""Draft vocabularies: the tokens that a draft or a KV head scores, most frequent first.
+"""Score only a draft vocabulary: the most frequent tokens, of a draft model or a head.
 
 FR-Spec (Zhao et al. 2025, arXiv 2502.14856) and EAGLE-3 use them, because the output matrix is the
 largest part of a small draft. The matrix has columns only for these tokens; all others get the

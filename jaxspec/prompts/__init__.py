@@ -1,1 +1,1 @@
-"""Prompts: text and images as token ids, and as the rows that models are shown."""
+"""Make prompts of text and images: token ids, and the rows that models read."""

@@ -1,4 +1,4 @@
-"""Captions of images: what view C shows in their place, and who makes them."""
+"""Define captions of images, which view C shows in their place, and who makes them."""
 
 from __future__ import annotations
 

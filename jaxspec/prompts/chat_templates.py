@@ -1,4 +1,4 @@
-"""Chat templates with which transformers writes the prompts of this library."""
+"""Hold the chat templates with which transformers writes the prompts of this library."""
 
 from __future__ import annotations
 

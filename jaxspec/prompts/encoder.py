@@ -1,4 +1,4 @@
-"""Prompts as token ids, with one placeholder id per image; views replace it (`prompts/rows.py`).
+"""Encode prompts as token ids, with one placeholder an image, which views replace.
 
 Turns are written by the tokeniser's chat template (a processor's template counts before it).
 Without one, a Llama, such as LLaVA-1.5's, gets Vicuna's form, after BOS, and EOS closes every

@@ -1,4 +1,4 @@
-"""Messages: what a system, a user and an assistant say, the one form of every prompt.
+"""Define messages: what a system, a user and an assistant say, the one form of every prompt.
 
 Questions, rows of data and lists of messages become these at the border.
 """

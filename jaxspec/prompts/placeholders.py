@@ -1,4 +1,4 @@
-"""Image placeholders in the text of a question."""
+"""Place image placeholders in the text of a question, and check that they fit its images."""
 
 from __future__ import annotations
 

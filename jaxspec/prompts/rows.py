@@ -1,4 +1,4 @@
-"""Prompts as rows: a view's slots or ids replace each image's placeholder; rows as batches."""
+"""Make rows of prompts: a view's slots or ids replace each image's placeholder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of an answer that may end at a string, whole or while it is written."""
+"""Cut an answer at a string that ends it, whole or while it is written."""
 
 from __future__ import annotations
 

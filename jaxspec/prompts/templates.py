@@ -1,4 +1,4 @@
-"""Messages as text, by a tokeniser's chat template or in Vicuna's form."""
+"""Write messages as text, by a tokeniser's chat template or in Vicuna's form."""
 
 from __future__ import annotations
 

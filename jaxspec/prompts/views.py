@@ -1,4 +1,4 @@
-"""Views: forms in which the draft is shown a prompt; a request's views are rows of one batch.
+"""Define views: the forms of a prompt that drafts read; a request's views are rows of a batch.
 
 | view | each image becomes                                    | paper        |
 |------|-------------------------------------------------------|--------------|

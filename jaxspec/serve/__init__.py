@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server of one engine: `jaxspec serve`.
+"""Serve one engine with OpenAI's API: `jaxspec serve`.
 
 | file        | contents                                                        |
 |-------------|-----------------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""Routes of the server, its limits, and its errors in OpenAI's form.
+"""Route the server's requests, within its limits, and write its errors in OpenAI's form.
 
 Nothing of the server's inside (a path, a traceback) is in an answer: what a client can mend is an
 `InputError`, and anything else is "internal error".
@@ -31,7 +31,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from jaxspec.engine.requests import EncodedRequest
+from jaxspec.engine.requests import EncodedRequest, nth_seed
 from jaxspec.errors import InputError, printable
 from jaxspec.serve import bodies
 from jaxspec.serve.answers import Answer, error_body, event
@@ -160,7 +160,7 @@ class Server:
             news = asyncio.Event()
             tickets = [
                 Ticket(
-                    replace(prompt, seed=(prompt.seed + i) % 2**32), deadline, news, loop, job.lane
+                    replace(prompt, seed=nth_seed(prompt.seed, i)), deadline, news, loop, job.lane
                 )
                 for prompt in prompts
                 for i in range(job.count)

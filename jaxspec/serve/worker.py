@@ -1,4 +1,4 @@
-"""The thread that owns the engine: requests join its live batch, and leave it, between two blocks.
+"""Own the engine in one thread: requests join and leave its live batch between two blocks.
 
 A ticket is one answer. The event loop submits tickets and reads their parts; everything else about
 them, and all of JAX, happens in this thread. A lane is one live batch: the server's own, and one

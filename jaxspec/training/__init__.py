@@ -1,1 +1,1 @@
-"""Losses, the training step and the loop around it (needs the `train` extra)."""
+"""Train drafts: losses, the training step and the loop around it (needs the `train` extra)."""

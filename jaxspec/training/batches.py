@@ -1,4 +1,4 @@
-"""Batches for the devices: an iterator with a position to save, and a thread that reads ahead.
+"""Feed batches to the devices: a thread reads ahead, and the position can be saved.
 
 A batch is any pytree of arrays whose first axis is its rows.
 """

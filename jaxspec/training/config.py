@@ -1,4 +1,4 @@
-"""Hyperparameters of one training stage, each an option of the command line."""
+"""Hold the hyperparameters of a training stage, each an option of the command line."""
 
 from __future__ import annotations
 

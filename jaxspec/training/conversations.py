@@ -1,4 +1,4 @@
-"""Training batches of conversations, a pure function of the step.
+"""Make training batches of conversations, as a pure function of the step.
 
 The samples of a group of steps are sorted by length, so a batch is padded to the bucket of its own
 longest row. Every process tokenises all rows of a group, which makes shapes equal everywhere, and

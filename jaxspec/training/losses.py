@@ -1,4 +1,4 @@
-"""Losses in float32, masked means over tokens, a teacher's distributions, or blocks.
+"""Compute losses in float32: masked means over tokens, a teacher's distributions, or blocks.
 
 Forward KL is Hinton et al. 2015 (arXiv 1503.02531). DistillSpec (arXiv 2310.08461) compares reverse
 KL and total variation distance for drafts. A drafted token is accepted with probability 1 - TVD

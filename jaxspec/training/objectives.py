@@ -1,4 +1,4 @@
-"""A draft's loss: the answers' next tokens, the distributions of a frozen teacher, or both."""
+"""Train a draft on the answers' next tokens, a frozen teacher's distributions, or both."""
 
 from __future__ import annotations
 

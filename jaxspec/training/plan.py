@@ -1,4 +1,4 @@
-"""Memory and operations of a step in which a target teaches a draft, only from configurations."""
+"""Estimate memory and operations of a step in which a target teaches a draft, from configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of conversations made ahead by Grain, which count the rows that teach nothing."""
+"""Read batches of conversations ahead with Grain, and count the rows that teach nothing."""
 
 from __future__ import annotations
 

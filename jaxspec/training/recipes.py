@@ -1,4 +1,4 @@
-"""Recipes: the start of a draft, and the stages that train it for its target.
+"""Define recipes: the start of a draft, and the stages that train it for its target.
 
 | start | view | draft |
 |---|---|---|

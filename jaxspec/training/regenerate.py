@@ -1,4 +1,4 @@
-"""Sequence-level distillation: a target answers a source's questions (arXiv 1606.07947).
+"""Distil sequences: a target answers a source's questions (arXiv 1606.07947).
 
 Each chunk is a JSONL file that appears whole. A stopped run goes on with the first missing chunk,
 and shards on several machines take every n-th. Answers depend on the sample, its number and the
@@ -21,6 +21,7 @@ from tqdm import tqdm
 from jaxspec.cluster import map_over_processes, on_first, process, sole_on_first
 from jaxspec.data.samples import Sample
 from jaxspec.engine.engine import Engine, Request
+from jaxspec.engine.requests import nth_seed
 from jaxspec.errors import InputError, check_counts, check_seed
 from jaxspec.files import write_text, writing
 from jaxspec.prompts.encoder import Prompt
@@ -194,7 +195,7 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
         for i in unfinished:
             try:
                 prompts[i] = prompt = _prompt(engine, samples[i], turn, last.get(i))
-                seed = (work.seed + i * TURNS + turn) % 2**32
+                seed = nth_seed(work.seed, i * TURNS + turn)
                 request = Request(prompt, work.max_new_tokens, work.temperature, seed=seed)
                 engine.check(request)
                 requests[i] = request

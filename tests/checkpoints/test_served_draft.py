@@ -56,7 +56,7 @@ def test_a_text_draft_is_written_for_vllm(
         (
             TEXT,
             ["--for", "sglang", "--vocab-of", "{}"],
-            "not an EAGLE-3 head, the only kind written for sglang",
+            "not a draft head; a draft model is written only for vllm",
         ),
         (TEXT, ["--for", "vllm"], "the vocabulary size of its target; give vocab-of"),
         (

@@ -29,7 +29,9 @@ def test_a_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     page = tmp_path / "page.md"
     page.write_text(PAGE, encoding="utf-8")
     accelerator.main(page=page, debug=True, minutes=60, parts=("llava7b_passes",))
-    assert (tmp_path / "runs" / "debug" / "accelerator" / "llava7b_passes" / "results.json").is_file()
+    assert (
+        tmp_path / "runs" / "debug" / "accelerator" / "llava7b_passes" / "results.json"
+    ).is_file()
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# A page\n\n<!-- accelerator: made -->\n\n| pair | what |")
     assert text.endswith("<!-- /accelerator -->\n\nThe rest.\n")

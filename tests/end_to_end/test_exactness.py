@@ -99,14 +99,19 @@ def test_divergence_tells_place_and_gap(target: LoadedModel) -> None:
     other = (*tokens[:5], (tokens[5] + 1) % 100, *tokens[6:])
     found = divergence(target, prompt, tokens, other)
     assert found is not None
-    assert (found.index, found.expected, found.found) == (5, tokens[5], other[5])
+    assert (found.index, found.expected, found.actual) == (5, tokens[5], other[5])
     assert found.logit_gap is not None
     assert found.logit_gap > 0  # greedy decoding took the likelier token
     # type: ignore[union-attr]
     assert divergence(target, prompt, other, tokens).logit_gap == -found.logit_gap
     short = divergence(target, prompt, tokens, tokens[:6])
     assert short is not None
-    assert (short.index, short.expected, short.found, short.logit_gap) == (6, tokens[6], None, None)
+    assert (short.index, short.expected, short.actual, short.logit_gap) == (
+        6,
+        tokens[6],
+        None,
+        None,
+    )
 
 
 def test_chi_square_is_scipys() -> None:

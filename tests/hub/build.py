@@ -39,6 +39,10 @@ is not, a tokenizer.json is written next to tokenizer.model.
 """
 
 
+LETTER = 80
+"""A token that every tokeniser of the twins reads as a letter."""
+
+
 def build_hub(folder: Path) -> None:
     """Write all twins into a new cache."""
     folder.mkdir()
@@ -289,16 +293,19 @@ def _end_soon(tensors: dict[str, np.ndarray], stop: Any) -> None:
 
     Left random, a greedy answer is a loop. A token's embedding holds its number in binary, as -10
     and 10, which the layers hardly change; the head looks for the number whose bits are these, one
-    place lower.
+    place lower. A tied head scores by likeness, so that every token is followed by a letter, whose
+    embedding is longer, and the letter by the end-of-sequence token, whose embedding is the longest.
     """
-    names = [
-        [name for name in tensors if name.endswith(end)]
-        for end in ("embed_tokens.weight", "lm_head.weight")
-    ]
-    if not all(names):  # a tied head
+    (embed,) = (tensors[name] for name in tensors if name.endswith("embed_tokens.weight"))
+    stop = stop if isinstance(stop, int) else stop[0]
+    heads = [name for name in tensors if name.endswith("lm_head.weight")]
+    if not heads:
+        embed[:, :2] = 10, 0
+        embed[LETTER, :2] = 50, 50
+        embed[stop, :2] = 0, 200
         return
-    embed, head = (tensors[name] for (name,) in names)
-    numbers = (np.arange(len(embed)) - (stop if isinstance(stop, int) else stop[0])) % 512
+    head = tensors[heads[0]]
+    numbers = (np.arange(len(embed)) - stop) % len(embed)
     bits = 2.0 * (numbers[:, None] >> np.arange(9) & 1) - 1
     embed[:, :9], embed[:, 9] = 10 * bits, 10
     head[:] = 0

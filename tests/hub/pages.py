@@ -222,7 +222,7 @@ def why_not(command: Command) -> str:
 
 def lay_out(folder: Path) -> None:
     """Write what the pages begin with: a checkout, a photograph, a folder of some, questions about
-    them, and some held out.
+    them, some held out, and prompts without images.
     """
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8)).save(folder / "photo.jpg")
@@ -245,6 +245,9 @@ def lay_out(folder: Path) -> None:
         for number in (4, 5)
     ]
     (folder / "held_out.jsonl").write_text("\n".join(map(json.dumps, held_out)) + "\n")
+    prompts = folder / "runs" / "data" / "prompts"  # as train.prompts leaves them
+    prompts.mkdir(parents=True)
+    (prompts / "train.jsonl").write_text('{"id": 0, "question": "Why?", "answer": "So."}\n' * 4)
 
 
 def keep_trial(runs: Path) -> None:

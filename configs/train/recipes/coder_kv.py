@@ -3,7 +3,7 @@
     python -m train.prompts --data path/to/data
     python -m train.prepare text --data runs/data/prompts/train.jsonl --name prompts
     python -m train.distill_data --target Qwen/Qwen2.5-Coder-0.5B-Instruct \\
-        --data runs/data/prompts --name coder_t0 --batch-size 128 --max-new-tokens 320 --keep-cut
+        --data runs/data/prompts --name coder_t0 --batch-size 64 --max-new-tokens 320 --keep-cut
     python -m train.recipe coder_kv
 
 `--target Qwen/Qwen2.5-Coder-1.5B-Instruct` and its answers train heads of the larger one.

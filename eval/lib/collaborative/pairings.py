@@ -37,7 +37,7 @@ from jaxspec.decoding.collaboration.combination import parse_combination
 from jaxspec.engine.config import CollaborationConfig, Method
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.metrics import collaboration_metrics
-from jaxspec.engine.requests import Request, Result, encode
+from jaxspec.engine.requests import Request, Result, encode, nth_seed
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.encoder import PromptEncoder
@@ -305,7 +305,7 @@ class _Measurement:
                 first_prompt(encoder, sample, self.chat_form),
                 self.config.max_new_tokens,
                 self.pairing.temperature,
-                seed=(self.config.seed + i) % 2**32,
+                seed=nth_seed(self.config.seed, i),
             )
             for i, sample in enumerate(samples)
         ]

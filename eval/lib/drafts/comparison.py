@@ -25,6 +25,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.engine.engine import Engine, EngineConfig, Request, Result
 from jaxspec.engine.metrics import acceptance_metrics, block_fields
+from jaxspec.engine.requests import nth_seed
 from jaxspec.errors import InputError, first_line
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
@@ -173,7 +174,7 @@ def prompts_of(config: EvalConfig, plain: Engine, part: Record) -> list[Prompt]:
 def requests_of(config: EvalConfig, prompts: Sequence[Prompt]) -> list[Request]:
     """Return requests at the config's temperature, each with a seed of its own."""
     return [
-        Request(prompt, config.max_new_tokens, config.temperature, seed=(config.seed + i) % 2**32)
+        Request(prompt, config.max_new_tokens, config.temperature, seed=nth_seed(config.seed, i))
         for i, prompt in enumerate(prompts)
     ]
 

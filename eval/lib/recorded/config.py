@@ -23,7 +23,7 @@ class Method:
     """Nodes of a level that get as many children, as in `dynamic:WIDTH:NODES`; 0: best first."""
     learned: bool = False
     """Whether the mixture's weights follow the matches; otherwise all sources weigh the same."""
-    drawn: bool = False
+    plotted: bool = False
     """Whether the figure shows it."""
 
 

@@ -191,10 +191,10 @@ def mixture_passes(
     grid = _grid(len(sources)) if learned else np.full((1, len(sources)), 1 / len(sources))
     matches = np.zeros(len(grid))
 
-    def accepted(tokens: list[int], rest: Sequence[int]) -> int:
+    def accepted(tokens: list[int], answer: Sequence[int]) -> int:
         nonlocal matches
         weights = grid[matches == matches.max()].mean(0)
-        for drafts, right_token in enumerate(rest[:gamma]):
+        for drafts, right_token in enumerate(answer[:gamma]):
             views = [source.after(tokens) for source in sources]
             candidates = list(dict.fromkeys(token for view in views for token in view))
             if not candidates:
@@ -206,7 +206,7 @@ def mixture_passes(
             if not right[(weights @ probs).argmax()]:
                 return drafts
             tokens.append(right_token)
-        return min(gamma, len(rest))
+        return min(gamma, len(answer))
 
     return _passes(_started(sources, conversation, turn), sources, accepted)
 
@@ -226,9 +226,9 @@ def tree_passes(
     """
     grow = partial(_grow_levels, width=width) if width else _grow
 
-    def accepted(tokens: list[int], rest: Sequence[int]) -> int:
+    def accepted(tokens: list[int], answer: Sequence[int]) -> int:
         paths, drafts = grow(sources, tokens, nodes, depth), 0
-        while drafts < len(rest) and tuple(rest[: drafts + 1]) in paths:
+        while drafts < len(answer) and tuple(answer[: drafts + 1]) in paths:
             drafts += 1
         return drafts
 
@@ -247,8 +247,8 @@ def _passes(
 ) -> int:
     """Return the target passes after prefill.
 
-    accepted: Returns the number of accepted drafts of a block, from the tokens so far and the rest
-      of the answer.
+    accepted: Returns the number of accepted drafts of a block, from the tokens so far and the
+      answer after them.
     """
     at, read, passes = 1, len(turn.prompt), 0
     while at < len(turn.answer):

@@ -41,7 +41,7 @@ class Tally:
     counts: Mapping[str, Sequence[tuple[int, int]]]
     identical: float | None = None
     """Share of answers that equal the target's own; None for a replay, where all do."""
-    drawn: bool = True
+    plotted: bool = True
     """Whether the figure shows it."""
 
 
@@ -61,7 +61,7 @@ def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Tall
             passes = zip(entry.turns, passes_of(method, sources, entry), strict=True)
             counts[entry.id] = [(len(turn.answer), spent) for turn, spent in passes if turn.exact]
         drafts = f"tree of {method.nodes}" if method.nodes else f"chain of {method.gamma}"
-        published.append(Tally(method.name, drafts, counts, drawn=method.drawn))
+        published.append(Tally(method.name, drafts, counts, plotted=method.plotted))
     return conversations, published
 
 
@@ -155,13 +155,13 @@ def recorded_table(
 
 
 def recorded_figure(rows: Sequence[Record], methods: Sequence[Tally]) -> str:
-    """Return bars of the drawn methods' tokens per pass over all prompts, as SVG."""
+    """Return bars of the plotted methods' tokens per pass over all prompts, as SVG."""
     whole = {row["method"]: row for row in rows if row["topic"] == ALL}
     groups: dict[str, list[Bar]] = {REPLAYED: [], RECORDED: []}
     for method in methods:
         row = whole[method.name]
         bar = Bar(method.name, row["tokens_per_pass"], row["low"], row["high"])
-        if method.drawn:
+        if method.plotted:
             groups[REPLAYED if method.identical is None else RECORDED].append(bar)
     for bars in groups.values():
         bars.sort(key=lambda bar: bar.value)

@@ -1,1 +1,1 @@
-"""Formats of weight files: safetensors, PyTorch's .bin and GGUF, read without their frameworks."""
+"""Read weights from safetensors, PyTorch's .bin and GGUF, without their frameworks."""

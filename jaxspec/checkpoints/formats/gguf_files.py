@@ -1,4 +1,4 @@
-"""GGUF files: a Llama, Qwen2 or Gemma 3 of llama.cpp's, written once in Hugging Face layout.
+"""Write a Llama, Qwen2 or Gemma 3 of llama.cpp's GGUF files once in Hugging Face layout.
 
 The `gguf` package reads the file and dequantises its tensors; transformers makes the tokeniser.
 This file translates the configuration and the names, and puts llama.cpp's rows of q and k, which

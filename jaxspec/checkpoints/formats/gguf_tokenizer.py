@@ -1,4 +1,4 @@
-"""A GGUF file's tokeniser, made by transformers, with the vocabulary of the file."""
+"""Let transformers make a GGUF file's tokeniser, with the vocabulary of the file."""
 
 from __future__ import annotations
 

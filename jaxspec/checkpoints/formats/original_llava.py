@@ -1,4 +1,4 @@
-"""LLaVA's own format (`liuhaotian/llava-v1.5-7b`), written once as a Hugging Face directory.
+"""Write LLaVA's own format (`liuhaotian/llava-v1.5-7b`) once as a Hugging Face directory.
 
 A directory of this format holds a Llama whose config.json has entries `mm_*`, the projector as
 `model.mm_projector.*`, and a tokenizer.model that knows no image. The CLIP tower is named by

@@ -1,4 +1,4 @@
-"""Weight files: the list of a directory's tensors, and any box of a tensor without the rest.
+"""List the tensors of a directory's weight files, and read any box of one without the rest.
 
 A tensor is mapped into memory only while a box of it is copied, so that the host never holds a
 second copy of the model.

@@ -1,4 +1,4 @@
-"""Listing PyTorch's .bin: the tensors of a file of torch.save, and the position of their numbers.
+"""List the tensors of a .bin of torch.save, and the position of their numbers.
 
 torch's weights-only unpickler reads the file's pickle, on the device "meta": it makes tensors
 alone, and they have shapes and no numbers. torch is imported only for this.

@@ -1,4 +1,4 @@
-"""Draft heads as files: `config.json` and `model.safetensors`, in the layout of their kind."""
+"""Read and write draft heads: `config.json` and `model.safetensors`, in their kind's layout."""
 
 from __future__ import annotations
 

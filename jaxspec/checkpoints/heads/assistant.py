@@ -1,4 +1,4 @@
-"""Gemma 4's assistants as files, by Hugging Face's names.
+"""Read and write Gemma 4's assistants, by Hugging Face's names.
 
 | tensor                            | shape                                     |
 |-----------------------------------|-------------------------------------------|

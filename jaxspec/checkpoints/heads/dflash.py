@@ -1,4 +1,4 @@
-"""DFlash and DSpark heads as files: the layouts that vLLM and SGLang load.
+"""Read and write DFlash and DSpark heads, in the layouts that vLLM and SGLang load.
 
 | tensor                                                          | shape                          |
 |-----------------------------------------------------------------|--------------------------------|

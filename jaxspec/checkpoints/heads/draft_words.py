@@ -1,4 +1,4 @@
-"""Draft vocabularies in the files of public heads: `d2t`, and `t2d` for those that read it.
+"""Convert draft vocabularies of public heads: `d2t`, and `t2d` for heads that read it.
 
 `d2t` [words] is the target's id of each draft word less its index, and `t2d` [V] whether a token is
 a draft word. Readers of `t2d` put the draft words in the order of their ids.

@@ -1,4 +1,4 @@
-"""EAGLE-1 heads as files: the layout of EAGLE, EAGLE-2 and MSD.
+"""Read and write EAGLE-1 heads, in the layout of EAGLE, EAGLE-2 and MSD.
 
 | tensor                                                                | shape                 |
 |-----------------------------------------------------------------------|-----------------------|

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as files: the layouts that vLLM, SGLang and tpu-inference load.
+"""Read and write EAGLE-3 heads, in the layouts that vLLM, SGLang and tpu-inference load.
 
 SafeAILab's and SpecForge's, which this library writes too:
 

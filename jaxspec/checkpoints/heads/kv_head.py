@@ -1,4 +1,4 @@
-"""KV heads as files, also those that draft in one pass: a format of this library's own.
+"""Read and write KV heads, also one-pass ones, in a format of this library's own.
 
 `config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder of the head's
 layers (`text_config`, with its depth, head counts, rotary fields and draft vocabulary), how images

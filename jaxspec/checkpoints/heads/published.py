@@ -1,4 +1,4 @@
-"""Image rules of published heads whose config.json does not name them, by the heads' hub ids."""
+"""Name the image rules of published heads whose config.json does not, by their hub ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ViSpec heads as files: an EAGLE-1 head's, and a compressor of images.
+"""Read and write ViSpec heads: an EAGLE-1 head's files, and a compressor of images.
 
 | tensor                                     | shape                                |
 |--------------------------------------------|--------------------------------------|

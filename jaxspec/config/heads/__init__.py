@@ -1,1 +1,1 @@
-"""Configurations of draft heads, one file a kind: what they read of their target, and its check."""
+"""Configure draft heads, one file a kind: what they read of their target, and its check."""

@@ -1,4 +1,4 @@
-"""The assistants that come with Gemma 4, which read their target's keys and values."""
+"""Configure the assistants that come with Gemma 4, which read their target's keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DFlash head, which drafts a block in one pass from hidden states of its target.
+"""Configure a DFlash head, which drafts a block in one pass from its target's hidden states.
 
 DFlash (Chen et al. 2026, arXiv 2602.06036) has layers of Qwen3 whose keys and values of committed
 tokens come from the target's hidden states. DSpark adds a Markov head. Two public layouts exist:

@@ -1,4 +1,4 @@
-"""An EAGLE-1 head, which reads the last hidden state of its target, to and from config.json.
+"""Configure an EAGLE-1 head, which reads its target's last hidden state, as config.json does.
 
 EAGLE, EAGLE-2 and MSD have this layout. config.json has a Llama's entries at the top level, with
 the target's class as its architecture. Two more entries are optional: `bias` for `fc`, true by

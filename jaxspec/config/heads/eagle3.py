@@ -1,4 +1,4 @@
-"""An EAGLE-3 head, which reads hidden states of its target, from and to public config.json.
+"""Configure an EAGLE-3 head, which reads hidden states of its target, as config.json does.
 
 Two layouts exist. SafeAILab's and SpecForge's has a Llama's entries at the top level. speculators'
 has them under `transformer_layer_config`.

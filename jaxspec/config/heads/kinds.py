@@ -1,4 +1,4 @@
-"""New heads of any kind for a target, by the options of a recipe."""
+"""Make a new head of any kind for a target, by the options of a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AASD's KV head, which reads the target's keys and values."""
+"""Configure AASD's KV head, which reads the target's keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A KV head that drafts a block in one pass, as DFlash, P-EAGLE and DSpark do."""
+"""Configure a KV head that drafts a block in one pass, as DFlash, P-EAGLE and DSpark do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target that a head was made for, known by a hash of its configuration."""
+"""Recognise the target that a head was made for by a hash of its configuration."""
 
 from __future__ import annotations
 

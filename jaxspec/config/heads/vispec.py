@@ -1,4 +1,4 @@
-"""A ViSpec head: an EAGLE-1 head that reads compressed images."""
+"""Configure a ViSpec head: an EAGLE-1 head that reads compressed images."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Several models write together (CoS): combinations, proposers, verification."""
+"""Let several models write together (CoS): combinations, proposers, verification."""

@@ -1,1 +1,1 @@
-"""Sources of drafts: one file a kind, behind the protocol of `source.py`."""
+"""Score next tokens for the drafter: one file a kind of draft, behind `source.py`'s protocol."""

@@ -1,4 +1,4 @@
-"""Prompt lookup (Saxena 2023): draft what followed the newest tokens earlier in the same text.
+"""Draft what followed the newest tokens earlier in the same text (prompt lookup, Saxena 2023).
 
 The text of a row is the target's prompt and the answer so far. For each node the newest 3, 2 and 1
 tokens are looked for in it, and the matches of each length propose the tokens behind them, the
@@ -160,8 +160,8 @@ class Lookup(Source[Text, Search]):
     ) -> tuple[Float[Array, "one B T V"], Search]:
         probs, text = scratch.text.read(tokens, self.vocabulary, tree)
         if scratch.common is not None:
-            rest = 1 - probs.sum(-1, keepdims=True)
-            probs += COMMON * rest * scratch.common[:, None]
+            remainder = 1 - probs.sum(-1, keepdims=True)
+            probs += COMMON * remainder * scratch.common[:, None]
             probs /= probs.sum(-1, keepdims=True)
         return probs[None], scratch.replace(text=text)
 

@@ -1,4 +1,4 @@
-"""What sources share that draft a block in one pass: its scores, taken place by place."""
+"""Take the scores of a block that a source drafts in one pass, place by place."""
 
 from __future__ import annotations
 

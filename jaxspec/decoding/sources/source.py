@@ -1,4 +1,4 @@
-"""The protocol of a source of drafts: score next tokens for the drafter, which mixes and draws.
+"""Define the protocol of a source of drafts: score next tokens for the drafter.
 
 A source has four verbs inside the compiled program. With gamma = 3 and the newest token x:
 

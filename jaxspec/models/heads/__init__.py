@@ -1,1 +1,1 @@
-"""Draft heads, one file a kind: decoder layers that read the target, and their training pass."""
+"""Compute draft heads, one file a kind: layers that read the target, and their training pass."""

@@ -1,4 +1,4 @@
-"""Target-Draft attention: blocks of drafted tokens from many anchors of a row, at once.
+"""Attend from blocks of drafted tokens, at many anchors of a row at once (Target-Draft attention).
 
 The block of anchor a sees the slots of tokens before a, and its own tokens up to each query. A
 draft that starts at a sees the same: a is the newest token, and the target has not read it yet.

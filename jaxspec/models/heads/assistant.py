@@ -1,4 +1,4 @@
-"""Gemma 4's assistants (Google, May 2026): layers of queries on the target's keys and values.
+"""Compute Gemma 4's assistants: layers of queries on the target's keys and values.
 
 An assistant has no keys. All drafted tokens take the position of the newest token, and what
 distinguishes them is the state before each: the target's last hidden state, then the assistant's

@@ -1,4 +1,4 @@
-"""A head's blocks over whole rows that the target reads in one pass, as in training.
+"""Compute a head's blocks over whole rows that the target reads in one pass, as in training.
 
 Step s of a block reads the same slots here as in decoding once the tokens before are accepted.
 """

@@ -1,4 +1,4 @@
-"""A head's parameters: drawn, copied from its target, and borrowed from it while it drafts."""
+"""Draw a head's parameters, copy them from its target, or borrow them while it drafts."""
 
 from __future__ import annotations
 

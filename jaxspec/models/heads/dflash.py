@@ -1,4 +1,4 @@
-"""DFlash's head (Chen et al. 2026, arXiv 2602.06036), which drafts a block in one pass.
+"""Compute DFlash's head (Chen et al. 2026, arXiv 2602.06036), which drafts a block in one pass.
 
 Its layers are Qwen3's. They read keys and values of two kinds: of committed tokens, made of the
 target's hidden states c = norm(fc(states)), which no layer changes, so that each layer's are made

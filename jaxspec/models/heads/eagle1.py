@@ -1,4 +1,4 @@
-"""EAGLE-1's head (Li et al. 2024, arXiv 2401.15077), which reads the target's last hidden state.
+"""Compute EAGLE-1's head (Li et al. 2024, arXiv 2401.15077), from the target's last state.
 
 It has one layer without a norm before its attention. `fc` joins a token's embedding with the
 final-normed state that predicted the token. The layer's output replaces the next state:

@@ -1,4 +1,4 @@
-"""EAGLE-3's head (Li et al. 2025, arXiv 2503.01840), which reads hidden states of its target.
+"""Compute EAGLE-3's head (Li et al. 2025, arXiv 2503.01840), from hidden states of its target.
 
 It has one layer, keys and values of its own, and its own output matrix. The state that it reads of
 the target is `fc` of three hidden states; for a token that it drafted itself it is its own output.

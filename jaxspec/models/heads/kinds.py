@@ -1,4 +1,4 @@
-"""The tables of heads' modules: configuration -> module."""
+"""Look up the module of a head's configuration."""
 
 from __future__ import annotations
 

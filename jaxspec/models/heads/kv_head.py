@@ -1,4 +1,4 @@
-"""AASD's KV head: decoder layers that read the target's keys and values.
+"""Compute AASD's KV head: decoder layers that read the target's keys and values.
 
 It embeds a token, runs it through its own layers and scores the next token. Embedding and output
 head are the target's, frozen. Its queries attend to three kinds of keys and values: the target's

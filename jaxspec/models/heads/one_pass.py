@@ -1,4 +1,4 @@
-"""A KV head that drafts a block in one pass, as DFlash, P-EAGLE and DSpark do.
+"""Draft a block in one pass of a KV head, as DFlash, P-EAGLE and DSpark do.
 
 Mask embeddings stand for the tokens that it does not know. With gamma = 3 and the newest token x,
 it reads x m1 m2, and scores what follows each of them. So it reads its layers and the output matrix

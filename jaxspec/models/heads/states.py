@@ -1,4 +1,4 @@
-"""What heads share that have keys of their own and read hidden states of their target.
+"""Define what heads share that have keys of their own and read their target's hidden states.
 
 Slot p reads the embedding of token p + 1 next to the hidden state of token p. That state is the
 target's, or, of a token that the head drafted itself, its own. It takes the position of token p.

@@ -1,4 +1,4 @@
-"""ViSpec's head (Kang et al. 2025, arXiv 2509.15235): an EAGLE-1 head that reads compressed images.
+"""Compute ViSpec's head (Kang et al. 2025, arXiv 2509.15235): EAGLE-1 on compressed images.
 
 Two learned queries attend to the embeddings of an image. The first makes the only slot of the image
 that the head reads, at the position of its last token; a bias of -inf hides the others. The second
@@ -85,12 +85,12 @@ class VispecHead(Eagle1Head):
         mask, ends, vectors = self._compressed(images)
         x = self.fuse(tokens, states, _last(vectors, ends))
         number = jnp.cumsum(ends, axis=1) - ends
-        kept = jnp.zeros_like(mask)
+        filled = jnp.zeros_like(mask)
         for i in range(self.config.queries - 1):  # from an image's last slot to the ones before
             slots = mask & jnp.roll(ends, -i, axis=1)
             x = jnp.where(slots[..., None], _pick(vectors[:, :, -2 - i], number), x)
-            kept |= slots
-        return x, jnp.where(mask & ~kept, -jnp.inf, 0.0)
+            filled |= slots
+        return x, jnp.where(mask & ~filled, -jnp.inf, 0.0)
 
     def last_image(self, images: ShownImages, length: Int[Array, " B"]) -> Float[Array, "B one D"]:
         """Return the vector of each row's last image; zeros for a row without any."""

@@ -1,1 +1,1 @@
-"""The trainer's loop: its step, how it is measured, and how a run stops and goes on."""
+"""Loop over training steps: how they are measured, and how a run stops and goes on."""

@@ -1,4 +1,4 @@
-"""The compiled training step, with the metrics and speeds of each line of the log."""
+"""Compile the training step, with the metrics and speeds of each line of the log."""
 
 from __future__ import annotations
 

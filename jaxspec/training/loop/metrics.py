@@ -1,4 +1,4 @@
-"""Metrics of a run: a JSON line for each logged step; TensorBoard and W&B on request."""
+"""Write a JSON line for each logged step, and on request TensorBoard's and W&B's records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that end a run, from the machine or the keyboard, and the exit after them."""
+"""End a run on signals from the machine or the keyboard, once its state is saved."""
 
 from __future__ import annotations
 

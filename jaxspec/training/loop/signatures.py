@@ -1,4 +1,4 @@
-"""Signatures of a run's data and models: a run goes on only with those that it began with.
+"""Sign a run's data and models, so that it goes on only with those that it began with.
 
 A signature covers some samples, or some bytes of each file, so that terabytes take no time. Data
 that was shuffled, cut or answered anew and weights that were trained further differ there. A single

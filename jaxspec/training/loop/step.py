@@ -1,4 +1,4 @@
-"""Training state and one optimiser step; frozen parameters have neither gradient nor moments.
+"""Take one optimiser step; frozen parameters have neither gradient nor moments.
 
 Parameters are flat here: {"language_model/lm_head/kernel": array}.
 """

@@ -1,4 +1,4 @@
-"""The training loop. A stopped run goes on to the same parameters, on any mesh.
+"""Run the training loop; a stopped run goes on to the same parameters, on any mesh.
 
 A checkpoint holds the state and the position in the data after the same step, so the next run reads
 the next batch.

@@ -1,4 +1,4 @@
-"""Quantised matrices, dequantised as they are read: one file a format."""
+"""Dequantise matrices as they are read: one file a format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bitsandbytes in 4 bits (nf4, fp4): indices in a map of 16 numbers, with a scale for a block.
+"""Read bitsandbytes' 4 bits (nf4, fp4): indices in a map of 16 numbers, a scale for a block.
 
 | tensor | | |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""fp8 in blocks: float8_e4m3 numbers with a scale for a block, as DeepSeek and Qwen publish them.
+"""Read fp8 in blocks, float8_e4m3 with a scale for a block, as DeepSeek and Qwen publish it.
 
 `weight` float8 [out, in] times `weight_scale_inv` [out / 128, in / 128], in spite of its name.
 """

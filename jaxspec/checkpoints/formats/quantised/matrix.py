@@ -1,4 +1,4 @@
-"""A quantised matrix as one unread tensor, which reads and dequantises only a box of it."""
+"""Treat a quantised matrix as one unread tensor, and read and dequantise only a box of it."""
 
 from __future__ import annotations
 

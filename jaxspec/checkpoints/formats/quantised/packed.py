@@ -1,4 +1,4 @@
-"""AWQ and GPTQ: integers of 4 or 8 bits in words of 32, with a scale and a zero point for a group.
+"""Read AWQ and GPTQ: integers in words of 32 bits, with a scale and a zero point for a group.
 
 A number is (q - z) s, with the scale and the zero point of its output and of its group of inputs.
 
