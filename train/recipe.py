@@ -61,7 +61,7 @@ class Options:
     target: str | None = None
     """Directory or hub id of the target."""
     start: str | None = None
-    """Directory or hub id of the draft's start, or directory of a KV head to train on."""
+    """Directory or hub id of the draft's start, or of a head of the same kind to train on."""
     data: tuple[str, ...] = ()
     """PATH of a prepared data set to train on instead of the recipe's; several are mixed equally.
     Or NAME=PATH, the path of one of the recipe's own sets, if not in runs/data."""
@@ -113,7 +113,8 @@ class Ablation(KVHeadOptions):
     feature: Feature = "none"
     """Input besides a token's embedding: none, the paper's; the target's last hidden state; eagle1,
     the same for a head with keys of its own, as EAGLE's and MSD's; fused, three of its hidden
-    states, which makes the head an EAGLE-3 head; or block, several as keys of a DFlash head."""
+    states, which makes the head an EAGLE-3 head; block, several as keys of a DFlash head; or
+    assistant, a Gemma 4's."""
     images: ImageRule = "placeholder"
     """What an EAGLE head reads at the slots of images: the placeholder's embedding, the image's
     (embedding), that alone (unfused, MSD's), or zeros for the hidden state (zero)."""
@@ -123,6 +124,8 @@ class Ablation(KVHeadOptions):
     layers, from 2 to n-2."""
     layers: int = 1
     """Decoder layers."""
+    width: int = 1024
+    """Width of a new assistant's layers; other heads have their target's."""
     parallel: bool = False
     """Draft a block in one pass of a KV head, with learned masks behind the newest token."""
     markov: int = 0

@@ -24,8 +24,11 @@ from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
+from jaxspec.models.heads.blocks import read_blocks, read_whole
+from jaxspec.models.heads.borrowed import joined
 from jaxspec.models.heads.kinds import abstract_head
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import make_mesh, shardings
 from tests import tiny
 from tests.tiny.assistant_reference import draft as reference
@@ -113,7 +116,9 @@ def plain(models: tuple[LoadedModel, LoadedHead]) -> list[tuple[int, ...]]:
 def test_blocks_are_drafted_as_the_definition_says(
     tmp_path: Path, text: Gemma4TextConfig, groups: int, tree: str | None
 ) -> None:
-    """The head is read from written files, and rows are longer than the window."""
+    """The head is read from written files, and rows are longer than the window. Training scores
+    the same blocks alike.
+    """
     target, head = pair(groups, text=text)
     save_head(tmp_path / "head", head.config, head.params, jnp.float32)
     read = load_draft(tmp_path / "head", target)
@@ -142,6 +147,23 @@ def test_blocks_are_drafted_as_the_definition_says(
         probs = np.exp((scores - scores.max(-1, keepdims=True)) / TEMPERATURE)
         probs /= probs.sum(-1, keepdims=True)
         np.testing.assert_allclose(draft.view_probs[0, 0], probs, atol=2e-6)
+        if not groups and tree is None:
+            rows, _ = whole_row(target, prompt, [*answer, *drafted[: J - 1].tolist()])
+            inputs = target.params, read.params, rows
+            trained = training_scores(target.model, read.config, *inputs)
+            np.testing.assert_allclose(trained, scores, atol=1e-4)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def training_scores(
+    model: LanguageModel, config: AssistantConfig, params: Any, head: Any, rows: PromptRows
+) -> jax.Array:
+    """Return the scores [J, V] in training of the block of a row's last J tokens."""
+    reading = read_whole(model, params, rows, None, config)
+    block = (rows.length[0] - J + jnp.arange(J))[None, None]
+    hidden = read_blocks(config, head, params, reading, rows, block, None)
+    decoder = LanguageModel(config.text_config)
+    return decoder.scores(joined(head["model"], params), hidden)[0, 0]
 
 
 def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[Any, np.ndarray]:

@@ -216,7 +216,7 @@ def test_a_head_takes_its_own_target_only() -> None:
     with pytest.raises(InputError, match=r"key_layers \[2\]; give layers 0 to 1"):
         KVHeadConfig.of_target(TARGET.config, image_slots=2, key_layers=(2,))
     with pytest.raises(
-        InputError, match=r"key_layers .0. with feature 'fused', which has keys of its own"
+        InputError, match=r"key_layers .0. with feature 'fused', which chooses its keys"
     ):
         new_head(TARGET.config, feature="fused", target_layers=(0, 1, 1), key_layers=(0,))
     with pytest.raises(

@@ -36,9 +36,7 @@ J, KINDS = 3, ("sliding_attention", "full_attention")
 
 def assistant(monkeypatch: pytest.MonkeyPatch, groups: int) -> Gemma4AssistantForCausalLM:
     """Return an assistant of two sliding layers and a full one, with head sizes of its defaults."""
-    # transformers 5.23 refuses layers that all read another model's keys.
-    modes = property(lambda text: ["reuse"] * text.num_hidden_layers)
-    monkeypatch.setattr(Gemma4TextConfig, "kv_sharing_modes", modes)
+    hf.shares_all_layers(monkeypatch)
     layers = {"layer_types": [KINDS[0], KINDS[0], KINDS[1]], "hidden_size": 24, "vocab_size": 56}
     text = Gemma4TextConfig(**hf.GEMMA4 | layers | {"num_kv_shared_layers": 3})
     config = Gemma4AssistantConfig(

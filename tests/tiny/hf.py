@@ -139,6 +139,12 @@ E4B = E2B | {
 """Entries of E4B's decoder, except for sizes."""
 
 
+def shares_all_layers(patch: pytest.MonkeyPatch) -> None:
+    """Let all layers of an assistant read another model's keys, which transformers 5.23 refuses."""
+    modes = property(lambda text: ["reuse"] * text.num_hidden_layers)
+    patch.setattr(Gemma4TextConfig, "kv_sharing_modes", modes)
+
+
 def soften(layers: Any) -> None:
     """Give each layer of a Gemma 4 its own scalar, and small queries.
 

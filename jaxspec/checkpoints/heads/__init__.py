@@ -132,9 +132,12 @@ def save_head(
         name: tensor if tensor.dtype == np.int32 else cast(tensor, dtype or tensor.dtype)
         for name, tensor in named_tensors(params).items()
     }
-    raw, tensors = kind_of(config).written(config, by_name, server, architectures)
+    kind = kind_of(config)
+    raw, tensors = kind.written(config, by_name, server, architectures)
     with written_whole(path, overwrite) as fresh:
         write_json(fresh / "config.json", raw)
+        if settings := kind.generation(config):
+            write_json(fresh / "generation_config.json", settings)
         write_tensors(fresh / SINGLE, tensors)
         if write_more is not None:
             write_more(fresh)
@@ -161,7 +164,7 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     for file in kind.unread:
         if (path / file).exists():
             raise InputError(f"{path}: {file} is not read; give a head without one")
-    config = with_known_images(path, raw, kind.config.from_dict(raw))
+    config = with_known_images(path, raw, kind.read(path, raw))
     if problems:
         return config, stored, problems
     config, stored = kind.completed(config, stored)

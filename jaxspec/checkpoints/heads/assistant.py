@@ -13,11 +13,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxspec.checkpoints.directories import read_json
 from jaxspec.checkpoints.heads.kind import ExportOptions, Kind, Server, with_target
 from jaxspec.config import AssistantConfig
 from jaxspec.errors import InputError
@@ -26,7 +28,18 @@ from jaxspec.typing import Params
 
 @dataclass(frozen=True)
 class AssistantFiles(Kind[AssistantConfig]):
-    """Read and write assistants as they are published."""
+    """Read and write assistants as they are published.
+
+    generation_config.json has the number of tokens to draft, which transformers asks for.
+    """
+
+    def read(self, path: Path, raw: dict[str, Any]) -> AssistantConfig:
+        config, file = self.config.from_dict(raw), path / "generation_config.json"
+        gamma = read_json(file).get("num_assistant_tokens") if file.is_file() else None
+        return replace(config, gamma=gamma) if isinstance(gamma, int) else config
+
+    def generation(self, config: AssistantConfig) -> dict[str, Any]:
+        return {"num_assistant_tokens": config.gamma}
 
     def written(
         self,

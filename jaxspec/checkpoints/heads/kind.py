@@ -47,6 +47,13 @@ class Kind(ABC, Generic[Config]):
     about: str
     """What it is, for its card."""
 
+    def read(self, path: Path, raw: dict[str, Any]) -> Config:
+        """Return the configuration of the head in a directory.
+
+        raw: config.json.
+        """
+        return self.config.from_dict(raw)
+
     def completed(
         self, config: Config, stored: dict[str, StoredTensor]
     ) -> tuple[Config, dict[str, StoredTensor]]:
@@ -68,6 +75,10 @@ class Kind(ABC, Generic[Config]):
           server: Program that will serve the head, if any can.
           architectures: The target's classes in transformers, which speculators' layout names.
         """
+
+    def generation(self, config: Config) -> dict[str, Any]:
+        """Return the entries of generation_config.json; {} for a kind without that file."""
+        return {}
 
     @abstractmethod
     def exported(

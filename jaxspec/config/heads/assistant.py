@@ -9,7 +9,7 @@ from jaxspec.config.decoders import decoder_config
 from jaxspec.config.gemma4 import Gemma4TextConfig
 from jaxspec.config.heads.head import HeadConfig
 from jaxspec.config.schema import check_positive, known_fields
-from jaxspec.config.text import TextConfig
+from jaxspec.config.text import FULL, SLIDING, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 
 ASSISTANTS = {
@@ -51,6 +51,8 @@ class AssistantConfig(HeadConfig):
         queries = replace(text, num_kv_shared_layers=text.num_hidden_layers, **_NOT_READ)
         object.__setattr__(self, "text_config", queries)
         tokens, groups = self.text_config.vocab_size, self.num_centroids
+        if self.text_config.draft_vocabulary:
+            raise InputError(f"{self.title}: scores all tokens; give --draft-vocabulary 0")
         if groups and (tokens % groups or self.centroid_intermediate_top_k > groups):
             raise InputError(
                 f"{self.title}: {self.centroid_intermediate_top_k} of {groups} groups of "
@@ -60,6 +62,10 @@ class AssistantConfig(HeadConfig):
     @property
     def target_states(self) -> tuple[int, ...]:
         return ()
+
+    @property
+    def embedding(self) -> RotaryConfig:
+        return replace(self.text_config, hidden_size=self.backbone_hidden_size)
 
     @property
     def reads(self) -> tuple[Any, ...]:
@@ -93,6 +99,43 @@ class AssistantConfig(HeadConfig):
                     f"target's has {groups} of {source.head_dim}; give the assistant's own target"
                 )
         return replace(self, key_layers=tuple(last[kind] for kind in layers.layer_types))
+
+    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
+        """Return the configuration with the trained layers, whatever their number and sizes."""
+        if trained.num_centroids:
+            raise InputError(
+                "its output matrix has groups of tokens, which are not trained; begin a new one"
+            )
+        text = replace(trained.text_config, draft_vocabulary=vocabulary)
+        fitted = replace(trained, text_config=text).for_target(target)
+        return replace(fitted, gamma=self.gamma, target_name=self.target_name)
+
+    @classmethod
+    def of_target(cls, target: Any, layers: int = 4, width: int = 1024, **options: Any) -> Self:
+        """Return the configuration of a new assistant for a Gemma 4.
+
+        Its MLPs are eight times as wide as its layers, as in those that Google published.
+
+        Args:
+          target: A `ModelConfig`.
+          layers: Number of layers: sliding ones, and a full one.
+          width: Width of its layers.
+          options: Further fields.
+        """
+        text = getattr(target, "text_config", target)
+        if not isinstance(text, Gemma4TextConfig):
+            raise InputError(f"{cls.title}: drafts for a Gemma 4, not for a {target.model_type}")
+        decoder = replace(
+            text,
+            num_hidden_layers=layers,
+            layer_types=(*[SLIDING] * (layers - 1), FULL),
+            hidden_size=width,
+            intermediate_size=8 * width,
+            use_double_wide_mlp=False,
+            tie_word_embeddings=True,
+        )
+        head = cls(decoder, backbone_hidden_size=text.hidden_size, **options)
+        return head.for_target(target)
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:

@@ -73,6 +73,11 @@ class HeadConfig(ABC):
         """Return the target's name as a part of a sentence."""
         return f" ({self.target_name})" if self.target_name else ""
 
+    @property
+    def embedding(self) -> RotaryConfig:
+        """Return the decoder whose embedding of tokens it reads."""
+        return self.text_config
+
     def options(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)

@@ -65,5 +65,5 @@ class Assistant(HeadSource[tuple[()], Array]):
         embeds = self.target.embed(params["target"], rows, None)
         embeds = embeds[..., : self.config.backbone_hidden_size]  # without those of layers
         keys = keys_of(self.config, target)
-        scores, states = self.run(params, "__call__", embeds, before, keys)
+        scores, states = self.run(params, "draft", embeds, before, keys)
         return gather(scores, "batch")[None], states

@@ -70,9 +70,9 @@ def embedder(
     config: HeadConfig, head: Params, target: Params
 ) -> Callable[[Int[Array, "B T"]], Float[Array, "B T D"]]:
     """Return the function that embeds tokens as a head does."""
-    drafts = LanguageModel(config.text_config)
-    params = joined(head, target, drafts.text.draft_vocabulary)
-    return lambda tokens: drafts.embed(params, PromptRows(tokens, tokens[:, 0]), None)
+    reader = LanguageModel(config.embedding)
+    params = joined(head, target, config.text_config.draft_vocabulary)
+    return lambda tokens: reader.embed(params, PromptRows(tokens, tokens[:, 0]), None)
 
 
 def corrected(

@@ -46,10 +46,13 @@ def joined(head: Params, target: Params, vocabulary: tuple[int, ...] = ()) -> Pa
     return {"model": model} | ({"lm_head": target["lm_head"]} if "lm_head" in target else {})
 
 
-@partial(jax.jit, static_argnums=0)
-def drawn(head: nn.Module, key: jax.Array, *inputs: Any) -> Params:
-    """Return random parameters of a head's module, for the inputs of its training pass."""
-    return dict(head.init(key, *inputs)["params"])
+@partial(jax.jit, static_argnums=0, static_argnames="method")
+def drawn(head: nn.Module, key: jax.Array, *inputs: Any, method: str = "__call__") -> Params:
+    """Return random parameters of a head's module, for the inputs of a method.
+
+    method: By default the training pass.
+    """
+    return dict(head.init(key, *inputs, method=method)["params"])
 
 
 def in_float32(params: Params) -> Params:

@@ -209,7 +209,8 @@ class KVHead(nn.Module):
           states of the given layers are kept.
         """
         hidden, cache = read(None)
-        return Reading(hidden, *keys_of(self.config, cache))
+        k, v = keys_of(self.config, cache)
+        return Reading(hidden, (k,), (v,))
 
     @nn.nowrap
     def inputs(self, blocks: Blocks, reading: Reading) -> tuple[Any, ...]:
@@ -218,7 +219,7 @@ class KVHead(nn.Module):
         if self.config.reads_hidden:
             before = states_before(reading.hidden, blocks.anchors)
         starts = blocks.anchors, blocks.rotary(blocks.at)
-        return blocks.embeds, *starts, reading.k, reading.v, blocks.slots, before
+        return blocks.embeds, *starts, *reading.k, *reading.v, blocks.slots, before
 
     @nn.nowrap
     def initial(self, target: Params | None, key: jax.Array) -> Params:

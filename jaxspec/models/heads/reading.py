@@ -72,9 +72,10 @@ class Reading(struct.PyTreeNode):
 
     hidden: Float[Any, "B L D"]
     """Final-normed hidden states."""
-    k: Float[Any, "B K L H"] | None = None
-    """Keys that a KV head reads, as `keys_of` returns them."""
-    v: Float[Any, "B K L H"] | None = None
+    k: tuple[Float[Any, "B K L H"], ...] = ()
+    """Keys: of a KV head one leaf, as `keys_of` returns it; of an assistant one for each layer of
+    the target that it reads, in their order."""
+    v: tuple[Float[Any, "B K L H"], ...] = ()
     states: Float[Any, "B L fused"] | None = None
     """The hidden states of several layers, for a head that keeps keys of its own."""
     embeds: Float[Any, "B L D"] | None = None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 
 from jaxspec.config import HeadConfig
+from jaxspec.config.heads.head import check_rotary
 from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks, read_whole
 from jaxspec.models.heads.borrowed import borrowed_tokens, joined
 from jaxspec.models.heads.reading import Reading
@@ -22,6 +25,8 @@ from jaxspec.typing import Array, Params
 def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -> LossFn:
     """Return the loss of {"target": frozen, "head": trainable} on batches of `HeadBatches`."""
     steps, drafts = config.gamma, LanguageModel(config.text_config)
+    words = config.text_config.draft_vocabulary
+    teacher = LanguageModel(replace(check_rotary(target.text), draft_vocabulary=words))
 
     def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:
         frozen = jax.lax.stop_gradient(params["target"])
@@ -32,9 +37,10 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
         wrote = jnp.cumprod(pick(batch.conversations.mask, at) & inside, axis=-1)
         block = at[..., :-1]
-        vocabulary = borrowed_tokens(drafts.text, target.text)
-        scoring = joined({}, frozen, vocabulary)
-        drafting = joined(params["head"], frozen, vocabulary)
+        # An assistant holds a whole decoder; other heads are parts of one.
+        decoder = params["head"].get("model", params["head"])
+        drafting = joined(decoder, frozen, borrowed_tokens(drafts.text, target.text))
+        teaching = joined({}, frozen, teacher.text.draft_vocabulary)
         embed = embedder(config, params["head"], frozen)
 
         @jax.checkpoint
@@ -50,7 +56,7 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
             wrote[..., 1:],
             anchoring.loss == "kl",
             anchoring.decay,
-            lambda x: drafts.scores(scoring, x),
+            lambda x: teacher.scores(teaching, x),
         )
 
     return loss_fn

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,12 +45,19 @@ class KeptReadings:
         file = self.folder / f"{digest.hexdigest()}.safetensors"
         with self.lock:
             if not file.exists():
-                leaves = {
-                    name: leaf for name, leaf in vars(self.read(row)).items() if leaf is not None
-                }
+                leaves, _ = jax.tree_util.tree_flatten_with_path(self.read(row))
                 with whole(file) as fresh:
-                    save_file({name: leaf[..., :length, :] for name, leaf in leaves.items()}, fresh)
-        return Reading(**{name: np.asarray(leaf) for name, leaf in load_file(file).items()})
+                    save_file({_name(path): leaf[..., :length, :] for path, leaf in leaves}, fresh)
+        parts: dict[str, list[np.ndarray]] = {}
+        for name, leaf in sorted(load_file(file).items()):
+            parts.setdefault(name.partition(".")[0], []).append(np.asarray(leaf))
+        k, v = (tuple(parts.pop(name, ())) for name in ("k", "v"))
+        return Reading(k=k, v=v, **{name: leaf for name, (leaf,) in parts.items()})
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """Return the name of a leaf in a file: `hidden`, or `k.0`; older files have `k`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _widened(leaf: np.ndarray, width: int) -> np.ndarray:

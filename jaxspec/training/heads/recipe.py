@@ -41,7 +41,7 @@ class HeadRecipe(StagedRecipe):
     """Options of `new_head`."""
     anchoring: Anchoring
     start: str = ""
-    """Directory of a head of the same kind to train on; empty starts a fresh one."""
+    """Directory or hub id of a head of the same kind to train on; empty starts a fresh one."""
     keep_readings: str = ""
     """Folder to keep the target's passes in, D + 2 K H numbers a token; empty keeps none."""
 

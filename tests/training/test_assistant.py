@@ -1,0 +1,173 @@
+"""A Gemma 4's assistant learns from its target as it drafts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.cache import KVCache
+from jaxspec.checkpoints.export import export
+from jaxspec.checkpoints.fitting import named_tensors
+from jaxspec.checkpoints.heads import load_head, save_head
+from jaxspec.checkpoints.huggingface import save
+from jaxspec.config import AssistantConfig, HeadConfig
+from jaxspec.config.heads.kinds import new_head
+from jaxspec.data.samples import Sample
+from jaxspec.errors import InputError
+from jaxspec.loading.models import LoadedHead
+from jaxspec.models.heads.kinds import init_head, module_of
+from jaxspec.models.layers import apply
+from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.heads.anchors import Anchoring
+from jaxspec.training.heads.recipe import HeadRecipe, train_head
+from jaxspec.training.recipes import Stage
+from jaxspec.typing import Params
+from tests import tiny
+from tests.decoding.test_assistant import FULL, SHARED, SLIDING, TEXT, J, engine, pair, requests
+from tests.tiny import training
+from tests.tiny.assistant_reference import draft as reference
+from tests.training.test_kv_head import check_loss
+
+HEAD: dict[str, Any] = {"feature": "assistant", "layers": 3, "width": 32, "gamma": J}
+TRAIN = TrainConfig(
+    steps=40, batch=4, learning_rate=1e-2, warmup=4, log_every=1, mesh=MeshConfig(data=1)
+)
+
+
+def test_its_loss_is_that_of_its_definition() -> None:
+    """By the reference in numpy. A soft cap bounds the target's scores, and not the assistant's, and
+    the target's layers have embeddings of their own.
+    """
+    target, head = pair(text=SHARED)
+    raw, tensors = head.config.to_dict(), named_tensors(head.params)
+    width, output = TEXT.hidden_size, np.asarray(target.params["lm_head"]["kernel"])
+    embedding = np.asarray(target.params["model"]["embed_tokens"]["embedding"], np.float64)
+    embedding *= width**0.5
+
+    def scored(read: Any, tokens: np.ndarray, b: int, anchor: int) -> np.ndarray:
+        keys = {
+            kind: tuple(leaf[b, :, :anchor].swapaxes(0, 1) for leaf in leaves)
+            for kind, *leaves in zip((SLIDING, FULL), read.k, read.v, strict=True)
+        }
+        block = tokens[b, np.minimum(anchor + np.arange(J), 11)].tolist()
+        scores = reference(raw, tensors, keys, embedding, read.hidden[b, anchor - 1], block)
+        teacher = 30 * np.tanh(read.hidden[b, anchor : anchor + J] @ output / 30)
+        p, q = (np.asarray(jax.nn.log_softmax(x)) for x in (teacher, scores))
+        return (np.exp(p) * (p - q[: len(p)])).sum(-1)
+
+    anchoring = Anchoring(anchors=2, decay=0.5)
+    check_loss(target.model, target.params, head.config, head.params, anchoring, scored)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HeadConfig, Params]:
+    """A folder with a `target`, its own answers and an assistant `hf` that learned them."""
+    path, (target, _) = tmp_path_factory.mktemp("assistant"), pair()
+    save(path / "target", target.config, target.params, tokenizer=target.tokenizer)
+    plain = engine(pair(), drafts=False)
+    said = [plain.encoder.text(answer.tokens) for answer in plain.generate(requests())]
+    turns = [((str(request.prompt), text),) for request, text in zip(requests(), said, strict=True)]
+    recipe = HeadRecipe(
+        target=str(path / "target"),
+        head=HEAD,
+        stages=(Stage("head", TRAIN, (("answers", 1.0),)),),
+        anchoring=Anchoring(anchors=8),
+        buckets=(64,),
+        keep_readings=str(path / "readings"),
+    )
+    data = [Sample(str(i), "answers", (), turn) for i, turn in enumerate(turns)]
+    config, params = train_head(recipe, path, {"answers": data})
+    save_head(path / "hf", config, params, None)
+    return path, config, params
+
+
+def test_it_learns_to_draft(learned: tuple[Path, HeadConfig, Params]) -> None:
+    """From random weights; more of its drafts are accepted than of the untrained ones."""
+    path, config, params = learned
+    losses, target = training.losses(path / "head"), pair()[0]
+    assert losses[-5:].mean() < 0.5 * losses[:5].mean()
+    untrained = init_head(config, None, jax.random.key(0))
+    few, many = (
+        np.mean(
+            [result.stats.tokens_per_pass for result in engine((target, head)).generate(requests())]
+        )
+        for head in (LoadedHead(config, untrained), LoadedHead(config, params))
+    )
+    assert many > few + 0.5
+
+
+def test_transformers_reads_it(
+    learned: tuple[Path, HeadConfig, Params], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of an exported assistant, of random keys and values, are those of this library."""
+    torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
+    from transformers import Gemma4AssistantForCausalLM, GenerationConfig
+
+    from tests.tiny import hf
+
+    hf.shares_all_layers(monkeypatch)
+    path, _, params = learned
+    export(path / "hf", path / "exported")
+    assert GenerationConfig.from_pretrained(path / "exported").num_assistant_tokens == J
+    model = Gemma4AssistantForCausalLM.from_pretrained(path / "exported")
+    config, read = load_head(path / "exported", jnp.float32)
+    jax.tree.map(np.testing.assert_array_equal, read, params)
+    config, rng, length = config.for_target(TEXT), np.random.default_rng(0), 9
+    keys = {
+        kind: rng.normal(size=(2, 1, layer.num_key_value_heads, length, layer.head_dim)).astype(
+            "f4"
+        )
+        for kind, layer in ((SLIDING, TEXT.of_layer(2)), (FULL, TEXT.of_layer(3)))
+    }
+    token, state = rng.normal(size=(2, 1, 1, TEXT.hidden_size)).astype("f4")
+    with torch.no_grad():
+        theirs = model(
+            inputs_embeds=torch.tensor(np.concatenate([token, state], -1)),
+            position_ids=torch.tensor([[length]]),
+            shared_kv_states={kind: tuple(torch.tensor(pair)) for kind, pair in keys.items()},
+            use_cache=False,
+        )
+    k, v = zip(*(keys[kind] for kind in config.text_config.layer_types), strict=True)
+    cache = KVCache(k=k, v=v, length=jnp.full(1, length), shift=jnp.zeros(1, jnp.int32))
+    scores, after = apply(module_of(config), read, token, state, cache, method="draft")
+    hf.assert_close(scores, theirs.logits.numpy())
+    hf.assert_close(after, theirs.last_hidden_state.numpy())
+
+
+def test_how_one_begins() -> None:
+    """At the target's sizes, or from a trained one, whose layers count."""
+    config = new_head(TEXT, **HEAD, target_name="target")
+    assert isinstance(config, AssistantConfig)
+    assert config.text_config.layer_types == (SLIDING, SLIDING, FULL)
+    assert config.key_layers == (2, 2, 3)
+    smaller = new_head(TEXT, **{**HEAD, "layers": 1, "gamma": 2})
+    trained = AssistantConfig.from_dict(smaller.to_dict())
+    assert config.started(trained, (), TEXT) == replace(smaller, gamma=J, target_name="target")
+    grouped = replace(trained, num_centroids=8, centroid_intermediate_top_k=2)
+    for start, words, reason in (
+        (grouped, (), "groups of tokens"),
+        (trained, (3, 4), "scores all tokens; give --draft-vocabulary 0"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            config.started(start, words, TEXT)
+    with pytest.raises(InputError, match="drafts for a Gemma 4, not for a llama"):
+        new_head(tiny.CONFIG.text_config, **HEAD)
+
+
+def test_generation_settings_say_how_long_it_drafts(
+    learned: tuple[Path, HeadConfig, Params], tmp_path: Path
+) -> None:
+    """As of a published one, whose config.json does not say it."""
+    _, config, params = learned
+    save_head(tmp_path / "head", config, params, None)
+    raw = json.loads((tmp_path / "head" / "config.json").read_text())
+    del raw["jaxspec"]
+    (tmp_path / "head" / "config.json").write_text(json.dumps(raw))
+    assert load_head(tmp_path / "head")[0].gamma == J
