@@ -44,6 +44,8 @@ HEADS = {
     },
     "hidden states, two layers": {"feature": "last_hidden", "layers": 2},
     "images alone": {"reads_text": False, "feature": "last_hidden"},
+    "no own keys": {"own_keys": False, "feature": "last_hidden", "slot_bias": True},
+    "no keys but of images": {"own_keys": False, "reads_text": False},
     "all, two layers": {"pooling": "none", "layers": 2},
     "keys of two layers, attention": {
         "pooling": "attention",

@@ -59,6 +59,9 @@ def new_head(
             kind and layers
         ),
         f"parallel with feature {feature!r}; give feature none or last_hidden": kind and parallel,
+        f"own_keys False with {'parallel' if parallel else f'feature {feature!r}'}; leave it out": (
+            (kind or parallel) and not options.get("own_keys", True)
+        ),
         f"markov {markov} without parallel; give 0, or parallel": (
             markov and not parallel and "markov" not in fields
         ),

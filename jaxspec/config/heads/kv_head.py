@@ -44,6 +44,9 @@ class KVHeadOptions:
     key_layers: tuple[int, ...] = ()
     """Target layers, from 0, whose keys and values the head's layers read, one for each, as
     "9 19 29"; by default all read the last one."""
+    own_keys: bool = True
+    """Also read the head's own keys and values of the tokens that it drafts; Gemma 4's assistants
+    read only the target's."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +158,9 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
         return {"model_type": self.model_type} | entries
 
     def options(self) -> dict[str, Any]:
-        """Return the fields by name; `key_layers` only if given, because older heads lack it."""
+        """Return the fields by name, those that older heads lack only if they are changed."""
         options = super().options()
-        if not self.key_layers:
-            del options["key_layers"]
+        for name in ("key_layers", "own_keys"):
+            if getattr(self, name) == getattr(KVHeadOptions, name):
+                del options[name]
         return options

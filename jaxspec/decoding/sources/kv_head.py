@@ -14,7 +14,7 @@ from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.inputs import Images
 from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Buckets, Committed, Prefilled, Verified
-from jaxspec.models.heads.anchored import Context
+from jaxspec.models.heads.anchored import UNREAD, Context
 from jaxspec.models.heads.kinds import module_of
 from jaxspec.models.heads.kv_head import keys_of
 from jaxspec.models.heads.reading import HeadRows, head_rows, reads_as_text
@@ -43,7 +43,7 @@ class TargetKeys(HeadSource[KVCache, Scratch]):
 
     def _kept(self, state: KVCache, block: KVCache, verified: Verified) -> KVCache:
         """Return the block's cache with the emitted tokens' keys and values from the target."""
-        cache = block.replace(length=state.length)
+        cache = block.replace(length=state.length, bias=state.bias)
         return adopt_target_kv(self.config, cache, verified, self.gamma + 1)
 
     def sizes(
@@ -75,7 +75,8 @@ class KVHeadSource(TargetKeys[KVCache]):
         self, committed: Committed, state: KVCache
     ) -> tuple[Float[Array, "one B one V"], KVCache]:
         """Read only the newest token, since the target has read the others."""
-        return self.score(committed, state, committed.newest(1, 1))
+        cache = state if self.config.own_keys else without_own_keys(state)
+        return self.score(committed, cache, committed.newest(1, 1))
 
     def score(
         self,
@@ -92,6 +93,12 @@ class KVHeadSource(TargetKeys[KVCache]):
 
     def commit(self, state: KVCache, scratch: KVCache, verified: Verified) -> KVCache:
         return self._kept(state, scratch, verified)
+
+
+def without_own_keys(cache: KVCache) -> KVCache:
+    """Return the cache with a bias that hides the slots that new tokens will fill."""
+    own = jnp.arange(cache.slots) >= cache.length[:, None]
+    return cache.replace(bias=jnp.where(own, UNREAD, 0.0 if cache.bias is None else cache.bias))
 
 
 def pack(

@@ -20,6 +20,8 @@ from jaxspec.typing import Array, Float, Int
 
 NEVER = np.iinfo(np.int32).max
 """Index of a slot that no query reads."""
+UNREAD = -1e30
+"""Bias of slots that count only where a query can read no others."""
 
 
 class Context(struct.PyTreeNode):
@@ -52,6 +54,8 @@ class AnchoredAttention(Attention):
 
     causal: ClassVar[bool] = True
     """Whether a token sees only the tokens of its block up to itself."""
+    own_keys: ClassVar[bool] = True
+    """Whether it sees its block at all."""
 
     def read(
         self,
@@ -81,6 +85,8 @@ class AnchoredAttention(Attention):
         inside = (
             jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
         )
+        if not self.own_keys:
+            inside += UNREAD
         new, total = inside.shape[-2:]  # the new tokens are the last; 2 of 3: 110, 111
         if self.causal:
             inside = jnp.where(jnp.tri(new, total, total - new, bool), inside, -jnp.inf)
@@ -88,6 +94,12 @@ class AnchoredAttention(Attention):
         out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : mask.shape[-1]], context.v)
         out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., mask.shape[-1] :], v)
         return out.reshape(batch, -1, heads, width), Block(context, k, v)
+
+
+class TargetAttention(AnchoredAttention):
+    """Attend to the slots before each anchor, and to the own block only where there are none."""
+
+    own_keys: ClassVar[bool] = False
 
 
 class FreeAttention(AnchoredAttention):

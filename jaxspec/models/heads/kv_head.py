@@ -34,6 +34,7 @@ from jaxspec.models.heads.anchored import (
     NEVER,
     AnchoredAttention,
     Context,
+    TargetAttention,
     block_reader,
     one_by_one,
 )
@@ -98,7 +99,8 @@ class KVHead(nn.Module):
     def setup(self) -> None:
         c, text = self.config, self.config.text_config
         layers = map(text.of_layer, range(text.num_hidden_layers))
-        self.layers = [Layer(layer, AnchoredAttention) for layer in layers]
+        attention = AnchoredAttention if c.own_keys else TargetAttention
+        self.layers = [Layer(layer, attention) for layer in layers]
         self.norm = text_norm(text)
         if c.reads_hidden:
             self.fc = Dense(text.hidden_size, bias=False)
