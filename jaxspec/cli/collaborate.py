@@ -74,7 +74,7 @@ def run(args: Collaborate) -> None:
         generation_config=ask.scores.generation_config,
     )
     config.checked(len(names))
-    request = ask.request(models.template)
+    request = ask.request(models)
     paths = [locate(name) for name in names]
     loaded: dict[Path, LoadedModel] = {}
     for path in paths:

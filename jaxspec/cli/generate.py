@@ -41,7 +41,7 @@ def run(args: Generate) -> None:
     if drafting.draft or drafting.views:
         gamma = capped_gamma("--gamma", gamma, ask.output.max_new_tokens)
     config = drafting.config(gamma, batch_size=1, generation_config=ask.scores.generation_config)
-    request = ask.request(models.template)
+    request = ask.request(models)
     engine, reports = load_engine(models, drafting, config)
 
     def describe(result: Result) -> tuple[dict[str, Any], str]:

@@ -125,7 +125,7 @@ def run(args: Serve) -> None:
     how: dict[str, Any] = {"generation_config": models.generation_config}
     config = drafting.config(drafting.gamma, batch_size=sizes.batch_size, trace=drafts, **how)
     engine, reports = load_engine(models, drafting, config)
-    models.use_template(engine)
+    models.encoder(engine)  # checks --thinking
     sees = engine.assembly.lead.images is not None
     images = int(sees) if sizes.images is None else sizes.images
     if images and not sees:
@@ -150,7 +150,8 @@ def run(args: Serve) -> None:
         say(line)
     say(f"warming up {len(worker.programs)} programs ...")
     folder, pixels = listening.image_dir, sizes.image_pixels
-    limits = Limits(name, images, pixels, max(lengths), sizes.batch_size, folder, plain is not None)
+    most = max(lengths), sizes.batch_size
+    limits = Limits(name, images, pixels, *most, folder, plain is not None, models.thinks)
     local = listening.host in LOCAL and not key
     settings = Settings(
         limits, key, sizes.max_body, timeout=sizes.timeout, local=local, example=example

@@ -24,6 +24,7 @@ from jaxspec.engine.engine import Engine, Request, Result
 from jaxspec.engine.requests import EMPTY
 from jaxspec.errors import InputError, located, reading
 from jaxspec.models.int8 import Weights
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.placeholders import place_images
 from jaxspec.runtime import clear, say
@@ -57,6 +58,9 @@ class Loading:
 
     chat_template: Path | None = None
     """File with the chat template to use, in place of the model's own."""
+    thinking: Literal["on", "off"] | None = None
+    """Let the model think before it answers, or not, where its chat template has a switch for that
+    (Gemma 4, Qwen3); by default as the template does by itself."""
     tiles: bool = True
     """Let LLaVA-NeXT read one tile an image, as in TABED's released code."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -73,10 +77,16 @@ class Loading:
         with reading(f"--chat-template: {self.chat_template}", "give a file with a jinja template"):
             return self.chat_template.read_text(encoding="utf-8")
 
-    def use_template(self, engine: Engine) -> None:
-        """Let the engine write prompts with the given template, if there is one."""
+    @property
+    def thinks(self) -> bool | None:
+        """Return `Request.thinking`."""
+        return None if self.thinking is None else self.thinking == "on"
+
+    def encoder(self, engine: Engine) -> PromptEncoder:
+        """Return the engine's encoder of prompts, which from now on has the given template."""
         if self.template is not None:
             engine.encoder.tokenizer.chat_template = self.template
+        return replace(engine.encoder, thinking=self.thinks)
 
     @property
     def computes_in(self) -> jnp.dtype | None:
@@ -104,12 +114,8 @@ class Question:
     no_chat_template: bool = False
     """Give the model the bare prompt: for base models."""
 
-    def check(self, template: str | None) -> None:
-        """Raise InputError for options that contradict each other.
-
-        Args:
-          template: The chat template that replaces the model's own.
-        """
+    def check(self, models: Loading) -> None:
+        """Raise InputError for options that contradict each other."""
         if (self.prompt is None) == (self.messages is None):
             reason = "neither is given" if self.prompt is None else "--messages is given too"
             raise InputError(f"--prompt: {reason}; give --prompt TEXT or --messages FILE")
@@ -120,8 +126,10 @@ class Question:
             place_images(self.prompt, len(self.pictures))
         elif self.conversation[0].role == "system" and self.system:
             raise InputError(f"--system: {self.messages} has a system prompt; leave one out")
-        if template is not None and self.no_chat_template:
-            raise InputError("--chat-template: --no-chat-template leaves it out; give one of them")
+        options = {"--chat-template": models.template, "--thinking": models.thinking}
+        for option, value in options.items():
+            if value is not None and self.no_chat_template:
+                raise InputError(f"{option}: --no-chat-template leaves it out; give one of them")
 
     @cached_property
     def conversation(self) -> list[Message[ImageSource]]:
@@ -212,13 +220,9 @@ class Ask:
     scores: Scores
     output: Output
 
-    def request(self, template: str | None) -> Request:
-        """Return the checked request; `answer` fills in the prompt once there is a tokeniser.
-
-        Args:
-          template: The chat template that replaces the model's own.
-        """
-        self.question.check(template)
+    def request(self, models: Loading) -> Request:
+        """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
+        self.question.check(models)
         sampling = {name: value for name, value in vars(self.sampling).items() if name != "sample"}
         if self.sampling.temperature is None and not self.sampling.sample:
             sampling["temperature"] = 0.0
@@ -250,9 +254,8 @@ def answer(
       describe: Returns the program's own stats, and their summary for the last line.
       loaded: Lines about the loaded models.
     """
-    models.use_template(engine)
     question, output = ask.question, ask.output
-    encoder = replace(engine.encoder, system=question.system or "")
+    encoder = replace(models.encoder(engine), system=question.system or "")
     if question.prompt is None:
         prompt = encoder.prompt(question.conversation)
     elif question.no_chat_template:

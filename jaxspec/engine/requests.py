@@ -41,6 +41,7 @@ RULES: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda value: is_count(value) and value in range(1, QWEN_PIXELS + 1),
         f"1 to {QWEN_PIXELS}, or leave it out",
     ),
+    "thinking": (lambda value: isinstance(value, bool), "true or false, or leave it out"),
     **settings.RULES,
 }
 """Field -> whether a value is valid, and the advice for another value."""
@@ -68,6 +69,8 @@ class Request:
         token; 0: only those of the new tokens; None: none.
       max_pixels: Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL; None: as
         their image processor is set.
+      thinking: Whether the model thinks before it answers, where its chat template has a switch for
+        that; None: as the template does by itself.
       min_p: Least probability to sample, in units of the likeliest token's; 0: any.
       repetition_penalty: Divisor of the positive scores, and factor of the negative ones, of tokens
         that are in the prompt or the answer; 1: none.
@@ -96,6 +99,7 @@ class Request:
     messages: Sequence[Mapping[str, Any]] = ()
     logprobs: int | None = None
     max_pixels: int | None = None
+    thinking: bool | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
@@ -120,6 +124,8 @@ class Request:
             raise InputError(f"images: a {kind}; give a list of images, as images=[page]")
         if self.images and isinstance(self.prompt, Prompt):
             raise InputError("images: the prompt is token ids; give its images to the encoder")
+        if self.thinking is not None and isinstance(self.prompt, Prompt):
+            raise InputError("thinking: the prompt is token ids; leave it out")
         check_counts(max_new_tokens=self.max_new_tokens)
         for name, (valid, mend) in RULES.items():
             value = getattr(self, name)
@@ -217,13 +223,14 @@ def encode(
             request = Request(request) if isinstance(request, str) else request
             prompt = request.prompt
             if not isinstance(prompt, Prompt):
-                prompt = encoder.prompt(*contents(request))
+                prompt = encoder_of(request, encoder).prompt(*contents(request))
             values = {f.name: getattr(request, f.name) for f in fields(Request)}
             values |= _resolved(request, encoder, defaults or {})
             values |= {
                 "prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))),
                 "images": (),
                 "messages": (),
+                "thinking": None,
             }
             encoded.append(EncodedRequest(**values, name=name))
     return encoded
@@ -232,6 +239,13 @@ def encode(
 def nth_seed(seed: int, n: int) -> int:
     """Add a request's number to the seed of several requests, in the 32 bits of a seed."""
     return (seed + n) % 2**32
+
+
+def encoder_of(request: Request, encoder: PromptEncoder) -> PromptEncoder:
+    """Return the encoder that thinks as a request says."""
+    if request.thinking is None:
+        return encoder
+    return replace(encoder, thinking=request.thinking)
 
 
 def contents(request: Request) -> tuple[str | list[Message], Sequence[ImageSource]]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.cache import KVCache
 from jaxspec.data.images import ImageSource
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.requests import Request, Result, contents
+from jaxspec.engine.requests import Request, Result, contents, encoder_of
 from jaxspec.engine.running import RunningBatch
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
@@ -49,16 +49,16 @@ class Session:
         `messages` are what is new since the last answer; the first ones may hold a system prompt
         and earlier turns.
         """
-        encoder = self.engine.encoder
         if not isinstance(question, str | None):
             kind = type(question).__name__
             raise InputError(f"question: a {kind}; give a string, and options by name")
         request = Request(question, images=images, **options)
+        encoder = encoder_of(request, self.engine.encoder)
         if self._prompt is None:
             prompt = encoder.prompt(*contents(request))
         else:
             prompt = encoder.follow_up(self._prompt, self._answer, *contents(request))
-        request = replace(request, prompt=prompt, images=(), messages=())
+        request = replace(request, prompt=prompt, images=(), messages=(), thinking=None)
         (read,) = self.engine.batcher.read([request])
         row = read.rows[0]
         batch = RunningBatch(self.engine.batcher, [read], past=self._past(row))

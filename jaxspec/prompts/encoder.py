@@ -23,7 +23,13 @@ from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.prompts.messages import Message, Source, user_message
 from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, check_text
-from jaxspec.prompts.templates import bos_before, render, render_follow_up, vicuna_turn
+from jaxspec.prompts.templates import (
+    bos_before,
+    check_thinking,
+    render,
+    render_follow_up,
+    vicuna_turn,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,8 +66,13 @@ class PromptEncoder:
     """Ids that may end an answer."""
     system: str = ""
     """System prompt of conversations that begin without one."""
+    thinking: bool | None = None
+    """Whether the model thinks before it answers, where the chat template has a switch for that;
+    None leaves the choice to the template."""
 
     def __post_init__(self) -> None:
+        if self.thinking is not None:
+            check_thinking(self.tokenizer)
         if self.image_token is None:
             return
         ids = self.tokenizer.encode(self._marked, add_special_tokens=False)
@@ -172,7 +183,7 @@ class PromptEncoder:
         if self.system and [message.role for message in messages[:1]] != ["system"]:
             messages = [Message("system", (self.system,)), *messages]
         if self.tokenizer.chat_template:
-            return render(self.tokenizer, messages, self.image_text)
+            return render(self.tokenizer, messages, self.image_text, self.thinking)
         return vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
 
     def ids(self, text: str) -> list[int]:
@@ -252,7 +263,7 @@ class PromptEncoder:
         """Return the text from the end of an answer to the beginning of the next one."""
         if not self.tokenizer.chat_template:
             return vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
-        return render_follow_up(self.tokenizer, answer, messages, self.image_text)
+        return render_follow_up(self.tokenizer, answer, messages, self.image_text, self.thinking)
 
     def _pieces(self, messages: Sequence[Message]) -> list[str]:
         """Return a conversation as texts, by turns what is said before an answer, and the answer.

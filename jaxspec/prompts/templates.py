@@ -55,7 +55,20 @@ def vicuna_turn(
     return " ".join([*first, f"USER: {question} ASSISTANT:"])
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], image_text: str) -> str:
+def check_thinking(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise InputError for a tokeniser whose chat template has no switch for thinking."""
+    if "enable_thinking" not in str(tokenizer.chat_template):
+        raise InputError(
+            "thinking: the chat template has no switch for it (enable_thinking); leave it out"
+        )
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    image_text: str,
+    thinking: bool | None = None,
+) -> str:
     """Return the text that the tokeniser's chat template makes of messages.
 
     A template is a stranger's program. transformers runs it in jinja's immutable sandbox, wherever
@@ -68,14 +81,16 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], imag
     Args:
       messages: Messages, the user's last; the template asks for the next answer.
       image_text: The text of one image in the tokeniser's vocabulary.
+      thinking: The template's `enable_thinking`; None leaves the choice to the template.
     """
+    switches = {} if thinking is None else {"enable_thinking": thinking}
     reason = "it leaves out what was said"
     images = sum(message.parts.count(None) for message in messages)
     texts = [text for message in messages for text in _lasting(message)]
     for contents in _forms(messages, image_text):
         try:
             text = tokenizer.apply_chat_template(
-                contents, tokenize=False, add_generation_prompt=True
+                contents, tokenize=False, add_generation_prompt=True, **switches
             )
         except Exception as error:  # anything that a stranger's template raises
             reason = first_line(error)
@@ -94,6 +109,7 @@ def render_follow_up(
     answer: Sequence[int],
     messages: Sequence[Message],
     image_text: str,
+    thinking: bool | None = None,
 ) -> str:
     """Return the template's text from the end of an answer to the beginning of the next one.
 
@@ -101,7 +117,7 @@ def render_follow_up(
     out: after `... <|im_end|>` follows "\\n<|im_start|>user ...".
     """
     before = Message("user", ("Hello.",)), Message("assistant", (_ANSWER,))
-    text = render(tokenizer, [*before, *messages], image_text).partition(_ANSWER)[2]
+    text = render(tokenizer, [*before, *messages], image_text, thinking).partition(_ANSWER)[2]
     added = tokenizer.added_tokens_decoder
     closing = added[answer[-1]].content if answer and answer[-1] in added else None
     if closing and text.lstrip().startswith(closing):

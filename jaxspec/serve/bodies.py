@@ -82,6 +82,7 @@ class Limits:
       choices: Most answers to a request.
       folder: Directory whose images `file:` addresses name; None for none.
       races: Whether a request may ask for plain decoding.
+      thinking: Whether the model thinks where a request does not say it, see `Request`.
     """
 
     model: str
@@ -91,6 +92,7 @@ class Limits:
     choices: int = 8
     folder: Path | None = None
     races: bool = False
+    thinking: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def parse(raw: bytes) -> dict[str, Any]:
 
 def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
     """Return what `POST /v1/chat/completions` asks for."""
-    _check_fields(body, {"messages", "logprobs", "top_logprobs"})
+    _check_fields(body, {"messages", "logprobs", "top_logprobs", "chat_template_kwargs"})
     messages = _typed(body, "messages", list)
     if not messages:
         raise InputError("messages: none; give one or more")
@@ -146,11 +148,22 @@ def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
     top = _count(body, "top_logprobs", 0)
     if top > TOP[-1]:
         raise InputError(f"top_logprobs: {top}; give 0 to {TOP[-1]}")
+    request = Request(messages=turns, thinking=_thinking(body, limits))
     if _flag(body, "logprobs"):
-        return _job(body, [Request(messages=turns, logprobs=top)], limits)
+        return _job(body, [replace(request, logprobs=top)], limits)
     if top:
         raise InputError("top_logprobs: needs logprobs; give logprobs true")
-    return _job(body, [Request(messages=turns)], limits)
+    return _job(body, [request], limits)
+
+
+def _thinking(body: dict[str, Any], limits: Limits) -> bool | None:
+    """Return whether the model thinks, by vLLM's field for variables of the chat template."""
+    switches = _typed(body, "chat_template_kwargs", dict, {})
+    for name in switches.keys() - {"enable_thinking"}:
+        raise InputError(f"chat_template_kwargs.{name[:60]}: not supported; leave it out")
+    if switches.get("enable_thinking") is None:
+        return limits.thinking
+    return _flag(switches, "enable_thinking")
 
 
 def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:

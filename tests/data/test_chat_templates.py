@@ -9,11 +9,14 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
+from jaxspec.engine.requests import Request, encode
 from jaxspec.errors import InputError
 from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message, dialogue, user_message
+from jaxspec.serve.bodies import Limits, chat
 from tests import tiny
+from tests.hub.configs import GEMMA4
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}"
@@ -275,3 +278,37 @@ def test_a_system_prompt_and_reasoning_are_where_the_template_has_them(template,
     assert ("<think>" in text) == (template != REASONED)
     asked = replace(encoder, system="Be kind.").prompt(CONVERSATION[1:])
     assert asked.tokens.tolist() == encoder.prompt(CONVERSATION).tokens.tolist()
+
+
+@pytest.mark.parametrize("limits", [Limits("m"), Limits("m", thinking=True)], ids=["", "server"])
+def test_thinking_is_what_the_template_makes_of_it(limits: Limits) -> None:
+    """As a field of a request and of a body; a body's own counts before the server's."""
+    words = tokenizer(GEMMA4)
+    words.add_special_tokens({"eos_token": "</s>"})
+    encoder, question = PromptEncoder(words), [{"role": "user", "content": "Who?"}]
+
+    def text(request: Request) -> str:
+        (read,) = encode(encoder, [request])
+        return words.decode(read.prompt.tokens)
+
+    off, on, neither = (text(Request("Who?", thinking=each)) for each in (False, True, None))
+    assert off == neither
+    assert off.endswith("<|turn>model\n<|channel>thought\n<channel|>")
+    assert "<|turn>system\n<|think|><turn|>\n" in on
+    assert on.endswith("<|turn>model\n")
+    for switches, expected in (
+        ({}, on if limits.thinking else off),
+        ({"enable_thinking": True}, on),
+        ({"enable_thinking": False}, off),
+    ):
+        body = {"messages": question, "chat_template_kwargs": switches}
+        assert text(chat(body, encoder, limits).requests[0]) == expected
+    later = replace(encoder, thinking=True).follow_up(encoder.prompt("Who?"), (), "Why?")
+    assert words.decode(later.tokens).endswith("Why?<turn|>\n<|turn>model\n")
+
+
+def test_thinking_without_a_switch_is_refused() -> None:
+    with pytest.raises(InputError, match="thinking: the chat template has no switch for it"):
+        encode(PromptEncoder(tokenizer(CHATML)), [Request("Who?", thinking=False)])
+    with pytest.raises(InputError, match="thinking: 'on'; give true or false"):
+        Request("Who?", thinking="on")  # type: ignore[arg-type]
