@@ -44,7 +44,7 @@ from eval.lib.times.hlo import COLLECTIVES, STAGES, ProgramText
 from eval.lib.times.random_pair import LatencyConfig
 from jaxspec.cli.options import run_script
 from jaxspec.command import load_preset, preset_names
-from jaxspec.config import with_text
+from jaxspec.config import text_config, with_text
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.engine.drafts import DraftConfig
 from jaxspec.engine.memory import abstract_inputs, abstract_state, at_place, bytes_held
@@ -60,7 +60,7 @@ from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
-Drafting = Literal["chain", "kv", "onepass", "msd", "eagle3", "dflash", "lookup"]
+Drafting = Literal["chain", "kv", "onepass", "msd", "eagle3", "dflash", "assistant", "lookup"]
 Name = Literal["plain", Drafting, "prefill", "prompt", "train"]
 WHOLE = ("prefill", "prompt", "train")
 """Programs without a loop of blocks."""
@@ -102,9 +102,9 @@ def main(
         number, such as h100:4; the target is split over all chips.
       programs: Plain decoding; a chain drafted from views M and T; a KV head (kv), one that drafts
         a block in one pass (onepass), MSD's head (msd), an EAGLE-3 head of as many draft tokens as
-        the preset says (eagle3), or a DFlash head of 15 drafted tokens (dflash); lookup, without a
-        draft; prefill of the chain or of plain decoding (prompt); a training step of logit
-        distillation (train).
+        the preset says (eagle3), a DFlash head of 15 drafted tokens (dflash), or Gemma 4's
+        assistant (assistant); lookup, without a draft; prefill of the chain or of plain decoding
+        (prompt); a training step of logit distillation (train).
       batches: Batch sizes.
       prompt: Slots for prompt tokens; in training, tokens of a row.
       new: Slots for new tokens.
@@ -191,7 +191,9 @@ def gpu_description(name: str) -> str:
 
 def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
     """Return the preset with another number of layers of its target."""
-    return replace(config, target=with_text(config.target, num_hidden_layers=layers))
+    kinds = text_config(config.target).layer_types[:layers]
+    target = with_text(config.target, num_hidden_layers=layers, layer_types=kinds)
+    return replace(config, target=target)
 
 
 def assembled(config: LatencyConfig, name: Name, width: int | None) -> tuple[Any, Params]:

@@ -47,10 +47,12 @@ class KVCache(struct.PyTreeNode):
 
     @property
     def slots(self) -> int:
-        return self.k[0].shape[2]
+        """Return the number of slots; 0 for a recorded target, which has no layers."""
+        return self.k[0].shape[2] if self.k else 0
 
     def grown(self, slots: int) -> KVCache:
-        """Return the cache with `slots` more slots at its end."""
+        """Return the cache with at least `slots` more slots at its end."""
+        slots = whole_slots(self.slots + slots) - self.slots
         k, v = (tuple(longer(leaf, 2, slots) for leaf in leaves) for leaves in (self.k, self.v))
         bias = self.bias if self.bias is None else longer(self.bias, 1, slots)
         # An empty row uses its last slot, see `hidden_before`.
@@ -60,6 +62,15 @@ class KVCache(struct.PyTreeNode):
     def fitted(self, other: KVCache) -> KVCache:
         """Return the cache with as many slots as another, larger one."""
         return self.grown(other.slots - self.slots)
+
+
+def whole_slots(slots: int) -> int:
+    """Round a cache's slots up to a multiple of 8.
+
+    A GPU's products read keys in groups of 8. For any other number XLA first writes a padded copy
+    of all keys, in every pass.
+    """
+    return slots + -slots % 8
 
 
 def longer(leaf: Array, axis: int, slots: int, tail: int = 0) -> Array:

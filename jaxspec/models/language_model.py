@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, TreeMask, init_cache
+from jaxspec.cache import KVCache, TreeMask, init_cache, whole_slots
 from jaxspec.config import ModelConfig, TextConfig, text_config
 from jaxspec.models.families import build, family_of, text_params
 from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, merge, with_room
@@ -83,10 +83,10 @@ class LanguageModel:
         """Run right-padded prompts; return each one's next-token logits, and their cache.
 
         Args:
-          slots: Slots of the cache.
+          slots: Least slots of the cache, see `whole_slots`.
           layers: Hidden states that the cache keeps, as `KVCache.kept`; None keeps none.
         """
-        hidden, cache = self.read(params, embeds, rows, slots, layers)
+        hidden, cache = self.read(params, embeds, rows, whole_slots(slots), layers)
         last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
         return gather(self.logits(params, last), "batch"), cache
 

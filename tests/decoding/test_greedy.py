@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.cache import KVCache
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.state import DecodeState
 from jaxspec.models.int8 import int8_params
@@ -157,7 +158,7 @@ def same_stats(one: DecodeState, other: DecodeState, rows: list[int] | None = No
 def test_speculation_writes_the_targets_tokens(
     views: tuple[str, ...], gamma: int, tree: str | None, target: Params
 ) -> None:
-    """An int8 target writes its own tokens."""
+    """An int8 target writes its own tokens. Caches have slots in groups of 8."""
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     expected = plain(options, target)
     assert len({token for row in expected for token in row}) > 8  # not one token over and over
@@ -165,6 +166,10 @@ def test_speculation_writes_the_targets_tokens(
         state = speculative(views, gamma, options, weights=weights, tree=tree, target=target)
         assert tiny.outputs(state) == expected
         check_stats(state)
+        parts = jax.tree.leaves(
+            (state.target, state.drafter), is_leaf=lambda part: isinstance(part, KVCache)
+        )
+        assert {part.slots % 8 for part in parts if isinstance(part, KVCache)} == {0}
         histogram = np.asarray(state.stats.histogram).sum(0)
         assert histogram[0] > 0
         assert histogram[1:].sum() > 0

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.cache import init_cache
+from jaxspec.config import text_config
 from jaxspec.engine import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading.models import LoadedHead
@@ -42,6 +45,11 @@ def requests_of(engine: Engine, *temperatures: float) -> list[Request]:
         tiny.request_of(engine, "What?", seed=i, temperature=temperature, max_new_tokens=length)
         for i, (length, temperature) in enumerate(zip(LENGTHS, temperatures))
     ]
+
+
+def test_a_cache_grows_in_groups_of_slots(target: LoadedModel) -> None:
+    cache = init_cache(text_config(target.config), 1, 16, jnp.dtype(jnp.float32), layers=())
+    assert [cache.grown(more).slots for more in (0, 1, 8, 9)] == [16, 24, 24, 32]
 
 
 @pytest.mark.parametrize(

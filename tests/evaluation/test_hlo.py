@@ -80,6 +80,36 @@ def test_messages_that_gpus_wrap_in_fusions_count() -> None:
     assert block.sent.total() == 8 * 4
 
 
+THREE = """HloModule jit_run_decode, is_scheduled=true
+
+%sums (p: f32[8]) -> f32[8] {
+  ROOT %all-reduce.1 = f32[8]{0} all-reduce(%p), channel_id=1, to_apply=%add
+}
+
+%block (p: f32[8]) -> f32[8] {
+  %begin.1 = (f32[8]{0}, f32[8]{0}) fusion(%p), kind=kCustom, calls=%sums
+  %part.1 = f32[8]{0} get-tuple-element(%begin.1), index=1
+  %run.1 = f32[8]{0} fusion(%part.1, %x), kind=kCustom, calls=%sums
+  %end.1 = f32[8]{0} fusion(%run.1), kind=kCustom, calls=%sums
+  %product.1 = f32[8]{0} multiply(%end.1, %end.1)
+  %begin.2 = f32[8]{0} fusion(%product.1), kind=kCustom, calls=%sums
+  %end.2 = f32[8]{0} fusion(%begin.2), kind=kCustom, calls=%sums
+  %all-reduce.2 = f32[8]{0} all-reduce(%end.2), channel_id=2, to_apply=%add
+  ROOT %all-reduce.3 = f32[8]{0} all-reduce(%all-reduce.2), channel_id=2, to_apply=%add
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  ROOT %while.1 = f32[8] while(%p), condition=%forever, body=%block
+}
+"""
+
+
+def test_a_message_in_three_fusions_counts_once_and_equal_layers_each() -> None:
+    block = ProgramText(THREE).block()
+    assert block.collectives.total() == 4
+    assert block.sent.total() == 4 * 8 * 4
+
+
 def test_of_two_loops_that_which_drafts_is_the_block() -> None:
     plain = "".join(f"  %fusion.{i} = f32[4] fusion(%p), calls=%g\n" for i in range(20))
     two = TEXT.replace("ENTRY", f"%plain (p: f32[4]) -> f32[4] {{\n{plain}}}\n\nENTRY")

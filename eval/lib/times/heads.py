@@ -6,9 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from eval.lib.times.random_pair import LatencyConfig
-from jaxspec.config import Eagle1Config, Eagle3Config, HeadConfig, text_config
+from jaxspec.config import (
+    AssistantConfig,
+    Eagle1Config,
+    Eagle3Config,
+    Gemma4TextConfig,
+    HeadConfig,
+    text_config,
+)
 from jaxspec.config.heads.kinds import new_head
+from jaxspec.config.text import FULL, SLIDING
 from jaxspec.engine.plan import usual_head
+from jaxspec.errors import InputError
+
+ASSISTANTS = {3840: (1024, 8192, 16, 0), 2560: (256, 2048, 4, 2048)}
+"""Width of a target -> width, MLP, attention heads and groups of tokens of its assistant."""
 
 
 def msd_head(config: LatencyConfig) -> HeadConfig:
@@ -26,12 +38,32 @@ def eagle3_head(config: LatencyConfig) -> HeadConfig:
     return replace(head, text_config=replace(head.text_config, draft_vocabulary=ids))
 
 
+def assistant_head(config: LatencyConfig) -> HeadConfig:
+    """Return the assistant of Gemma 4 12B or E4B: three sliding layers and a full one."""
+    text = text_config(config.target)
+    if not isinstance(text, Gemma4TextConfig) or text.hidden_size not in ASSISTANTS:
+        raise InputError("programs: assistant drafts for gemma4_12b and gemma4_e4b; take one")
+    width, mlp, heads, groups = ASSISTANTS[text.hidden_size]
+    layers = replace(
+        text,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=4,
+        num_attention_heads=heads,
+        layer_types=(SLIDING, SLIDING, SLIDING, FULL),
+    )
+    return AssistantConfig(
+        layers, backbone_hidden_size=text.hidden_size, num_centroids=groups, gamma=config.gamma
+    )
+
+
 HEADS: dict[str, Callable[[LatencyConfig], HeadConfig]] = {
     "kv": lambda config: usual_head(config.target, gamma=config.gamma),
     "onepass": lambda config: usual_head(
         config.target, gamma=config.gamma, parallel=True, markov=64
     ),
     "msd": msd_head,
+    "assistant": assistant_head,
     "eagle3": eagle3_head,
     "dflash": lambda config: new_head(config.target, feature="block", gamma=15),
 }

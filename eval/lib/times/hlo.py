@@ -112,7 +112,9 @@ class ProgramText:
         return {}
 
     def _sum(self, lines: list[str]) -> Cost:
-        total, channels, types = Cost(), set(), _types(lines)
+        total, types = Cost(), _types(lines)
+        carried: dict[str, set[str | None]] = {}
+        """Channels of the messages that a fusion runs, by the names of its results."""
         for line in lines:
             operation = _OPERATION.match(line)
             if operation is None:
@@ -123,12 +125,18 @@ class ProgramText:
             total.copied[stage] += _copied(line)
             total.moved[stage] += self._moved(operation, types)
             total.kernels[stage] += kind.removesuffix("-start") in _KERNELS
-            # A TPU's compiler lets a message begin, run and end in three fusions of one channel.
-            for channel, produced in self._messages(line, operation):
-                if channel not in channels:
+            # A TPU's compiler lets a message begin, run and end in three fusions of one channel, of
+            # which each reads the one before. Equal layers have one channel too.
+            operands = (carried.get(name, set()) for name in _operands(operation))
+            begun, messages = set().union(*operands), self._messages(line, operation)
+            for channel, produced in messages:
+                if channel not in begun:
                     total.collectives[stage] += 1
                     total.sent[stage] += produced
-                channels |= {channel} - {None}
+            if kind.startswith("fusion"):
+                carried[operation["name"]] = {channel for channel, _ in messages} - {None}
+            elif kind in ("get-tuple-element", "tuple"):
+                carried[operation["name"]] = begun
             if kind == "while":
                 total.add(
                     self._cost(_called(line, "body")[0]), self._turns(_called(line, "condition")[0])

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, TreeMask, init_cache, unread, written
+from jaxspec.cache import KVCache, TreeMask, init_cache, unread, whole_slots, written
 from jaxspec.config import DFlashConfig
 from jaxspec.decoding.sources.planned import Planned, PlannedSource
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
@@ -32,7 +32,8 @@ class DFlash(PlannedSource):
         params, target = prefilled.params, prefilled.target
         count, width = prefilled.batch.prompt.tokens.shape
         assert target.hidden is not None
-        cache = init_cache(self.model.text, count, width + prefilled.room, target.hidden.dtype)
+        slots = whole_slots(width + prefilled.room)
+        cache = init_cache(self.model.text, count, slots, target.hidden.dtype)
         empty, read = cache.replace(split=True), jnp.zeros(count, jnp.int32)
         return self._read(params, empty, target, read, width, width).replace(length=target.length)
 

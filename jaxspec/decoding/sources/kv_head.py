@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache import KVCache, TreeMask, write
+from jaxspec.cache import KVCache, TreeMask, whole_slots, write
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.inputs import Images
 from jaxspec.decoding.sources.head import HeadSource
@@ -109,7 +109,7 @@ def pack(
     `shift` is the target's length minus the head's, so new tokens take the target's positions. With
     10 slots of text and an image pooled from 576 slots to 64, length is 74 and shift 512.
     """
-    head = module_of(config)
+    slots, head = whole_slots(slots), module_of(config)
     context: Context = apply(head, params, *keys_of(config, target), rows, method="context")
     there = context.since < target.length[:, None]
     length = there.sum(1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, TreeMask, unread
+from jaxspec.cache import KVCache, TreeMask, unread, whole_slots
 from jaxspec.config import StateHeadConfig
 from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
@@ -102,6 +102,7 @@ def pack_own(
     embeds, rotary, images: See `StateHead.own_context`.
     """
     assert target.hidden is not None
+    slots = whole_slots(slots)
     states = target.hidden[:, 0, : embeds.shape[1]]
     row = embeds, states, rotary, images
     context = apply(module_of(config), params, *row, method="own_context")
