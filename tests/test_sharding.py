@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxspec.config import LlamaConfig, ModelConfig, text_config
 from jaxspec.engine.memory import at_place, bytes_held
+from jaxspec.engine.plan import read_by_pass
 from jaxspec.errors import InputError
 from jaxspec.models.families import FAMILIES, abstract_params
 from jaxspec.models.lvlms.vision import attend_pages
@@ -65,10 +66,26 @@ def test_every_parameter_matches_one_row(model_type):
             assert len(axes) in (0, len(leaf.shape)), (path, axes, leaf.shape)
 
 
+@cache
+def shapes(model_type: str) -> tuple[ModelConfig, Any]:
+    config = default(model_type)
+    return config, abstract_params(config, jnp.bfloat16)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_plan_counts_no_tower_in_a_pass(model_type):
+    config, params = shapes(model_type)
+    rows = "embed_tokens_per_layer" if text_config(config).tie_word_embeddings else "embed_tokens"
+    decoder = re.compile(rf"(language_model/)?(model|lm_head)/(?!{rows})")
+    leaves = flatten_dict(params, sep="/").items()
+    expected = [leaf for path, leaf in leaves if decoder.match(path)]
+    assert bytes_held(read_by_pass(params)) == bytes_held(expected)
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_splits_divide_or_fall_back(model_type):
-    config = default(model_type)
-    params, text = abstract_params(config, jnp.bfloat16), text_config(config)
+    config, params = shapes(model_type)
+    text = text_config(config)
     whole = sum(leaf.size * 2 for leaf in jax.tree.leaves(params))
     for model in (2, 3, 8):
         places = shardings(config, params, abstract_mesh(model=model, fsdp=2))

@@ -1,4 +1,4 @@
-"""Gemma 4 with images, by a vision tower or (the 12B) without one, to and from `config.json`."""
+"""Describe Gemma 4 with images, read by a vision tower or (the 12B) without one."""
 
 from __future__ import annotations
 

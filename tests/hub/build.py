@@ -171,7 +171,7 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
         text = replace(config.text_config, num_key_value_heads=heads, qkv_bias=twin.biased)
         config = VispecConfig(text, config.target_hash)
     params = eagle_params(config, random_params(found))
-    made, stored = kind_of(config).written(config, named_tensors(params), "vllm", None)
+    made, stored = kind_of(config).written(config, named_tensors(params), twin.layout, None)
     dtype = np.dtype(_numpy(twin.dtype))
     tensors = {
         name: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf
@@ -186,6 +186,9 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
     )
     sizes += ("head_dim", "draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
     raw = twin.config | {name: made[name] for name in sizes if name in made}
+    if inner := made.get("transformer_layer_config"):
+        layer = {name: inner[name] for name in sizes if name in inner}
+        raw["transformer_layer_config"] = twin.config["transformer_layer_config"] | layer
     raw |= {"torch_dtype": twin.dtype}
     (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     if twin.bin and TORCH:
@@ -248,10 +251,8 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     if twin.quantisation:
         tensors, _ = quantised(tensors, twin.quantisation, twin.seed)
-    if twin.family == "gemma4_unified":  # what this library does not read
-        tensors["model.embed_audio.embedding_projection.weight"] = np.zeros(
-            (16, 640), np.dtype(_numpy(twin.dtype))
-        )
+    unread = _unread(raw, {name: tensor.shape for name, tensor in tensors.items()})
+    tensors |= {name: np.zeros(x, np.dtype(_numpy(twin.dtype))) for name, x in unread.items()}
     names = sorted(tensors)
     bin = twin.bin and TORCH
     stem, ending = ("pytorch_model", "bin") if bin else ("model", "safetensors")
@@ -285,6 +286,25 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
             {f"layers.{name}": value for name, value in tensors.items()},
             path / "consolidated.safetensors",
         )
+
+
+def _unread(raw: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a Gemma 4's tensors that this library does not read.
+
+    They are audio, and keys and values of layers that read those of others.
+    """
+    text, audio, out = raw.get("text_config") or {}, raw.get("audio_config"), {}
+    if audio:
+        out["model.embed_audio.embedding_projection.weight"] = (16, 640)
+    if audio and "output_proj_dims" in audio:
+        out["model.audio_tower.output_proj.bias"] = (640,)
+    shared = text.get("num_kv_shared_layers", 0)
+    for i in range(shared):
+        layers = i, text["num_hidden_layers"] - shared + i
+        like, own = (f"model.language_model.layers.{n}.self_attn." for n in layers)
+        parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+        out |= {own + part: shapes[like + part] for part in parts}
+    return out
 
 
 def _end_soon(tensors: dict[str, np.ndarray], stop: Any) -> None:

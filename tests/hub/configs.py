@@ -488,16 +488,18 @@ def gemma4_unified(words: Mapping[str, int], text: dict[str, Any]) -> Files:
 
 
 def gemma4(words: Mapping[str, int], text: dict[str, Any]) -> Files:
-    """Return the 31B's files."""
+    """Return the 31B's files, or E4B's for a decoder with per-layer embeddings."""
+    small = "hidden_size_per_layer_input" in text
     tower = {
         **{"model_type": "gemma4_vision", "attention_bias": False, "attention_dropout": 0.0},
         **{"default_output_length": 280, "head_dim": 8, "num_key_value_heads": 2},
         **{"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072},
         **{"patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10240},
         **{"rms_norm_eps": 1e-06, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}},
-        **{"standardize": True, "use_clipped_linears": False},
+        **{"standardize": not small, "use_clipped_linears": small},
     }
-    parts = {"vision_config": _SIZES | tower, "audio_config": None}
+    audio = {"model_type": "gemma4_audio", "hidden_size": 1024, "output_proj_dims": 1536}
+    parts = {"vision_config": _SIZES | tower, "audio_config": audio if small else None}
     return _gemma4(words, "Gemma4", "gemma4", parts, text)
 
 
@@ -516,6 +518,7 @@ def _gemma4(
         },
         "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
     }
+    tokens = max(words.values()) // 8 * 8 + 8
     decoder = {
         **{"model_type": f"{model_type}_text", "attention_k_eq_v": True, "attention_bias": False},
         **{"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0},
@@ -526,7 +529,8 @@ def _gemma4(
         **{"num_key_value_heads": 2, "num_global_key_value_heads": 1},
         **{"rms_norm_eps": 1e-06, "rope_parameters": rope, "sliding_window": 1024},
         **{"tie_word_embeddings": True, "use_bidirectional_attention": "vision"},
-        **{"use_double_wide_mlp": False, "vocab_size": max(words.values()) + 6},
+        **{"use_double_wide_mlp": False, "vocab_size": tokens},
+        "vocab_size_per_layer_input": tokens,
     }
     config = {
         **{"architectures": [f"{kind}ForConditionalGeneration"], "model_type": model_type},

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxspec.checkpoints.heads.kind import Server
 from tests.hub import quantised
 
 UNSEEN = "file list not seen"
@@ -142,9 +143,19 @@ def _gemma3(source: str, family: str = "gemma3_text", **changes: Any) -> Twin:
     return Twin(family, "gemma", source, **{"chat": True, "generation": generation} | changes)
 
 
+def _gemma4(family: str, entries: str, **changes: Any) -> Twin:
+    generation = {
+        **{"bos_token_id": 2, "do_sample": True, "eos_token_id": ["<eos>", "<turn|>"]},
+        **{"pad_token_id": 0, "temperature": 1.0, "top_k": 64, "top_p": 0.95},
+    }
+    source = f"names of tensors and entries: {entries}; template as llama.cpp's gemma4.jinja"
+    made = {"chat": True, "generation": generation} | changes
+    return Twin(family, "gemma4", f"{source}; no file list seen", **made)
+
+
 @dataclass(frozen=True)
 class HeadTwin:
-    """What the repository of an EAGLE head holds, in SafeAILab's layout."""
+    """What the repository of an EAGLE head holds."""
 
     target: str
     source: str
@@ -155,6 +166,8 @@ class HeadTwin:
     """Word of `new_head` for its kind."""
     rule: str = "placeholder"
     """Its rule for images, as loading knows it."""
+    layout: Server = "vllm"
+    """SafeAILab's, or speculators'."""
     padding: int = 0
     """Tokens of its target that an EAGLE-1 head's embedding lacks."""
     biased: bool = False
@@ -270,6 +283,33 @@ HEADS: dict[str, HeadTwin] = {
         config={"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
         | {"num_hidden_layers": 1, "rope_theta": 1000000, "rms_norm_eps": 1e-06}
         | {"tie_word_embeddings": False},
+    ),
+    "RedHatAI/gemma-4-31B-it-speculator.eagle3": HeadTwin(
+        "google/gemma-4-31B-it",
+        "config.json: github MIT-RLX/rlx-models, rlx-eagle3/src/config.rs, which says that it is "
+        "a part of the file; sizes of tensors in its examples",
+        dtype="bfloat16",
+        layout="speculators",
+        config={
+            **{"architectures": ["Eagle3DraftModel"], "dtype": "bfloat16"},
+            **{"embed_requires_grad": False, "norm_before_fc": False, "norm_before_residual": True},
+            **{"speculators_model_type": "eagle3", "target_hidden_size": None},
+            "speculators_config": {
+                **{"algorithm": "eagle3", "default_proposal_method": "greedy"},
+                "proposal_methods": [
+                    {"accept_tolerance": 0.0, "proposal_type": "greedy"}
+                    | {"speculative_tokens": 3, "verifier_accept_k": 1}
+                ],
+                "verifier": {"architectures": [], "name_or_path": "google/gemma-4-31B-it"},
+            },
+            "tie_word_embeddings": False,
+            "transformer_layer_config": {
+                **{"attention_bias": False, "hidden_act": "silu", "model_type": "llama"},
+                **{"max_position_embeddings": 262144, "num_hidden_layers": 1},
+                **{"rms_norm_eps": 1e-06, "tie_word_embeddings": False},
+                "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+        },
     ),
     "Rayzl/qwen2.5-vl-7b-eagle3-sgl": HeadTwin(
         "Qwen/Qwen2.5-VL-7B-Instruct",
@@ -513,16 +553,27 @@ TWINS: dict[str, Twin] = {
         "gemma3",
         shards=2,
     ),
-    "google/gemma-4-12B-it": Twin(
+    "google/gemma-4-12B-it": _gemma4(
         "gemma4_unified",
-        "gemma4",
-        "names of tensors and entries: transformers 5.23, models/gemma4_unified and "
-        "conversion_mapping.py; template as llama.cpp's gemma4.jinja; no file list seen",
+        "transformers 5.23, models/gemma4_unified and conversion_mapping.py",
         shards=3,
-        chat=True,
-        generation={
-            **{"bos_token_id": 2, "do_sample": True, "eos_token_id": ["<eos>", "<turn|>"]},
-            **{"pad_token_id": 0, "temperature": 1.0, "top_k": 64, "top_p": 0.95},
+    ),
+    "google/gemma-4-31B-it": _gemma4(
+        "gemma4",
+        "transformers 5.23, models/gemma4; vision_config as public loaders check it",
+        shards=2,
+        seed=1,
+    ),
+    "google/gemma-4-E4B-it": _gemma4(
+        "gemma4",
+        "transformers 5.23, models/gemma4; vision_config as public loaders check it",
+        seed=2,
+        config={
+            **{"attention_k_eq_v": False, "num_global_key_value_heads": None},
+            **{"hidden_size_per_layer_input": 4, "num_kv_shared_layers": 2},
+            **{"layer_types": 2 * ["sliding_attention", "full_attention"]},
+            **{"num_hidden_layers": 4, "sliding_window": 512},
+            "use_bidirectional_attention": None,
         },
     ),
     "google/gemma-3-1b-it": _gemma3(SISTER.format("google/gemma-3-4b-it"), seed=1),

@@ -34,17 +34,20 @@ CONTEXT = 12
 
 
 def random_params(config: ModelConfig, seed: int = 0, scale: float = 0.2) -> Params:
-    """Weights large enough that the distributions are far from uniform; norms and biases at one.
+    """Weights large enough that the distributions are far from uniform; norms and biases at one,
+    and bounds at two.
 
     By numpy, because compiling JAX's initialisers takes longer than all else here.
     """
     rng = np.random.default_rng(seed)
 
-    def fill(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+    def fill(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         draws = np.ones(leaf.shape) if len(leaf.shape) < 2 else rng.normal(0, scale, leaf.shape)
+        if path[-1].key.endswith(("put_min", "put_max")):
+            draws = 2 * draws if path[-1].key.endswith("max") else -2 * draws
         return draws.astype(leaf.dtype)
 
-    return jax.tree.map(fill, abstract_params(config))
+    return jax.tree_util.tree_map_with_path(fill, abstract_params(config))
 
 
 def lvlm(

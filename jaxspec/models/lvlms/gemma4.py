@@ -81,10 +81,10 @@ class Gemma4(Lvlm):
 
     def project(
         self, features: Float[Array, "B U P E"], pool: Pool | None = None
-    ) -> Float[Array, "B features D"]:
+    ) -> Float[Array, "B features wide"]:
         """Return the rows of all tiles. View P is refused in `SquareImages.slots`."""
         rows = self.embed_vision(features)
-        return rows.reshape(rows.shape[0], -1, rows.shape[-1])
+        return self.language_model.shown(rows.reshape(rows.shape[0], -1, rows.shape[-1]))
 
 
 class Gemma4Unified(Gemma4):

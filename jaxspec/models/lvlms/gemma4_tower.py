@@ -1,4 +1,4 @@
-"""Gemma 4's vision tower: patches attend within their image, and squares of them are averaged.
+"""Compute Gemma 4's vision tower: patches attend within their image, squares are averaged.
 
 Patches of a square follow one another, row by row. Their rotary positions are axial: the first half
 of each head is turned by the column, the second by the row.
@@ -138,8 +138,8 @@ class VisionTower(nn.Module):
             self.std_scale = self.param("std_scale", nn.initializers.ones, (c.hidden_size,))
 
     def __call__(
-        self, pixels: Float[Array, "B U S values"], position: Int[Array, "B U S 2"]
-    ) -> Float[Array, "B U S E"]:
+        self, pixels: Float[Array, "B U squares values"], position: Int[Array, "B U squares 2"]
+    ) -> Float[Array, "B U squares E"]:
         """Return the average of each square's patches. Positions are columns and rows, or -1."""
         c = self.config
         patches, patch_position, image = patches_of(c, pixels, position)
@@ -155,8 +155,8 @@ class VisionTower(nn.Module):
 
 def patches_of(
     config: Gemma4VisionConfig,
-    pixels: Float[Array, "B U S values"],
-    position: Int[Array, "B U S 2"],
+    pixels: Float[Array, "B U squares values"],
+    position: Int[Array, "B U squares 2"],
 ) -> tuple[Float[Array, "B T patch"], Int[Array, "B T 2"], Int[Array, "B T"]]:
     """Return the patches of squares, their columns and rows, and their images.
 
