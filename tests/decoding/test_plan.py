@@ -15,6 +15,7 @@ import pytest
 
 from configs.latency.llava7b_68m import config as LLAVA
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.cache import whole_slots
 from jaxspec.cli import main
 from jaxspec.config import Gemma4TextConfig
 from jaxspec.engine.memory import bytes_held
@@ -88,7 +89,7 @@ def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
     program, params = abstract_program(text, [], (), 1, jnp.bfloat16, weights="int8")
     sizes = sizes_of(program, 64, 0, 16)
     found = plan(program, params, 1, 2, sizes)
-    slots = 64 + 16 + program.spare_slots
+    slots = whole_slots(64 + 16 + program.spare_slots)
     counters = 2 * 2 * 4
     assert found.memory.target_cache == 2 * slots * 2 * 2 * (256 + 256 + 512) + counters
     model = params["target"]["model"]
