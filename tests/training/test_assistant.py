@@ -36,6 +36,8 @@ from tests.tiny.assistant_reference import draft as reference
 from tests.training.test_kv_head import check_loss
 
 HEAD: dict[str, Any] = {"feature": "assistant", "layers": 3, "width": 32, "gamma": J}
+SHALLOW = tiny.gemma4((SLIDING, FULL), sliding_window=5)
+"""A target with fewer layers than its assistant."""
 TRAIN = TrainConfig(
     steps=40, batch=4, learning_rate=1e-2, warmup=4, log_every=1, mesh=MeshConfig(data=1)
 )
@@ -69,9 +71,9 @@ def test_its_loss_is_that_of_its_definition() -> None:
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HeadConfig, Params]:
     """A folder with a `target`, its own answers and an assistant `hf` that learned them."""
-    path, (target, _) = tmp_path_factory.mktemp("assistant"), pair()
+    path, (target, _) = tmp_path_factory.mktemp("assistant"), pair(text=SHALLOW)
     save(path / "target", target.config, target.params, tokenizer=target.tokenizer)
-    plain = engine(pair(), drafts=False)
+    plain = engine(pair(text=SHALLOW), drafts=False)
     said = [plain.encoder.text(answer.tokens) for answer in plain.generate(requests())]
     turns = [((str(request.prompt), text),) for request, text in zip(requests(), said, strict=True)]
     recipe = HeadRecipe(
@@ -91,7 +93,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HeadConfig,
 def test_it_learns_to_draft(learned: tuple[Path, HeadConfig, Params]) -> None:
     """From random weights; more of its drafts are accepted than of the untrained ones."""
     path, config, params = learned
-    losses, target = training.losses(path / "head"), pair()[0]
+    losses, target = training.losses(path / "head"), pair(text=SHALLOW)[0]
     assert losses[-5:].mean() < 0.5 * losses[:5].mean()
     untrained = init_head(config, None, jax.random.key(0))
     few, many = (
@@ -119,12 +121,12 @@ def test_transformers_reads_it(
     model = Gemma4AssistantForCausalLM.from_pretrained(path / "exported")
     config, read = load_head(path / "exported", jnp.float32)
     jax.tree.map(np.testing.assert_array_equal, read, params)
-    config, rng, length = config.for_target(TEXT), np.random.default_rng(0), 9
+    config, rng, length = config.for_target(SHALLOW), np.random.default_rng(0), 9
     keys = {
         kind: rng.normal(size=(2, 1, layer.num_key_value_heads, length, layer.head_dim)).astype(
             "f4"
         )
-        for kind, layer in ((SLIDING, TEXT.of_layer(2)), (FULL, TEXT.of_layer(3)))
+        for kind, layer in ((SLIDING, SHALLOW.of_layer(0)), (FULL, SHALLOW.of_layer(1)))
     }
     token, state = rng.normal(size=(2, 1, 1, TEXT.hidden_size)).astype("f4")
     with torch.no_grad():

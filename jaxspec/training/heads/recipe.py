@@ -82,8 +82,10 @@ def train_head(
         head = init_head(config, decoder, jax.random.key(first.seed), offset)
 
     def places(mesh: Mesh) -> Params:
-        parts = {"head": head, "target": target.params}
-        return {name: shardings(target.config, part, mesh) for name, part in parts.items()}
+        return {
+            "head": shardings(config.text_config, head, mesh),
+            "target": shardings(target.config, target.params, mesh),
+        }
 
     readings = None
     if recipe.keep_readings:
