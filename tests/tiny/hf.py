@@ -129,6 +129,7 @@ E2B = {
     **{"num_attention_heads": 8, "head_dim": 16, "global_head_dim": 32, "sliding_window": 6},
     **{"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCABULARY},
     **{"num_hidden_layers": 10, "num_kv_shared_layers": 5, "use_double_wide_mlp": True},
+    "rms_norm_eps": 0.01,  # so that factors before norms count
     "layer_types": 2 * (4 * ["sliding_attention"] + ["full_attention"]),
 }
 """Entries of E2B's decoder, except for sizes."""
