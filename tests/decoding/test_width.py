@@ -18,7 +18,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.config import DFlashConfig, LvlmConfig, QwenTowerConfig
+from jaxspec.config import DFlashConfig, LvlmConfig, PixelConfig, QwenTowerConfig
 from jaxspec.engine.running import LiveBatch, RunningBatch
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
@@ -27,7 +27,7 @@ from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import make_mesh, shardings
 from tests import tiny
-from tests.tiny.families import FAMILIES
+from tests.tiny.families import FAMILIES, SQUARES
 
 WIDTH, NEW = 8, 40
 WORDS = ("Hi", "What is this?", "Tell me more of it", "Why", "Say it again, please", "And?", "a")
@@ -120,14 +120,14 @@ def test_processed_answers_do_not_depend_on_the_draft(models):
     assert sum(result.stats.accepted_at.sum() for result in results)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | SQUARES)
 def test_caches_hold_the_same_bits(family):
     """Caches do not depend on the program that wrote them, in every family, in bfloat16."""
     models = pair_of(family)
-    sees = models[0].images is not None
+    sees, tiles = models[0].images is not None, 1 if family in SQUARES else 32
     runs = []
     for options in ({}, {"views": ("M",) if sees else ("T",), "gamma": 3}):
-        one = engine(models, **options, prompt_buckets=(448,), image_buckets=(32,))
+        one = engine(models, **options, prompt_buckets=(448,), image_buckets=(tiles,))
         pages = [[tiny.page(i, 25, 31)] * sees for i in range(4)]
         asked = [Request(one.encoder.completion(*prompt), NEW) for prompt in zip(WORDS, pages)]
         batch = RunningBatch(one.batcher, one.batcher.read(asked))
@@ -142,13 +142,15 @@ def test_caches_hold_the_same_bits(family):
 
 def pair_of(family: str) -> tuple[Any, ...]:
     """Return a target with wide layers, and a draft that looks through its tower."""
-    config, processor = FAMILIES[family]()
+    config, processor = (FAMILIES | SQUARES)[family]()
     wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
     if isinstance(config, LvlmConfig):
-        sight: Any = (
-            {"out_hidden_size": 256} if isinstance(config.vision_config, QwenTowerConfig) else {}
-        )
-        vision = replace(config.vision_config, hidden_size=32, intermediate_size=40, **sight)
+        sight: Any = {"hidden_size": 32, "intermediate_size": 40}
+        if isinstance(config.vision_config, QwenTowerConfig):
+            sight |= {"out_hidden_size": 256}
+        if isinstance(config.vision_config, PixelConfig):
+            sight = {}
+        vision = replace(config.vision_config, **sight)
         config = replace(
             config, text_config=replace(config.text_config, **wide), vision_config=vision
         )

@@ -10,11 +10,17 @@ from typing import Any
 import transformers
 
 from jaxspec.checkpoints.huggingface import SaveOptions, save
+from jaxspec.checkpoints.processors import pillow_class
 from jaxspec.config import (
+    Gemma4Config,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedTextConfig,
+    Gemma4VisionConfig,
     LlavaNextConfig,
     LlavaOnevisionConfig,
     ModelConfig,
     OptConfig,
+    PixelConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3VisionConfig,
@@ -117,6 +123,30 @@ def _qwen3_vl() -> tuple[ModelConfig, Any]:
     return config, _qwen_vl()[1]
 
 
+_MARKS = {"image_token_index": 3, "boi_token_id": 1, "eoi_token_id": 2}
+_PATCHES = {"patch_size": 4, "pooling_kernel_size": 3}
+
+
+def _squares() -> Any:
+    return pillow_class("Gemma4ImageProcessor")(max_soft_tokens=70, **_PATCHES)
+
+
+def _gemma4() -> tuple[ModelConfig, Any]:
+    """Return a model with 31B's tower, whose window is shorter than an image."""
+    kinds = ("sliding_attention", "full_attention")
+    text = replace(tiny.gemma4(kinds, 20), use_bidirectional_attention="vision")
+    heads = {"num_key_value_heads": 2, "head_dim": 8, "standardize": True}
+    vision = Gemma4VisionConfig(**_SHAPE, **heads, **_PATCHES, position_embedding_size=210)
+    return Gemma4Config(text, vision, tie_word_embeddings=False, **_MARKS), _squares()
+
+
+def _gemma4_unified() -> tuple[ModelConfig, Any]:
+    vision = PixelConfig(**_PATCHES, mm_embed_dim=16, output_proj_dims=16)
+    text = Gemma4UnifiedTextConfig.from_hf(text_config(_gemma4()[0]).to_hf())
+    text = replace(text, model_type="gemma4_unified_text")
+    return Gemma4UnifiedConfig(text, vision, tie_word_embeddings=False, **_MARKS), _squares()
+
+
 def _opt() -> tuple[ModelConfig, Any]:
     return OptConfig(vocab_size=_WORDS, **_SHAPE), None
 
@@ -129,6 +159,11 @@ FAMILIES: dict[str, Callable[[], tuple[ModelConfig, Any]]] = {
     "qwen3_vl": _qwen3_vl,
     "opt": _opt,
 }
+SQUARES: dict[str, Callable[[], tuple[ModelConfig, Any]]] = {
+    "gemma4": _gemma4,
+    "gemma4_unified": _gemma4_unified,
+}
+"""Gemma 4's, whose images take at least 70 tokens."""
 
 
 def write(path: Path, family: str) -> Path:
