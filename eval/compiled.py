@@ -44,7 +44,7 @@ from eval.lib.times.hlo import COLLECTIVES, STAGES, ProgramText
 from eval.lib.times.random_pair import LatencyConfig
 from jaxspec.cli.options import run_script
 from jaxspec.command import load_preset, preset_names
-from jaxspec.config import text_config, with_text
+from jaxspec.config import RotaryConfig, text_config, with_text
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.engine.drafts import DraftConfig
 from jaxspec.engine.memory import abstract_inputs, abstract_state, at_place, bytes_held
@@ -191,7 +191,9 @@ def gpu_description(name: str) -> str:
 
 def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
     """Return the preset with another number of layers of its target."""
-    kinds = text_config(config.target).layer_types[:layers]
+    text = text_config(config.target)
+    assert isinstance(text, RotaryConfig)
+    kinds = text.layer_types[:layers]
     target = with_text(config.target, num_hidden_layers=layers, layer_types=kinds)
     return replace(config, target=target)
 
