@@ -374,7 +374,7 @@ def test_a_mesh_changes_no_token(pairs: Any, expected: Any) -> None:
     assert tokens(results) == [answer for _, answer in expected("31B")]
 
 
-@pytest.mark.parametrize("kind", ["12B", "31B"])
+@pytest.mark.parametrize("kind", ["12B", "31B", "E4B"])
 def test_a_session_reads_images_of_later_turns(pairs: Any, expected: Any, kind: str) -> None:
     """The cache holds the first turn; what follows it is images, which read themselves both ways."""
     reference, ours = pairs(kind)
