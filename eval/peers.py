@@ -38,7 +38,6 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from configs.eval.coder import config as coder
 from eval.lib.drafts.comparison import first_prompt
 from eval.lib.drafts.loading import split_name
 from eval.lib.output.report import Run, results_folder
@@ -58,6 +57,7 @@ from eval.lib.times.peer_methods import (
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.options import run_script
+from jaxspec.command import load_preset
 from jaxspec.engine.engine import Engine, LoadedModel
 from jaxspec.errors import InputError, check_counts
 from jaxspec.loading.models import LoadedDraft, load_draft
@@ -257,6 +257,7 @@ def dtype_of(preset: str) -> jnp.dtype:
 def pair_of(preset: str, target: str | None, draft: str | None, folder: Path) -> tuple[Path, ...]:
     """Return the directories of target and drafts; write a synthetic pair to `folder`."""
     if preset == CODER:
+        coder = load_preset("eval", CODER)
         return locate(target or coder.target), locate(draft or coder.draft[0])
     if preset == "smollm2":
         return (locate(SMOLLM2), *([] if draft is None else [locate(draft)]))
@@ -279,6 +280,7 @@ def prompts_of(
     """
     encoder = Engine(target).encoder
     if preset == CODER:
+        coder = load_preset("eval", CODER)
         places = {name: Path(path) for name, path in map(split_name, (*coder.data, *data))}
         samples = (evaluation_set(name, count, data=places) for name in coder.sets)
         return [first_prompt(encoder, sample) for part in samples for sample in part]
