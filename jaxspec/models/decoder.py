@@ -275,7 +275,7 @@ class CausalLM(nn.Module):
             return embeds
         return jnp.concatenate([embeds, self.model.per_layer.embed(rows)], axis=-1)
 
-    def shown(self, features: Float[Array, "B F D"]) -> Float[Array, "B F wide"]:
+    def shown(self, features: Float[Array, "B rows D"]) -> Float[Array, "B rows wide"]:
         """Return images' features as `embed` returns tokens; for the layers they are padding."""
         c = self.config
         padding = self.embed(jnp.full((1, 1), c.pad_token_id or 0))[..., c.hidden_size :]

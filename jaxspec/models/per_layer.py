@@ -26,14 +26,14 @@ class PerLayerGate(nn.Module):
         self.post_per_layer_input_norm = text_norm(c)
 
     def __call__(
-        self, x: Float[Array, "B T D"], own: Float[Array, "B T W"]
+        self, x: Float[Array, "B T D"], own: Float[Array, "B T part"]
     ) -> Float[Array, "B T D"]:
         gate = ACTIVATIONS[self.config.hidden_act](self.per_layer_input_gate(x))
         return x + self.post_per_layer_input_norm(self.per_layer_projection(gate * own))
 
 
 class PerLayerInputs(nn.Module):
-    """Make the inputs of L layers, of width W."""
+    """Make the inputs of all layers, each `part` wide."""
 
     config: RotaryConfig
 
@@ -44,14 +44,14 @@ class PerLayerInputs(nn.Module):
         self.per_layer_model_projection = Dense(width, bias=False)
         self.per_layer_projection_norm = text_norm(c)
 
-    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T L*W"]:
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T layers*part"]:
         """Return the tokens' embeddings for all layers."""
         root = self.config.hidden_size_per_layer_input**0.5
         return scaled(self.embed_tokens_per_layer(tokens), root)
 
     def __call__(
-        self, x: Float[Array, "B T D"], embeds: Float[Array, "B T L*W"]
-    ) -> tuple[Float[Array, "B T W"], ...]:
+        self, x: Float[Array, "B T D"], embeds: Float[Array, "B T layers*part"]
+    ) -> tuple[Float[Array, "B T part"], ...]:
         """Return each layer's input.
 
         Args:
