@@ -51,7 +51,7 @@ class Gemma4VisionConfig(SquaresConfig):
     hidden_activation: str = "gelu_pytorch_tanh"
     attention_bias: bool = False
     rope_theta: float = 100.0
-    """Of `rope_parameters` in the file."""
+    """Base of the rotary positions; `rope_parameters` holds it in the file."""
     position_embedding_size: int = 10240
     """Rows and columns of patches that have a learned position."""
     use_clipped_linears: bool = False
@@ -125,7 +125,7 @@ class Gemma4Config(BaseLvlmConfig):
     vision_config: Gemma4VisionConfig = field(default_factory=Gemma4VisionConfig)
     model_type: str = "gemma4"
     image_token_index: int = 258880
-    """`image_token_id` in the file."""
+    """Id of an image's tokens; the file calls it `image_token_id`."""
     boi_token_id: int = 255999
     eoi_token_id: int = 258882
     tie_word_embeddings: bool = True

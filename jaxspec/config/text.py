@@ -46,7 +46,7 @@ class TextConfig:
     num_kv_shared_layers: ClassVar[int] = 0
     """Number of last layers that make no keys and values, and read those of earlier layers."""
     hidden_size_per_layer_input: ClassVar[int] = 0
-    """Width of a token's own input to a layer, see `jaxspec.models.per_layer`; 0: there is none."""
+    """Width of a token's own input to a layer, see `jaxspec.models.per_layer`; 0 without one."""
 
     @property
     def scored_tokens(self) -> int:

@@ -26,10 +26,10 @@ class PerLayerGate(nn.Module):
         self.post_per_layer_input_norm = text_norm(c)
 
     def __call__(
-        self, x: Float[Array, "B T D"], own: Float[Array, "B T part"]
+        self, x: Float[Array, "B T D"], token_input: Float[Array, "B T part"]
     ) -> Float[Array, "B T D"]:
         gate = ACTIVATIONS[self.config.hidden_act](self.per_layer_input_gate(x))
-        return x + self.post_per_layer_input_norm(self.per_layer_projection(gate * own))
+        return x + self.post_per_layer_input_norm(self.per_layer_projection(gate * token_input))
 
 
 class PerLayerInputs(nn.Module):

@@ -128,15 +128,16 @@ class ProgramText:
             # A TPU's compiler lets a message begin, run and end in three fusions of one channel, of
             # which each reads the one before. Equal layers have one channel too.
             operands = (carried.get(name, set()) for name in _operands(operation))
-            begun, messages = set().union(*operands), self._messages(line, operation)
+            open_channels = set().union(*operands)
+            messages = self._messages(line, operation)
             for channel, produced in messages:
-                if channel not in begun:
+                if channel not in open_channels:
                     total.collectives[stage] += 1
                     total.sent[stage] += produced
             if kind.startswith("fusion"):
                 carried[operation["name"]] = {channel for channel, _ in messages} - {None}
             elif kind in ("get-tuple-element", "tuple"):
-                carried[operation["name"]] = begun
+                carried[operation["name"]] = open_channels
             if kind == "while":
                 total.add(
                     self._cost(_called(line, "body")[0]), self._turns(_called(line, "condition")[0])

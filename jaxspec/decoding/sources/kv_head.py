@@ -97,8 +97,9 @@ class KVHeadSource(TargetKeys[KVCache]):
 
 def without_own_keys(cache: KVCache) -> KVCache:
     """Return the cache with a bias that hides the slots that new tokens will fill."""
-    own = jnp.arange(cache.slots) >= cache.length[:, None]
-    return cache.replace(bias=jnp.where(own, UNREAD, 0.0 if cache.bias is None else cache.bias))
+    unfilled = jnp.arange(cache.slots) >= cache.length[:, None]
+    bias = 0.0 if cache.bias is None else cache.bias
+    return cache.replace(bias=jnp.where(unfilled, UNREAD, bias))
 
 
 def pack(

@@ -97,7 +97,7 @@ class AnchoredAttention(Attention):
 
 
 class TargetAttention(AnchoredAttention):
-    """Attend to the slots before each anchor, and to the own block only where there are none."""
+    """Attend to the slots before each anchor; a query without any reads its block."""
 
     own_keys: ClassVar[bool] = False
 

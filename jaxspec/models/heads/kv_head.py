@@ -252,8 +252,8 @@ class KVHead(nn.Module):
         makers = [decoder[name] for name in layers if "k_proj" in decoder[name]["self_attn"]]
         like = c.key_layers or range(-text.num_hidden_layers, 0)
         for i, at in enumerate(like):
-            own = params[f"layers_{i}"]
-            params[f"layers_{i}"] = in_float32({name: makers[at][name] for name in own})
+            parts = params[f"layers_{i}"]
+            params[f"layers_{i}"] = in_float32({name: makers[at][name] for name in parts})
         return params | in_float32({"norm": decoder["norm"]})
 
 
