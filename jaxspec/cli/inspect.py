@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.checkpoints.fitting import survey
+from jaxspec.checkpoints.formats.gguf_files import stored_kinds
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.heads import is_head, kind_of, list_head
 from jaxspec.checkpoints.locating import locate
@@ -41,7 +42,7 @@ class Inspect:
     """
 
     path: Annotated[str, tyro.conf.Positional]
-    """Directory in Hugging Face layout, or hub id."""
+    """Directory in Hugging Face layout, GGUF file, or hub id."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     json: bool = False
@@ -52,6 +53,8 @@ def run(args: Inspect) -> None:
     """Print the facts; exit code 2 where the checkpoint would not load."""
     setup_runtime()
     inspection = inspect(locate(args.path, args.revision))
+    if args.path.endswith(".gguf"):
+        inspection.facts.update(stored_kinds(Path(args.path).expanduser()))
     if args.json:
         print(json.dumps(asdict(inspection)))
     else:
@@ -111,7 +114,7 @@ class Inspection:
     chat_template: bool | None
     """None for a head, which uses its target's template."""
     facts: dict[str, str]
-    """What a head's kind adds, such as its rule for images."""
+    """What a head's kind adds, such as its rule for images, or a GGUF file."""
     files: dict[str, int]
     """File of weights -> bytes."""
     problems: list[str]

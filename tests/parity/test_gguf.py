@@ -4,6 +4,7 @@ ones are refused.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -340,6 +341,10 @@ def test_a_file_is_written_to_the_cache_once_and_answers(good, tmp_path, monkeyp
         [Request("hello", 4)]
     )
     assert len(answer.tokens) > 0
+    main(["inspect", str(good), "--json"])
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert facts["tensors"].endswith(" of F32")
+    assert facts["output matrix"].startswith("apart (F32) from the embedding (F32)")
     main(["import", str(good), str(tmp_path / "out"), "--dtype", "bfloat16"])
     assert "llama" in capsys.readouterr().out
     assert load(tmp_path / "out").params["model"]["norm"]["weight"].dtype == "bfloat16"

@@ -7,6 +7,7 @@ interleave the two halves that rotate together, back in order. Gemma's norms are
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -73,6 +74,26 @@ def converted(file: Path, name: str = "") -> Path:
     return written_once(made_of.encode(), "gguf", name or file.stem, write, file)
 
 
+def stored_kinds(file: Path) -> dict[str, str]:
+    """Return for people how a file holds its numbers, and a second matrix of a tied model."""
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in _reader(file).tensors}
+    counts = Counter(kinds.values()).most_common()
+    facts = {"tensors": ", ".join(f"{count} of {kind}" for kind, count in counts)}
+    if "output.weight" in kinds:
+        facts["output matrix"] = (
+            f"apart ({kinds['output.weight']}) from the embedding ({kinds['token_embd.weight']}); "
+            "of a tied model, files may hold the one matrix twice"
+        )
+    return facts
+
+
+def _reader(file: Path) -> Any:
+    with needing(str(file), "gguf"):
+        gguf = import_module("gguf")
+    with reading(f"{file}: not readable as GGUF", "fetch it again"):
+        return gguf.GGUFReader(file)
+
+
 def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) -> RotaryConfig:
     """Write a file's model, tokeniser and chat template as a directory; return its configuration.
 
@@ -83,10 +104,8 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
       InputError: as `save`; or the file is unreadable, of another architecture, or contradicts
         itself.
     """
-    with needing(str(file), "gguf"):
-        gguf = import_module("gguf")
+    reader = _reader(file)
     with reading(f"{file}: not readable as GGUF", "fetch it again"):
-        reader: Any = gguf.GGUFReader(file)
         entries = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         factors = tensors.pop("rope_freqs.weight", None)
