@@ -54,64 +54,64 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     # the decoder
     (_DECODER + r"embed_tokens(?:_per_layer)?/embedding", ("vocab", "embed")),
     (_DECODER + r"embed_positions/embedding", (None, "embed")),
-    (r"(?:language_model/)?lm_head/kernel", ("embed", "vocab")),
-    (_DECODER + r"layers_\d+/self_attn/q_proj/kernel", ("embed", "heads")),
+    (r"(?:language_model/)?lm_head/weight", ("vocab", "embed")),
+    (_DECODER + r"layers_\d+/self_attn/q_proj/weight", ("heads", "embed")),
     (_DECODER + r"layers_\d+/self_attn/q_proj/bias", ("heads",)),
-    (_DECODER + r"layers_\d+/self_attn/[kv]_proj/kernel", ("embed", "kv_heads")),
+    (_DECODER + r"layers_\d+/self_attn/[kv]_proj/weight", ("kv_heads", "embed")),
     (_DECODER + r"layers_\d+/self_attn/[kv]_proj/bias", ("kv_heads",)),
-    (_DECODER + r"layers_\d+/self_attn/(?:o|out)_proj/kernel", ("heads", "embed")),
-    (_DECODER + r"layers_\d+/(?:mlp/)?(?:gate_proj|up_proj|fc1)/kernel", ("embed", "mlp")),
+    (_DECODER + r"layers_\d+/self_attn/(?:o|out)_proj/weight", ("embed", "heads")),
+    (_DECODER + r"layers_\d+/(?:mlp/)?(?:gate_proj|up_proj|fc1)/weight", ("mlp", "embed")),
     (_DECODER + r"layers_\d+/(?:mlp/)?(?:gate_proj|up_proj|fc1)/bias", ("mlp",)),
-    (_DECODER + r"layers_\d+/(?:mlp/)?(?:down_proj|fc2)/kernel", ("mlp", "embed")),
+    (_DECODER + r"layers_\d+/(?:mlp/)?(?:down_proj|fc2)/weight", ("embed", "mlp")),
     (_DECODER + r"layers_\d+/(?:(?:self_attn/(?:o|out)|mlp/down)_proj|(?:mlp/)?fc2)/bias", (None,)),
-    (_DECODER + r"project_(?:in|out)/kernel", (None, None)),
+    (_DECODER + r"project_(?:in|out)/weight", (None, None)),
     (_DECODER + r"layers_\d+/layer_scalar", ()),
     (
-        _DECODER + r"(?:per_layer_model_projection|layers_\d+/per_layer_input_gate)/kernel",
-        ("embed", None),
+        _DECODER + r"(?:per_layer_model_projection|layers_\d+/per_layer_input_gate)/weight",
+        (None, "embed"),
     ),
-    (_DECODER + r"layers_\d+/per_layer_projection/kernel", (None, "embed")),
+    (_DECODER + r"layers_\d+/per_layer_projection/weight", ("embed", None)),
     # the vision tower and the projector
     (
-        _TOWER + r"(?:(?:[qkv]|gate|up)_proj(?:/linear)?|qkv|(?:linear_)?fc1)/kernel",
-        ("embed", "mlp"),
+        _TOWER + r"(?:(?:[qkv]|gate|up)_proj(?:/linear)?|qkv|(?:linear_)?fc1)/weight",
+        ("mlp", "embed"),
     ),
     (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|(?:linear_)?fc1)/bias", ("mlp",)),
     (
-        _TOWER + r"(?:(?:o|out|down)_proj(?:/linear)?|attn/proj|(?:linear_)?fc2)/kernel",
-        ("mlp", "embed"),
+        _TOWER + r"(?:(?:o|out|down)_proj(?:/linear)?|attn/proj|(?:linear_)?fc2)/weight",
+        ("embed", "mlp"),
     ),
     (_TOWER + r"(?:(?:input|output)_(?:min|max)|std_(?:bias|scale))", ()),
-    (_TOWER + r"patch_embedder/(?:input_proj/kernel|position_embedding_table)", ()),
+    (_TOWER + r"patch_embedder/(?:input_proj/weight|position_embedding_table)", ()),
     (_TOWER + r"(?:out_proj|attn/proj|down_proj|(?:linear_)?fc2)/bias", (None,)),
     (
-        _TOWER + r"merger/(?:mlp_0|linear_1)/kernel|multi_modal_projector/linear_1/kernel",
-        ("embed", "mlp"),
+        _TOWER + r"merger/(?:mlp_0|linear_1)/weight|multi_modal_projector/linear_1/weight",
+        ("mlp", "embed"),
     ),
     (_TOWER + r"merger/(?:mlp_0|linear_1)/bias|multi_modal_projector/linear_1/bias", ("mlp",)),
     (
-        _TOWER + r"merger/(?:mlp_2|linear_2)/kernel|multi_modal_projector/linear_2/kernel",
-        ("mlp", "embed"),
+        _TOWER + r"merger/(?:mlp_2|linear_2)/weight|multi_modal_projector/linear_2/weight",
+        ("embed", "mlp"),
     ),
     (_TOWER + r"merger/(?:mlp_2|linear_2)/bias|multi_modal_projector/linear_2/bias", (None,)),
     (r"multi_modal_projector/mm_input_projection_weight", ("embed", None)),
     (_TOWER + r"patch_embed(?:ding)?/(?:proj/)?(?:kernel|bias)", ()),
     (_TOWER + r"(?:class_embedding|position_embedding/embedding|pos_embed/embedding|head/.+)", ()),
-    (r"vision_embedder/patch_dense/kernel", ("embed", "mlp")),
+    (r"vision_embedder/patch_dense/weight", ("mlp", "embed")),
     (r"vision_embedder/patch_dense/bias", ("mlp",)),
     (r"vision_embedder/(?:pos_embedding|patch_ln[12]/(?:weight|bias))", ()),
-    (r"embed_vision/embedding_projection/kernel", ("mlp", "embed")),
+    (r"embed_vision/embedding_projection/weight", ("embed", "mlp")),
     # both
     (r"(?:.*/)?\w*(?:norm|norm[12]|norm_\d|layrnorm|ln_q)/(?:weight|bias)", (None,)),
     (r"image_newline", (None,)),
     # heads
     (r"kv_projector/(?:k|v|queries)|slot_bias|masks|markov_(?:in|out)", ()),
-    (r"markov_head/markov_w1/embedding|markov_head/markov_w2/kernel", ()),
-    (r"fc/kernel", ("embed", None)),
+    (r"markov_head/markov_w1/embedding|markov_head/markov_w2/weight", ()),
+    (r"fc/weight", (None, "embed")),
     (r"(?:img_)?fc/bias|imadpt/[kv]_proj/bias", (None,)),
-    (r"img_fc/kernel|imadpt/[kvo]_proj/kernel", ("embed", None)),
+    (r"img_fc/weight|imadpt/[kvo]_proj/weight", (None, "embed")),
     (r"imadpt/q", ()),
-    (r"(?:pre|post)_projection/kernel|masked_embedding/centroids/kernel", ("embed", None)),
+    (r"(?:pre|post)_projection/weight|masked_embedding/centroids/weight", (None, "embed")),
     (r"masked_embedding/token_ordering", ()),
 )
 """Regex of the whole path -> logical axis of each dimension; () replicates arrays of any rank."""
@@ -175,10 +175,10 @@ def abstract_mesh(model: int = 1, fsdp: int = 1) -> AbstractMesh:
 def logical_axes(path: str) -> tuple[str | None, ...]:
     """Return the logical axes of a parameter's path, from the one row that matches.
 
-    The scales of an int8 kernel are split like its columns.
+    The scales of an int8 matrix are split like its rows.
     """
     if path.endswith("/scale"):
-        return logical_axes(path.removesuffix("scale") + "kernel")[-1:]
+        return logical_axes(path.removesuffix("scale") + "weight")[:1]
     rows = [axes for pattern, axes in TABLE if re.fullmatch(pattern, path)]
     if len(rows) != 1:
         raise ValueError(

@@ -145,7 +145,7 @@ def test_files(tmp_path: Path) -> None:
     export(tmp_path / "draft", tmp_path / "fewer", draft_vocabulary=2)
     fewer = huggingface.load(tmp_path / "fewer")
     np.testing.assert_array_equal(
-        fewer.params["lm_head"]["kernel"], params["lm_head"]["kernel"][:, :2]
+        fewer.params["lm_head"]["weight"], params["lm_head"]["weight"][:2]
     )
     with pytest.raises(InputError, match="a draft vocabulary of 4 tokens, not 5"):
         export(tmp_path / "draft", tmp_path / "more", draft_vocabulary=5)
@@ -158,8 +158,8 @@ def test_a_tied_draft_that_sees_is_untied_for_good(tmp_path: Path) -> None:
     export(tmp_path / "draft", tmp_path / "whole")
     whole = huggingface.load(tmp_path / "whole")
     np.testing.assert_array_equal(
-        whole.params["language_model"]["lm_head"]["kernel"][:, WORDS],
-        params["language_model"]["lm_head"]["kernel"],
+        whole.params["language_model"]["lm_head"]["weight"][WORDS,],
+        params["language_model"]["lm_head"]["weight"],
     )
 
 

@@ -36,19 +36,19 @@ def flat(params: Any) -> dict[str, Any]:
 def test_a_layer_is_off_by_half_a_step_of_each_weight(dtype: jnp.dtype) -> None:
     """|x W - x Q s| <= |x| (1 s / 2), and in 16 bits what rounding of x W itself may add."""
     rng = np.random.default_rng(0)
-    columns = 10.0 ** rng.integers(-4, 2, 48)  # channels differ by orders of magnitude
-    kernel = (rng.normal(size=(64, 48)) * columns).astype(np.float32)
-    kernel[:, 3] = 0
+    rows = 10.0 ** rng.integers(-4, 2, (48, 1))  # channels differ by orders of magnitude
+    matrix = (rng.normal(size=(48, 64)) * rows).astype(np.float32)
+    matrix[3] = 0
     x = jnp.asarray(rng.normal(size=(5, 64)), dtype)
-    held, scale = quantise(jnp.asarray(kernel))
+    held, scale = quantise(jnp.asarray(matrix))
     assert held.dtype == jnp.int8
-    assert abs(np.asarray(held)).max(0).tolist() == [0 if i == 3 else 127 for i in range(48)]
-    assert (abs(kernel - held * scale) <= 0.5001 * scale).all()
-    found = Dense(48, bias=False).apply({"params": {"kernel": held, "scale": scale}}, x)
+    assert abs(np.asarray(held)).max(1).tolist() == [0 if i == 3 else 127 for i in range(48)]
+    assert (abs(matrix.T - held.T * scale) <= 0.5001 * scale).all()
+    found = Dense(48, bias=False).apply({"params": {"weight": held, "scale": scale}}, x)
     assert found.dtype == dtype
-    exact, inputs = np.asarray(x, np.float64) @ kernel, abs(np.asarray(x, np.float64))
+    exact, inputs = np.asarray(x, np.float64) @ matrix.T, abs(np.asarray(x, np.float64))
     bound = 0.5001 * inputs.sum(1, keepdims=True) * scale
-    rounding = 2.0 * jnp.finfo(dtype).eps * (inputs @ abs(kernel))
+    rounding = 2.0 * jnp.finfo(dtype).eps * (inputs @ abs(matrix.T))
     assert (abs(np.asarray(found, np.float64) - exact) <= bound + rounding).all()
 
 
@@ -62,13 +62,14 @@ def test_the_matrices_of_the_decoders_layers_are_quantised(family: str) -> None:
         path
         for path in before
         if "layers_" in path
-        and path.endswith("/kernel")
+        and path.endswith("/weight")
+        and before[path].ndim == 2
         and not path.startswith(("vision_tower", "visual"))
     }
     scales = after.keys() - before.keys()
-    assert scales == {path.removesuffix("kernel") + "scale" for path in changed}
+    assert scales == {path.removesuffix("weight") + "scale" for path in changed}
     for path in scales:
-        assert after[path].shape == after[path.removesuffix("scale") + "kernel"].shape[-1:]
+        assert after[path].shape == after[path.removesuffix("scale") + "weight"].shape[:1]
         assert len(logical_axes(path)) == 1
 
 
@@ -88,9 +89,9 @@ def test_loading_quantises_what_the_files_hold(pair: tuple[Path, Path], mesh: in
     assert {str(leaf.dtype) for leaf in found.values()} == {"int8", "float32", "bfloat16"}
     part = {path: leaf.addressable_shards[0].data.shape for path, leaf in found.items()}
     layer = "language_model/model/layers_0/mlp"
-    assert part[f"{layer}/gate_proj/kernel"] == (32, 48 // (mesh or 1))
+    assert part[f"{layer}/gate_proj/weight"] == (48 // (mesh or 1), 32)
     assert part[f"{layer}/gate_proj/scale"] == (48 // (mesh or 1),)
-    assert part[f"{layer}/down_proj/kernel"] == (48 // (mesh or 1), 32)
+    assert part[f"{layer}/down_proj/weight"] == (32, 48 // (mesh or 1))
     assert part[f"{layer}/down_proj/scale"] == (32,)
     assert loaded.report is not None
     assert loaded.report.nbytes == sum(

@@ -100,18 +100,18 @@ def test_splits_divide_or_fall_back(model_type):
 
 
 def test_heads_are_split_whole():
-    """Two kv heads over four devices: the columns would divide, the heads do not."""
+    """Two kv heads over four devices: the rows would divide, the heads do not."""
     config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
     layer = "model/layers_0/self_attn"
-    assert spec(config, f"{layer}/q_proj/kernel", (64, 64), abstract_mesh(model=4)) == P(
-        None, "model"
+    assert spec(config, f"{layer}/q_proj/weight", (64, 64), abstract_mesh(model=4)) == P(
+        "model", None
     )
-    assert spec(config, f"{layer}/k_proj/kernel", (64, 32), abstract_mesh(model=4)) == P(None, None)
-    assert spec(config, f"{layer}/k_proj/kernel", (64, 32), abstract_mesh(model=2)) == P(
-        None, "model"
+    assert spec(config, f"{layer}/k_proj/weight", (32, 64), abstract_mesh(model=4)) == P(None, None)
+    assert spec(config, f"{layer}/k_proj/weight", (32, 64), abstract_mesh(model=2)) == P(
+        "model", None
     )
-    assert spec(config, f"{layer}/o_proj/kernel", (64, 64), abstract_mesh(model=4, fsdp=2)) == P(
-        "model", "fsdp"
+    assert spec(config, f"{layer}/o_proj/weight", (64, 64), abstract_mesh(model=4, fsdp=2)) == P(
+        "fsdp", "model"
     )
 
 

@@ -142,9 +142,12 @@ def init(config: LlavaConfig, train: TrainConfig) -> Params:
 
 def _widened(path: Any, leaf: Array) -> Array:
     """Scale a matrix so that outputs vary as much as inputs; big models' 0.02 learns slowly."""
-    if path[-1].key != "kernel":
+    if path[-1].key == "kernel":  # of the patches, [height, width, in, out]
+        inputs = math.prod(leaf.shape[:-1])
+    elif path[-1].key == "weight" and leaf.ndim == 2:
+        inputs = leaf.shape[1]
+    else:
         return leaf
-    inputs = math.prod(leaf.shape[:-1])
     return leaf / 0.02 / math.sqrt(inputs)
 
 

@@ -95,11 +95,16 @@ class Pair:
     a: StoredTensor
     b: StoredTensor
     scale: float
+    embeds: bool
+    """Whether it updates an embedding [V, D]: by (B A)^T, and otherwise by B A."""
 
-    def added(self, kernel: Array, dtype: Any) -> Array:
-        """Return the updated kernel [in, out], placed as it is; the sum is in float32."""
-        total = _added(kernel, self.a.read(), self.b.read(), self.scale, jnp.dtype(dtype))
-        return jax.device_put(total, kernel.sharding)
+    def added(self, matrix: Array, dtype: Any) -> Array:
+        """Return the updated matrix, placed as it is; the sum is in float32."""
+        a, b = self.a.read(), self.b.read()
+        factors = (a.T, b.T) if self.embeds else (b, a)
+        return jax.device_put(
+            _added(matrix, *factors, self.scale, jnp.dtype(dtype)), matrix.sharding
+        )
 
 
 @dataclass(frozen=True)
@@ -124,10 +129,10 @@ class Adapter:
         return {**tensors, **output_matrix, **self.whole}
 
 
-def _add(kernel: Array, a: Array, b: Array, scale: float, dtype: Any) -> Array:
+def _add(matrix: Array, left: Array, right: Array, scale: float, dtype: Any) -> Array:
     exact = jax.lax.Precision.HIGHEST
-    update = jnp.matmul(a.T.astype(jnp.float32), b.T.astype(jnp.float32), precision=exact)
-    return (kernel.astype(jnp.float32) + scale * update).astype(dtype)
+    update = jnp.matmul(left.astype(jnp.float32), right.astype(jnp.float32), precision=exact)
+    return (matrix.astype(jnp.float32) + scale * update).astype(dtype)
 
 
 _added = jax.jit(_add, static_argnames="dtype")
@@ -193,8 +198,7 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
     pairs: dict[str, Pair] = {}
     expected: list[tuple[StoredTensor, tuple[int, ...]]] = []
     for name, halves in factors.items():
-        order = (0, 1) if name in embeddings else (1, 0)
-        if name not in layouts or layouts[name].order != order:
+        if name not in layouts or len(layouts[name].shape) != 2:
             problems.append(f"the model has no matrix {name}")
         elif len(halves) < 2:
             (half,) = halves.values()
@@ -202,9 +206,10 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
         else:
             with reading(f"{path / CONFIG}: no rank and alpha of {modules[name]}", "write it anew"):
                 rank, scale = _rank_and_scale(raw, modules[name])
-            rows, columns = layouts[name].shape
-            expected += [(halves["A"], (rank, rows)), (halves["B"], (columns, rank))]
-            pairs[name] = Pair(halves["A"], halves["B"], scale)
+            embeds = name in embeddings
+            outs, ins = reversed(layouts[name].shape) if embeds else layouts[name].shape
+            expected += [(halves["A"], (rank, ins)), (halves["B"], (outs, rank))]
+            pairs[name] = Pair(halves["A"], halves["B"], scale, embeds)
     for name, tensor in whole.items():
         if name in layouts:
             expected.append((tensor, layouts[name].file_shape))

@@ -247,12 +247,12 @@ def _write(
 
 
 def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[ModelConfig, Params]:
-    """Add rows to the embedding, and columns to the head, that are the mean of the existing ones.
+    """Add rows to the embedding and the head that are the mean of the existing ones.
 
     The logit of an added token is then the mean of the model's logits. It never exceeds their
     maximum, so, but for rounding, no added token is ever the argmax; and a prompt that holds one
     reads an embedding of usual size. Zeros would be the argmax wherever all logits are negative,
-    and no finite bias-free column gives -inf.
+    and no finite bias-free row gives -inf.
     """
     text = text_config(config)
     if size < text.vocab_size:
@@ -260,11 +260,11 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
     return with_text(config, vocab_size=size), with_vocabulary(params, size)
 
 
-_TOKEN_AXES = {
-    **{("embed_tokens", "embedding"): 0, ("embed_tokens_per_layer", "embedding"): 0},
-    ("lm_head", "kernel"): 1,
+_BY_TOKEN = {
+    *{("embed_tokens", "embedding"), ("embed_tokens_per_layer", "embedding")},
+    ("lm_head", "weight"),
 }
-"""Names of the arrays that have a row or column for each token -> its axis."""
+"""Names of the arrays that have a row for each token."""
 
 
 def with_vocabulary(params: Params, count: int) -> Params:
@@ -272,11 +272,10 @@ def with_vocabulary(params: Params, count: int) -> Params:
 
     def resized(path: Any, leaf: Array) -> Array:
         keys = tuple(key.key for key in path[-2:])
-        axis = _TOKEN_AXES.get(keys)
-        if axis is None or leaf.shape[axis] == count:
+        if keys not in _BY_TOKEN or len(leaf) == count:
             return leaf
-        mean = jnp.mean(leaf, axis, keepdims=True, dtype=jnp.float32).astype(leaf.dtype)
-        first = jax.lax.slice_in_dim(leaf, 0, min(count, leaf.shape[axis]), axis=axis)
-        return jnp.concatenate([first, jnp.repeat(mean, count - first.shape[axis], axis)], axis)
+        mean = jnp.mean(leaf, 0, keepdims=True, dtype=jnp.float32).astype(leaf.dtype)
+        first = leaf[: min(count, len(leaf))]
+        return jnp.concatenate([first, jnp.repeat(mean, count - len(first), 0)])
 
     return jax.tree_util.tree_map_with_path(resized, params)

@@ -124,7 +124,7 @@ def layouts_in(params: Params) -> tuple[dict[str, StoredLayout], Any]:
     for path, leaf in leaves:
         order = tuple(range(leaf.ndim))
         if path[-1].key == "kernel":
-            order = {2: (1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}[leaf.ndim]
+            order = {4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}[leaf.ndim]
         whole_numbers = jnp.issubdtype(leaf.dtype, jnp.integer)
         layouts[tensor_name(path)] = StoredLayout(leaf.shape, order, whole_numbers)
     return layouts, tree

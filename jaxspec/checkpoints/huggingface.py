@@ -1,10 +1,9 @@
 """Read models in Hugging Face layout from safetensors or .bin, and write safetensors.
 
 A tensor's name is computed from its parameter's path: `layers_0` reads `layers.0`; `kernel` and
-`embedding` read `weight`; a dense kernel [in, out] is stored [out, in], a convolution's [..., in,
-out] is stored [out, in, ...]. That is the layout of the hub's files, which transformers 4 and 5
-both read. The other layouts that transformers has written are brought to it by the regex rows of
-`jaxspec.models.FAMILIES`.
+`embedding` read `weight`; a convolution's kernel [..., in, out] is stored [out, in, ...]. That is
+the layout of the hub's files, which transformers 4 and 5 both read. The other layouts that
+transformers has written are brought to it by the regex rows of `jaxspec.models.FAMILIES`.
 """
 
 from __future__ import annotations

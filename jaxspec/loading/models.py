@@ -37,7 +37,7 @@ from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lvlms.qwen_vl import QwenImages
-from jaxspec.models.vocabulary import head_kernel
+from jaxspec.models.vocabulary import output_rows
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.runtime import parse_dtype, setup_runtime
 from jaxspec.sharding import mesh_of, put, small_sharding
@@ -69,8 +69,8 @@ class LoadedHead:
         config = config.for_target(target.config)
         vocabulary = borrowed_tokens(config.text_config, text_config(target.config))
         if "lm_head" not in params and vocabulary:
-            kernel = head_kernel(text_params(target.config, target.params), vocabulary)
-            params = {**params, "lm_head": {"kernel": kernel}}
+            rows = output_rows(text_params(target.config, target.params), vocabulary)
+            params = {**params, "lm_head": {"weight": rows}}
         return cls(config, put(params, small_sharding(target.params)))
 
 

@@ -1,8 +1,8 @@
 """Define the decoder of Llama, Mistral, Qwen2, Qwen3, Gemma 3 and Gemma 4.
 
 Its methods are pure functions of (parameters, inputs, cache). `Lvlm` adds the images. Parameter
-names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is
-`model.layers.0.self_attn.q_proj.weight` transposed.
+names are Hugging Face's: `model/layers_0/self_attn/q_proj/weight` is
+`model.layers.0.self_attn.q_proj.weight`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hold the matrices of a decoder's layers in int8, which takes half the bytes.
 
-A matrix w [in, out] is held as a `kernel` of int8 and a `scale` [out] of float32, one for each
-output channel: w ~ kernel * scale, with at most half a scale between the two. A product is
-`(x @ kernel) * scale` with the kernel cast to x's dtype, which XLA does in the product on TPUs.
+A matrix W [out, in] is held as a `weight` of int8 and a `scale` [out] of float32, one for each
+output channel: W ~ weight * scale, with at most half a scale between the two. A product is
+`(x @ weight.T) * scale` with the weight cast to x's dtype, which XLA does in the product on TPUs.
 Embeddings, norms, biases, the output matrix, projectors and towers keep their dtype.
 """
 
@@ -18,7 +18,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec.typing import Array, Float, Params
 
 Weights = Literal["int8"]
-_MATRIX = re.compile(r"((?:language_model/)?model/(?:decoder/)?layers_\d+/.+/)kernel")
+_MATRIX = re.compile(
+    r"((?:language_model/)?model/(?:decoder/)?layers_\d+/(?:.+/)?(?!\w*norm/)\w+/)weight"
+)
 
 
 def scale_path(path: str) -> str | None:
@@ -28,17 +30,17 @@ def scale_path(path: str) -> str | None:
 
 
 @jax.jit
-def quantise(kernel: Float[Array, "D out"]) -> tuple[Array, Float[Array, " out"]]:
+def quantise(matrix: Float[Array, "out D"]) -> tuple[Array, Float[Array, " out"]]:
     """Return a matrix in int8, and its scales.
 
-    >>> kernel, scale = quantise(jnp.asarray([[12.7, 1.0], [-0.06, 0.0]]))
-    >>> kernel.tolist(), scale.round(4).tolist()
-    ([[127, 127], [-1, 0]], [0.1, 0.0079])
+    >>> weight, scale = quantise(jnp.asarray([[12.7, -0.06], [1.0, 0.0]]))
+    >>> weight.tolist(), scale.round(4).tolist()
+    ([[127, -1], [127, 0]], [0.1, 0.0079])
     """
-    exact = kernel.astype(jnp.float32)
-    largest = jnp.max(jnp.abs(exact), axis=0)
+    exact = matrix.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(exact), axis=1)
     scale = jnp.where(largest > 0, largest, 1) / 127
-    return jnp.round(exact / scale).astype(jnp.int8), scale
+    return jnp.round(exact / scale[:, None]).astype(jnp.int8), scale
 
 
 def int8_params(params: Params) -> Params:

@@ -155,15 +155,19 @@ class LayerNorm(nn.Module):
 
 @partial(jax.jit, static_argnames="dtype")
 def times(
-    x: Float[Array, "... D"], matrix: Float[Array, "D out"], dtype: Any = None
+    x: Float[Array, "... D"], weight: Float[Array, "out D"], dtype: Any = None
 ) -> Float[Array, "... out"]:
-    """Return x times a matrix. A program traces equal products once, as `call_layer` does layers.
+    """Return x W^T. A program traces equal products once, as `call_layer` does layers.
+
+    The numbers of a sum lie side by side in W. Two CPU cores multiply a row of x with W in 0.6 to
+    0.8 of the time that a matrix [D, out] takes.
 
     dtype: Dtype of the sums; None is x's.
     """
 
     def product(rows: Array) -> Array:
-        return row_major(jnp.matmul(rows, matrix, preferred_element_type=dtype))
+        axes = (((rows.ndim - 1,), (1,)), ((), ()))
+        return row_major(jax.lax.dot_general(rows, weight, axes, preferred_element_type=dtype))
 
     if x.size > x.shape[-1]:
         return product(x)
@@ -185,11 +189,6 @@ def never_alone(product: Callable[[Array], Array], rows: Array, axis: int) -> Ar
     return jax.lax.platform_dependent(rows, tpu=doubled, default=product)
 
 
-FEW_ROWS = 16
-"""Most rows for which CPUs are faster with the table first: four rows times a table of 49,152 x 576
-take 8.8 ms, and the table times four columns 6.2 ms."""
-
-
 class Embed(nn.Embed):
     """Look up embeddings. On a mesh that splits the table's columns, it is gathered first."""
 
@@ -205,22 +204,7 @@ class Embed(nn.Embed):
 
     def attend(self, query: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the product with every embedding, in `wide` precision, for tied heads."""
-        table, dtype = self.embedding, wide(query.dtype)
-
-        def product(query: Array) -> Array:
-            return times(query, table.T, dtype)
-
-        def turned(query: Array) -> Array:
-            columns = query.reshape(-1, query.shape[-1]).T
-            # Without the barrier XLA would swap the operands back.
-            scores = jax.lax.optimization_barrier(
-                jnp.matmul(table, columns, preferred_element_type=dtype)
-            )
-            return scores.T.reshape(*query.shape[:-1], -1)
-
-        if not 1 < query.size // query.shape[-1] <= FEW_ROWS:
-            return product(query)
-        return jax.lax.platform_dependent(query, cpu=turned, default=product)
+        return times(query, self.embedding, wide(query.dtype))
 
 
 def scaled(embeds: Array, factor: float) -> Array:
@@ -229,7 +213,10 @@ def scaled(embeds: Array, factor: float) -> Array:
 
 
 class Dense(nn.Module):
-    """Compute x W + b. An int8 W has a scale for each column, see `jaxspec.models.int8`."""
+    """Compute x W^T + b, with W [out, in] as in Hugging Face's files.
+
+    An int8 W has a scale for each row, see `jaxspec.models.int8`.
+    """
 
     features: int
     bias: bool
@@ -239,12 +226,13 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... out"]:
         out = wide(x.dtype) if self.widens else None
-        kernel = self.param("kernel", INIT, (x.shape[-1], self.features))
+        shape = x.shape[-1], self.features
+        weight = self.param("weight", lambda key: INIT(key, shape).T)  # a seed keeps its numbers
         if self.has_variable("params", "scale"):
-            exact = times(x, kernel.astype(x.dtype), wide(x.dtype))
+            exact = times(x, weight.astype(x.dtype), wide(x.dtype))
             y = (exact * self.get_variable("params", "scale")).astype(out or x.dtype)
         else:
-            y = times(x, kernel, out)
+            y = times(x, weight, out)
         if self.bias:
             y += self.param("bias", nn.initializers.zeros, (self.features,))
         return y

@@ -1,7 +1,7 @@
 """Update matrices at low rank (LoRA; Hu et al. 2021, arXiv 2106.09685).
 
-A matrix W [in, out] becomes W + scale * A B, with A [in, rank] and B [rank, out]. The pairs lie in
-a tree like the parameters', and `merged` makes plain parameters of both: models see no updates.
+A matrix W [out, in] becomes W + scale * (A B)^T, with A [in, rank] and B [rank, out]. The pairs lie
+in a tree like the parameters', and `merged` makes plain parameters of both: models see no updates.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def init_lora(lora: Lora, params: Params, key: jax.Array) -> Params:
     pairs: dict[str, Any] = {}
     flat: Any = flatten_dict(params, sep="/")
     for path, leaf in flat.items():
-        match = re.fullmatch(r"((?!vision_tower/|visual/).*layers_\d+/(?:\w+/)?(\w+))/kernel", path)
+        match = re.fullmatch(r"((?!vision_tower/|visual/).*layers_\d+/(?:\w+/)?(\w+))/weight", path)
         if match and match[2] in lora.modules:
-            rows, columns = leaf.shape
+            columns, rows = leaf.shape
             subkey = jax.random.fold_in(key, len(pairs))
             bound = rows**-0.5
             a = jax.random.uniform(subkey, (rows, lora.rank), minval=-bound, maxval=bound)
@@ -70,7 +70,7 @@ def merged(params: Params, lora: Lora | None) -> Params:
     flat: Any = flatten_dict({name: part for name, part in params.items() if name != LORA}, sep="/")
     pairs: Any = flatten_dict(params[LORA], sep="/")
     for path in {path.rpartition("/")[0] for path in pairs}:
-        kernel = flat[f"{path}/kernel"]
-        update = lora.scale * (pairs[f"{path}/a"] @ pairs[f"{path}/b"])
-        flat[f"{path}/kernel"] = kernel + update.astype(kernel.dtype)
+        matrix = flat[f"{path}/weight"]
+        update = lora.scale * (pairs[f"{path}/a"] @ pairs[f"{path}/b"]).T
+        flat[f"{path}/weight"] = matrix + update.astype(matrix.dtype)
     return unflatten_dict(flat, sep="/")

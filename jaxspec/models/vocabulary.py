@@ -1,7 +1,7 @@
 """Score only a draft vocabulary: the most frequent tokens, of a draft model or a head.
 
 FR-Spec (Zhao et al. 2025, arXiv 2502.14856) and EAGLE-3 use them, because the output matrix is the
-largest part of a small draft. The matrix has columns only for these tokens; all others get the
+largest part of a small draft. The matrix has rows only for these tokens; all others get the
 score -inf. Sampling, mixtures and trees need no special case: on two CPU cores filling a row of
 49,152 scores costs 0.3 ms, and its output matrix 5 ms.
 """
@@ -36,11 +36,11 @@ def draft_indices(config: TextConfig, tokens: Int[Array, " ..."]) -> Int[Array, 
     return jnp.asarray(indices).at[tokens].get(mode="fill", fill_value=-1)
 
 
-def head_kernel(params: Params, tokens: tuple[int, ...]) -> Float[Array, "D words"]:
-    """Return these tokens' columns of a decoder's output matrix, or of its tied embedding."""
-    if "lm_head" in params:
-        return params["lm_head"]["kernel"][:, np.asarray(tokens)]
-    return params["model"]["embed_tokens"]["embedding"][np.asarray(tokens)].T
+def output_rows(params: Params, tokens: tuple[int, ...]) -> Float[Array, "words D"]:
+    """Return these tokens' rows of a decoder's output matrix, or of its tied embedding."""
+    tied = "lm_head" not in params
+    matrix = params["model"]["embed_tokens"]["embedding"] if tied else params["lm_head"]["weight"]
+    return matrix[np.asarray(tokens)]
 
 
 def narrowed(
@@ -61,32 +61,30 @@ def narrowed(
             f"draft vocabulary: {len(tokens)} tokens, but the draft scores {len(index_of)}; "
             "give fewer"
         )
-    kernel = head_kernel(
+    rows = output_rows(
         params.get("language_model", params), tuple(index_of[token] for token in tokens)
     )
-    return _with_head(config, params, kernel, tokens)
+    return _with_head(config, params, rows, tokens)
 
 
 def widened(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """Return a model that scores all tokens; new ones get the mean column, so none is likeliest.
+    """Return a model that scores all tokens; new ones get the mean row, so none is likeliest.
 
-    Llama's head has no bias, so no column can give -inf for every hidden state.
+    Llama's head has no bias, so no row can give -inf for every hidden state.
     """
     text, decoder = text_config(config), params.get("language_model", params)
     if not text.draft_vocabulary:
         return config, params
-    kernel = decoder["lm_head"]["kernel"]
-    mean = jnp.mean(kernel, 1, keepdims=True, dtype=jnp.float32).astype(kernel.dtype)
-    whole = (
-        jnp.repeat(mean, text.vocab_size, 1).at[:, np.asarray(text.draft_vocabulary)].set(kernel)
-    )
+    rows = decoder["lm_head"]["weight"]
+    mean = jnp.mean(rows, 0, keepdims=True, dtype=jnp.float32).astype(rows.dtype)
+    whole = jnp.repeat(mean, text.vocab_size, 0).at[np.asarray(text.draft_vocabulary)].set(rows)
     return _with_head(config, params, whole, ())
 
 
 def _with_head(
-    config: ModelConfig, params: Params, kernel: Float[Array, "D words"], tokens: tuple[int, ...]
+    config: ModelConfig, params: Params, rows: Float[Array, "words D"], tokens: tuple[int, ...]
 ) -> tuple[ModelConfig, Params]:
-    config, head = untied(config, draft_vocabulary=tokens), {"lm_head": {"kernel": kernel}}
+    config, head = untied(config, draft_vocabulary=tokens), {"lm_head": {"weight": rows}}
     if "language_model" not in params:  # text models, and Qwen-VL's LVLMs
         return config, {**params, **head}
     return config, {**params, "language_model": {**params["language_model"], **head}}

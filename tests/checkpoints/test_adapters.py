@@ -170,7 +170,7 @@ def test_parts_that_are_saved_whole_replace_the_models(models: Path, tmp_path: P
     tensors["base_model.model.model.multi_modal_projector.linear_1.weight"] = own
     save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
     found = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
-    np.testing.assert_array_equal(found["multi_modal_projector"]["linear_1"]["kernel"], own.T)
+    np.testing.assert_array_equal(found["multi_modal_projector"]["linear_1"]["weight"], own)
 
 
 EMBEDDING = (
@@ -239,7 +239,7 @@ def test_an_adapter_parts_tied_matrices_as_peft_does(
     if parted:
         # of rank 3: 3 alpha / 3
         output = EMBEDDING if 1 in saved else before if saved else before + ALPHA
-        np.testing.assert_allclose(found["lm_head"]["kernel"], output.T, rtol=1e-6)
+        np.testing.assert_allclose(found["lm_head"]["weight"], output, rtol=1e-6)
 
 
 @pytest.mark.parametrize("ending", ["", ".default"], ids=["saved", "state_dict"])
@@ -289,7 +289,7 @@ def test_embedding_and_output_matrix_are_updated(
     params: Any = model.params
     ours = {"embed_tokens": params["model"]["embed_tokens"]["embedding"]}
     if "lm_head" in params:
-        ours["lm_head"] = params["lm_head"]["kernel"].T
+        ours["lm_head"] = params["lm_head"]["weight"]
     for target, matrix in ours.items():
         np.testing.assert_allclose(matrix, matrices[target], rtol=1e-6, atol=1e-6)
 
@@ -312,8 +312,8 @@ def test_on_a_mesh_in_16_bits_and_in_int8(models: Path, tmp_path: Path) -> None:
         models / "llava", adapter=tmp_path / "adapter", mesh=make_mesh(model=2)
     ).params
     assert_same(split, whole)
-    kernel = split["language_model"]["model"]["layers_1"]["mlp"]["down_proj"]["kernel"]
-    assert kernel.addressable_shards[0].data.shape == (24, 32)
+    matrix = split["language_model"]["model"]["layers_1"]["mlp"]["down_proj"]["weight"]
+    assert matrix.addressable_shards[0].data.shape == (32, 24)
     half = LoadedModel.load(
         models / "llava", jnp.dtype("bfloat16"), adapter=tmp_path / "adapter"
     ).params

@@ -50,7 +50,7 @@ DSPARK = {"markov": 4, "anchored": True}
 def made(words: tuple[int, ...] = (), **options: Any) -> tuple[DFlashConfig, Params]:
     config = DFlashConfig.of_target(TEXT, 2, (2, 4), target_name="owner/target", gamma=J, **options)
     config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
-    output = {"lm_head": {"kernel": TARGET["model"]["embed_tokens"]["embedding"].T}}
+    output = {"lm_head": {"weight": TARGET["model"]["embed_tokens"]["embedding"]}}
     return config, tiny.eagle_params(config, TARGET | output)
 
 

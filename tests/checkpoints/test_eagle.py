@@ -331,7 +331,7 @@ def test_parts_that_a_head_may_have_or_lack(
     head = LoadedHead.load(path, LoadedModel.load(tmp_path / "target"))
     tensors = load_file(path / "model.safetensors")
     embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"])
-    whole = embedding if tied else np.asarray(TARGET["lm_head"]["kernel"]).T
+    whole = embedding if tied else np.asarray(TARGET["lm_head"]["weight"])
     assert tensors["midlayer.self_attn.q_norm.weight"].shape == (16,)
     tensors["lm_head.weight"] = whole[sorted(words)] if words else whole
     tokens, states = row()

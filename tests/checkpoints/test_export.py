@@ -170,7 +170,7 @@ def test_padded_tokens_are_never_likeliest(tied):
     padded_config, padded = pad_vocabulary(config, params, size + 5)
     assert padded_config == replace(config, vocab_size=size + 5)
     draw = np.random.default_rng(0)
-    rows = params["model"]["embed_tokens"]["embedding"] if tied else params["lm_head"]["kernel"].T
+    rows = params["model"]["embed_tokens"]["embedding"] if tied else params["lm_head"]["weight"]
     hidden = (
         draw.normal(size=(200, config.hidden_size)).astype(np.float32)
         - 4 * rows.mean(0) / rows.std()

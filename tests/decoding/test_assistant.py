@@ -58,7 +58,7 @@ def pair(
     rng = np.random.default_rng(0)
     params = tiny.random_params(text, scale=scale)
     embedding = params["model"]["embed_tokens"]["embedding"]
-    params["lm_head"]["kernel"] = embedding[rng.permutation(text.vocab_size)].T
+    params["lm_head"]["weight"] = embedding[rng.permutation(text.vocab_size)]
     target = tiny.loaded(
         jax.tree.map(lambda x: jnp.asarray(x, dtype), params), text, tiny.chat_tokenizer()
     )
@@ -75,10 +75,10 @@ def pair(
     initial["model"]["norm"]["weight"][:] = 1
     for i in range(len(config.text_config.layer_types)):
         initial["model"][f"layers_{i}"]["layer_scalar"] += 0.7
-    kernel = initial["pre_projection"]["kernel"]
-    kernel *= 0.1
-    kernel[:width] += np.eye(width)
-    initial["model"]["embed_tokens"]["embedding"] = params["lm_head"]["kernel"].T
+    matrix = initial["pre_projection"]["weight"]
+    matrix *= 0.1
+    matrix[:, :width] += np.eye(width)
+    initial["model"]["embed_tokens"]["embedding"] = params["lm_head"]["weight"]
     if groups:
         initial["masked_embedding"]["token_ordering"] = rng.permutation(text.vocab_size).astype(
             "i4"

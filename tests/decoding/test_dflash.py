@@ -67,7 +67,7 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
     if words:
         tensors["d2t"] = np.asarray(words) - np.arange(len(words))
     embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
-    output = np.asarray(row["lm_head"]["kernel"], np.float64).T
+    output = np.asarray(row["lm_head"]["weight"], np.float64)
     blocks = list(drafted_blocks(engine, request, BLOCKS))
     longest = blocks[-1][0]  # one pass reads it: what a token reads does not change behind it
     row_states = read_row(target, head, prompt, longest)

@@ -97,7 +97,7 @@ def test_blocks_are_drafted_as_the_definition_says(
     if words:
         tensors["d2t"] = np.asarray(words) - np.arange(len(words))
     embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
-    output = np.asarray(row["lm_head"]["kernel"], np.float64).T if eagle1 else None
+    output = np.asarray(row["lm_head"]["weight"], np.float64) if eagle1 else None
     blocks = list(drafted_blocks(engine, request, BLOCKS))
     longest = blocks[-1][0]  # one pass reads it: what a token reads does not change behind it
     row_tokens, row_states, row_places, images = read_row(target, head, prompt, longest)

@@ -110,9 +110,9 @@ def test_a_kv_head_is_split_as_its_target_is(pair, options):
     expected, result = (engine.generate(asked) for engine in engines)
     assert (result.tokens, result.stats.steps) == (expected.tokens, expected.stats.steps)
     (source,) = engines[1].assembly.program.sources
-    own = engines[1].assembly.params[source.name]["layers_0"]["mlp"]["gate_proj"]["kernel"]
+    own = engines[1].assembly.params[source.name]["layers_0"]["mlp"]["gate_proj"]["weight"]
     keys = engines[1].prefill([asked]).drafter[0].k[0]
-    assert own.addressable_shards[0].data.shape == (32, 24)
+    assert own.addressable_shards[0].data.shape == (24, 32)
     assert keys.addressable_shards[0].data.shape[1] == keys.shape[1] // 2
 
 
@@ -142,8 +142,8 @@ def test_what_each_device_holds(pair):
         LoadedModel.load(pair[1]),
     )
     engine, alone = Engine(target, draft), Engine(LoadedModel.load(pair[0]), draft)
-    gate = target.params["language_model"]["model"]["layers_0"]["mlp"]["gate_proj"]["kernel"]
-    assert gate.addressable_shards[0].data.shape == (32, 48 // model)
+    gate = target.params["language_model"]["model"]["layers_0"]["mlp"]["gate_proj"]["weight"]
+    assert gate.addressable_shards[0].data.shape == (48 // model, 32)
     request = Request(engine.encoder.prompt("Hi", []), NEW)
     state = engine.prefill([request])
     assert {shard.data.shape[1] for shard in state.target.k[0].addressable_shards} == {heads}

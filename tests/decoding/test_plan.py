@@ -97,7 +97,7 @@ def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
         {name: part for name, part in model.items() if name != "embed_tokens_per_layer"}
     )
     for name in ("per_layer_input_gate", "per_layer_projection"):
-        assert model["layers_5"][name].keys() == {"kernel", "scale"}
+        assert model["layers_5"][name].keys() == {"weight", "scale"}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ CONFIG = replace(
 def trio(dtype: Any) -> Any:
     """Return a target, a draft model and a KV head."""
     params = tiny.random_params(CONFIG, scale=0.05)
-    scores = params["language_model"]["lm_head"]["kernel"]
+    scores = params["language_model"]["lm_head"]["weight"].T
     last_bits = np.random.default_rng(0).integers(-1, 2, scores[:, 1::2].shape) * float(
         jnp.finfo(dtype).eps
     )

@@ -20,7 +20,7 @@ def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = replace(tiny.CONFIG, text_config=replace(tiny.CONFIG.text_config, num_hidden_layers=1))
     params = tiny.random_params(config)
     # transformers refuses it in answers
-    params["language_model"]["lm_head"]["kernel"][:, config.image_token_index] = 0
+    params["language_model"]["lm_head"]["weight"][config.image_token_index] = 0
     tiny.save(tmp_path / "mini" / "target", config, params)
     tiny.save(tmp_path / "mini" / "draft", config, tiny.noisy(params, 0.1))
     monkeypatch.setattr(peers, "ASSETS", tmp_path)

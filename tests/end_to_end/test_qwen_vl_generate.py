@@ -165,7 +165,7 @@ def test_a_text_draft(target, turns, tmp_path):
     draft = LoadedModel.load(tmp_path)
     rows = loaded.params["model"]["embed_tokens"]["embedding"][: qwen_vl.PADDED - 2]
     layers = {**noisy(loaded.params["model"], 0.03), "embed_tokens": {"embedding": rows}}
-    head = {"kernel": loaded.params["lm_head"]["kernel"][:, : qwen_vl.PADDED - 2]}
+    head = {"weight": loaded.params["lm_head"]["weight"][: qwen_vl.PADDED - 2]}
     draft = replace(draft, params={"model": layers, "lm_head": head})
     accepts_some(check(engine(loaded, draft, "T"), turns))
 

@@ -31,7 +31,7 @@ def counting(self, box=None):
 StoredTensor.read = counting
 found = load(path, mesh=make_mesh(model=2))
 mlp = found.params["language_model"]["model"]["layers_1"]["mlp"]
-parts = {name: mlp[name]["kernel"].addressable_shards[0].data for name in ("gate_proj", "down_proj")}
+parts = {name: mlp[name]["weight"].addressable_shards[0].data for name in ("gate_proj", "down_proj")}
 answer = {name: np.asarray(part).tolist() for name, part in parts.items()}
 print(json.dumps(answer | {"read": sum(counted), "held": found.report.nbytes}))
 """
@@ -43,8 +43,8 @@ def test_each_process_reads_its_half(tmp_path: Path) -> None:
     answers = [json.loads(out.splitlines()[-1]) for out, _ in said]
     whole = load(path)
     mlp = whole.params["language_model"]["model"]["layers_1"]["mlp"]
-    for name, axis in (("gate_proj", 1), ("down_proj", 0)):
-        halves = np.split(np.asarray(mlp[name]["kernel"]), 2, axis)
+    for name, axis in (("gate_proj", 0), ("down_proj", 1)):
+        halves = np.split(np.asarray(mlp[name]["weight"]), 2, axis)
         for answer, half in zip(answers, halves):
             np.testing.assert_array_equal(np.asarray(answer[name], np.float32), half)
     for answer in answers:

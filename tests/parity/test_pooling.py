@@ -54,9 +54,9 @@ def test_the_projector_reads_averages(name: str) -> None:
     }
 
     def projector(x: np.ndarray) -> np.ndarray:
-        inner = torch.tensor(x @ project["linear_1"]["kernel"] + project["linear_1"]["bias"])
+        inner = torch.tensor(x @ project["linear_1"]["weight"].T + project["linear_1"]["bias"])
         return (
-            torch.nn.functional.gelu(inner).numpy() @ project["linear_2"]["kernel"]
+            torch.nn.functional.gelu(inner).numpy() @ project["linear_2"]["weight"].T
             + project["linear_2"]["bias"]
         )
 

@@ -42,12 +42,19 @@ def random_params(config: ModelConfig, seed: int = 0, scale: float = 0.2) -> Par
     rng = np.random.default_rng(seed)
 
     def fill(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        draws = np.ones(leaf.shape) if len(leaf.shape) < 2 else rng.normal(0, scale, leaf.shape)
+        draws = np.ones(leaf.shape) if len(leaf.shape) < 2 else scale * normal(rng, path, leaf)
         if path[-1].key.endswith(("put_min", "put_max")):
             draws = 2 * draws if path[-1].key.endswith("max") else -2 * draws
         return draws.astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(fill, abstract_params(config))
+
+
+def normal(rng: np.random.Generator, path: Any, leaf: Any) -> np.ndarray:
+    """Draw a leaf's numbers, of a dense matrix [out, in] column by column."""
+    if path[-1].key == "weight" and len(leaf.shape) == 2:
+        return rng.normal(size=leaf.shape[::-1]).T
+    return rng.normal(size=leaf.shape)
 
 
 def lvlm(
@@ -89,8 +96,8 @@ def noisy(params: Params, amount: float, seed: int = 1) -> Params:
     then.
     """
     rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda x: x * np.asarray(1 + amount * rng.normal(size=x.shape), x.dtype), params
+    return jax.tree.map_with_path(
+        lambda path, x: x * np.asarray(1 + amount * normal(rng, path, x), x.dtype), params
     )
 
 
@@ -117,15 +124,15 @@ def eagle_params(config: HeadConfig, target: Params, seed: int = 0) -> Params:
     """A head of random weights, with the target's output head where it has one of its own."""
     rng, words = np.random.default_rng(seed), np.asarray(config.text_config.draft_vocabulary, int)
     scale = 0.15 if isinstance(config, Eagle1Config) else 0.3  # without norms, scores grow
-    drawn = jax.tree.map(
-        lambda x: jnp.asarray(rng.normal(x.ndim == 1, scale, x.shape), x.dtype),
+    drawn = jax.tree.map_with_path(
+        lambda path, x: jnp.asarray((x.ndim == 1) + scale * normal(rng, path, x), x.dtype),
         abstract_head(config),
     )
     decoder = target.get("language_model", target)
     if "lm_head" not in drawn or "lm_head" not in decoder:
         return drawn
-    kernel = decoder["lm_head"]["kernel"]
-    return drawn | {"lm_head": {"kernel": kernel[:, words] if len(words) else kernel}}
+    output = decoder["lm_head"]["weight"]
+    return drawn | {"lm_head": {"weight": output[words] if len(words) else output}}
 
 
 def narrow(
@@ -147,10 +154,10 @@ def resized(model: LanguageModel, params: Params, vocabulary: int) -> tuple[Lang
     """
     model, params = text_only(model, params)
     params = jax.tree.map(lambda x: x, params)
-    embedding, head = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["kernel"]
+    embedding, head = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["weight"]
     surplus = max(vocabulary - embedding.shape[0], 0)
     embedding = jnp.pad(embedding, ((0, surplus), (0, 0)), mode="symmetric")
-    head = jnp.pad(head, ((0, 0), (0, surplus)), mode="symmetric")
+    head = jnp.pad(head, ((0, surplus), (0, 0)), mode="symmetric")
     params["model"]["embed_tokens"]["embedding"] = embedding[:vocabulary]
-    params["lm_head"]["kernel"] = head[:, :vocabulary]
+    params["lm_head"]["weight"] = head[:vocabulary]
     return LanguageModel(replace(model.text, vocab_size=vocabulary)), params

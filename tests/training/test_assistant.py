@@ -49,7 +49,7 @@ def test_its_loss_is_that_of_its_definition() -> None:
     """
     target, head = pair(text=SHARED)
     raw, tensors = head.config.to_dict(), named_tensors(head.params)
-    width, output = TEXT.hidden_size, np.asarray(target.params["lm_head"]["kernel"])
+    width, output = TEXT.hidden_size, np.asarray(target.params["lm_head"]["weight"]).T
     embedding = np.asarray(target.params["model"]["embed_tokens"]["embedding"], np.float64)
     embedding *= width**0.5
 

@@ -232,8 +232,8 @@ def test_an_eagle_heads_loss_is_that_of_its_definition(output: str) -> None:
     target, params = LanguageModel(text), tiny.random_params(text, scale=0.4)
     config = Eagle3Config.of_target(text, target_layers=(0, 1, 2), gamma=3)
     embedding = np.asarray(params["model"]["embed_tokens"]["embedding"], np.float64)
-    matrix = params["lm_head"]["kernel"] if "lm_head" in params else embedding.T
-    head = tiny.eagle_params(config, {"lm_head": {"kernel": matrix}})
+    matrix = params["lm_head"]["weight"] if "lm_head" in params else embedding
+    head = tiny.eagle_params(config, {"lm_head": {"weight": matrix}})
     rotary = (np.arange(12) + np.random.default_rng(1).integers(0, 3, (2, 3, 12))).astype(np.int32)
     rotary[:, :, 4:] = np.arange(4, 12)  # text
     tensors = {
@@ -272,7 +272,7 @@ def test_a_one_pass_heads_loss_is_that_of_its_definition() -> None:
         target, params, feature="last_hidden", parallel=True, markov=2, gamma=3
     )
     tensors = {name: torch.tensor(leaf) for name, leaf in named_tensors(head).items()}
-    embedding, output = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["kernel"]
+    embedding, output = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["weight"]
 
     def scored(read: Any, tokens: np.ndarray, b: int, anchor: int) -> np.ndarray:
         block = np.asarray(embedding)[tokens[b, np.minimum(anchor + np.arange(3), 11)]]
@@ -309,7 +309,7 @@ def test_a_dflash_heads_loss_is_that_of_its_definition() -> None:
         drafted = np.pad(drafted, (0, 2 - len(drafted)))
         given = embedding, embedding, states, tokens[b, anchor], 3, drafted
         q = dflash(config.to_dict(), tensors, *given)[:, list(words)]
-        p = read.hidden[b, anchor : anchor + 3] @ np.asarray(params["lm_head"]["kernel"])
+        p = read.hidden[b, anchor : anchor + 3] @ np.asarray(params["lm_head"]["weight"]).T
         p, q = (np.asarray(jax.nn.log_softmax(x)) for x in (p[:, list(words)], q))
         return (np.exp(p) * (p - q[: len(p)])).sum(-1)
 

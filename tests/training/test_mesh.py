@@ -66,7 +66,7 @@ def test_each_device_holds_its_share():
     trainable, held = partition(params, ("vision_tower",))
     optimizer = make_optimizer(training.STAGE, trainable)
     places = partial(shardings, training.CONFIG, params)
-    name = "language_model/model/layers_0/mlp/gate_proj/kernel"
+    name = "language_model/model/layers_0/mlp/gate_proj/weight"
     for found, rows, columns in ((places, 4, 2), (None, 1, 1)):
         state, fixed = place_state(
             trainable, held, optimizer, placed_on(mesh, params, found), mesh, "bfloat16"
@@ -75,7 +75,7 @@ def test_each_device_holds_its_share():
             part for part in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(part)
         )
         for leaf in (state.params[name], adam.mu[name], adam.nu[name]):
-            assert leaf.addressable_shards[0].data.shape == (32 // rows, 64 // columns)
+            assert leaf.addressable_shards[0].data.shape == (64 // columns, 32 // rows)
             assert leaf.dtype == np.float32
         # nothing for what is frozen
         assert adam.mu.keys() == state.params.keys() == trainable.keys()

@@ -146,16 +146,16 @@ def test_a_qwen_vl_draft_learns_a_draft_vocabulary(tmp_path: Path) -> None:
         draft_vocabulary=9,
     )
     draft = train_draft(made, tmp_path, {"talk": Talk()})
-    assert draft.params["lm_head"]["kernel"].shape == (16, 9)
+    assert draft.params["lm_head"]["weight"].shape == (9, 16)
     huggingface.save(tmp_path / "out", draft.config, draft.params)
     found = huggingface.load(tmp_path / "out")
     assert found.config == draft.config
     whole = export(tmp_path / "out", tmp_path / "whole")
     assert whole.text_config.draft_vocabulary == ()  # pyright: ignore
     # pyright: ignore
-    assert huggingface.load(tmp_path / "whole").params["lm_head"]["kernel"].shape == (
-        16,
+    assert huggingface.load(tmp_path / "whole").params["lm_head"]["weight"].shape == (
         whole.text_config.vocab_size,
+        16,
     )
 
 

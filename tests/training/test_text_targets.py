@@ -88,4 +88,4 @@ def test_a_draft_is_trained_on_the_same(target: Path, answers: Path, tmp_path: P
     words = draft.config.draft_vocabulary
     assert set(words) > set(TARGET.eos_token_id)  # though no answer has half of them
     assert draft.config == replace(start, draft_vocabulary=words)
-    assert draft.params["lm_head"]["kernel"].shape == (16, 40)
+    assert draft.params["lm_head"]["weight"].shape == (40, 16)

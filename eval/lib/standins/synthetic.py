@@ -98,11 +98,11 @@ def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Par
     wrong = np.random.default_rng(1).random(size) >= right
     followed = np.where(wrong, after[after], after)
     embedding = np.random.default_rng(width).normal(size=(size, width)).astype(np.float32)
-    head = np.zeros((width, size), np.float32)
-    np.add.at(head.T, followed, embedding / width**0.5)
-    dtype = params["language_model"]["lm_head"]["kernel"].dtype
+    head = np.zeros((size, width), np.float32)
+    np.add.at(head, followed, embedding / width**0.5)
+    dtype = params["language_model"]["lm_head"]["weight"].dtype
     decoder = dict(params["language_model"])
-    decoder["lm_head"] = {"kernel": jnp.asarray(head, dtype)}
+    decoder["lm_head"] = {"weight": jnp.asarray(head, dtype)}
     decoder["model"] = decoder["model"] | {
         "embed_tokens": {"embedding": jnp.asarray(embedding, dtype)}
     }

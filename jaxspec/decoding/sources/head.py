@@ -42,11 +42,11 @@ class HeadSource(Source[State, Scratch]):
         return self.config.target_states
 
     def shapes(self, dtype: Any) -> Params:
-        """Return the head's shapes, with the target's columns of a draft vocabulary."""
+        """Return the head's shapes, with the target's rows of a draft vocabulary."""
         shapes, text = dict(abstract_head(self.config)), self.config.text_config
         if text.draft_vocabulary and "lm_head" not in shapes:
-            columns = (text.hidden_size, len(text.draft_vocabulary))
-            shapes["lm_head"] = {"kernel": jax.ShapeDtypeStruct(columns, dtype)}
+            rows = (len(text.draft_vocabulary), text.hidden_size)
+            shapes["lm_head"] = {"weight": jax.ShapeDtypeStruct(rows, dtype)}
 
         def cast(leaf: Any) -> Any:
             is_whole = jnp.issubdtype(leaf.dtype, jnp.integer)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import TextConfig
-from jaxspec.models.vocabulary import head_kernel
+from jaxspec.models.vocabulary import output_rows
 from jaxspec.typing import Params
 
 
@@ -29,7 +29,7 @@ def joined(head: Params, target: Params, vocabulary: tuple[int, ...] = ()) -> Pa
     """Return the head's parameters as a `CausalLM`, which borrows missing parts from the target.
 
     Embedding and output matrix may be missing. With a draft vocabulary the output matrix has the
-    columns of its tokens, which `head` may hold.
+    rows of its tokens, which `head` may hold.
     """
     target = target.get("language_model", target)
     parts = {
@@ -41,7 +41,7 @@ def joined(head: Params, target: Params, vocabulary: tuple[int, ...] = ()) -> Pa
     if vocabulary or "lm_head" in head:
         return {
             "model": model,
-            "lm_head": head.get("lm_head") or {"kernel": head_kernel(target, vocabulary)},
+            "lm_head": head.get("lm_head") or {"weight": output_rows(target, vocabulary)},
         }
     return {"model": model} | ({"lm_head": target["lm_head"]} if "lm_head" in target else {})
 

@@ -26,7 +26,7 @@ from jaxspec.models.heads.anchored import Context, FreeAttention, block_reader
 from jaxspec.models.heads.borrowed import drawn, in_float32
 from jaxspec.models.heads.reading import Blocks, Reading
 from jaxspec.models.layers import INIT, Dense, RMSNorm
-from jaxspec.models.vocabulary import head_kernel
+from jaxspec.models.vocabulary import output_rows
 from jaxspec.typing import Array, Float, Int, Params
 
 
@@ -127,11 +127,11 @@ class DFlashHead(nn.Module):
         if c.markov:
             params["markov_head"] = {
                 "markov_w1": {"embedding": INIT(key, (text.vocab_size, c.markov), jnp.float32)},
-                "markov_w2": {"kernel": jnp.zeros((c.markov, text.scored_tokens))},
+                "markov_w2": {"weight": jnp.zeros((text.scored_tokens, c.markov))},
             }
         if c.has_output:
             shape = (text.hidden_size, text.scored_tokens)
-            params["lm_head"] = {"kernel": INIT(key, shape, jnp.float32)}
+            params["lm_head"] = {"weight": INIT(key, shape, jnp.float32).T}
         if c.own_embedding:
             shape = (text.vocab_size, text.hidden_size)
             params["embed_tokens"] = {"embedding": INIT(key, shape, jnp.float32)}
@@ -140,5 +140,5 @@ class DFlashHead(nn.Module):
         params |= in_float32({"norm": target["model"]["norm"]})
         if c.has_output:
             tokens = text.draft_vocabulary or tuple(range(text.vocab_size))
-            params |= in_float32({"lm_head": {"kernel": head_kernel(target, tokens)}})
+            params |= in_float32({"lm_head": {"weight": output_rows(target, tokens)}})
         return params

@@ -22,7 +22,7 @@ from jaxspec.models.heads.borrowed import in_float32
 from jaxspec.models.heads.reading import Reading
 from jaxspec.models.heads.states import StateHead
 from jaxspec.models.layers import INIT, Dense, GatedMLP, RMSNorm
-from jaxspec.models.vocabulary import head_kernel
+from jaxspec.models.vocabulary import output_rows
 from jaxspec.typing import Array, Float, Params
 
 
@@ -125,11 +125,11 @@ class Eagle3Head(StateHead):
         params = dict(self.random(key, 3 * text.target_hidden_size))
         if text.own_output:
             shape = (text.hidden_size, text.scored_tokens)
-            params["lm_head"] = {"kernel": INIT(key, shape, jnp.float32)}
+            params["lm_head"] = {"weight": INIT(key, shape, jnp.float32).T}
         if target is None:
             return params
         copied: dict[str, Any] = {"norm": target["model"]["norm"]}
         if text.own_output:
             vocabulary = text.draft_vocabulary or tuple(range(text.vocab_size))
-            copied["lm_head"] = {"kernel": head_kernel(target, vocabulary)}
+            copied["lm_head"] = {"weight": output_rows(target, vocabulary)}
         return {**params, **in_float32(copied)}

@@ -241,7 +241,7 @@ class KVHead(nn.Module):
         rows = HeadRows(zero, images)
         params = drawn(self, key, embeds, zero, zero[..., None], leaf, leaf, rows, before)
         if c.reads_hidden:  # at first only the embedding
-            params["fc"] = {"kernel": jnp.eye(2 * text.hidden_size, text.hidden_size)}
+            params["fc"] = {"weight": jnp.eye(text.hidden_size, 2 * text.hidden_size)}
         if target is None:
             return params
         decoder = target["model"]

@@ -57,8 +57,8 @@ class OnePassHead(KVHead):
         # Embeddings of any scale learn at the same rate.
         square = jnp.mean(exact * exact, axis=-1, keepdims=True)
         normed = exact * jax.lax.rsqrt(square + self.config.text_config.rms_norm_eps)
-        low = times(normed.astype(embeds.dtype), self.markov_in)
-        return times(low, self.markov_out, exact.dtype).astype(jnp.float32)
+        low = times(normed.astype(embeds.dtype), self.markov_in.T)
+        return times(low, self.markov_out.T, exact.dtype).astype(jnp.float32)
 
     def blocks(
         self,

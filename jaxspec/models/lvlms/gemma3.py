@@ -31,7 +31,7 @@ class Projector(nn.Module):
         vision, text = self.config.vision_config, self.config.text_config
         norm = RMSNorm(vision.layer_norm_eps, offset=1, name="mm_soft_emb_norm")
         shape = vision.hidden_size, text.hidden_size
-        return times(norm(features), self.param("mm_input_projection_weight", INIT, shape))
+        return times(norm(features), self.param("mm_input_projection_weight", INIT, shape).T)
 
 
 class Gemma3(Llava):

@@ -1,6 +1,6 @@
 """Take one optimiser step; frozen parameters have neither gradient nor moments.
 
-Parameters are flat here: {"language_model/lm_head/kernel": array}.
+Parameters are flat here: {"language_model/lm_head/weight": array}.
 """
 
 from __future__ import annotations
