@@ -176,8 +176,10 @@ class Checkpoints:
 
 @contextmanager
 def _raised_once() -> Iterator[None]:
-    """Do not print a failing block's error a second time, from the coroutines that it leaves."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    """Do not print a failing block's error a second time, from what it leaves unawaited."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # coroutines
+    tasks = logging.getLogger("asyncio")
+    before, tasks.disabled = tasks.disabled, True
     try:
         yield
     except Exception as error:
@@ -186,6 +188,7 @@ def _raised_once() -> Iterator[None]:
         raise
     finally:
         sys.unraisablehook = hook
+        tasks.disabled = before
 
 
 def forget(directory: str) -> None:

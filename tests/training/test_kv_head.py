@@ -272,7 +272,7 @@ def test_a_one_pass_heads_loss_is_that_of_its_definition() -> None:
         target, params, feature="last_hidden", parallel=True, markov=2, gamma=3
     )
     tensors = {name: torch.tensor(leaf) for name, leaf in named_tensors(head).items()}
-    embedding, output = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["weight"]
+    embedding, output = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["weight"].T
 
     def scored(read: Any, tokens: np.ndarray, b: int, anchor: int) -> np.ndarray:
         block = np.asarray(embedding)[tokens[b, np.minimum(anchor + np.arange(3), 11)]]
