@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.models.layers import Embed
+from jaxspec.models.layers import FEW_ROWS, Embed
 
 TABLE = np.random.default_rng(0).normal(size=(40, 8))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (1, FEW_ROWS + 1)])
 def test_scores_and_their_gradient(shape: tuple[int, int]) -> None:
     query, weight = (np.random.default_rng(1).normal(size=(*shape, width)) for width in (8, 40))
     params = {"params": {"embedding": jnp.asarray(TABLE, jnp.float32)}}
