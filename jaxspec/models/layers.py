@@ -180,11 +180,12 @@ def times(
         out = jax.lax.optimization_barrier(out)  # or XLA would swap the operands back
         return out.T.reshape(*rows.shape[:-1], -1)
 
-    if x.size > FEW_ROWS * x.shape[-1]:
+    if x.size <= x.shape[-1]:
+        return never_alone(product, x.reshape(1, -1), 0).reshape(*x.shape[:-1], -1)
+    on_mesh = not jax.sharding.get_abstract_mesh().empty  # there it costs a message more
+    if on_mesh or x.size > FEW_ROWS * x.shape[-1]:
         return product(x)
-    if x.size > x.shape[-1]:
-        return jax.lax.platform_dependent(x, cpu=turned, default=product)
-    return never_alone(product, x.reshape(1, -1), 0).reshape(*x.shape[:-1], -1)
+    return jax.lax.platform_dependent(x, cpu=turned, default=product)
 
 
 def never_alone(product: Callable[[Array], Array], rows: Array, axis: int) -> Array:
