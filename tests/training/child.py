@@ -40,7 +40,7 @@ HEAD = HeadRecipe(
     buckets=(96,),
     tile_buckets=(2,),
 )
-GATE = 12
+GATE = 6
 """The first batch of the LVLM that waits for a line on standard input."""
 
 
