@@ -4,7 +4,7 @@ smaller.
     python -m eval.collaborative coder_cos
     python -m eval.collaborative coder_cos --limit 100 --max-new-tokens 512 --run-code
 
-One of their passes costs about three of the other's.
+The larger has three times the parameters of the smaller.
 """
 
 from __future__ import annotations

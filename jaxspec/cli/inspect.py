@@ -53,8 +53,9 @@ def run(args: Inspect) -> None:
     """Print the facts; exit code 2 where the checkpoint would not load."""
     setup_runtime()
     inspection = inspect(locate(args.path, args.revision))
-    if args.path.endswith(".gguf"):
-        inspection.facts.update(stored_kinds(Path(args.path).expanduser()))
+    file = Path(args.path).expanduser()
+    if file.suffix == ".gguf" and file.is_file():
+        inspection.facts.update(stored_kinds(file))
     if args.json:
         print(json.dumps(asdict(inspection)))
     else:
