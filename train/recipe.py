@@ -126,6 +126,8 @@ class Ablation(KVHeadOptions):
     """Decoder layers."""
     width: int = 1024
     """Width of a new assistant's layers; other heads have their target's."""
+    gamma: int = 5
+    """Drafted tokens of a block in training; with 1 no block reads a token of its own."""
     parallel: bool = False
     """Draft a block in one pass of a KV head, with learned masks behind the newest token."""
     markov: int = 0
