@@ -3,6 +3,7 @@ summaries.
 
     python -m train.prompts --data path/to/data
     python -m eval.block_efficiency coder --no-times
+    python -m eval.block_efficiency coder --draft runs/train/coder_eagle1/hf --gamma 3
     python -m eval.draft_quality coder --sets humaneval-chat gsm8k --limit 164 \\
         --max-new-tokens 512 --batch-size 16 --run-code
 
@@ -25,6 +26,9 @@ config = EvalConfig(
         Variant("lookup", ("lookup",)),
         Variant("0.5B + lookup", ("T", "lookup")),
         Variant("MT* of 0.5B, lookup", ("T", "lookup"), weighting="mt-paper"),
+        Variant("head", ("head",)),
+        Variant("head + lookup", ("head", "lookup")),
+        Variant("MT* of head, lookup", ("head", "lookup"), weighting="mt-paper"),
     ),
     sets=("humaneval-chat", "gsm8k", *OWN),
     data=tuple(f"{name}=runs/data/prompts/test/{name.removesuffix('_test')}.jsonl" for name in OWN),
