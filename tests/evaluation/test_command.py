@@ -198,6 +198,7 @@ def test_a_set_is_named_with_its_file() -> None:
         ("mini --limit 2 3", "--limit: takes one value, and '2', '3' are two"),
         ("mini --limit x", "--limit: 'x'; give a whole number"),
         ("mini --sets describ", "unknown set 'describ'; did you mean 'describe'"),
+        ("mini --sets read --data reed=a.jsonl", "data: 'reed' is a set that is not asked; add it"),
     ],
 )
 def test_wrong_words_are_one_line(line: str, message: str) -> None:

@@ -12,7 +12,7 @@ import tyro
 from eval.lib.drafts.config import EvalConfig, Variant, set_places
 from eval.lib.drafts.loading import measurable
 from eval.lib.output.report import results_folder
-from eval.lib.questions.sets import SETS, check_names
+from eval.lib.questions.sets import SETS
 from jaxspec.cli.options import parse_options
 from jaxspec.cluster import join_cluster
 from jaxspec.command import load_preset, preset_names, script_name
@@ -183,7 +183,11 @@ def _with_own_sets(values: dict[str, Any], preset_data: Sequence[str]) -> dict[s
             entry for entry in values["data"] if entry in entries or entry not in preset_data
         )
     }
-    check_names(list(set_places(values["data"])), names)
+    for name in set_places(values["data"]):
+        if name not in SETS and name not in names:
+            raise InputError(
+                f"data: {name!r} is a set that is not asked; add it to --sets, or leave it out"
+            )
     if values["images"] is not None and set(names) <= set(SETS):
         raise InputError(
             f"images: {values['images']} is only for sets of your own; give --sets NAME=FILE.jsonl"
