@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -68,7 +69,8 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     assert results.keys() >= set(range(24)) - gone
     for i, result in results.items():
         alone = engine.generate(requests[i])
-        assert (result.tokens, result.text, result.trace) == (alone.tokens, alone.text, alone.trace)
+        assert (result.tokens, result.text) == (alone.tokens, alone.text)
+        check_trace(result, alone)
         for field, value in vars(alone.stats).items():
             np.testing.assert_array_equal(value, getattr(result.stats, field), err_msg=field)
     assert not batch.requests
@@ -78,6 +80,15 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     batch.decode(stride=1)  # an empty batch decodes at once what joins it
     (so_far, ended) = batch.results()
     assert len((so_far | ended)[0].tokens) > 1
+
+
+def check_trace(result: Result, alone: Result) -> None:
+    """Check that two traces are equal up to rounding: batches of other sizes sum in other orders."""
+    assert result.trace is not None
+    assert alone.trace is not None
+    assert result.trace.pop("pieces") == alone.trace.pop("pieces")
+    assert jax.tree.structure(result.trace) == jax.tree.structure(alone.trace)
+    np.testing.assert_allclose(*map(jax.tree.leaves, (result.trace, alone.trace)), atol=1e-3)
 
 
 @pytest.mark.parametrize(

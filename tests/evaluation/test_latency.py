@@ -48,7 +48,7 @@ def test_work_is_what_xla_counts() -> None:
         num_hidden_layers=2,
     )
     model, params = LanguageModel(text), random_params(text, FLOAT)
-    batch, tokens, slots = 2, 3, 64
+    batch, tokens, slots = 2, 4, 64  # eight rows, which are multiplied as they are
     cache = init_cache(text, batch, slots, FLOAT)
     fed = jnp.ones((batch, tokens), jnp.int32)
     counted = jax.jit(model.extend).lower(params, fed, cache).compile().cost_analysis()
