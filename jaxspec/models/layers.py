@@ -156,7 +156,7 @@ class LayerNorm(nn.Module):
 FEW_ROWS = 64
 """Most rows for which CPUs multiply clearly faster with the matrix first."""
 _FULL = 8
-"""Rows that XLA multiplies together there."""
+"""Rows are filled up to a multiple of this there."""
 
 
 @partial(jax.jit, static_argnames="dtype")
@@ -167,9 +167,8 @@ def times(
 
     On CPUs a few rows are multiplied as (W x^T)^T, because XLA first copies the second matrix of a
     product into another order. So eight rows times the matrices of a 1.5B's MLP take 1.4 times as
-    long as one row, and as x W^T 2.2 times (`results/cpu_passes`). XLA multiplies rows by the
-    eight, and those that are left over slowly: six rows take longer than eight. So from five on
-    they are filled up.
+    long as one row, and as x W^T 2.2 times (`results/cpu_passes`). Numbers of rows that eight
+    does not divide take longer: six rows more than eight. So from five on they are filled up.
 
     dtype: Dtype of the sums; None is x's.
     """
