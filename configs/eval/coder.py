@@ -3,7 +3,7 @@ summaries.
 
     python -m train.prompts --data path/to/data
     python -m eval.block_efficiency coder --no-times
-    python -m eval.block_efficiency coder --draft runs/train/coder_eagle1/hf --gamma 3
+    python -m eval.block_efficiency coder --draft runs/train/coder_eagle3/hf
     python -m eval.draft_quality coder --sets humaneval-chat gsm8k --limit 164 \\
         --max-new-tokens 512 --batch-size 16 --run-code
 
