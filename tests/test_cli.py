@@ -540,15 +540,15 @@ def test_a_text_target(
     draft = tiny.save(tmp_path / "draft", text, tiny.noisy(params, 0.1), words)
     both = ("--target", target, "--prompt", "Hi", "--draft", draft)
     assert "views: M shows images and the target is a text model; use view T" in refusal(
-        "generate", *both
+        "generate", *both, "--views", "M"
     )
-    seeing = ("--target", world / "target", *both[2:])
+    seeing = ("--target", world / "target", *both[2:], "--views", "M")
     assert "use view T" in refusal("generate", *seeing)
     assert "the target is a text model; give no image" in refusal(
         "generate", *both[:4], *pictures(world, "rgb")
     )
     answers = []
-    for arguments in (both[:4], (*both, "--views", "T")):
+    for arguments in (both[:4], both):
         main(["generate", *map(str, arguments), "--max-new-tokens", str(NEW), "--json"])
         answers.append(json.loads(capsys.readouterr().out))
     (tmp_path / "form.jinja").write_text(words.chat_template)

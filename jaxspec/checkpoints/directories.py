@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
 IMAGE_FILES = (
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
 )
-_PARTS = re.compile(
+PARTS = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
     r"|(config|generation_config)\.json"
     r"|README\.md|chat_template\.(jinja|json)|additional_chat_templates|"
@@ -200,7 +200,7 @@ def written_whole(path: str | Path, overwrite: bool) -> Iterator[Path]:
     Raises InputError as `check_destination`, and where it cannot be written.
     """
     path = Path(os.path.abspath(Path(path).expanduser()))
-    with whole_directory(path, lambda name: bool(_PARTS.fullmatch(name))) as fresh:
+    with whole_directory(path, lambda name: bool(PARTS.fullmatch(name))) as fresh:
         check_destination(path, overwrite)  # while no other process writes there
         yield fresh
 

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints.directories import read_json, write_json
+from jaxspec.checkpoints.directories import PARTS, read_json, write_json
 from jaxspec.checkpoints.model_card import REPOSITORY, Terms
 from jaxspec.errors import InputError, first_line
 from jaxspec.files import writing
 from jaxspec.runtime import cache_directory
-
-_IGNORED = [".*", ".*/**"]
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,9 @@ def check_terms(source: Path, terms: Terms) -> None:
 
 
 def push(folder: Path, repository: Repository) -> Pushed:
-    """Upload a directory to its repository on the hub, which is created if need be.
+    """Upload a directory's checkpoint to its repository on the hub, which is created if need be.
 
+    Other files of the directory stay here.
     A directory in jaxspec's cache is removed afterwards.
 
     Raises InputError where the repository holds revisions that this machine did not push, is public
@@ -108,7 +107,11 @@ def push(folder: Path, repository: Repository) -> Pushed:
             folder_path=folder,
             parent_commit=info.sha,
             commit_message=f"jaxspec export {mark}",
-            ignore_patterns=_IGNORED,
+            allow_patterns=[
+                f"{entry.name}/*" if entry.is_dir() else entry.name
+                for entry in folder.iterdir()
+                if PARTS.fullmatch(entry.name)
+            ],
         )
         _record(name, {"revision": commit.oid, "mark": mark})
         if folder == repository.folder:

@@ -122,6 +122,7 @@ def run_import(args: Import) -> None:
             raise InputError(
                 f"{path}: in Hugging Face layout already; `jaxspec export` rewrites it"
             )
+        directories.check_destination(args.destination, args.overwrite, path)
         tower = fetch_checkpoint(original_llava.tower_name(path))
         config = original_llava.convert(path, tower, args.destination, dtype, args.overwrite)
     _tell(args.destination, config)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jaxspec.checkpoints.locating import model_name
 from jaxspec.cli.shared import numbers, progress
 from jaxspec.cli.speculation import Drafting, Model, load_engine
-from jaxspec.engine.config import GenerationConfig
+from jaxspec.engine.config import PROMPT_BUCKETS, GenerationConfig
 from jaxspec.engine.engine import Engine, EngineConfig
-from jaxspec.errors import InputError, check_counts, needing
+from jaxspec.errors import InputError, check_counts, check_numbers, needing
 from jaxspec.plugins import load_plugin, plugins
 from jaxspec.runtime import say
 
@@ -108,6 +109,7 @@ def run(args: Serve) -> None:
     counts |= {"image-side": sizes.image_side, "image-pixels": sizes.image_pixels}
     counts |= {"max-body": sizes.max_body, "max-new-tokens": sizes.max_new_tokens}
     check_counts(**{f"--{name}": count for name, count in counts.items()})
+    check_numbers(1, 1e6, **{"--timeout": sizes.timeout})
     key = listening.api_key or os.environ.get(KEY, "")
     if listening.host not in LOCAL and not (key or listening.insecure):
         raise InputError(f"--host: {listening.host} may be reached by others; give --api-key")
@@ -122,7 +124,11 @@ def run(args: Serve) -> None:
     listener = _listen(listening.host, listening.port)
 
     drafts = bool(drafting.draft or drafting.views)
-    how: dict[str, Any] = {"generation_config": models.generation_config}
+    how: dict[str, Any] = {
+        "generation_config": models.generation_config,
+        "prompt_buckets": tuple(sorted({*lengths, *PROMPT_BUCKETS})),
+        "new_buckets": (sizes.max_new_tokens,),
+    }
     config = drafting.config(drafting.gamma, batch_size=sizes.batch_size, trace=drafts, **how)
     engine, reports = load_engine(models, drafting, config)
     models.encoder(engine)  # checks --thinking
@@ -131,13 +137,14 @@ def run(args: Serve) -> None:
     if images and not sees:
         raise InputError(f"--images: {images}, but the target is a text model; give 0")
     requests = examples(engine, lengths, images, sizes.image_side, sizes.max_new_tokens)
-    name = models.model or Path(models.target).name
+    name = models.model or Path(model_name(models.target)).name
     metrics = Metrics(name)
     plain = None
     if listening.race and drafts:
         config = EngineConfig(batch_size=sizes.batch_size, width=drafting.width, **how)
         plain = Engine(engine.target, config=config)
-    address = f"http://{listening.host}:{listener.getsockname()[1]}"
+    host = f"[{listening.host}]" if ":" in listening.host else listening.host
+    address = f"http://{host}:{listener.getsockname()[1]}"
 
     def tell() -> None:
         count, of = worker.warmed, len(worker.programs)

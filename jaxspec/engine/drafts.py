@@ -16,6 +16,7 @@ from jaxspec.config import (
     Eagle3Config,
     HeadConfig,
     KVHeadConfig,
+    LvlmConfig,
     ModelConfig,
     OnePassConfig,
     VispecConfig,
@@ -71,7 +72,7 @@ NOTHING = Mixture()
 
 
 def mixture(views: Sequence[str] | None, drafts: Sequence[DraftConfig]) -> Mixture:
-    """Return the mixture of these drafts; `views` None shows a model view M.
+    """Return the mixture of these drafts; `views` None shows a model M, a text model T.
 
     Raises InputError for views without a model, a model without a view, and several of a kind.
     """
@@ -80,7 +81,8 @@ def mixture(views: Sequence[str] | None, drafts: Sequence[DraftConfig]) -> Mixtu
     if len(models) > 1 or len(heads) > 1:
         counts = f"{len(models)} models and {len(heads)} heads"
         raise InputError(f"draft: {counts}; give at most one of each")
-    model_views, lookup = read_views(("M",) * len(models) if views is None else views)
+    shown = ["M" if isinstance(model, LvlmConfig) else "T" for model in models]
+    model_views, lookup = read_views(shown if views is None else views)
     names = ",".join(view.name for view in model_views)
     if model_views and not models:
         raise InputError(f"views: {names} need a draft model; give one, or leave them out")

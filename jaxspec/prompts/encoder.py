@@ -45,6 +45,8 @@ class Prompt(Generic[Source]):
     sample: str = ""
     """Id of the benchmark sample, by which a recorded answer is found."""
     turn: int = 1
+    continued: bool = False
+    """Whether the answer continues the text, so that its outer spaces count."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ class PromptEncoder:
         conversation = self._checked(text, images)
         ids = self.ids(conversation[0].text(self.image_text))
         bos = self.tokenizer.bos_token_id
-        return _prompt(ids if bos is None else [bos, *ids], conversation)
+        prompt = _prompt(ids if bos is None else [bos, *ids], conversation)
+        return replace(prompt, continued=True)
 
     def follow_up(
         self,
@@ -152,6 +155,7 @@ class PromptEncoder:
             tokens=after.tokens,
             images=(*prompt.images, *after.images),
             turn=prompt.turn + 1,
+            continued=False,
         )
 
     def dialogues(

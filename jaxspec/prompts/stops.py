@@ -21,19 +21,25 @@ class AnswerText:
     Args:
       stops: Strings that end the answer.
       pieces: Whether to record the text of each token.
+      after: Last token of a prompt that the answer continues, so that its outer spaces count; None
+        leaves them out.
 
     Attributes:
       tokens: Tokens so far, up to the one that completes a stop string. The fewest tokens decide
         whose text holds a stop string, however many are read at once.
-      text: Their text without outer spaces, and before the stop string.
+      text: Their text before the stop string.
       stop: Stop string that ended the answer.
       pieces: Text that each token adds; "" for a part of a letter, until the last part.
     """
 
     def __init__(
-        self, encoder: PromptEncoder, stops: Sequence[str] = (), pieces: bool = False
+        self,
+        encoder: PromptEncoder,
+        stops: Sequence[str] = (),
+        pieces: bool = False,
+        after: int | None = None,
     ) -> None:
-        self.encoder, self.stops, self.records = encoder, stops, pieces
+        self.encoder, self.stops, self.records, self.after = encoder, stops, pieces, after
         self.tokens: list[int] = []
         self.text, self.stop = "", None
         self.pieces: list[str] = []
@@ -52,20 +58,33 @@ class AnswerText:
 
     def _read(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
-        whole = self._head + self.encoder.text(self.tokens[self._begin :])
-        self.text = whole.strip()
+        whole = self._head + self._newest()
+        self.text = whole.strip() if self.after is None else whole
         if self.records:
             readable = whole.rstrip("\ufffd")
             grows = readable.startswith(self._readable)
             self.pieces.append(readable[len(self._readable) :] if grows else "")
             self._readable = readable if grows else self._readable
         if self.stops:
-            start = max(len(self._head.lstrip()) - max(map(len, self.stops)), 0)
+            head = self._head.lstrip() if self.after is None else self._head
+            start = max(len(head) - max(map(len, self.stops)), 0)
             starts = [(self.text.find(stop, start), i) for i, stop in enumerate(self.stops)]
             if starts := [pair for pair in starts if pair[0] >= 0]:
                 cut, i = min(starts)
                 self.text, self.stop = self.text[:cut], self.stops[i]
         self._settle(whole)
+
+    def _newest(self) -> str:
+        """Return the text of the tokens that are decoded again.
+
+        Some decoders strip the space of a text's first word. So an answer that continues a prompt
+        is decoded behind the prompt's last token.
+        """
+        tokens = self.tokens[self._begin :]
+        if self._begin or self._head or self.after is None:
+            return self.encoder.text(tokens)
+        before, both = self.encoder.text([self.after]), self.encoder.text([self.after, *tokens])
+        return both[len(before) :] if both.startswith(before) else self.encoder.text(tokens)
 
     def _settle(self, whole: str) -> None:
         """Begin the next reading at the newest token, if it is a word's and ends with two letters.
@@ -88,5 +107,10 @@ def text_so_far(before: str, text: str, stops: Sequence[str]) -> str:
     """
     letters = text.rstrip("\ufffd").rstrip()
     longer = letters if letters.startswith(before) else before
-    overlaps = (n for stop in stops for n in range(1, len(stop)) if longer.endswith(stop[:n]))
+    overlaps = (
+        n
+        for stop in stops
+        for n in range(1, min(len(stop), len(longer) + 1))
+        if longer.endswith(stop[:n])
+    )
     return longer[: max(len(longer) - max(overlaps, default=0), len(before))]

@@ -127,11 +127,14 @@ def logprobs(result: Result, start: int, encoder: PromptEncoder, chats: bool) ->
         return None
 
     def piece(token: int) -> str:
-        return encoder.tokenizer.decode([token])
+        # Behind itself, since some decoders strip the space of a text's first word.
+        once, twice = (encoder.tokenizer.decode([token] * count) for count in (1, 2))
+        return twice[len(once) :] if twice.startswith(once) else once
 
     def entry(token: int, value: float) -> dict[str, Any]:
         text = piece(token)
-        return {"token": text, "logprob": value, "bytes": [*text.encode()]}
+        known = None if "\ufffd" in text else [*text.encode()]
+        return {"token": text, "logprob": value, "bytes": known}
 
     columns = (result.tokens, result.logprobs, result.top_logprobs)
     places = list(zip(*(column[start:] for column in columns)))
@@ -147,7 +150,7 @@ def logprobs(result: Result, start: int, encoder: PromptEncoder, chats: bool) ->
         "tokens": [piece(token) for token, _, _ in places],
         "token_logprobs": [value for _, value, _ in places],
         "top_logprobs": [
-            {piece(token): value for token, value in top.items()} for *_, top in places
+            {piece(token): value for token, value in reversed(top.items())} for *_, top in places
         ],
         "text_offset": None,
     }

@@ -62,6 +62,8 @@ KNOWN = {
     *PASSED,
 }
 MOST_STOPS = 16
+LONGEST_STOP = 1000
+"""Most characters of a stop string."""
 LONGEST_TOKEN = 128
 """Most characters that are counted for a token, to refuse a long text before it is encoded."""
 
@@ -174,6 +176,8 @@ def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> 
     values = value if isinstance(value, list) and not _is_ids(value) else [value]
     if not values:
         raise InputError("prompt: an empty list; give a string, or a list of them")
+    if len(values) > limits.choices:
+        raise InputError(f"prompt: {len(values)} prompts; give 1 to {limits.choices}")
     size = len(encoder.tokenizer)
     prompts: list[Request] = []
     for value in values:
@@ -182,7 +186,7 @@ def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> 
         elif _is_ids(value):
             if not all(0 <= token < size and token != encoder.image_token for token in value):
                 raise InputError(f"prompt: a token id outside 0 to {size - 1}, or an image's")
-            prompts.append(Request(Prompt(np.asarray(value, np.int32))))
+            prompts.append(Request(Prompt(np.asarray(value, np.int32), continued=True)))
         else:
             raise InputError("prompt: give a string, a list of token ids, or a list of these")
     if body.get("logprobs") is not None:
@@ -206,9 +210,11 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
     if options.get("top_k") == -1:  # vLLM's name for all tokens
         del options["top_k"]
     stop = options.get("stop", [])
-    options["stop"] = [stop] if isinstance(stop, str) else stop
+    options["stop"] = stop = [stop] if isinstance(stop, str) else stop
     if isinstance(stop, list) and len(stop) > MOST_STOPS:
         raise InputError(f"stop: {len(stop)} strings; give at most {MOST_STOPS}")
+    if isinstance(stop, list) and any(len(str(text)) > LONGEST_STOP for text in stop):
+        raise InputError(f"stop: a string of over {LONGEST_STOP} characters; give a shorter one")
     options["logit_bias"] = _bias(body)
     options["min_new_tokens"] = _count(body, "min_tokens", 0) or None
     name, most = _most(body)

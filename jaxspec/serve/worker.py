@@ -130,7 +130,10 @@ def examples(
                 requests.append(Request(replace(prompt, tokens=tokens), new))
     first, biases = requests[0], dict.fromkeys(range(BIASES), 0.0)
     full = replace(first, logprobs=TOP[-1], presence_penalty=1.0, logit_bias=biases)
-    return [*requests, replace(first, temperature=1.0), full]
+    # A request may turn off what the model's file says of penalties and sampling.
+    plain = replace(first, repetition_penalty=1.0, min_p=0.0)
+    sampled = [replace(request, temperature=1.0) for request in (first, plain)]
+    return [*requests, *sampled, plain, full]
 
 
 class Worker(threading.Thread):

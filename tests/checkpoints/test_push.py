@@ -136,7 +136,9 @@ def test_what_the_hub_refuses_is_one_line(
     with pytest.raises(InputError, match="log in with `hf auth login`"):
         push(tmp_path, Repository(NAME))
     monkeypatch.setenv("HF_TOKEN", "hf_right")
+    (tmp_path / "train.log").write_text("mine")
     push(tmp_path, Repository(NAME, public=True))
+    assert {*hub.repos[NAME].commits[-1].files} == {".gitattributes", "README.md"}
     with pytest.raises(InputError, match=f"{NAME} is public; give --public, or another name"):
         push(tmp_path, Repository(NAME))
 

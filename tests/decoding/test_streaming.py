@@ -174,6 +174,24 @@ def test_pieces_are_the_letters_of_the_text(encoders: dict[str, PromptEncoder]) 
         assert not any("\ufffd" in piece for piece in answer.pieces)
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_an_answer_that_continues_a_prompt_keeps_its_spaces(
+    encoders: dict[str, PromptEncoder], every: int
+) -> None:
+    """Wherever a text is cut in prompt and answer, both together are the text."""
+    for encoder in encoders.values():
+        tokens = encoder.ids("def f(x):\n    return  x \n")
+        for cut in range(1, len(tokens)):
+            answer = AnswerText(encoder, after=tokens[cut - 1])
+            for begin in range(cut, len(tokens), every):
+                answer.extend(tokens[begin : begin + every])
+            assert encoder.text(tokens[:cut]) + answer.text == encoder.text(tokens)
+        first, *rest = encoder.ids("x\n4")
+        answer = AnswerText(encoder, ["\n"], after=first)
+        answer.extend(rest)
+        assert (answer.text, answer.stop) == ("", "\n")
+
+
 def test_a_stop_string_may_begin_tokens_before(encoders: dict[str, PromptEncoder]) -> None:
     for encoder in encoders.values():
         answer = AnswerText(encoder, ["日", "pfel, 日"])

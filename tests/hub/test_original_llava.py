@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,9 @@ def test_a_plan_reads_no_weights(
     assert not [*(cache / "small").rglob("*.safetensors")]
 
 
-def test_the_next_version_has_tiles_and_its_own_tower(tmp_path: Path) -> None:
+def test_the_next_version_has_tiles_and_its_own_tower(
+    tmp_path: Path, refusal: Callable[..., str]
+) -> None:
     """LLaVA-1.6: its files hold the tower, under a longer name."""
     converted = fetch_checkpoint("llava-hf/llava-v1.6-vicuna-7b-hf")
     path, out = tmp_path / "original", tmp_path / "out"
@@ -110,6 +113,7 @@ def test_the_next_version_has_tiles_and_its_own_tower(tmp_path: Path) -> None:
             )
     tower = named_tensors({"vision_tower": twin.params["vision_tower"]})
     write_weights(path, {f"model.vision_tower.{k}": v for k, v in tower.items()}, "-00003-of-00003")
+    assert "holds the checkpoint that is read" in refusal("import", path, path, "--overwrite")
     main(["import", str(path), str(out)])
     model = load(out)
     assert model.config.model_type == "llava_next"

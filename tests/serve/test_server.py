@@ -23,6 +23,7 @@ from PIL import Image
 
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve.worker import Ticket, Unready, Worker, examples
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
@@ -191,6 +192,7 @@ def test_the_openai_client_is_answered(served: Served) -> None:
         ({"max_completion_tokens": 0, "max_tokens": 0}, "max_completion_tokens: 0"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: 21"),
         ({"n": 1000}, "n: 1000 answers"),
+        ({"stop": ["x", "x" * 1001]}, "stop: a string of over 1000 characters"),
         ({"messages": []}, "messages: none"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "prompt tokens: 3"),
         ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "far over 256 tokens"),
@@ -201,6 +203,25 @@ def test_a_refusal_names_the_field(served: Served, change: dict[str, Any], words
     status, answer = post(served, json.dumps(body_of(0) | change).encode())
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert words in answer["error"]["message"]
+
+
+def test_many_prompts_are_refused_before_they_are_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PromptEncoder, "completion", None)
+    body = json.dumps({"prompt": [""] * 9}).encode()
+    status, answer = post(served, body, path="completions")
+    assert (status, answer["error"]["message"]) == (400, "prompt: 9 prompts; give 1 to 8")
+
+
+def test_a_completion_and_its_pieces_have_the_spaces_of_the_text(served: Served) -> None:
+    _, space, _ = served.engine.encoder.ids("a b")[-3:]
+    body = {"prompt": "Once", "max_tokens": 2, "logit_bias": {str(space): 100}, "logprobs": 2}
+    (choice,) = post(served, json.dumps(body).encode(), path="completions")[1]["choices"]
+    assert choice["text"] == "  "
+    assert choice["logprobs"]["tokens"] == [" ", " "]
+    scores = [*choice["logprobs"]["top_logprobs"][0].values()]
+    assert scores == sorted(scores)  # of alternatives with one text the likeliest stays
 
 
 def test_fields_of_no_effect_are_taken(served: Served) -> None:

@@ -286,6 +286,21 @@ def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
         fit(replace(stage, steps=5), params(), loss_fn, batches, tmp_path / "short")
 
 
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path):
+    """Its metrics stay, and the line names the folder that it saved in."""
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fit(STAGE, params(), loss_fn, dies_at(5), run)
+    before = log(run)
+    moved = replace(STAGE, checkpoints=str(tmp_path / "elsewhere"))
+    line = f"elsewhere: no checkpoint, but the run of {run} saved in {run}/checkpoints and reached"
+    with pytest.raises(InputError, match=line):
+        fit(moved, params(), loss_fn, batches, run)
+    assert log(run) == before
+    fit(STAGE, params(), loss_fn, batches, run)
+    assert [row["step"] for row in log(run)] == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, caplog):
     kernel = np.random.default_rng(0).normal(size=(3, 20_000)).astype(np.float32)
     start = {"line": {"kernel": kernel}, "frozen": params()["frozen"]}

@@ -61,6 +61,12 @@ class MetricsLog:
             self._wandb.log(dict(values), step=step)
 
 
+def last_step(path: Path) -> int:
+    """Return the last step that a file of metrics tells of; 0 without one."""
+    lines = _lines_until(path, 2**31).splitlines()
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
 def _lines_until(path: Path, start: int) -> str:
     """Return the lines of metrics up to a step, without half a line that a kill may have left."""
     lines = []

@@ -14,12 +14,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxspec.checkpoints.directories import weight_files
+from jaxspec.checkpoints.directories import read_json, weight_files
 from jaxspec.checkpoints.locating import SMALL, locate
+from jaxspec.cluster import on_first
 from jaxspec.data.forms import SUFFIXES as IMAGES
 from jaxspec.data.images import StoredImage, image_hash, to_rgb
 from jaxspec.data.rows import SUFFIXES as ROWS
@@ -27,6 +27,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.files import write_text
 from jaxspec.training.config import RUNTIME, TrainConfig
+from jaxspec.training.loop.metrics import last_step
 from jaxspec.training.loop.step import make_schedule
 
 SAMPLES = 8
@@ -113,7 +114,8 @@ def claim(
 ) -> None:
     """Raise InputError if another run saved a step here; else write `train_config.json`.
 
-    The number of steps may differ if the saved steps had the same learning rates.
+    The number of steps may differ if the saved steps had the same learning rates. A run that must
+    have saved a step by its metrics, and has none, is not begun anew.
 
     Args:
       saved: The newest saved step, and the signature of the run that saved it.
@@ -130,8 +132,23 @@ def claim(
                     f"{directory}: holds a run with {name} {before!r}, but now it is {now!r}; "
                     "go on with that, or train in another directory (--runs)"
                 )
-    if jax.process_index() == 0:
-        write_text(directory / "train_config.json", json.dumps(run, indent=1) + "\n")
+    on_first(lambda: _begin(directory, run, lost=saved is None))
+
+
+def _begin(directory: Path, run: dict[str, Any], lost: bool) -> None:
+    """Write `train_config.json`; raise InputError where a run lost all of its checkpoints."""
+    file = directory / "train_config.json"
+    if lost and file.is_file():
+        # A save ends before the next one begins, so the first is whole after the second.
+        before, done = read_json(file), last_step(directory / "metrics.jsonl")
+        if done > 2 * before.get("save_every", done):
+            near = directory / "checkpoints"
+            raise InputError(
+                f"{run['checkpoints'] or near}: no checkpoint, but the run of {directory} saved in "
+                f"{before['checkpoints'] or near} and reached step {done}; give that folder, or "
+                "train in another directory (--runs)"
+            )
+    write_text(file, json.dumps(run, indent=1) + "\n")
 
 
 def _lasting(values: dict[str, Any]) -> dict[str, Any]:
