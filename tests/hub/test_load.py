@@ -136,7 +136,7 @@ def test_a_plan_of_a_text_draft_that_is_shown_images_is_one_line(
 ) -> None:
     target, draft = "google/gemma-3-4b-it", "google/gemma-3-270m-it"
     assert "views: M shows images and the draft is a text model; use view T" in refusal(
-        "plan", target, "--draft", draft, "--chips", "h100"
+        "plan", target, "--draft", draft, "--views", "M", "--chips", "h100"
     )
 
 
