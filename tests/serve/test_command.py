@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.serve.conftest import Served
 
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-SMALL = ("--prompt-buckets", "64", "--max-new-tokens", "32", "--images", "0", "--batch-size", "2")
+SMALL = ("--prompt-buckets", "60", "--max-new-tokens", "33", "--images", "0", "--batch-size", "2")
 
 
 def test_it_warms_up_answers_and_ends_what_it_has_begun(pair: tuple[Path, Path]) -> None:
@@ -42,6 +42,9 @@ def test_it_warms_up_answers_and_ends_what_it_has_begun(pair: tuple[Path, Path])
         address = re.findall(r"http://\S+", lines[-1])[0] if lines else ""
         assert address, "".join(lines)
         client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        (model,) = client.models.list().data
+        limits = model.model_extra["jaxspec"]
+        assert (limits["prompt_tokens"], limits["new_tokens"]) == (60, 33)  # no bucket above
         stream = client.chat.completions.create(
             model=pair[0].name,
             messages=[{"role": "user", "content": "Hi"}],
