@@ -74,8 +74,7 @@ def check_terms(source: Path, terms: Terms) -> None:
 def push(folder: Path, repository: Repository) -> Pushed:
     """Upload a directory's checkpoint to its repository on the hub, which is created if need be.
 
-    Other files of the directory stay here.
-    A directory in jaxspec's cache is removed afterwards.
+    Other files of the directory stay here. A directory in jaxspec's cache is removed afterwards.
 
     Raises InputError where the repository holds revisions that this machine did not push, is public
     although `repository` is not, or cannot be reached; then the same call goes on.

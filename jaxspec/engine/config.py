@@ -77,7 +77,7 @@ class EngineConfig(Batching):
     """Choose how a target decodes: with which views and draft blocks, and in which batches.
 
     Attributes:
-      views: Views of a draft model, then `lookup` if it drafts too; None: M, or
+      views: Views of a draft model, then `lookup` if it drafts too; None: M, and
         T for a text model.
       weights: First block's weights: of each view, then a head's, then lookup's; None: uniform.
       weighting: Rule by which weights learn, as `parse_weighting` reads it: `grid:window=16`.

@@ -81,8 +81,9 @@ def mixture(views: Sequence[str] | None, drafts: Sequence[DraftConfig]) -> Mixtu
     if len(models) > 1 or len(heads) > 1:
         counts = f"{len(models)} models and {len(heads)} heads"
         raise InputError(f"draft: {counts}; give at most one of each")
-    shown = ["M" if isinstance(model, LvlmConfig) else "T" for model in models]
-    model_views, lookup = read_views(shown if views is None else views)
+    if views is None:
+        views = ["M" if isinstance(model, LvlmConfig) else "T" for model in models]
+    model_views, lookup = read_views(views)
     names = ",".join(view.name for view in model_views)
     if model_views and not models:
         raise InputError(f"views: {names} need a draft model; give one, or leave them out")

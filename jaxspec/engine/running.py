@@ -116,8 +116,7 @@ class Rows:
         """Add the new tokens of a row to the answer to request `i`."""
         trace, record = columns["trace"], columns["logprobs"]
         request, fields = self.requests[i], self.so_far.setdefault(i, {})
-        prompt = request.prompt
-        after = int(prompt.tokens[-1]) if prompt.continued else None
+        after = request.prompt.newest
         empty = AnswerText(self.batcher.encoder, request.stop, trace is not None, after)
         text = self.texts.setdefault(i, empty)
         before = len(text.tokens)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, Self
 
 import numpy as np
@@ -47,6 +47,11 @@ class Prompt(Generic[Source]):
     turn: int = 1
     continued: bool = False
     """Whether the answer continues the text, so that its outer spaces count."""
+
+    @property
+    def newest(self) -> tuple[int, ...]:
+        """Return the token that a continuation follows; none for an answer to a question."""
+        return tuple(self.tokens[-1:].tolist()) if self.continued else ()
 
 
 @dataclass(frozen=True)
@@ -194,9 +199,16 @@ class PromptEncoder:
         """Return the ids of a text without BOS."""
         return self.tokenizer.encode(self._shown(text), add_special_tokens=False)
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+    def text(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
+        """Return the text of tokens, without special ones.
+
+        after: Tokens before them, without whose company some decoders strip the first word's space.
+        """
+        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
+        before, whole = (
+            (decode(after), decode([*after, *tokens])) if after else ("", decode(tokens))
+        )
+        return whole[len(before) :] if whole.startswith(before) else decode(tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return an answer's text, without special tokens and outer spaces."""

@@ -21,8 +21,8 @@ class AnswerText:
     Args:
       stops: Strings that end the answer.
       pieces: Whether to record the text of each token.
-      after: Last token of a prompt that the answer continues, so that its outer spaces count; None
-        leaves them out.
+      after: Newest token of a prompt that the answer continues, so that its outer spaces count;
+        none leaves them out.
 
     Attributes:
       tokens: Tokens so far, up to the one that completes a stop string. The fewest tokens decide
@@ -37,7 +37,7 @@ class AnswerText:
         encoder: PromptEncoder,
         stops: Sequence[str] = (),
         pieces: bool = False,
-        after: int | None = None,
+        after: Sequence[int] = (),
     ) -> None:
         self.encoder, self.stops, self.records, self.after = encoder, stops, pieces, after
         self.tokens: list[int] = []
@@ -58,33 +58,22 @@ class AnswerText:
 
     def _read(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
-        whole = self._head + self._newest()
-        self.text = whole.strip() if self.after is None else whole
+        after = () if self._head else self.after
+        whole = self._head + self.encoder.text(self.tokens[self._begin :], after)
+        self.text = whole if self.after else whole.strip()
         if self.records:
             readable = whole.rstrip("\ufffd")
             grows = readable.startswith(self._readable)
             self.pieces.append(readable[len(self._readable) :] if grows else "")
             self._readable = readable if grows else self._readable
         if self.stops:
-            head = self._head.lstrip() if self.after is None else self._head
+            head = self._head if self.after else self._head.lstrip()
             start = max(len(head) - max(map(len, self.stops)), 0)
             starts = [(self.text.find(stop, start), i) for i, stop in enumerate(self.stops)]
             if starts := [pair for pair in starts if pair[0] >= 0]:
                 cut, i = min(starts)
                 self.text, self.stop = self.text[:cut], self.stops[i]
         self._settle(whole)
-
-    def _newest(self) -> str:
-        """Return the text of the tokens that are decoded again.
-
-        Some decoders strip the space of a text's first word. So an answer that continues a prompt
-        is decoded behind the prompt's last token.
-        """
-        tokens = self.tokens[self._begin :]
-        if self._begin or self._head or self.after is None:
-            return self.encoder.text(tokens)
-        before, both = self.encoder.text([self.after]), self.encoder.text([self.after, *tokens])
-        return both[len(before) :] if both.startswith(before) else self.encoder.text(tokens)
 
     def _settle(self, whole: str) -> None:
         """Begin the next reading at the newest token, if it is a word's and ends with two letters.

@@ -127,14 +127,12 @@ def logprobs(result: Result, start: int, encoder: PromptEncoder, chats: bool) ->
         return None
 
     def piece(token: int) -> str:
-        # Behind itself, since some decoders strip the space of a text's first word.
-        once, twice = (encoder.tokenizer.decode([token] * count) for count in (1, 2))
-        return twice[len(once) :] if twice.startswith(once) else once
+        return encoder.text([token], after=[token]) or encoder.tokenizer.decode([token])
 
     def entry(token: int, value: float) -> dict[str, Any]:
         text = piece(token)
-        known = None if "\ufffd" in text else [*text.encode()]
-        return {"token": text, "logprob": value, "bytes": known}
+        content = None if "\ufffd" in text else [*text.encode()]
+        return {"token": text, "logprob": value, "bytes": content}
 
     columns = (result.tokens, result.logprobs, result.top_logprobs)
     places = list(zip(*(column[start:] for column in columns)))

@@ -182,14 +182,17 @@ def test_an_answer_that_continues_a_prompt_keeps_its_spaces(
     for encoder in encoders.values():
         tokens = encoder.ids("def f(x):\n    return  x \n")
         for cut in range(1, len(tokens)):
-            answer = AnswerText(encoder, after=tokens[cut - 1])
+            answer = AnswerText(encoder, after=tokens[cut - 1 : cut])
             for begin in range(cut, len(tokens), every):
                 answer.extend(tokens[begin : begin + every])
             assert encoder.text(tokens[:cut]) + answer.text == encoder.text(tokens)
         first, *rest = encoder.ids("x\n4")
-        answer = AnswerText(encoder, ["\n"], after=first)
+        answer = AnswerText(encoder, ["\n"], after=[first])
         answer.extend(rest)
         assert (answer.text, answer.stop) == ("", "\n")
+        tokens = encoder.ids("a book and a book")
+        pieces = [encoder.text([token], after=[token]) for token in tokens]
+        assert "".join(pieces).lstrip() == encoder.text(tokens)
 
 
 def test_a_stop_string_may_begin_tokens_before(encoders: dict[str, PromptEncoder]) -> None:
@@ -205,9 +208,9 @@ class Counting(PromptEncoder):
 
     sizes: list[int] = field(default_factory=list)
 
-    def text(self, tokens: Sequence[int]) -> str:
+    def text(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
         self.sizes.append(len(tokens))
-        return super().text(tokens)
+        return super().text(tokens, after)
 
 
 @KINDS

@@ -62,7 +62,7 @@ class MetricsLog:
 
 
 def last_step(path: Path) -> int:
-    """Return the last step that a file of metrics tells of; 0 without one."""
+    """Return the last step in a file of metrics; 0 without one."""
     lines = _lines_until(path, 2**31).splitlines()
     return json.loads(lines[-1])["step"] if lines else 0
 

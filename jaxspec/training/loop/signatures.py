@@ -145,8 +145,8 @@ def _begin(directory: Path, run: dict[str, Any], lost: bool) -> None:
             near = directory / "checkpoints"
             raise InputError(
                 f"{run['checkpoints'] or near}: no checkpoint, but the run of {directory} saved in "
-                f"{before['checkpoints'] or near} and reached step {done}; give that folder, or "
-                "train in another directory (--runs)"
+                f"{before.get('checkpoints') or near} and reached step {done}; give that folder, "
+                "or train in another directory (--runs)"
             )
     write_text(file, json.dumps(run, indent=1) + "\n")
 
