@@ -42,6 +42,7 @@ from eval.lib.output.tables import (
     number,
     percent,
     pivot,
+    sample_counts,
     without_failed,
 )
 from eval.lib.questions.sets import remarks
@@ -176,8 +177,6 @@ def _notes(
     averages: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """Return the sentences below the table, without the papers'."""
-    counts = [row["samples"] for row in rows] or [0]
-    samples = " to ".join(map(str, sorted({min(counts), max(counts)})))
     devices = ", ".join(dict.fromkeys(row["device"] for row in (*rows, *failed)))
     groups = [
         f"{name} over {', '.join(group) if config.averages else 'sets'}"
@@ -187,8 +186,8 @@ def _notes(
         row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)
     }
     notes = [
-        f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, "
-        f"{devices}. Plain means: {'; '.join(groups)}.",
+        f"{config.pair}. {sample_counts(rows)} samples a set, batch {config.batch_size}, "
+        f"{config.dtype}, {devices}. Plain means: {'; '.join(groups)}.",
         f"{TIMES if config.times else ''}identical: share of answers equal to plain decoding "
         "token for token.",
         *answer_lengths(rows, config.sets),

@@ -142,13 +142,15 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
     for pairing in config.pairings:
         forms.setdefault(FORMS[config.in_chat_form(pairing)], []).append(pairing.name)
     notes = [
-        f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}; "
-        f"speeds of {min(config.timed, config.limit)} samples a set. Lists are of models, in their "
-        "order.",
+        f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}. "
+        f"standard and CoS answer {config.limit} samples a set, the other methods the first "
+        f"{min(config.timed, config.limit)}, and speeds are of those. Lists are of models, in "
+        "their order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests; "
         "whole calls: the same with prefill, as the paper's code counts. speculative: naive with "
         "the bonus token, our reading of the paper's SD. predicted, Thm.: calls and speed-up of "
-        "the exact law at the mean alphas; with times: with those of scoring passes too.",
+        "the exact law at the mean alphas of all methods; with times: with those of scoring "
+        "passes too.",
         "nats: of the reference answers' tokens under the combination, at temperature 1. quality: "
         f"of the answers to {config.limit} samples a set, decoded once, "
         f"{measures or 'which nothing judges'}. same: answers equal to standard collaborative "

@@ -5,6 +5,7 @@
     python -m eval.draft_quality llava15 --sets ocrbench textcaps --text-only
     python -m eval.draft_quality mini --sets read --drafts "pooled=runs/train/mini_pooled/hf:P"
     python -m eval.draft_quality coder --sets humaneval-chat gsm8k --limit 164 --run-code
+    python -m eval.draft_quality coder --sets gsm8k --limit 100 --combinations contrastive:mu=0.1
 
 These are IbED's measures of drafts (its Table 12), by plain decoding. rouge-score and nltk compute
 them (the `quality` extra); METEOR also needs WordNet (`python -m nltk.downloader wordnet`). With
@@ -29,7 +30,7 @@ from eval.lib.drafts.loading import load_model, load_models, split_name, split_v
 from eval.lib.drafts.published import Published, papers_of, sources
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import Run, progress
-from eval.lib.output.tables import Record, Table, has, mean, number, percent
+from eval.lib.output.tables import Record, Table, has, mean, number, percent, sample_counts
 from eval.lib.questions.prompts import prompt_records
 from eval.lib.questions.quality import (
     MEASURES,
@@ -40,10 +41,11 @@ from eval.lib.questions.quality import (
     rouge_l,
     rouge_scorer,
 )
-from eval.lib.standins.replay import engine_of
+from eval.lib.standins.replay import RecordedTarget, engine_of
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.samples import Sample
+from jaxspec.decoding.collaboration.combination import parse_combination
 from jaxspec.engine.config import Batching
 from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
@@ -69,6 +71,9 @@ class Options:
     drafts: tuple[str, ...] = ()
     """NAME=DIRECTORY:VIEW of further drafts, and the view in which each sees images, such as P36
     for 36 pooled tokens."""
+    combinations: tuple[str, ...] = ()
+    """Combinations of target and draft, such as weighted:0.5,0.5 or contrastive:mu=0.1 (the target
+    against the draft), that answer as models of their own."""
     run_code: bool = False
     """Run the models' HumanEval programs against the tests. Nobody has read this code: it gets 5
     seconds, a gigabyte and, on Linux where possible, no network, but otherwise your rights. Run it
@@ -77,6 +82,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.attributes < 0:
             raise InputError(f"attributes: {self.attributes}; give a whole number, 0 or more")
+        for combination in self.combinations:
+            parse_combination(combination, 2)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -86,6 +93,8 @@ def main(args: Sequence[str] | None = None) -> None:
         loaded = load_models(replace(config, captioner=None))
         target, draft = loaded.target, loaded.draft
         models = {"target": (target, "M")} | ({"draft": (draft, "M")} if draft else {})
+        if options.combinations and (draft is None or isinstance(target, RecordedTarget)):
+            raise InputError("combinations: they need the weights of a target and of a draft model")
         for name, directory in map(split_name, options.drafts):
             path, view = split_view(directory)
             models[name] = load_model(path, config.dtype, config.tiles, target), view or "M"
@@ -99,7 +108,9 @@ def main(args: Sequence[str] | None = None) -> None:
                 run.write(attributes_table(options.attributes, run.rows))
         else:
             before = run.rows, run.records
-            parts = measure_quality(config, models, options.text_only, options.run_code, before)
+            parts = measure_quality(
+                config, models, options.text_only, options.combinations, options.run_code, before
+            )
             places = dict(map(split_name, options.drafts))
             run.collect(parts, lambda: [quality_table(config, run.rows, places)])
 
@@ -130,19 +141,28 @@ def answering(model: LoadedModel, view: str, config: EngineConfig) -> Engine:
     if view == "M":
         return engine_of(model, None, config)
     # Only collaborating models have views of their own; the second, which sees text, has weight 0.
+    return combined([model, model], "weighted:1,0", config, (view, "T"))
+
+
+def combined(
+    models: Sequence[LoadedModel],
+    combination: str,
+    config: EngineConfig,
+    views: tuple[str, ...] | None = None,
+) -> Engine:
+    """Return an engine in which the models write together, a token at a time."""
     shared = {field.name: getattr(config, field.name) for field in fields(Batching)}
-    return Engine(
-        [model, model],
-        config=CollaborationConfig(
-            combination="weighted:1,0", method="standard", views=(view, "T"), **shared
-        ),
+    together = CollaborationConfig(
+        combination=combination, method="standard", views=views, **shared
     )
+    return Engine(models, config=together)
 
 
 def measure_quality(
     config: EvalConfig,
     models: Mapping[str, tuple[LoadedModel, str]],
     text_only: bool = False,
+    combinations: Sequence[str] = (),
     run_code: bool = False,
     before: tuple[Sequence[Record], Sequence[Record]] = ((), ()),
 ) -> Iterator[Group]:
@@ -151,6 +171,7 @@ def measure_quality(
     Args:
       models: Each model by its name in the table, with the view in which it sees images.
       text_only: Ask each model a second time without the images.
+      combinations: Combinations of `target` and `draft` that answer too.
       run_code: Run the answers to HumanEval; without it they are not judged.
       before: Rows and records of a stopped run, which are not measured again.
 
@@ -161,13 +182,16 @@ def measure_quality(
     first, _ = next(iter(models.values()))
     context = text_config(first.config).max_position_embeddings
     engines: list[tuple[str, Engine, bool]] = []
+    # Answers differ much in length.
+    plain = replace(config.plain(), continuous_batching=True)
     for name, (model, view) in models.items():
         wide = _with_context(model, context)
-        # Answers differ much in length.
-        plain = replace(config.plain(), continuous_batching=True)
         engines.append((name, answering(wide, view, plain), False))
         if text_only:
             engines.append((f"{name}, text-only", answering(wide, "M", plain), True))
+    for combination in combinations:
+        pair = [_with_context(models[name][0], context) for name in ("target", "draft")]
+        engines.append((combination, combined(pair, combination, plain), False))
     rows, answered = before
     bar = progress(len(config.sets) * len(engines), "quality", done=len(rows))
     for dataset in config.sets:
@@ -249,12 +273,13 @@ def quality_table(
                 cells.append([model, metric, *line])
         cells += _printed(config, papers, model, directories or {})
     notes = [
-        f"{config.pair}, {config.dtype}. Plain decoding of {config.limit} first turns a set, "
-        f"temperature {config.temperature:g}, in percent, with bootstrap 95 % intervals over "
+        f"{config.pair}, {config.dtype}. Plain decoding of {sample_counts(rows)} first turns a "
+        f"set, temperature {config.temperature:g}, in percent, with bootstrap 95 % intervals over "
         "answers. accuracy: the answer holds an accepted one; pass@1: the program passes its "
         "tests; rouge_l and meteor: the best over the references.",
     ]
-    if all(row["meteor"] is None for row in rows if row["rouge_l"] is not None):
+    described = [row for row in rows if row["rouge_l"] is not None]
+    if described and all(row["meteor"] is None for row in described):
         notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")
     measured_sets = set(config.sets)
     notes += sources(config, [paper for paper in papers if measured_sets & paper.columns])

@@ -30,7 +30,16 @@ from eval.lib.drafts.comparison import engine_fields, first_prompt, prompts_of
 from eval.lib.drafts.config import EvalConfig
 from eval.lib.drafts.loading import Loaded, load_models
 from eval.lib.output.report import Run, progress
-from eval.lib.output.tables import Record, Table, cell, digits, has, number, pivot
+from eval.lib.output.tables import (
+    Record,
+    Table,
+    cell,
+    digits,
+    has,
+    number,
+    pivot,
+    sample_counts,
+)
 from eval.lib.standins.replay import engine_of
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.images import to_rgb
@@ -123,7 +132,7 @@ def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = Fals
         cells.append([*map(str, key), str(sum(answers)), f"{100 * rate:.2f} %", least, widest])
     weights = f" ({config.target_weights} target)" if config.target_weights else ""
     notes = [
-        f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "
+        f"{sample_counts(rows)} samples of a set and turn, {', '.join(config.sets)}, "
         f"{config.dtype}{weights}, {rows[0]['device']}, temperature 0, against plain decoding"
         f"{f' in {config.dtype}' if full else ''}. "
         f"Width of a pass: {config.width or 'as many tokens as it has'}.",

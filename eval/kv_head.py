@@ -33,6 +33,7 @@ from eval.lib.output.tables import (
     mean_over,
     number,
     pivot,
+    sample_counts,
 )
 from eval.lib.questions.sets import remarks
 from jaxspec.command import input_errors, script_name
@@ -100,9 +101,9 @@ def main(args: Sequence[str] | None = None) -> None:
             every = {"avg": config.sets}
 
             def label(record: Record) -> Label:
-                return record["row"], str(record["gamma"])
+                return record["row"], str(record["gamma"]), str(record["turn"])
 
-            names = "draft", "gamma"
+            names = "draft", "gamma", "turn"
             return [whole, interval_table(run.records, label, names, every, options.against)]
 
         run.collect(parts(), tables)
@@ -170,13 +171,13 @@ def draft_table(
         return ", ".join(f"{name} {number(mean_over(rows, [name], field))}" for name in config.sets)
 
     notes = [
-        f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch "
+        f"{sample_counts(rows)} samples a set, turns {', '.join(map(str, config.turns))}, batch "
         f"{config.batch_size}, temperature {config.temperature:g}, {config.dtype}, "
         f"{(*rows, *failed)[0]['device']}. avg is the plain mean over sets.",
         "alpha: accepted over drafted tokens; tau: tokens a pass of the target, the bonus token "
         "counted.",
         *answer_lengths(rows, config.sets),
-        *remarks(config.sets),
+        *remarks(config.sets, config.turns),
     ]
     if config.times:
         notes += [

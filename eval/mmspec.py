@@ -75,9 +75,11 @@ def main(args: Sequence[str] | None = None) -> None:
     """Answers MMSpec's conversations with and without the draft, or replays recorded answers."""
     kinds = EvalConfig, RecordedConfig
     preset, config, options = parse_command(Options, __doc__, args, kinds)
+    timed = ""
     if isinstance(config, EvalConfig):
         config = replace(config, sets=(MMSPEC,), turns=(1,))
-    with Run(preset, vars(config) | vars(options), options.out) as run:
+        timed = "of one run, method after method"
+    with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         if isinstance(config, RecordedConfig):
             replay_recorded(config, run)
         else:
@@ -106,7 +108,7 @@ def answer_conversations(config: EvalConfig, run: Run) -> None:
             done = answers.setdefault(method, [])
             bar.update(len(done))
             for start in range(len(done), len(samples), PART):
-                part = converse(config, engine, samples[start : start + PART])
+                part = converse(config, engine, samples[start : start + PART], start)
                 done += part
                 run.records += [
                     {"method": method, "sample": sample.id, "turns": list(map(vars, turns))}
@@ -142,9 +144,13 @@ def _write_summary(run: Run, answers: dict[str, list[tuple[Sample, list[Turn]]]]
 
 
 def converse(
-    config: EvalConfig, engine: Engine, samples: Sequence[Sample]
+    config: EvalConfig, engine: Engine, samples: Sequence[Sample], first: int = 0
 ) -> list[tuple[Sample, list[Turn]]]:
-    """Answer all turns of every sample, one turn of all samples at a time."""
+    """Answer all turns of every sample, one turn of all samples at a time.
+
+    Args:
+      first: Place of the first sample in its set; a sample's place gives its seed.
+    """
     answered: list[tuple[Sample, list[Turn]]] = [(sample, []) for sample in samples]
     prompts: dict[int, Prompt] = {}
     answers: dict[int, Result] = {}
@@ -160,7 +166,7 @@ def converse(
                 prompts[i],
                 config.max_new_tokens,
                 config.temperature,
-                seed=nth_seed(config.seed, i),
+                seed=nth_seed(config.seed, first + i),
             )
             for i in open_
         ]

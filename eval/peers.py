@@ -23,7 +23,6 @@ slow the wall clock, and waiting torch threads add CPU seconds.
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -119,14 +118,15 @@ def main(
     if (target or data) and preset != CODER:
         raise InputError(f"target and data: {preset} has its own; leave the options out")
     warm = 2 if preset == CODER else new
-    with Run(preset, options, results_folder(out, preset, debug)) as run:
+    timed = f"the least of {repeats} runs"
+    with Run(preset, options, results_folder(out, preset, debug), timed) as run:
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
             paths = pair_of(preset, target, draft, Path(folder))
             asked_prompts, groups = prepared(
                 preset, paths, Path(folder), prompts, data, new, compiled, threads
             )
-            below = notes(preset, len(asked_prompts), new, repeats, threads)
+            below = notes(preset, len(asked_prompts), new, threads)
             run.restore()
             while groups:
                 rows = timed_rows(run.rows, groups.pop(0), asked_prompts, new, repeats, warm)
@@ -188,12 +188,11 @@ def prepared(
     return prompts_of(preset, target, prompts, data), groups
 
 
-def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None) -> list[str]:
+def notes(preset: str, prompts: int, new: int, threads: int | None) -> list[str]:
     """Return the sentences below the table."""
     lines = [
         f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, {dtype_of(preset)}, "
-        f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} "
-        f"on {os.cpu_count()} cores; threads of torch: {threads or 'its own choice'}.",
+        f"{jax.devices()[0].device_kind}; threads of torch: {threads or 'its own choice'}.",
         "x: tokens/s over transformers' eager, and over the fastest of its lines with an "
         f"assistant, which drafts {GAMMA} tokens if no gamma is named. tok/s: of whole calls, from "
         "prepared inputs to the last token. decode: without the first token and the target's "

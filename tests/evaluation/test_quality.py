@@ -15,6 +15,7 @@ from eval.lib.questions.quality import chosen_letter, final_number, is_right, qu
 from eval.lib.questions.run_code import passes
 from jaxspec.data.benchmarks import benchmark_samples, few_shot_samples
 from jaxspec.data.samples import Sample
+from jaxspec.errors import InputError
 
 pytest.importorskip("rouge_score", reason="ROUGE and METEOR need the `quality` extra")
 
@@ -201,3 +202,25 @@ def test_the_script_writes_every_model(
     assert all(0 <= row["rouge_l"] <= 1 and row["samples"] == 2 for row in rows)
     assert "rouge_l" in capsys.readouterr().out
     assert "accuracy" in (tmp_path / "out/table.md").read_text()
+
+
+def test_combinations_answer_beside_their_models(
+    tiny_preset: Callable[..., EvalConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_preset(rows=(Variant("T", ("T",)),), sets=("describe",))
+    ways = ("weighted:1,0", "weighted:0.5,0.5", "contrastive:mu=0.1")
+    draft_quality.main(
+        f"tiny --out {tmp_path / 'out'} --limit 2 --combinations {' '.join(ways)}".split()
+    )
+    lines = (tmp_path / "out/records.jsonl").read_text().splitlines()
+    said: dict[str, list[str]] = {}
+    for one in map(json.loads, lines):
+        said.setdefault(one["model"], []).append(one["text"])
+    assert list(said) == ["target", "draft", *ways]
+    assert said["weighted:1,0"] == said["target"] != said["draft"]
+    assert said["weighted:0.5,0.5"] not in (said["target"], said["draft"])
+    assert said["contrastive:mu=0.1"] != said["weighted:0.5,0.5"]
+    with pytest.raises(InputError, match="combinations: they need"):
+        draft_quality.main(["tiny", "--draft", "--combinations", "weighted"])
+    with pytest.raises(InputError, match="combination"):
+        draft_quality.main(["tiny", "--combinations", "mean"])

@@ -113,6 +113,19 @@ def test_a_stopped_run_goes_on_behind_its_whole_groups(
         run.restore()
 
 
+def test_times_of_two_processors_stay_apart(tmp_path: Path) -> None:
+    """Counts go on anywhere."""
+    run = Run("tiny", {}, tmp_path / "out")
+    run.add([{"dataset": "a", "turn": 1, "row": "M"}])
+    run.write(Table("A title", ["set"], []))
+    write_results(run.folder, run.about | {"processor": "Cray-1"}, run.rows, [], "")
+    counted, timed = (Run("tiny", {}, tmp_path / "out", times) for times in ("", "the median"))
+    counted.restore()
+    assert counted.rows == run.rows
+    with pytest.raises(InputError, match=r"was measured on .*, Cray-1, but this is "):
+        timed.restore()
+
+
 INPUTS = {
     "draft": "draft",
     "adapter": "draft",

@@ -26,6 +26,7 @@ jax.config.update("jax_default_matmul_precision", "highest")
 from eval import block_efficiency
 from jaxspec.cluster import in_all, process
 from eval.lib.drafts import comparison as measured
+from eval.lib.output.report import Run
 from jaxspec.sharding import Placement
 from train import distill_data
 block_efficiency.draw_all = lambda *_: []
@@ -33,6 +34,11 @@ measured.time_passes = lambda *_: None
 block_efficiency.main(words["table"])
 distill_data.main(distill_data.Options(**{**words["answers"], "out": __import__("pathlib").Path(words["out"])}))
 assert {device.process_index for device in Placement(model_parallel=2).mesh(1).devices.flat} == {process()[0]}
+stopped, again = (Run("tiny", {}, __import__("pathlib").Path(words["out"]) / "stopped") for _ in "ab")
+stopped.add([{"dataset": "a", "turn": 1, "row": "M"}], [{"dataset": "a", "turn": 1, "row": "M"}])
+stopped.write()
+again.restore()
+assert (again.rows, again.records) == (stopped.rows, stopped.records)
 try:
     in_all(lambda: 1 // process()[0])
 except (RuntimeError, ZeroDivisionError) as error:

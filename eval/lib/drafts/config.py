@@ -175,7 +175,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         places = self.target, *self.draft
         target, *drafts = ("/".join(Path(path).parts[-2:]) for path in places)
         target += f" ({self.target_weights})" if self.target_weights else ""
-        return f"target {target}, draft {' and '.join(drafts)}"
+        return f"target {target}" + (f", draft {' and '.join(drafts)}" if any(drafts) else "")
 
     def engine(self, row: Variant) -> EngineConfig:
         """Return the decoding of one row of the table."""

@@ -127,15 +127,20 @@ class Run:
         Raises InputError for results of another device, whose speeds do not belong in one table,
         of models or data with other contents, and for files that cannot be read.
         """
-        self.rows = on_first(self._restored)
+        self.rows, self.records = on_first(self._restored)
 
-    def _restored(self) -> list[Record]:
+    def _restored(self) -> tuple[list[Record], list[Record]]:
         self.about = describe_run(self.preset, self.options)
         self.about["inputs"] = input_signatures(self.options)
         if not (self.folder / "results.json").exists():
-            return []
+            return [], []
         stopped = read_results(self.folder, stopped=True)
-        there, here = stopped["run"]["device"], self.about["device"]
+        # Counts of two processors belong in one table; times do not.
+        fields = ("device", "processor") if self.timed else ("device",)
+        there, here = (
+            ", ".join(str(run.get(field)) for field in fields)
+            for run in (stopped["run"], self.about)
+        )
         if there != here:
             raise InputError(
                 f"{self.folder}: was measured on {there}, but this is {here}; continue there, give "
@@ -158,7 +163,7 @@ class Run:
                 lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
                 self.prompts = dict.fromkeys(lines)
         failed = set(map(part, stopped["run"].get("failed", ())))
-        rows, self.records = (
+        rows, records = (
             [record for record in stopped[kind] if part(record) not in failed]
             for kind in ("rows", "records")
         )
@@ -167,7 +172,7 @@ class Run:
                 f"{self.folder}: {len(rows)} rows are measured already; measuring the rest",
                 file=sys.stderr,
             )
-        return rows
+        return rows, records
 
     def __enter__(self) -> Run:
         on_first(self._begin)

@@ -99,6 +99,12 @@ def mean_over(rows: Sequence[Record], sets: Sequence[str], field: str) -> float 
     return sum(measured) / len(measured) if measured and len(measured) == len(means) else None
 
 
+def sample_counts(rows: Sequence[Record]) -> str:
+    """Return how many samples the rows have: `40`, or the least and the most: `26 to 40`."""
+    counts = [row["samples"] for row in rows] or [0]
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
+
+
 def answer_lengths(rows: Sequence[Record], sets: Sequence[str]) -> list[str]:
     """Return the sentence of the mean length of answers, by set and turn; none without lengths."""
     lengths: dict[int, list[str]] = {}

@@ -40,7 +40,7 @@ REMARKS = {
 }
 """Remarks on a set, shown next to its numbers."""
 CHAT = (
-    "Questions are in the target's chat form, of LLaVA `USER: ... ASSISTANT:` as in TABED's "
+    "Questions are in the target's chat form. LLaVA's is `USER: ... ASSISTANT:`, as in TABED's "
     "released code, without the system prompt that Vicuna has in haotian-liu/LLaVA."
 )
 

@@ -90,15 +90,15 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     }
     ms = time_loops(calls, config.repeats, f"forced, B = {batch}, R = {views}")
     times = {name: value for name, value in ms.items() if name.endswith("_ms")}
-    rows = []
+    rows, written = [], config.new - 1  # prefill writes the first token
     for tau in config.forced:
-        loop, reached = ms[f"{tau:g}"], (config.new - 1) / steps[f"{tau:g}"]
+        loop, reached = ms[f"{tau:g}"], written / steps[f"{tau:g}"]
         passes = tau, gamma, times["draft_ms"], times["target_ms"]
         predicted = predicted_speedup(*passes, times["verify_ms"])
         row: Record = {"kind": "forced", "batch": batch, "views": views, "gamma": gamma}
         row |= {"forced_tokens_per_pass": tau, "tokens_per_pass": reached}
-        row |= {"plain_tokens_per_second": batch * 1e3 * config.new / ms["plain"]}
-        row |= {"tokens_per_second": batch * 1e3 * config.new / loop}
+        row |= {"plain_tokens_per_second": batch * 1e3 * written / ms["plain"]}
+        row |= {"tokens_per_second": batch * 1e3 * written / loop}
         row |= {"speedup_measured": ms["plain"] / loop}
         row |= {"speedup_predicted": predicted_speedup(*passes)}
         row |= {"speedup_predicted_with_verify": predicted}
