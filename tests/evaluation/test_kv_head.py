@@ -21,6 +21,7 @@ def row(dataset: str, draft: str, gamma: int, tau: float, **fields: Any) -> dict
         "dataset": dataset,
         "row": draft,
         "gamma": gamma,
+        "samples": 4,
         "speedup_measured": tau / 2,
         "draft_acceptance_rate": (tau - 1) / gamma,
         "tokens_per_pass": tau,

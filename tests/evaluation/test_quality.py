@@ -207,7 +207,7 @@ def test_the_script_writes_every_model(
 def test_combinations_answer_beside_their_models(
     tiny_preset: Callable[..., EvalConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny_preset(rows=(Variant("T", ("T",)),), sets=("describe",))
+    tiny_preset(rows=(Variant("lookup", ("lookup",)),), sets=("describe",))
     ways = ("weighted:1,0", "weighted:0.5,0.5", "contrastive:mu=0.1")
     draft_quality.main(
         f"tiny --out {tmp_path / 'out'} --limit 2 --combinations {' '.join(ways)}".split()
@@ -221,6 +221,6 @@ def test_combinations_answer_beside_their_models(
     assert said["weighted:0.5,0.5"] not in (said["target"], said["draft"])
     assert said["contrastive:mu=0.1"] != said["weighted:0.5,0.5"]
     with pytest.raises(InputError, match="combinations: they need"):
-        draft_quality.main(["tiny", "--draft", "--combinations", "weighted"])
+        draft_quality.main(["tiny", "--draft", "", "--combinations", "weighted"])
     with pytest.raises(InputError, match="combination"):
         draft_quality.main(["tiny", "--combinations", "mean"])
