@@ -17,7 +17,7 @@ import jax
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_RESIDENT = 2 * 2**30
+MOST_RESIDENT = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 5
 """Bytes of memory from which a worker releases its programs."""
 PAGES = [
     ROOT / "README.md",
@@ -37,7 +37,9 @@ def page_name(page: Path) -> str:
 # Through the environment, so that the processes that tests start inherit them.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+# Frames of Python that a program's operations name: pytest's are many, and written for each.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "1")
 # Most of the suite's time is compilation of programs that run for milliseconds. Split into parts
 # for threads, they take longer in all, and the workers of the suite use all cores anyway. Newer
 # versions of XLA do not know the last flag, and end the process at a flag that they do not know.
@@ -53,6 +55,9 @@ jax.config.update(
     "jax_persistent_cache_min_compile_time_secs",
     float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]),
 )
+jax.config.update(
+    "jax_traceback_in_locations_limit", int(os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"])
+)
 jax.config.update("jax_default_matmul_precision", "highest")
 if os.environ["JAX_PLATFORMS"] == "cpu":
     jax.config.update("jax_num_cpu_devices", 8)
@@ -62,6 +67,15 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of garbage collections, and collect more seldom: traces make
+    millions of objects.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,19 @@ def drawn(queries: int, slots: int, kv_heads: int = K) -> tuple[Array, Array, Ar
     return tuple(jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes))
 
 
+def output_and_gradients(read: Any, *args: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Return what is read, and the gradients of the sum of its sines."""
+
+    def loss(*args: Array) -> tuple[Array, Array]:
+        output = read(*args)
+        return jnp.sum(jnp.sin(output)), output
+
+    (_, output), gradients = jax.jit(
+        jax.value_and_grad(loss, argnums=tuple(range(len(args))), has_aux=True)
+    )(*args)
+    return output, gradients
+
+
 @pytest.mark.parametrize(
     ("queries", "slots", "first"), [(20, 20, 0), (19, 33, (0, 14)), (16, 37, (5, 21))]
 )
@@ -48,15 +62,8 @@ def test_blocks_read_what_whole_scores_do(
     monkeypatch.setattr(attention, "BLOCK", 8)
     args = drawn(queries, slots)
     positions = jnp.broadcast_to(jnp.asarray(first), B)[:, None] + jnp.arange(queries)
-    close(attend(*args, positions), attend_whole(*args, positions))
-
-    def loss(attention, *args: Array) -> Array:
-        return jnp.sum(jnp.sin(attention(*args, positions)))
-
-    ours, theirs = (
-        jax.grad(partial(loss, f), argnums=(0, 1, 2))(*args) for f in (attend, attend_whole)
-    )
-    jax.tree.map(close, ours, theirs)
+    readers = (partial(read, positions=positions) for read in (attend, attend_whole))
+    jax.tree.map(close, *(output_and_gradients(read, *args) for read in readers))
 
 
 @pytest.mark.parametrize("window", [None, 3, 11])
@@ -88,14 +95,10 @@ def test_tokens_of_an_image_read_one_another(
     def turned(q: Array, k: Array, v: Array) -> Array:
         return expected(q, k.swapaxes(1, 2), v.swapaxes(1, 2))
 
-    def loss(attention, *args: Array) -> Array:
-        return jnp.sum(jnp.sin(attention(*args)))
-
+    theirs = output_and_gradients(turned, q, k, v)
     for read in (attend, attend_whole):
         ours = partial(read, positions=positions, window=window, reach=reach)
-        close(ours(q, k, v), turned(q, k, v))
-        gradients = (jax.grad(partial(loss, f), argnums=(0, 1, 2))(q, k, v) for f in (ours, turned))
-        jax.tree.map(close, *gradients)
+        jax.tree.map(close, output_and_gradients(ours, q, k, v), theirs)
 
 
 def test_what_follows_is_not_read() -> None:

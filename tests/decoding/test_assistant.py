@@ -166,19 +166,19 @@ def training_scores(
     return decoder.scores(joined(head["model"], params), hidden)[0, 0]
 
 
+@partial(jax.jit, static_argnums=0)
+def read_rows(model: LanguageModel, params: Any, rows: PromptRows) -> Any:
+    """Return the hidden states of rows, and their cache."""
+    return model.read(params, model.embed(params, rows, None), rows, rows.tokens.shape[1])
+
+
 def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[Any, np.ndarray]:
     """Return the keys and values of each kind's last layer that makes some, and the target's last
     hidden state.
     """
     rows, _ = whole_row(target, prompt, answer)
     length = int(rows.length[0]) - 1
-
-    @jax.jit
-    def read() -> Any:
-        embeds = target.model.embed(target.params, rows, None)
-        return target.model.read(target.params, embeds, rows, rows.tokens.shape[1])
-
-    hidden, cache = read()
+    hidden, cache = read_rows(target.model, target.params, rows)
     exact = partial(np.asarray, dtype=np.float64)
     keys = {
         kind: tuple(exact(leaf[i])[0, :, :length].swapaxes(0, 1) for leaf in (cache.k, cache.v))
@@ -245,9 +245,11 @@ def test_samples_follow_the_targets_law(tree: str | None) -> None:
     assert blocks.min() >= 0
     assert (blocks[:2] > 500).all()
 
+    score = jax.jit(LanguageModel.score, static_argnums=0)
+
     def after(token: int | None) -> np.ndarray:
         row = jnp.asarray([[*start, *([] if token is None else [token])]])
-        logits = model.score(target.params, PromptRows(row, jnp.full(1, row.shape[1])), None)
+        logits = score(model, target.params, PromptRows(row, jnp.full(1, row.shape[1])), None)
         return numpy_distribution(np.asarray(logits)[0, -1], 3.0, 0, 1.0)
 
     law = after(None)[:, None] * np.stack([after(token) for token in range(words)])

@@ -5,17 +5,24 @@ change no answer.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.config import Eagle1Config, Eagle3Config, RopeScaling, VispecConfig
+from jaxspec.config import (
+    Eagle1Config,
+    Eagle3Config,
+    RopeScaling,
+    VispecConfig,
+    text_config,
+)
 from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
@@ -58,9 +65,17 @@ ENGINE = EngineConfig(
 )
 
 
-def headed(path: Any, case: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
+@cache
+def target_of(family: str) -> LoadedModel:
+    config, processor = families.FAMILIES[family]()
+    words = tiny.tokenizer() if text_config(config).model_type == "llama" else tiny.chat_tokenizer()
+    params = jax.tree.map(jnp.asarray, tiny.random_params(config))
+    return LoadedModel(config, params, words, processor)
+
+
+def headed(case: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
     family, kind, fields = CASES[case]
-    target = LoadedModel.load(families.write(path, family) / "target")
+    target = target_of(family)
     layers = {"feature": "fused", "target_layers": (0, 1, 1), "gamma": J}
     config = new_head(target.config, **layers | kind)
     text = replace(config.text_config, draft_vocabulary=words, **fields)
@@ -79,12 +94,10 @@ def headed(path: Any, case: str, words: tuple[int, ...] = ()) -> tuple[LoadedMod
         *((case, "2:5") for case in ("qwen2_5_vl", "MSD", "ViSpec")),
     ],
 )
-def test_blocks_are_drafted_as_the_definition_says(
-    case: str, tree: str | None, tmp_path: Any
-) -> None:
+def test_blocks_are_drafted_as_the_definition_says(case: str, tree: str | None) -> None:
     """Rows have two images, and blocks follow others of which more or less was accepted."""
     words = tuple(range(3, 100)) if tree is None and "feature" not in CASES[case][1] else ()
-    target, head = headed(tmp_path, case, words)
+    target, head = headed(case, words)
     engine = Engine(target, head, replace(ENGINE, tree=tree))
     prompt = engine.encoder.prompt("What?", [tiny.page(0), tiny.page(1)])
     request = Request(prompt, NEW, temperature=8.0, seed=3)
@@ -116,11 +129,8 @@ def test_blocks_are_drafted_as_the_definition_says(
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("ViSpec")])
-def test_one_pass_predicts_the_blocks(case: str, tmp_path: Any) -> None:
-    def head_of(words: tuple[int, ...]) -> tuple[LoadedModel, LoadedHead]:
-        return headed(tmp_path / ("drafted" if words else "plain"), case, words)
-
-    check_training_pass(head_of, ENGINE, NEW)
+def test_one_pass_predicts_the_blocks(case: str) -> None:
+    check_training_pass(partial(headed, case), ENGINE, NEW)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +138,9 @@ def test_one_pass_predicts_the_blocks(case: str, tmp_path: Any) -> None:
     [{"continuous_batching": True, "batch_size": 2}, {"tree": "dynamic:2:6", "batch_size": 4}],
     ids=["chain", "tree"],
 )
-def test_a_vispec_head_changes_no_answer(options: dict[str, Any], tmp_path: Any) -> None:
+def test_a_vispec_head_changes_no_answer(options: dict[str, Any]) -> None:
     """Prompts show 0 to 3 images, and a conversation shows its second one later."""
-    target, head = headed(tmp_path, "ViSpec")
+    target, head = headed("ViSpec")
     plain, drafted = (Engine(target, draft, replace(ENGINE, **options)) for draft in (None, head))
     prompts = [
         plain.encoder.prompt("What?", [tiny.page(i) for i in range(count)]) for count in range(4)

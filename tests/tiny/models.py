@@ -97,7 +97,10 @@ def noisy(params: Params, amount: float, seed: int = 1) -> Params:
     """
     rng = np.random.default_rng(seed)
     return jax.tree.map_with_path(
-        lambda path, x: x * np.asarray(1 + amount * normal(rng, path, x), x.dtype), params
+        lambda path, x: jnp.asarray(
+            np.asarray(x) * np.asarray(1 + amount * normal(rng, path, x), x.dtype)
+        ),
+        params,
     )
 
 
