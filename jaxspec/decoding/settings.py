@@ -97,10 +97,10 @@ class Settings:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     @property
-    def penalises(self) -> bool:
-        """Return whether any of the penalties, or min-p, is set."""
-        penalty = self.presence_penalty or self.frequency_penalty or self.min_p
-        return bool(penalty) or self.repetition_penalty != 1
+    def changed(self) -> list[str]:
+        """Return the names of the fields that change something."""
+        none = ("repetition_penalty", 1)
+        return [name for name, value in vars(self).items() if value and (name, value) != none]
 
     def biases(self, eos: Sequence[int]) -> list[Bias]:
         """Return what is added to scores of tokens; `eos` ends an answer.
@@ -144,10 +144,10 @@ class Processing(NamedTuple):
     @classmethod
     def of(cls, settings: Sequence[Settings], eos: Sequence[int]) -> Processing | None:
         """Return the form that serves all requests; None if none of them has a processor."""
+        if not any(request.changed for request in settings):
+            return None
         biases = [request.biases(eos) for request in settings]
         ngrams = any(request.no_repeat_ngram_size for request in settings)
-        if not ngrams and not any(biases) and not any(request.penalises for request in settings):
-            return None
         longest = max((len(bias.prefix) for row in biases for bias in row), default=0)
         count = bucket(max(map(len, biases)), BIASES, "biased tokens")
         return cls(count, bucket(longest, PREFIX, "tokens of a bad word"), ngrams)

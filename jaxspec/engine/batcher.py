@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxspec.cache import KVCache
+from jaxspec.decoding.collaboration.combination import check_settings
 from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.settings import LARGEST, Processing
 from jaxspec.decoding.sources.source import Buckets
@@ -150,6 +151,7 @@ class Batcher:
     def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
         """Return the request with its token rows, one for each form, and its sizes."""
         request.settings.check_tokens(self.assembly.lead.model.text.vocab_size)
+        check_settings(self.assembly.params.get("combination"), request.settings)
         texts, rows = [caption.text for caption in captions], []
         most = request.max_pixels
         target_images = self.assembly.lead.images_within(most)

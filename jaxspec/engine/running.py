@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.settings import Settings
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, insert_rows, run_decode
 from jaxspec.decoding.trace import trace_record
@@ -362,7 +361,7 @@ class LiveBatch(Rows):
 
 def _kind(requests: Sequence[EncodedRequest]) -> Kind:
     """Return the loop that decodes these requests together."""
-    if any(r.logprobs is not None or r.settings != Settings() for r in requests):
+    if any(r.logprobs is not None or r.settings.changed for r in requests):
         return "full"
     return "greedy" if all(r.temperature == 0 for r in requests) else "sampled"
 

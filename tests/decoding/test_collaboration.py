@@ -120,6 +120,18 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
         both.generate(requests(both))
 
 
+def test_votes_have_no_scores_to_change(models: list[LoadedModel]) -> None:
+    """Min-p filters probabilities, so it is taken."""
+    engine = Engine(models, config=replace(THREE, combination="weighted:0.4,0.3,0.3,greedy=vote"))
+    greedy, drawn, _ = requests(engine)
+    with pytest.raises(InputError, match=r"^request 1: repetition_penalty: 1.3 changes scores"):
+        engine.generate([greedy, replace(greedy, repetition_penalty=1.3)])
+    (alone,) = engine.generate([greedy])
+    together = engine.generate([greedy, replace(drawn, min_p=0.2)])
+    assert together[0].tokens == alone.tokens
+    assert together[1].tokens
+
+
 @pytest.mark.parametrize(
     ("chosen", "fields", "words"),
     [

@@ -20,7 +20,6 @@ from jaxspec.decoding.collaboration.combination import parse_combination
 from jaxspec.decoding.collaboration.one_proposer import OneProposer
 from jaxspec.decoding.processors import History
 from jaxspec.decoding.settings import Processing, Settings
-from jaxspec.errors import InputError
 from tests import tiny
 from tests.decoding import tables, test_greedy, test_sampling_law
 from tests.tiny.oracles import goodness_of_fit, numpy_filtered, numpy_processed, numpy_softmax
@@ -165,19 +164,6 @@ def test_forgotten_drafts_change_the_law(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # Collaboration
-
-
-def test_votes_have_no_scores() -> None:
-    vote = parse_combination("weighted:0.6,0.4,greedy=vote", 2)
-    params = {"models": tuple(tables.tables(2, SIZE)), "combination": vote}
-    form = Processing.of(TOGETHER, ())
-    assert form is not None
-    chosen = tables.options(np.zeros(3), NEW, 0).replace(
-        processors=form.processors(TOGETHER, (), 3)
-    )
-    program, batch = OneProposer(tables.members(2, SIZE), 2), tables.prompts(2, np.ones((3, 3)))
-    with pytest.raises(InputError, match="greedy=vote has no scores for penalties"):
-        program.prefill(params, batch, chosen, NEW)
 
 
 SIZE, NEW, SAMPLED, GREEDY = 3, 5, 60_000, 40

@@ -33,6 +33,7 @@ import numpy as np
 from flax import struct
 
 from jaxspec.decoding.processors import History, processed
+from jaxspec.decoding.settings import Settings
 from jaxspec.errors import InputError, nearest
 from jaxspec.sampling import Sampling, argmax, by_place, filtered, tempered
 from jaxspec.typing import Array, Float, Int
@@ -67,6 +68,17 @@ def greedy_token(combination: Combination, logits: Float[Array, "M B V"]) -> Int
     return combination.best(logits, combination.soft(logits, jnp.ones(logits.shape[1])))
 
 
+def check_settings(combination: object, settings: Settings) -> None:
+    """Raise InputError for a setting that changes scores, which votes do not have."""
+    changed = [name for name in settings.changed if name != "min_p"]  # it filters probabilities
+    if changed and getattr(combination, "greedy", None) == "vote":
+        value = getattr(settings, changed[0])
+        raise InputError(
+            f"{changed[0]}: {value!r:.60} changes scores, which greedy=vote does not have; "
+            "leave out one of them"
+        )
+
+
 def processed_law(
     combination: Combination,
     logits: Float[Array, "M B T V"],
@@ -75,15 +87,10 @@ def processed_law(
 ) -> tuple[Float[Array, "B T V"], Int[Array, "B T"]]:
     """Return the processed distribution at T places before filters, and the greedy tokens.
 
-    Raises InputError for votes, which have no scores.
+    Votes have no scores; `check_settings` refuses requests that would change them.
     """
     processors = options.processors
     assert processors is not None
-    if getattr(combination, "greedy", None) == "vote":
-        raise InputError(
-            "combination: greedy=vote has no scores for penalties, biases or bans; leave out one "
-            "or the other"
-        )
     soft = by_place(lambda logits: combination.soft(logits, options.temperature))(logits)
     best = jax.vmap(combination.best, in_axes=(-2, -2), out_axes=-1)(logits, soft)
     warmth = jnp.where(options.temperature > 0, options.temperature, 1.0)[:, None, None]
