@@ -79,6 +79,21 @@ def test_combined_distributions(
         np.testing.assert_allclose(found[row], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("text", ["contrastive:mu=0.3", "contrastive:beta=1,plausibility=0.2"])
+def test_a_token_that_a_model_cannot_know_is_not_written(text: str) -> None:
+    """The law is that of the other tokens, also where it would be the expert's likeliest."""
+    logits = LOGITS[:2].copy()
+    logits[0, :, -1] = 9.0
+    logits[0, :, 0] = logits[1, :, -1] = -np.inf
+    law = parse_combination(text, 2)
+    found = np.asarray(combined(law, jnp.asarray(logits), options()))
+    others = np.asarray(combined(law, jnp.asarray(logits[..., 1:-1]), options()))
+    np.testing.assert_allclose(found, np.pad(others, ((0, 0), (1, 1))), atol=1e-6)
+    alone = combined(parse_combination("logits:0,1", 2), jnp.asarray(logits), options())
+    expected = numpy_softmax(logits[1, 0].astype(np.float64), TEMPERATURES[0])
+    np.testing.assert_allclose(alone[0], expected, atol=1e-6)  # what has no weight bans nothing
+
+
 def test_two_readings_of_temperature_zero() -> None:
     """A sure minority wins the mean; the majority wins the vote, and of equal votes the mean
     decides.

@@ -121,7 +121,11 @@ class Weighted(struct.PyTreeNode):
 
 
 class Linear(struct.PyTreeNode):
-    """Add logits: softmax(sum_m a_m l_m / T) of tokens with p_0(x) >= plausibility * max p_0."""
+    """Add logits: softmax(sum_m a_m l_m / T) of tokens with p_0(x) >= plausibility * max p_0.
+
+    A token that a model with a coefficient cannot know (l_m = -inf) is never written: there
+    l_0 - mu l_1 would be infinite.
+    """
 
     coefficients: Float[Array, " M"]
     plausibility: Float[Array, ""]
@@ -137,9 +141,12 @@ class Linear(struct.PyTreeNode):
 
     def _logits(self, logits: Float[Array, "M B V"]) -> Float[Array, "B V"]:
         logits = logits.astype(jnp.float32)
-        expert = logits[0]
+        unknown = logits == -jnp.inf
+        known = ~jnp.any(unknown & (self.coefficients[:, None, None] != 0), axis=0)
+        total = _sum(self.coefficients, jnp.where(unknown, 0.0, logits))
+        expert = jnp.where(known, logits[0], -jnp.inf)
         plausible = expert >= expert.max(-1, keepdims=True) + jnp.log(self.plausibility)
-        return jnp.where(plausible, _sum(self.coefficients, logits), -jnp.inf)
+        return jnp.where(plausible & known, total, -jnp.inf)
 
 
 class Custom(struct.PyTreeNode):
