@@ -60,7 +60,8 @@ class Request:
       top_k: Number of likeliest tokens to sample from; 0: all.
       top_p: Total probability of the likeliest tokens to sample from; 1: all.
       seed: Seed of sampling, 0 to 2**32 - 1.
-      stop: Strings that end the answer; its text ends before the first one.
+      stop: Strings that end the answer; its text ends before the first one. Blank text before the
+        answer's first letter holds none.
       images: Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each replaces
         an `<image>` in the question, or precedes its text.
       messages: Conversation in place of a question, the user's last: {role, content} as in OpenAI's

@@ -210,10 +210,6 @@ class PromptEncoder:
         )
         return whole[len(before) :] if whole.startswith(before) else decode(tokens)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return an answer's text, without special tokens and outer spaces."""
-        return self.text(tokens).strip()
-
     @property
     def _image_ids(self) -> list[int | None]:
         before, after = ([mark] for mark in self.marks) if self.marks else ([], [])

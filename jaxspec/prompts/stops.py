@@ -19,7 +19,8 @@ class AnswerText:
     the end of a word's token, so only the tokens from the last one on are decoded again.
 
     Args:
-      stops: Strings that end the answer.
+      stops: Strings that end the answer. Blank text before the first letter is no part of an answer
+        to a question, so it holds none.
       pieces: Whether to record the text of each token.
       after: Newest token of a prompt that the answer continues, so that its outer spaces count;
         none leaves them out.
@@ -67,12 +68,12 @@ class AnswerText:
             self.pieces.append(readable[len(self._readable) :] if grows else "")
             self._readable = readable if grows else self._readable
         if self.stops:
-            head = self._head if self.after else self._head.lstrip()
+            head, text = (x if self.after else x.lstrip() for x in (self._head, whole))
             start = max(len(head) - max(map(len, self.stops)), 0)
-            starts = [(self.text.find(stop, start), i) for i, stop in enumerate(self.stops)]
+            starts = [(text.find(stop, start), i) for i, stop in enumerate(self.stops)]
             if starts := [pair for pair in starts if pair[0] >= 0]:
                 cut, i = min(starts)
-                self.text, self.stop = self.text[:cut], self.stops[i]
+                self.text, self.stop = text[:cut], self.stops[i]
         self._settle(whole)
 
     def _settle(self, whole: str) -> None:

@@ -216,7 +216,7 @@ def test_only_vicunas_family_is_asked_in_vicunas_form(decoder, mark, form):
     assert chat_templates(encoder) == {}
     assert encoder.completion("Who?").tokens.tolist()[1:] == encoder.ids("Who?")  # base models
     ((tokens, _),) = encoder.dialogues([dialogue([("", "It rains.")])])  # text without roles
-    assert encoder.decode(tokens) == "It rains."
+    assert encoder.text(tokens) == "It rains."
 
 
 def test_contents_are_not_printed_as_python_does():

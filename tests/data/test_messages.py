@@ -158,7 +158,7 @@ def test_messages_in_vicunas_form() -> None:
     turns = [("<image>\nWho?", "Me."), ("Why?", "No.")]
     said = dialogue([*turns, ("So <image>?", "")], "ab", "Be brief.")[:-1]
     prompt = ENCODER.prompt(said)
-    assert ENCODER.decode(prompt.tokens) == (
+    assert ENCODER.text(prompt.tokens) == (
         "Be brief. USER: \nWho? ASSISTANT:Me.USER: Why? ASSISTANT:No.USER: So ? ASSISTANT:"
     )
     assert prompt.images == ("a", "b")
@@ -168,7 +168,7 @@ def test_messages_in_vicunas_form() -> None:
     assert third.tokens.tolist() == prompt.tokens.tolist()
     ((tokens, mask),) = ENCODER.dialogues([said[:-1]])
     assert tokens.tolist() == prompt.tokens.tolist()[: len(tokens)]
-    assert ENCODER.decode(tokens[mask]) == "Me.No."
+    assert ENCODER.text(tokens[mask]) == "Me.No."
 
 
 @pytest.mark.parametrize("system", ["", "Be brief."])

@@ -82,8 +82,8 @@ def test_an_answer_ends_before_the_first_string_to_stop_at(
     assert other.tokens == free.tokens  # in the same batch, but not asked to stop
     assert one.text == free.text[: free.text.index(middle)]
     assert one.tokens == free.tokens[: len(one.tokens)]
-    assert middle in engine.encoder.decode(one.tokens)
-    assert middle not in engine.encoder.decode(one.tokens[:-1])
+    assert middle in engine.encoder.text(one.tokens)
+    assert middle not in engine.encoder.text(one.tokens[:-1])
     assert (one.finish_reason, one.stop_string) == ("stop", middle)
     assert (other.finish_reason, other.stop_string) == ("length", None)
     *parts, last = engine.stream(replace(asked, stop=(middle,)))

@@ -120,8 +120,8 @@ def test_no_half_letter_is_told(encoders: dict[str, PromptEncoder], kind: str, e
     tokens = encoder.ids(WORDS)
     told = [""]
     for end in range(every, len(tokens), every):
-        told.append(text_so_far(told[-1], encoder.decode(tokens[:end]), ()))
-    assert encoder.decode(tokens) == WORDS
+        told.append(text_so_far(told[-1], encoder.text(tokens[:end]), ()))
+    assert encoder.text(tokens) == WORDS
     assert all(after.startswith(before) for before, after in pairwise([*told, WORDS]))
     assert len(set(told)) > len(WORDS) / (2 * every)
     assert "\ufffd" not in told[-1]
@@ -144,16 +144,16 @@ def test_an_answer_read_in_parts_has_the_text_of_all(
     tokens = st.one_of(st.integers(0, len(vocabulary) - 1), *map(st.just, some))
     pieces = st.one_of(texts.map(encoder.ids), tokens.map(lambda token: [token]))
     tokens = [*chain(*data.draw(st.lists(pieces, max_size=12)))]
-    stops = data.draw(st.lists(st.sampled_from(["n't", "本", "a. ", "el can", "can"]), max_size=2))
+    stops = data.draw(st.lists(st.sampled_from(["n't", "本", "a. ", "el can", " "]), max_size=2))
     records = data.draw(st.booleans())
     answer, read = AnswerText(encoder, stops, records), 0
-    texts_of = [encoder.decode(tokens[:n]) for n in range(len(tokens) + 1)]
+    texts_of = [encoder.text(tokens[:n]).lstrip() for n in range(len(tokens) + 1)]
     while read < len(tokens) and answer.stop is None:
         more = data.draw(st.integers(1, 4))
         answer.extend(tokens[read : read + more])
         read = min(read + more, len(tokens))
         if answer.stop is None:
-            assert answer.text == texts_of[read]
+            assert answer.text == texts_of[read].rstrip()
             assert answer.tokens == tokens[:read]
     ended = [n for n, text in enumerate(texts_of) if any(stop in text for stop in stops)]
     if ended:
@@ -202,6 +202,17 @@ def test_a_stop_string_may_begin_tokens_before(encoders: dict[str, PromptEncoder
         assert (answer.text, answer.stop) == ("Zwei Ä", "pfel, 日")
 
 
+def test_a_stop_string_may_end_in_blank_text(encoders: dict[str, PromptEncoder]) -> None:
+    """The answer ends at its token, not at the next letter; what precedes the first letter counts
+    for nothing.
+    """
+    for encoder in encoders.values():
+        answer = AnswerText(encoder, [".\n\n", "\n\n"])
+        answer.extend(encoder.ids("\n\nOne.\n\nTwo.\n\n"))
+        assert (answer.text, answer.stop) == ("One", ".\n\n")
+        assert encoder.text(answer.tokens).lstrip() == "One.\n\n"
+
+
 @dataclass(frozen=True)
 class Counting(PromptEncoder):
     """Count the tokens that are decoded."""
@@ -219,6 +230,6 @@ def test_a_long_answer_is_decoded_once(encoders: dict[str, PromptEncoder], kind:
     tokens = counting.ids("Two apples and a book, 12 of 日本 too. " * 40)
     answer = AnswerText(counting, ["no"], pieces=True)
     answer.extend(tokens)
-    assert answer.text == counting.decode(tokens)
+    assert answer.text == counting.text(tokens).strip()
     assert sum(counting.sizes) < 20 * len(tokens)
     assert max(counting.sizes[:-1]) < 40

@@ -196,7 +196,7 @@ def test_a_session_goes_on_behind_a_stop_string(models, question):
     runs = []
     for options in ({}, DRAFTS["gamma 7"]):
         turns = Session(engine(models, **options))
-        begun = turns.engine.encoder.decode(turns.engine.generate(Request(question, 9)).tokens)
+        begun = turns.engine.generate(Request(question, 9)).text
         talk = [turns.ask(question, max_new_tokens=NEW, stop=[begun])]
         talk += [turns.ask(text, max_new_tokens=20) for text in WORDS[1:4]]
         assert talk[0].finish_reason == "stop"

@@ -113,7 +113,7 @@ def test_raw_text_is_the_question_after_bos() -> None:
     encoder = PromptEncoder(tiny.tokenizer())
     code = Sample("0", "humaneval", (), (("def add(a, b):", ""),))
     raw, chat = (
-        encoder.decode(first_prompt(encoder, code, templated).tokens) for templated in (False, True)
+        encoder.text(first_prompt(encoder, code, templated).tokens) for templated in (False, True)
     )
     assert (raw, chat) == ("def add(a, b):", "USER: def add(a, b): ASSISTANT:")
 
