@@ -48,6 +48,7 @@ def run_logprobs(
 
     Args:
       prompts: Prompt and answer in one row, for each member of the program.
+      answer: Tokens, with padding that the prompts' rows may have no slots for.
       starts: Slot of the last prompt token in each row.
     """
     weights, combination = program.weights(params), params.get("combination")
@@ -63,12 +64,13 @@ def run_logprobs(
 def _logits(
     member: Member, params: Params, prompt: Prompts, start: Int[Array, ""], count: int
 ) -> Float[Array, "T V"]:
-    """Return one model's logits at `count` slots from `start` on."""
+    """Return one model's logits at `count` slots from `start` on; past the last, at the last."""
     model, rows = member.model, prompt.rows
     features = None if prompt.images is None else model.encode(params, prompt.images)
     embeds = model.embed(params, rows, features, member.pool)
     hidden, _ = model.read(params, embeds, rows, rows.tokens.shape[1])
-    return model.logits(params, jax.lax.dynamic_slice_in_dim(hidden[0], start, count))
+    slots = jnp.minimum(start + jnp.arange(count), hidden.shape[1] - 1)
+    return model.logits(params, hidden[0, slots])
 
 
 @partial(jax.jit, static_argnames=("slots",))

@@ -235,8 +235,10 @@ class Engine:
         request = Request(request) if isinstance(request, str) else request
         (read,) = self.batcher.read([replace(request, max_new_tokens=1)])
         prompts, starts = self.batcher.scored(read, tokens)
-        held, answer = self.batcher.held([read]), answer.astype(np.int32)
-        return np.asarray(timed(run_logprobs, held, prompts, answer, starts)[0])
+        held, count = self.batcher.held([read]), answer.shape[1]
+        padding = 2 ** (count - 1).bit_length() - count  # one program for each power of two
+        answer = np.pad(answer.astype(np.int32), ((0, 0), (0, padding)))
+        return np.asarray(timed(run_logprobs, held, prompts, answer, starts)[0])[:count]
 
     def check(self, request: Request | str) -> None:
         """Raise InputError if the request is too long or an image cannot be read."""

@@ -143,6 +143,23 @@ def test_log_probabilities_are_those_of_full_passes(
         engine.logprobs(asked, [5] * 2000)
 
 
+def test_log_probabilities_are_one_program_for_like_lengths(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket of prompt and answer has no slots for the answer's padding."""
+    monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
+    engine, answer = Engine(target), [7, 30, 9, 45, 12]
+    asked = Request(engine.encoder.prompt("What?", PAGES[:1]))
+    rows = [forward_logits(target, asked.prompt, answer[:place]) for place in range(len(answer))]
+    expected = [jax.nn.log_softmax(row)[token] for row, token in zip(rows, answer, strict=True)]
+    full = len(engine.batcher.read([asked])[0].rows[0]) + len(answer)
+    engine = Engine(target, config=replace(CONFIG, views=None, prompt_buckets=(full,)))
+    for count in (5, 3, 4):
+        scores = engine.logprobs(asked, answer[:count])
+        np.testing.assert_allclose(scores, expected[:count], atol=1e-4)
+    assert len(compile_cache.EXECUTABLES) == 2
+
+
 @pytest.mark.parametrize("kind", ["plain", "chain", "tree", "CoS", "standard"])
 def test_an_answer_brings_its_log_probabilities(
     kind: str, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
