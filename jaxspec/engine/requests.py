@@ -278,15 +278,24 @@ def _resolved(
 def _banned(
     encoder: PromptEncoder, words: Sequence[str | Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of words; a text is banned at the start of a word and within one."""
-    banned: dict[tuple[int, ...], None] = {}
-    for word in words:
-        if isinstance(word, str):
-            forms = (encoder.ids(word.lstrip()), encoder.ids(f" {word.lstrip()}"))
-            banned |= dict.fromkeys(map(tuple, forms))
-        else:
-            banned[tuple(word)] = None
-    return tuple(banned)
+    """Return the token ids of words, each form once."""
+    forms = (tuple(form) for word in words for form in _forms(encoder, word))
+    return tuple(dict.fromkeys(forms))
+
+
+def _forms(encoder: PromptEncoder, word: str | Sequence[int]) -> list[Sequence[int]]:
+    """Return the token ids of a text at the start of a word and within one; of blank text, as it
+    follows a letter, because some tokenisers begin every text with a space.
+    """
+    if not isinstance(word, str):
+        return [word]
+    if text := word.lstrip():
+        forms: list[Sequence[int]] = [encoder.ids(text), encoder.ids(f" {text}")]
+    else:
+        forms = [encoder.ids(f"a{word}")[len(encoder.ids("a")) :]]
+    if not all(forms):
+        raise InputError(f"bad_words: {word!r:.60} has no token; leave it out")
+    return forms
 
 
 def each(

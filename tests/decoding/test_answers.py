@@ -405,6 +405,16 @@ def test_wrong_arguments_are_one_line(
             call()
 
 
+def test_blank_text_is_banned(target: LoadedModel) -> None:
+    engine = Engine(target, config=replace(CONFIG, views=None))
+    (space,) = engine.encoder.ids("a b")[1:-1]
+    (newline,) = engine.encoder.ids("a\nb")[1:-1]
+    asked = Request("What?", 6, logit_bias={space: 100.0, newline: 99.0})
+    assert {*engine.generate(asked).tokens} == {space}
+    assert {*engine.generate(replace(asked, bad_words=[" "])).tokens} == {newline}
+    assert not {space, newline} & {*engine.generate(replace(asked, bad_words=[" ", "\n"])).tokens}
+
+
 def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(
     target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
