@@ -40,13 +40,13 @@ def check_counts(**counts: object) -> None:
     """Raise InputError, with the name, for the first count that is not a whole number from 1 on."""
     for name, count in counts.items():
         if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-            raise InputError(f"{name}: {count}; give a whole number, 1 or more")
+            raise InputError(f"{name}: {count!r:.60}; give a whole number, 1 or more")
 
 
 def check_seed(seed: object) -> None:
     """Raise InputError for a seed that is not a whole number of 32 bits."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < 2**32:
-        raise InputError(f"seed: {seed}; give a whole number from 0 to {2**32 - 1}")
+        raise InputError(f"seed: {seed!r:.60}; give a whole number from 0 to {2**32 - 1}")
 
 
 def check_numbers(least: float = 0.0, most: float = 3.4e38, **numbers: object) -> None:
@@ -56,7 +56,7 @@ def check_numbers(least: float = 0.0, most: float = 3.4e38, **numbers: object) -
     """
     for name, number in numbers.items():
         if not is_number(number) or not least <= number <= most:  # type: ignore[operator]
-            raise InputError(f"{name}: {number}; give a number from {least:g} to {most:g}")
+            raise InputError(f"{name}: {number!r:.60}; give a number from {least:g} to {most:g}")
 
 
 def check_path(name: str, path: object) -> None:

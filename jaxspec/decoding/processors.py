@@ -181,6 +181,7 @@ def _repeats(
 
     Behind `a b c a b`, for n = 3, the slot of c: the two tokens before it are the newest two.
     """
+    size = jnp.where(size > text.shape[-1], 0, size)  # longer than the text, so none repeats
     slots, length = jnp.arange(text.shape[-1]), size[:, None, None] - 1
 
     def compare(steps: Array, same: Array) -> Array:

@@ -40,6 +40,11 @@ def is_count(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
+def count_within(least: int, most: int) -> Callable[[object], bool]:
+    """Return the test whether a value is a whole number in a range."""
+    return lambda value: is_count(value) and least <= int(value) <= most  # type: ignore[call-overload]
+
+
 def within(least: float, most: float) -> Callable[[object], bool]:
     """Return the test whether a value is a number in a range."""
     return lambda value: is_number(value) and least <= value <= most  # type: ignore[operator]
@@ -68,8 +73,8 @@ RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "repetition_penalty": (within(1e-6, 1e6), "1 (none) or another number above 0"),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
-    "no_repeat_ngram_size": (is_count, "0 (none) or a whole number"),
-    "min_new_tokens": (is_count, "0 (any) or a whole number"),
+    "no_repeat_ngram_size": (count_within(0, LARGEST), f"0 (none) to {LARGEST}"),
+    "min_new_tokens": (count_within(0, LARGEST), f"0 (any) to {LARGEST}"),
     "suppress_tokens": _TOKENS,
     "begin_suppress_tokens": _TOKENS,
     "bad_words": (_are_words, "a list of texts or of lists of token ids"),

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from jaxspec.decoding.collaboration.combination import Combination, parse_combination
 from jaxspec.decoding.drafting.shapes import parse_tree
 from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.decoding.settings import LARGEST, count_within
 from jaxspec.engine.drafts import read_views
 from jaxspec.errors import InputError, check_counts
 from jaxspec.runtime import say
@@ -61,8 +62,8 @@ class Batching:
     def __post_init__(self) -> None:
         if self.generation_config not in get_args(GenerationConfig):
             raise InputError(f"generation_config: {self.generation_config!r}; give auto or ignore")
-        if self.batch_size not in range(1, BATCH_BUCKETS[-1] + 1):
-            raise InputError(f"batch_size: {self.batch_size}; give 1 to {BATCH_BUCKETS[-1]}")
+        if not count_within(1, BATCH_BUCKETS[-1])(self.batch_size):
+            raise InputError(f"batch_size: {self.batch_size!r:.60}; give 1 to {BATCH_BUCKETS[-1]}")
         for name in ("prompt_buckets", "image_buckets", "new_buckets"):
             buckets, least = getattr(self, name), 0 if name == "image_buckets" else 1
             if not isinstance(buckets, list | tuple) or not buckets:
@@ -100,8 +101,8 @@ class EngineConfig(Batching):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(gamma=self.gamma)
-        if self.width is not None and self.width not in range(1, WIDEST + 1):
-            raise InputError(f"width: {self.width}; give 1 to {WIDEST}")
+        if self.width is not None and not count_within(1, WIDEST)(self.width):
+            raise InputError(f"width: {self.width!r:.60}; give 1 to {WIDEST}")
         for name, example in {"tree": "2:32", "weighting": "mt-paper"}.items():
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name == "weighting"):
@@ -138,16 +139,19 @@ class CollaborationConfig(Batching):
             raise InputError(
                 f"method: {self.method!r} is unknown; use {', '.join(get_args(Method))}"
             )
-        if self.gammas is not None and (not self.gammas or min(self.gammas) < 1):
-            raise InputError(f"gammas: {self.gammas} drafted tokens; give each model 1 or more")
+        gammas, is_length = self.gammas, count_within(1, LARGEST)
+        if gammas is not None and not (
+            isinstance(gammas, list | tuple) and gammas and all(map(is_length, gammas))
+        ):
+            raise InputError(f"gammas: {gammas!r:.60}; give each model 1 or more, as (5, 1)")
 
     def checked(self, models: int) -> tuple[Combination, tuple[int, ...]]:
         """Return the combination and draft lengths; raise InputError if they do not fit."""
         if models < 2:
             raise InputError(f"collaboration: {models} model; give at least 2, repeats are allowed")
-        if not 0 <= self.default_proposer < models:
+        if not count_within(0, models - 1)(self.default_proposer):
             raise InputError(
-                f"default_proposer: {self.default_proposer} of {models} models; "
+                f"default_proposer: {self.default_proposer!r:.60} of {models} models; "
                 f"give 0 to {models - 1}"
             )
         for name, entries in (("gammas", self.gammas), ("views", self.views)):
@@ -159,7 +163,7 @@ class CollaborationConfig(Batching):
         combination = self.combination
         if isinstance(combination, str):
             combination = parse_combination(combination, models)
-        return combination, self.gammas or (1,) * models
+        return combination, tuple(self.gammas or (1,) * models)
 
 
 def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:

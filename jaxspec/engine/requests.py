@@ -15,7 +15,7 @@ from jaxspec.data.images import ImageSource, Picture
 from jaxspec.data.messages import read_messages
 from jaxspec.decoding import settings
 from jaxspec.decoding.collaboration.proposals import CollaborationStats
-from jaxspec.decoding.settings import HOTTEST, Settings, is_count, within
+from jaxspec.decoding.settings import HOTTEST, Settings, count_within, is_count, within
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.memory import Sizes
 from jaxspec.errors import InputError, check_counts, check_seed, located
@@ -36,11 +36,8 @@ RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "temperature": (within(0, HOTTEST), f"0 (greedy) or more, up to {HOTTEST:g}"),
     "top_k": (is_count, "0 (all tokens) or a whole number"),
     "top_p": (lambda value: within(0, 1)(value) and value != 0, "more than 0 and at most 1"),
-    "logprobs": (lambda value: value in range(TOP[-1] + 1), f"0 to {TOP[-1]} likeliest tokens"),
-    "max_pixels": (
-        lambda value: is_count(value) and value in range(1, QWEN_PIXELS + 1),
-        f"1 to {QWEN_PIXELS}, or leave it out",
-    ),
+    "logprobs": (count_within(0, TOP[-1]), f"0 to {TOP[-1]} likeliest tokens"),
+    "max_pixels": (count_within(1, QWEN_PIXELS), f"1 to {QWEN_PIXELS}, or leave it out"),
     "thinking": (lambda value: isinstance(value, bool), "true or false, or leave it out"),
     **settings.RULES,
 }
@@ -135,7 +132,7 @@ class Request:
         if not isinstance(self.stop, list | tuple) or not all(
             isinstance(text, str) and text for text in self.stop
         ):
-            raise InputError(f"stop: {self.stop!r}; give a list of non-empty strings")
+            raise InputError(f"stop: {self.stop!r:.60}; give a list of non-empty strings")
         check_seed(self.seed)
 
 

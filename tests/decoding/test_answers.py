@@ -361,6 +361,24 @@ def test_wrong_arguments_are_one_line(
             lambda: EngineConfig(generation_config="none"),
         ),
         ("logprobs: 21; give 0 to 20", lambda: Request("Hi", logprobs=21)),
+        ("logprobs: 5.0; give 0 to 20", lambda: Request("Hi", logprobs=5.0)),
+        ("logprobs: True; give 0 to 20", lambda: Request("Hi", logprobs=True)),
+        (
+            "min_new_tokens: 2147483648; give 0 (any) to 2147483647",
+            lambda: Request("Hi", min_new_tokens=2**31),
+        ),
+        (
+            "no_repeat_ngram_size: 2147483648; give 0 (none) to 2147483647",
+            lambda: Request("Hi", no_repeat_ngram_size=2**31),
+        ),
+        ("batch_size: 4.0; give 1 to 64", lambda: EngineConfig(batch_size=4.0)),
+        ("width: 8.0; give 1 to 256", lambda: EngineConfig(width=8.0)),
+        ("gammas: 2; give each model 1 or more", lambda: CollaborationConfig(gammas=2)),
+        ("gammas: ('2',); give each model 1", lambda: CollaborationConfig(gammas=("2",))),
+        (
+            "default_proposer: '0' of 2 models; give 0 to 1",
+            lambda: Engine([target, draft], config=CollaborationConfig(default_proposer="0")),
+        ),
         ("stop: None; give a list", lambda: Request("Hi", stop=None)),  # type: ignore[arg-type]
         ("max_new_tokens: True; give a whole number", lambda: Request("Hi", True)),
         # type: ignore[arg-type]
@@ -389,7 +407,7 @@ def test_wrong_arguments_are_one_line(
             "mesh: 4; give what jaxspec.sharding.make_mesh returns",
             lambda: LoadedModel.load("a", mesh=4),
         ),
-        ("model: four; give a whole number, 1 or more", lambda: make_mesh("four")),
+        ("model: 'four'; give a whole number, 1 or more", lambda: make_mesh("four")),
         ("unknown dtype 'foo'; use one of float32", lambda: LoadedModel.load("a", dtype="foo")),
         # type: ignore[arg-type]
         ("unknown dtype 'int8'; use one of float32", lambda: LoadedModel.load("a", dtype=np.int8)),
@@ -403,6 +421,21 @@ def test_wrong_arguments_are_one_line(
     for message, call in wrong:
         with pytest.raises(InputError, match=re.escape(message)):
             call()
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "seed", "temperature", "stop"])
+def test_a_long_value_is_cut_in_its_line(name: str) -> None:
+    with pytest.raises(InputError, match=f"^{name}: 'a") as error:
+        Request("Hi", **{name: "a\n" * 10_000})
+    assert len(str(error.value)) < 200
+    assert "\n" not in str(error.value)
+
+
+def test_an_ngram_longer_than_the_text_never_repeats(target: LoadedModel) -> None:
+    """It costs no loop over its tokens, a billion a pass here."""
+    engine, asked = Engine(target, config=replace(CONFIG, views=None)), Request("What?", 6)
+    free = engine.generate(asked)
+    assert engine.generate(replace(asked, no_repeat_ngram_size=10**9)).tokens == free.tokens
 
 
 def test_blank_text_is_banned(target: LoadedModel) -> None:
