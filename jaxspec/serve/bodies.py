@@ -205,10 +205,10 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
     count = _count(body, "n", 1)
     if not 1 <= count * len(prompts) <= limits.choices:
         raise InputError(f"n: {count * len(prompts)} answers; give 1 to {limits.choices}")
-    options: dict[str, Any] = {"temperature": None, "seed": secrets.randbits(32)}
+    options: dict[str, Any] = {"temperature": None}
     options |= {name: body[name] for name in PASSED if body.get(name) is not None}
     if options.get("top_k") == -1:  # vLLM's name for all tokens
-        del options["top_k"]
+        options["top_k"] = 0  # the model's file may set another number
     stop = options.get("stop", [])
     options["stop"] = stop = [stop] if isinstance(stop, str) else stop
     if isinstance(stop, list) and len(stop) > MOST_STOPS:
@@ -225,7 +225,9 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
     if lane == "plain" and not limits.races:
         raise InputError("draft: false needs a server that was started with --race")
     usage = _flag(_typed(body, "stream_options", dict, {}), "include_usage")
-    requests = tuple(replace(prompt, **options) for prompt in prompts)
+    requests = tuple(
+        replace(prompt, **{"seed": secrets.randbits(32)} | options) for prompt in prompts
+    )
     return Job(requests, count, most, name, stream, usage, lane, _flag(body, "trace"))
 
 
