@@ -253,7 +253,7 @@ class Worker(threading.Thread):
             if not (self.waiting or self.tickets):
                 return False
             late = [ticket for ticket in self.waiting if ticket.over]
-            self.waiting = deque(ticket for ticket in self.waiting if not ticket.over)
+            self.waiting = deque(ticket for ticket in self.waiting if ticket not in late)
         leaving = {number: ticket for number, ticket in self.tickets.items() if ticket.over}
         for ticket in (*late, *leaving.values()):
             self._end(ticket, Late())

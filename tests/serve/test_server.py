@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import itertools
 import json
 import socket
 import threading
@@ -24,7 +25,7 @@ from PIL import Image
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.serve.worker import Ticket, Unready, Worker, examples
+from jaxspec.serve.worker import Late, Ticket, Unready, Worker, examples
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
 from tests.serve.mutations import mutated
@@ -314,6 +315,26 @@ def test_a_worker_that_fails_leaves_nobody_waiting(served: Served) -> None:
     assert [type(ticket.error) for ticket in tickets] == [Unready] * len(tickets)
     with pytest.raises(Unready):
         worker.submit(tickets)
+
+
+def test_a_ticket_whose_deadline_passes_between_two_looks_is_not_lost(served: Served) -> None:
+    class Passing(Ticket):
+        looks = itertools.chain([False], itertools.repeat(True))
+
+        @property
+        def over(self) -> bool:
+            return next(self.looks)
+
+    worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)
+    request, loop = worker.read(Request("Hi"), 4), asyncio.new_event_loop()
+    ticket = Passing(request, 0.0, asyncio.Event(), loop)
+    worker.waiting.append(ticket)
+    worker._turn()
+    assert [*worker.tickets.values()] == [ticket]
+    worker._turn()
+    loop.close()
+    assert not worker.tickets
+    assert isinstance(ticket.error, Late)
 
 
 def test_metrics_have_the_names_of_vllms(served: Served) -> None:
