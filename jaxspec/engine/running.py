@@ -68,12 +68,18 @@ class Rows:
         """Tokens and texts so far, by number of the request."""
         self.so_far: dict[int, dict[str, Any]] = {}
         """Fields of the results so far, by number of the request."""
-        self.prefill_ms, self.decode_ms, self.longest = 0.0, 0.0, 1
+        self.prefill_ms, self.decode_ms = 0.0, 0.0
         self.compiled = compiled_ms()
 
     @property
     def rows(self) -> int:
         return len(self.options.temperature)
+
+    @property
+    def longest(self) -> int:
+        """Return the number of tokens of the longest unfinished answer; 1 before any is read."""
+        counts = (len(self.texts[i].tokens) for i in self.busy.values() if i in self.texts)
+        return max(counts, default=1)
 
     @property
     def loop_options(self) -> Sampling:
@@ -109,7 +115,6 @@ class Rows:
         if stopped:
             self.end(done)
         self.busy = {row: i for row, i in self.busy.items() if not done[row]}
-        self.longest = max((len(self.texts[i].tokens) for i in self.busy.values()), default=1)
 
     def _extend(self, i: int, row: int, columns: Mapping[str, Any]) -> AnswerText:
         """Add the new tokens of a row to the answer to request `i`."""

@@ -113,3 +113,18 @@ def test_a_request_that_does_not_fit_is_refused(
     with pytest.raises(InputError, match=words):  # also behind one that fits
         batch.join({i: engine.batcher.read([each])[0] for i, each in enumerate((fitting, request))})
     assert not batch.busy
+
+
+def test_the_rest_are_read_step_by_step_once_the_longest_has_left(target: LoadedModel) -> None:
+    engine = Engine(target, config=EngineConfig(batch_size=2))
+    request = Request("What is it?", NEW, min_new_tokens=NEW)
+    batch, (read,) = engine.live([request]), engine.batcher.read([request])
+    batch.join({0: read})
+    for _ in range(8):
+        batch.decode(stride=1)
+    batch.join({1: read})
+    batch.read()
+    batch.leave({0})
+    batch.decode(stride=1)
+    (result,) = batch.results()[0].values()
+    assert len(result.tokens) == 2  # one of prefill and one of a block
