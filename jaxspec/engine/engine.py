@@ -285,8 +285,8 @@ class Engine:
         batcher, most = self.batcher, self.batcher.config.batch_size
         read = batcher.read(_listed(requests))
         sizes = batcher.largest(read)
-        batch = bucket(min(len(read), most), BATCH_BUCKETS, "batch")
         waits = batcher.config.continuous_batching and len(read) > most
+        batch = most if waits else bucket(min(len(read), most), BATCH_BUCKETS, "batch")
         fresh = bucket(rows_per_insert(most), BATCH_BUCKETS, "batch") if waits else 0
         smaller = max(batcher.rooms(sizes)[:-1], default=0)
         options_of = partial(batcher.together(read).options, [], batcher.eos)

@@ -221,7 +221,7 @@ class LiveBatch(Rows):
         super().__init__(batcher, batcher.together(examples)._replace(greedy=False))
         self.examples, self.few, self.sizes = examples, few, _sizes(batcher, examples)
         program, params = batcher.program, self.together.held.params
-        size = bucket(batcher.config.batch_size, BATCH_BUCKETS, "batch")
+        size = batcher.config.batch_size
         inputs, _ = abstract_inputs(program, size, self.capacity)
         options = self._empty_options(size)
         shapes = abstract_state(program, params, inputs, options, self.capacity.new)

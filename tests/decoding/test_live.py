@@ -19,7 +19,7 @@ NEW = 16
 CONFIG = EngineConfig(
     views=("M", "T", "lookup"),
     gamma=3,
-    batch_size=4,
+    batch_size=3,
     prompt_buckets=(64, 128),
     image_buckets=(0, 1),
     new_buckets=(NEW,),
@@ -48,6 +48,7 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
     engine, requests = Engine(target, draft, CONFIG), requests_of(24)
     batch = engine.live(requests)
+    assert batch.rows == CONFIG.batch_size  # no bucket above
     for compile_one in batch.programs():
         compile_one()
     programs = len(compile_cache.EXECUTABLES)
