@@ -76,13 +76,19 @@ class Together(NamedTuple):
         settings = [request.settings for request in requests]
         return options.replace(processors=self.processing.processors(settings, eos, batch))
 
-    def serves(self, request: EncodedRequest, eos: Sequence[int]) -> bool:
-        """Return whether this form has room for the request's processors and log probabilities."""
-        form, empty = Processing.of([request.settings], eos), Processing(0, 0, False)
-        top = -1 if request.logprobs is None else request.logprobs
-        if (form and not self.processing) or top > (-1 if self.logprobs is None else self.logprobs):
-            return False
-        return all(n <= most for n, most in zip(form or empty, self.processing or empty))
+    def limits(self, request: EncodedRequest, eos: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """Return how much of each setting a request needs, and how much this form has room for."""
+        settings, room = request.settings, self.processing or Processing(0, 0, False)
+        biases = settings.biases(eos)
+        before = max((len(bias.prefix) for bias in biases), default=0)
+        own, recorded = (0 if n is None else n + 1 for n in (request.logprobs, self.logprobs))
+        return {
+            "log probabilities a token": (own, recorded),
+            "logit_bias": (len(biases), room.biases),  # bans are biases too
+            "tokens of a bad word": (before + 1, room.prefix + 1),
+            "no_repeat_ngram_size": (settings.no_repeat_ngram_size, LARGEST if room.ngrams else 0),
+            "settings of scores": (len(settings.changed), LARGEST if self.processing else 0),
+        }
 
 
 @dataclass

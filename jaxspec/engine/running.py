@@ -264,20 +264,18 @@ class LiveBatch(Rows):
     def fit(self, request: EncodedRequest) -> Sizes:
         """Return the smallest sizes that hold the request; InputError if none does."""
         sizes = next((sizes for sizes in self.sizes if _holds(sizes, request.sizes)), None)
-        if sizes is not None and request.max_new_tokens <= self.capacity.new:
-            if not self.together.serves(request, self.batcher.eos):
-                raise InputError("logprobs and biases: more of them than the batch was opened for")
-            return sizes
+        limits = {"max_new_tokens": (request.max_new_tokens, self.capacity.new)}
+        limits |= self.together.limits(request, self.batcher.eos)
         length, images = len(request.rows[0]), len(request.prompt.images)
-        most = max(len(example.prompt.images) for example in self.examples)
-        limits = {
-            "max_new_tokens": (request.max_new_tokens, self.capacity.new),
-            "images": (images, most),
-            "prompt tokens": (length, self.capacity.length),
-        }
+        if sizes is None:
+            most = max(len(example.prompt.images) for example in self.examples)
+            limits |= {"images": (images, most), "prompt tokens": (length, self.capacity.length)}
         over = (f"{name}: {n} of at most {most}" for name, (n, most) in limits.items() if n > most)
-        what = next(over, f"prompt: {length} tokens with {images} images, which have no room here")
-        raise InputError(f"{what}; shorten the request, or open the batch for longer ones")
+        nowhere = f"prompt: {length} tokens with {images} images, which have no room here"
+        if what := next(over, "" if sizes else nowhere):
+            raise InputError(f"{what}; shorten the request, or open the batch for longer ones")
+        assert sizes is not None
+        return sizes
 
     def join(self, requests: Mapping[int, EncodedRequest]) -> None:
         """Prefill requests, at most `few`, and insert them in free rows.

@@ -98,7 +98,12 @@ def check_trace(result: Result, alone: Result) -> None:
         ({"prompt": "What is it? " * 9}, "prompt tokens: 1"),
         ({"images": [tiny.page()] * 2}, "images: 2 of at most 1"),
         ({"max_new_tokens": NEW + 1}, "max_new_tokens: 17 of at most 16"),
-        ({"images": [tiny.page()], "logprobs": 0}, "logprobs and biases: more of them"),
+        (
+            {"images": [tiny.page()], "logprobs": 0},
+            "log probabilities a token: 1 of at most 0; shorten",
+        ),
+        ({"images": [tiny.page()], "logit_bias": {5: 1.0, 6: 2.0}}, "logit_bias: 2 of at most 0"),
+        ({"images": [tiny.page()], "min_p": 0.1, "temperature": 1.0}, "settings of scores: 1 of"),
     ],
 )
 def test_a_request_that_does_not_fit_is_refused(

@@ -206,6 +206,21 @@ def test_a_refusal_names_the_field(served: Served, change: dict[str, Any], words
     assert words in answer["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logit_bias", {str(token): 1 for token in range(65)}),
+        ("seed", "x\n" * 50_000),
+        ("stop", {"x": "y\n" * 50_000}),
+    ],
+)
+def test_a_refusal_is_a_short_line_with_its_param(served: Served, name: str, value: Any) -> None:
+    _, answer = post(served, json.dumps(body_of(0) | {name: value}).encode())
+    assert answer["error"]["param"] == name
+    assert len(answer["error"]["message"]) < 200
+    assert "\n" not in answer["error"]["message"]
+
+
 def test_many_prompts_are_refused_before_they_are_read(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
