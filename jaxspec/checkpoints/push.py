@@ -74,6 +74,7 @@ def check_terms(source: Path, terms: Terms) -> None:
 def push(folder: Path, repository: Repository) -> Pushed:
     """Upload a directory's checkpoint to its repository on the hub, which is created if need be.
 
+    Files of an earlier push that the checkpoint lacks, such as other shards, are removed there.
     Other files of the directory stay here. A directory in jaxspec's cache is removed afterwards.
 
     Raises InputError where the repository holds revisions that this machine did not push, is public
@@ -97,6 +98,11 @@ def push(folder: Path, repository: Repository) -> Pushed:
                 f"push: {name} holds revision {str(info.sha)[:8]}, which this machine did not "
                 "push; give another name"
             )
+        stale = [
+            file
+            for file in files
+            if PARTS.fullmatch(file.partition("/")[0]) and not (folder / file).exists()
+        ]
         # A push whose reply was lost repeats no commit: `upload_folder` makes none where the hub
         # holds all files as they are here, and returns the newest revision.
         mark = uuid.uuid4().hex[:12]
@@ -111,6 +117,7 @@ def push(folder: Path, repository: Repository) -> Pushed:
                 for entry in folder.iterdir()
                 if PARTS.fullmatch(entry.name)
             ],
+            delete_patterns=stale or None,  # without patterns the hub's files are not listed again
         )
         _record(name, {"revision": commit.oid, "mark": mark})
         if folder == repository.folder:

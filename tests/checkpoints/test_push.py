@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,22 @@ def test_the_next_push_is_a_commit_onto_the_last(good: Path, hub: Hub) -> None:
     main(["export", str(good), "--push", NAME, "--public", *TERMS, "--dtype", "float16"])
     assert not hub.repos[NAME].private
     assert len(hub.repos[NAME].commits) == 3
+
+
+def test_a_push_removes_what_an_earlier_one_left(good: Path, hub: Hub, tmp_path: Path) -> None:
+    """Shards, and what reads images, of a whole model; other files stay."""
+    whole = tmp_path / "whole"
+    shutil.copytree(good, whole)
+    (whole / "README.md").write_text("whole")
+    push(whole, Repository(NAME))
+    repo = hub.repos[NAME]
+    assert [name for name in repo.commits[-1].files if "processor" in name or "-of-" in name]
+    repo.commits[-1].files["notes.txt"] = b"mine"
+    main(["export", str(good), "--push", NAME, *TERMS, "--text-only"])
+    assert len(repo.commits) == 3
+    files = {*repo.commits[-1].files}
+    assert files >= {"notes.txt", ".gitattributes", "model.safetensors", "config.json", "README.md"}
+    assert not [name for name in files if "processor" in name or "-of-" in name or "index" in name]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -42,11 +42,13 @@ class Hub:
     cut: Callable[[str, str], str] = lambda method, path: ""
     """Cuts the connection "before" or "after" a request takes effect."""
 
-    def commit(self, name: str, title: str, files: dict[str, bytes]) -> Commit:
+    def commit(self, name: str, title: str, files: dict[str, bytes | None]) -> Commit:
+        """Add a commit of these files; None removes one."""
         repo = self.repos[name]
-        before = repo.commits[-1].files if repo.commits else {}
+        after = (repo.commits[-1].files if repo.commits else {}) | files
         revision = hashlib.sha1(f"{name} {len(repo.commits)} {title}".encode()).hexdigest()
-        repo.commits.append(Commit(revision, title, before | files))
+        whole = {path: content for path, content in after.items() if content is not None}
+        repo.commits.append(Commit(revision, title, whole))
         return repo.commits[-1]
 
 
@@ -120,6 +122,12 @@ class _Handler(BaseHTTPRequestHandler):
             files = [{"rfilename": file} for file in newest.files]
             info = {"id": name, "sha": newest.revision, "private": repo.private, "siblings": files}
             return 200, info, {}
+        if action == "/tree/main":
+            files = [
+                {"type": "file", "path": file, "size": len(content), "oid": _oid(file, content)}
+                for file, content in newest.files.items()
+            ]
+            return 200, files, {}
         if action == "/commits/main":
             return (
                 200,
@@ -164,12 +172,13 @@ class _Handler(BaseHTTPRequestHandler):
         header = values[0][1]
         if header.get("parentCommit") not in (None, newest.revision):
             return 412, {"error": "A commit has happened since"}, {}
-        files = {}
+        files: dict[str, bytes | None] = {}
         for kind, value in values[1:]:
-            large = kind == "lfsFile"
-            files[value["path"]] = (
-                hub.objects[value["oid"]] if large else base64.b64decode(value["content"])
-            )
+            if kind == "lfsFile":
+                files[value["path"]] = hub.objects[value["oid"]]
+            else:
+                deleted = kind == "deletedFile"
+                files[value["path"]] = None if deleted else base64.b64decode(value["content"])
         commit = hub.commit(name, header["summary"], files)
         url = f"{hub.url}/{name}/commit/{commit.revision}"
         return 200, {"commitUrl": url, "commitOid": commit.revision}, {}
