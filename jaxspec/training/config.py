@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from jaxspec.errors import InputError, check_counts, check_numbers, check_seed
 from jaxspec.sharding import make_mesh
@@ -19,24 +19,29 @@ class MeshConfig:
     """Set the number of devices on each axis of the mesh; see `jaxspec.sharding`."""
 
     data: int | None = None
-    """Copies of the model, each with its own samples; by default all that divide the batch."""
+    """Copies of the model, each with its own samples; by default all that divide the samples that
+    are computed at a time."""
     fsdp: int = 1
     """Devices, each with its own samples, that share one copy, its gradient and optimiser state."""
     model: int = 1
     """Devices that share heads, MLPs and the vocabulary."""
 
-    def make(self, batch: int, devices: Sequence[Any] | None = None) -> Mesh:
-        """Return the mesh of all devices, or of those given, for batches of `batch` samples.
+    def make(self, part: int, devices: Sequence[Any] | None = None) -> Mesh:
+        """Return the mesh of all devices, or of those given, for parts of this many samples.
 
-        Raises InputError where the devices or the batch do not fit.
+        Raises InputError where the devices or the samples do not fit.
         """
         devices, data = jax.devices() if devices is None else devices, self.data
         if data is None:
-            parts, data = self.fsdp * self.model, 1
-            if min(self.fsdp, self.model) > 0 and len(devices) >= parts and batch % self.fsdp == 0:
-                data = math.gcd(batch // self.fsdp, len(devices) // parts)
+            copy, data = self.fsdp * self.model, 1
+            if min(self.fsdp, self.model) > 0 and len(devices) >= copy and part % self.fsdp == 0:
+                data = math.gcd(part // self.fsdp, len(devices) // copy)
         mesh = make_mesh(self.model, self.fsdp, data, devices)
-        check_batch(batch, mesh)
+        if part % (data * self.fsdp):
+            raise InputError(
+                f"mesh: {part} samples at a time do not divide over {data} data x {self.fsdp} "
+                "fsdp devices; change the mesh, the batch or the parts that it accumulates"
+            )
         processes = len({device.process_index for device in devices})
         if processes > 1 and mesh.size < len(devices):
             raise InputError(
@@ -44,13 +49,6 @@ class MeshConfig:
                 "give a mesh and a batch that use all"
             )
         return mesh
-
-
-def check_batch(batch: int, mesh: Mesh | AbstractMesh) -> None:
-    """Raise InputError for a batch that the data and fsdp devices do not divide."""
-    data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
-    if batch % (data * fsdp):
-        raise InputError(f"mesh: a batch of {batch} does not divide over {data} data x {fsdp} fsdp")
 
 
 @dataclass(frozen=True)
@@ -118,6 +116,10 @@ class TrainConfig:
             raise InputError(f"beta2: {self.beta2}; give a number from 0 to below 1")
         if self.batch % self.accumulate:
             raise InputError(f"accumulate: {self.accumulate} does not divide batch {self.batch}")
+
+    def make_mesh(self) -> Mesh:
+        """Return the mesh of all devices, over which each accumulated part of a batch is split."""
+        return self.mesh.make(self.batch // self.accumulate)
 
     def shortened(self) -> TrainConfig:
         """Return a trial's options: two steps, of as few samples as mesh and accumulation take.

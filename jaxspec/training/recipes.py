@@ -328,7 +328,7 @@ def stage_data(
         recipe.tile_buckets,
         target_images=target.images,
         seed=train.seed,
-        process=process_share(train.mesh.make(train.batch)),
+        process=process_share(train.make_mesh()),
         **options,
     )
     earlier = recipe.stages[: recipe.stages.index(stage)]

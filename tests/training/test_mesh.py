@@ -93,7 +93,9 @@ def test_mesh_of_a_batch():
     assert dict(MeshConfig(model=2).make(1).shape) == {"data": 1, "fsdp": 1, "model": 2}
     given = MeshConfig().make(12, jax.devices()[5:])
     assert list(given.devices.flat) == jax.devices()[5:]
-    with pytest.raises(InputError, match="a batch of 6 does not divide over 2 data x 2 fsdp"):
+    with pytest.raises(
+        InputError, match="mesh: 6 samples at a time do not divide over 2 data x 2 fsdp"
+    ):
         MeshConfig(data=2, fsdp=2).make(6)
     with pytest.raises(InputError, match="4 data x 4 fsdp x 1 model devices, of"):
         MeshConfig(data=4, fsdp=4).make(16)
@@ -103,6 +105,15 @@ def test_mesh_of_a_batch():
     ):
         with pytest.raises(InputError, match=line):
             wrong.make(16)
+
+
+def test_every_device_computes_samples_of_its_own_in_each_part() -> None:
+    """A part of an accumulated batch has fewer samples than the batch."""
+    stage = replace(training.STAGE, batch=16, accumulate=4)
+    assert stage.make_mesh().shape["data"] == 4
+    whole = replace(stage, mesh=MeshConfig(data=8))
+    with pytest.raises(InputError, match="mesh: 4 samples at a time do not divide over 8 data x 1"):
+        whole.make_mesh()
 
 
 def test_process_share():

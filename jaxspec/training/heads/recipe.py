@@ -60,9 +60,7 @@ def train_head(
     Raises InputError for targets and data that do not fit.
     """
     sources, first = open_sources(recipe.stages, data), recipe.stages[0].train
-    target = LoadedModel.load(
-        recipe.target, jnp.dtype(first.dtype), mesh=first.mesh.make(first.batch)
-    )
+    target = LoadedModel.load(recipe.target, jnp.dtype(first.dtype), mesh=first.make_mesh())
     name = model_name(locate(recipe.target))
     config = new_head(target.config, target_name=name, **recipe.head)
     vocabulary = draft_words(recipe, sources, target)

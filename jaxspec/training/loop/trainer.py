@@ -69,7 +69,7 @@ def fit(
       Preempted: SIGTERM, Ctrl-C or SIGHUP came, and everything is saved.
       Diverged: the loss or a parameter is not finite. The newest checkpoint is from before.
     """
-    mesh = config.mesh.make(config.batch)
+    mesh = config.make_mesh()
     trainable, frozen = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
     saved = config.checkpoints.rstrip("/")
