@@ -40,6 +40,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError, check_numbers, nearest
 from jaxspec.files import local_path
 from jaxspec.loading.models import LoadedModel, prompt_encoder
+from jaxspec.loading.pairs import check_tokens
 from jaxspec.models.families import init_params, split_tower
 from jaxspec.models.lora import LORA, Lora, init_lora
 from jaxspec.models.vocabulary import narrowed
@@ -175,6 +176,8 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
 
     Args:
       target: Target; without weights, a tower that the draft takes is read from its files.
+
+    Raises InputError for a start whose token ids mean other words than the target's.
     """
     key = jax.random.key(recipe.stages[0].train.seed)
 
@@ -190,6 +193,9 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         return replace(target, config=config, params=params)
     if isinstance(recipe.start, str):
         start = _learning(LoadedModel.load(recipe.start))
+        grows = _takes_tower(recipe, start.config)  # it then gets the tokeniser, too
+        names = f"start {recipe.start}:", "the target"
+        check_tokens(target.tokenizer, start.tokenizer, *names, grows=grows)
     elif isinstance(recipe.start, LlavaConfig):
         params = {**init_params(recipe.start, key), **tower()}
         start = LoadedModel(recipe.start, params, target.tokenizer, target.image_processor)

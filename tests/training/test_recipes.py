@@ -134,6 +134,18 @@ def test_a_text_draft_learns_from_a_teacher(taught: Path, tmp_path: Path) -> Non
     assert 0 < entry["acceptance"] < 1
 
 
+@pytest.mark.parametrize("view", ["M", "T", "T-slots"])
+def test_a_start_of_another_tokeniser_is_refused(taught: Path, tmp_path: Path, view: str) -> None:
+    """Before anything is trained, also where the draft gets the target's tower and tokeniser."""
+    words = tiny.tokenizer(tiny.CHARACTERS[::-1])
+    start = str(tiny.save(tmp_path / "start", SMALL, tiny.random_params(SMALL), words))
+    made = recipe(taught, start=start, view=view)
+    line = f"start {start}: tokeniser: differs from the target's: .*; use one made for it"
+    with pytest.raises(InputError, match=line):
+        train_draft(made, tmp_path / "runs", {**DATA, "talk": taught / "talk"})
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_qwen_vl_draft_learns_a_draft_vocabulary(tmp_path: Path) -> None:
     start = str(families.write(tmp_path, "qwen2_5_vl") / "target")
     stage = Stage("tune", replace(TRAIN, evaluate_every=0), (("talk", 1.0),))
