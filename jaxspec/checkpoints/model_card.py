@@ -75,7 +75,7 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
         f"{text.num_attention_heads} heads",
         "vocabulary": f"{text.vocab_size:,}"
         + (f", of which the last {model.added:,} {fate}" if model.added else ""),
-        "context": f"{text.max_position_embeddings:,} tokens",
+        "context": f"{text.context:,} tokens",
         "made from": f"`{model_name(model.source)}`",
     }
     if model.scored:

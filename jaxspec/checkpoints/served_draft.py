@@ -39,7 +39,7 @@ def draft_command(path: str, target: str, config: ModelConfig, served: ModelConf
     """Return the command that serves a target with a text draft, and its limits."""
     method = f'{{"method": "draft_model", "model": "{path}", "num_speculative_tokens": 3}}'
     lines = [f"vllm serve {target} --speculative-config '{method}'"]
-    context, whole = (text_config(model).max_position_embeddings for model in (config, served))
+    context, whole = (text_config(model).context for model in (config, served))
     if context < whole:
         lines.append(f"Rows longer than {context} of the target's {whole} tokens get no draft.")
     if isinstance(served, LvlmConfig):

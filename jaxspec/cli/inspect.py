@@ -104,7 +104,7 @@ class Inspection:
     parameters: dict[str, int]
     """Part of the model -> number of parameters."""
     context: int | None
-    """Trained positions."""
+    """Most tokens of a prompt and its answer."""
     vocabulary: int | None
     draft_vocabulary: int | None
     """Tokens that a draft scores; 0: all."""
@@ -140,7 +140,7 @@ def inspect(path: Path) -> Inspection:
         path=str(path),
         family=config and (family_of(config.model_type).title or config.model_type),
         model_type=config and config.model_type,
-        context=config and text_config(config).max_position_embeddings,
+        context=config and text_config(config).context,
         vocabulary=config and text_config(config).vocab_size,
         draft_vocabulary=config and len(text_config(config).draft_vocabulary),
         image_tokens=getattr(config, "image_tokens", None),
@@ -163,7 +163,7 @@ def _inspect_head(path: Path) -> Inspection:
         family=kind.title
         + (f" for {config.target_name or 'an unnamed target'!r}" if config else ""),
         model_type=kind.model_type,
-        context=config and config.text_config.max_position_embeddings,
+        context=config and config.text_config.context,
         vocabulary=config and config.text_config.vocab_size,
         draft_vocabulary=config and len(config.text_config.draft_vocabulary),
         image_tokens=config and kind_of(config).image_slots(config),

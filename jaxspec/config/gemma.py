@@ -56,6 +56,11 @@ class GemmaConfig(RotaryConfig):
             object.__setattr__(self, "layer_types", layer_kinds(self.num_hidden_layers))
 
     @property
+    def context(self) -> int:
+        """Return the most tokens of a prompt and its answer, which Gemma's files say stretched."""
+        return self.max_position_embeddings
+
+    @property
     def biases(self) -> Biases:
         return Biases(self.attention_bias, self.attention_bias)
 

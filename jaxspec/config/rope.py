@@ -71,6 +71,18 @@ class RopeScaling:
             axes[axis : 3 * sections[axis] : 3] = axis
         return axes
 
+    def context(self, positions: int) -> int:
+        """Return the most tokens of a row, for a config.json that says `positions`.
+
+        As in vLLM, `linear` stretches these, and `yarn` the trained context: 32,768 tokens by a
+        factor of 4 to 131,072. Other kinds' files say the stretched context, and some of `yarn`.
+        """
+        if self.rope_type == "linear":
+            return int(positions * self.factor)
+        if self.rope_type == "yarn":
+            return max(positions, int(self.original_max_position_embeddings * self.factor))
+        return positions
+
     @classmethod
     def from_hf(cls, raw: dict[str, Any], positions: int) -> RopeScaling:
         """Read a rotary dictionary of transformers 4 or 5; `positions` is the model's context."""

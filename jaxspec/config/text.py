@@ -49,6 +49,11 @@ class TextConfig:
     """Width of a token's own input to a layer, see `jaxspec.models.per_layer`; 0 without one."""
 
     @property
+    def context(self) -> int:
+        """Return the most tokens of a prompt and its answer."""
+        return self.max_position_embeddings
+
+    @property
     def scored_tokens(self) -> int:
         """Return the number of tokens that its output matrix scores."""
         return len(self.draft_vocabulary) or self.vocab_size
@@ -165,6 +170,10 @@ class RotaryConfig(TextConfig):
     """Values of `hidden_act` that the family knows."""
 
     @property
+    def context(self) -> int:
+        return self.rope_scaling.context(self.max_position_embeddings)
+
+    @property
     def biases(self) -> Biases:
         return Biases()
 
@@ -210,7 +219,7 @@ class RotaryConfig(TextConfig):
                 f"give {FULL} or {SLIDING} for each"
             )
         # A window that no row fills changes nothing.
-        if config.sliding_window is not None and config.sliding_window >= positions:
+        if config.sliding_window is not None and config.sliding_window >= config.context:
             return config.without_window(range(layers))
         return config
 
@@ -320,12 +329,12 @@ class Qwen3Config(Qwen2Config):
         return Biases(self.attention_bias, self.attention_bias)
 
 
-def refuse_window(window: int | None, positions: int) -> None:
+def refuse_window(window: int | None, context: int) -> None:
     """Raise InputError for a head's window if it is smaller than the context."""
-    if window is not None and window < positions:
+    if window is not None and window < context:
         raise InputError(
-            f"text config: sliding_window {window} is smaller than max_position_embeddings "
-            f"{positions}, and heads have no windows; set both to {window} in config.json"
+            f"text config: sliding_window {window} is smaller than the context of {context}, and "
+            f"heads have no windows; set max_position_embeddings to {window} in config.json"
         )
 
 

@@ -52,7 +52,7 @@ class Form:
             raise InputError(
                 f"prompt: {word!r} is token {largest}, but {self.name} has {size}; leave it out"
             )
-        limit = text_config(self.model.config).max_position_embeddings
+        limit = text_config(self.model.config).context
         if len(row) + request.max_new_tokens <= limit:
             return
         if self.drafts:

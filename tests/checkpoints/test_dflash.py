@@ -271,7 +271,7 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (
             entries(sliding_window=512, layer_types=["sliding_attention", "full_attention"]),
             {},
-            "sliding_window 512 is smaller than max_position_embeddings 32768",
+            "sliding_window 512 is smaller than the context of 32768",
         ),
         (inner(target_layer_ids=[3, 1]), {}, r"reads target layers \[4, 2\]; give them in order"),
         (inner(target_layer_ids="all"), {}, "not readable .*; fetch it again"),

@@ -205,7 +205,7 @@ def _config(
         ):
             raise InputError(f"{file}: rope_freqs.weight is not Llama 3's; take another file")
     window = config.sliding_window or max(
-        settings.get("attention.sliding_window", 0), config.max_position_embeddings
+        settings.get("attention.sliding_window", 0), config.context
     )
     whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
     for name, value in (whole | {"attention.sliding_window": window}).items():

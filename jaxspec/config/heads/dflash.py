@@ -227,7 +227,7 @@ def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> Qwen3Conf
     text = Qwen3Config.from_hf({**usual, **layers, **fixed})
     slides = "sliding_attention" in (layers.get("layer_types") or ())
     window = layers.get("sliding_window") if slides else text.sliding_window
-    refuse_window(window, text.max_position_embeddings)
+    refuse_window(window, text.context)
     size = entries.get("draft_vocab_size")
     if size is not None and (type(size) is not int or size < 1):
         raise InputError(f"DFlash head: draft_vocab_size {size!r:.40}; give 1 or more")

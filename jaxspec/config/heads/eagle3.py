@@ -112,7 +112,7 @@ class EagleConfig(LlamaConfig):
         config = super().from_hf(entries)
         kinds = decoder.get("layer_types") or ["sliding_attention"]
         if decoder.get("use_sliding_window") is not False and "sliding_attention" in kinds:
-            refuse_window(decoder.get("sliding_window"), config.max_position_embeddings)
+            refuse_window(decoder.get("sliding_window"), config.context)
         size = outer.get("draft_vocab_size")
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(f"EAGLE-3 head: draft_vocab_size {size!r:.40}; give 1 or more")
