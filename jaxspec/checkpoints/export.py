@@ -33,7 +33,7 @@ from jaxspec.config import (
     with_text,
 )
 from jaxspec.config.heads.states import ImageRule
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, located
 from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import first_tokens, narrowed, widened
 from jaxspec.prompts.chat_templates import chat_templates
@@ -96,7 +96,7 @@ def export(
 
     Raises:
       InputError: as `load` and `save`; the destination holds the source; the vocabulary is larger
-        than the target's; or `text_only` for a text model.
+        than the target's; the target is not the head's; or `text_only` for a text model.
     """
     path, options = locate(source), options or SaveOptions()
     terms = terms or terms_of(path)
@@ -168,6 +168,9 @@ def _export_head(
     source, config, params = head
     if text_only:
         raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
+    if target is not None:
+        with located(f"vocab-of {target.name}"):
+            config.for_target(target.config)
     head_options = ExportOptions(source, target and target.name, draft_vocabulary, engine)
     config, params = kind_of(config).exported(config, params, head_options)
     save_head(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoints.export import export
+from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.heads import is_head, load_head, save_head
 from jaxspec.cli import main
 from jaxspec.config import DFlashConfig, Qwen2Config, RopeScaling
@@ -315,6 +315,11 @@ def test_other_targets_and_servers_are_refused(head: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match="does not name its target, which speculators needs"):
         export(tmp_path / "words", tmp_path / "out", engine="speculators")
     other = replace(TEXT, vocab_size=48)
+    line = r"vocab-of owner/wrong: DFlash head: made for a target of .*owner/target"
+    with pytest.raises(InputError, match=line):
+        export(head, tmp_path / "out", target=Target("owner/wrong", other))
+    export(head, tmp_path / "out", target=Target("elsewhere/target", TEXT))
+    assert load_head(tmp_path / "out")[0].target_name == "elsewhere/target"
     target = tiny.loaded(tiny.random_params(other), other)
     with pytest.raises(InputError, match=r"made for a target of configuration .*owner/target"):
         LoadedHead.load(head, target)
