@@ -76,8 +76,9 @@ def target_of(family: str) -> LoadedModel:
 def headed(case: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
     family, kind, fields = CASES[case]
     target = target_of(family)
-    layers = {"feature": "fused", "target_layers": (0, 1, 1), "gamma": J}
-    config = new_head(target.config, **layers | kind)
+    eagle3 = {"feature": "fused", "target_layers": (0, 1, 1)}
+    kind = kind if "feature" in kind else eagle3 | kind
+    config = new_head(target.config, gamma=J, **kind)
     text = replace(config.text_config, draft_vocabulary=words, **fields)
     config = replace(config, text_config=text)
     if case.startswith("ViSpec"):

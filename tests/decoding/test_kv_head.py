@@ -218,14 +218,12 @@ def test_a_head_takes_its_own_target_only() -> None:
     with pytest.raises(InputError, match=r"key_layers \[2\]; give layers 0 to 1"):
         KVHeadConfig.of_target(TARGET.config, image_slots=2, key_layers=(2,))
     with pytest.raises(
-        InputError, match=r"key_layers .0. with feature 'fused', which chooses its keys"
+        InputError, match=r"EAGLE-3 head: key_layers \(0,\) is not an option of this kind"
     ):
         new_head(TARGET.config, feature="fused", target_layers=(0, 1, 1), key_layers=(0,))
-    with pytest.raises(
-        InputError, match="parallel with feature 'fused'; give feature none or last_hidden"
-    ):
+    with pytest.raises(InputError, match="EAGLE-3 head: parallel is an option of KV heads; leave"):
         new_head(TARGET.config, feature="fused", parallel=True)
-    with pytest.raises(InputError, match="markov 2 without parallel; give 0, or parallel"):
+    with pytest.raises(InputError, match=r"KV head: markov 2 is not .* one-pass KV head, DFlash"):
         new_head(TARGET.config, image_slots=2, markov=2)
 
 

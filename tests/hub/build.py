@@ -159,7 +159,8 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
     of two layers.
     """
     found = read_config(target)
-    config = new_head(found, feature=twin.feature, target_layers=(0, 1, 2))
+    layers = {"target_layers": (0, 1, 2)} if twin.feature == "fused" else {}
+    config = new_head(found, feature=twin.feature, **layers)
     vocabulary = text_config(found).vocab_size
     own = {
         "fused": {"draft_vocabulary": tuple(range(3, vocabulary, 2))},

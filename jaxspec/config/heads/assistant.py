@@ -46,6 +46,7 @@ class AssistantConfig(HeadConfig):
     model_type: ClassVar = title
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(self.title, self, "backbone_hidden_size", "centroid_intermediate_top_k")
         text = self.text_config
         queries = replace(text, num_kv_shared_layers=text.num_hidden_layers, **_NOT_READ)

@@ -20,7 +20,7 @@ from jaxspec.config.heads.target import target_hash
 from jaxspec.config.rope import RopeScaling
 from jaxspec.config.schema import known_fields
 from jaxspec.config.text import Qwen3Config, TextConfig, refuse_window
-from jaxspec.errors import InputError, check_counts, reading
+from jaxspec.errors import InputError, reading
 
 ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel")
 """Names in config.json: without a Markov head, and with one."""
@@ -65,7 +65,7 @@ class DFlashConfig(HeadConfig):
     orders_vocabulary: ClassVar = True
 
     def __post_init__(self) -> None:
-        check_counts(gamma=self.gamma)
+        super().__post_init__()
         layers, vocabulary = list(self.target_layers), self.text_config.vocab_size
         if not layers or layers != sorted(set(layers)) or layers[0] < 0:
             raise InputError(f"DFlash head: reads target layers {layers}; give them in order")

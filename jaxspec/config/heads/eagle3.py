@@ -224,7 +224,7 @@ class Eagle3Config(StateHeadConfig):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        with reading("KV head: config.json is not readable", "export it again"):
+        with reading(f"{cls.title}: config.json is not readable", "fetch it again"):
             extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
             name = (spec.get("verifier") or {}).get("name_or_path") or ""
             entries = {"target_hash": "", "target_name": name} | known_fields(cls, extra)

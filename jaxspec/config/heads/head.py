@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.text import RotaryConfig, TextConfig
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class HeadConfig(ABC):
     """Name of the kind in config.json, or its title where public files name none."""
     orders_vocabulary: ClassVar[bool] = False
     """Whether its files have the draft vocabulary in the order of the ids."""
+
+    def __post_init__(self) -> None:
+        check_counts(gamma=self.gamma)
 
     @property
     @abstractmethod
@@ -135,9 +138,11 @@ class HeadConfig(ABC):
 
 
 def check_rotary(text: TextConfig) -> RotaryConfig:
-    """Return a target's decoder. Raises InputError for one without rotary keys."""
+    """Return a target's decoder; InputError for one without rotary keys."""
     if not isinstance(text, RotaryConfig):
-        raise InputError(f"KV head: a {text.model_type} has no rotary keys; give another")
+        raise InputError(
+            f"target: a {text.model_type} has no rotary keys, which heads read; give another"
+        )
     return text
 
 

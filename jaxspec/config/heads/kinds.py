@@ -11,31 +11,30 @@ from jaxspec.config.heads.eagle3 import Eagle3Config
 from jaxspec.config.heads.head import HeadConfig
 from jaxspec.config.heads.kv_head import KVHeadConfig
 from jaxspec.config.heads.one_pass import OnePassConfig
-from jaxspec.config.heads.states import ImageRule, StateHeadConfig
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts, check_numbers
 
 Feature = Literal["none", "last_hidden", "eagle1", "fused", "block", "assistant"]
-_EAGLE3 = ("layers", "target_layers", "target_name", "gamma")
-_Kind = type[StateHeadConfig | DFlashConfig | AssistantConfig]
-_KINDS: dict[str, tuple[_Kind, tuple[str, ...]]] = {
-    "eagle1": (Eagle1Config, ("images", "target_name", "gamma")),
-    "fused": (Eagle3Config, ("images", *_EAGLE3)),
-    "block": (DFlashConfig, (*_EAGLE3, "markov", "mask_token", "anchored")),
-    "assistant": (AssistantConfig, ("layers", "width", "target_name", "gamma")),
+_POOLED = ("pooling", "image_slots", "slot_bias", "image_tokens")
+_KV = (*_POOLED, "layers", "key_layers", "reads_text")
+_KV_HEAD = KVHeadConfig, (*_KV, "own_keys")
+_ONE_PASS = OnePassConfig, (*_KV, "markov")
+_KINDS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "eagle1": (Eagle1Config, ("images",)),
+    "fused": (Eagle3Config, ("images", "layers", "target_layers")),
+    "block": (DFlashConfig, ("layers", "target_layers", "markov", "mask_token", "anchored")),
+    "assistant": (AssistantConfig, ("layers", "width")),
 }
-"""Features that make other heads than KV heads, and the options that these read."""
+"""Features that make other heads than KV heads, and the options that only some kinds have."""
+_DEFAULTS: dict[str, Any] = {
+    **{"layers": 1, "key_layers": (), "reads_text": True, "own_keys": True, "markov": 0},
+    **{"images": "placeholder", "target_layers": (), "width": 1024},
+    **{"mask_token": None, "anchored": False},
+}
+"""Values that say nothing, so that every kind takes them."""
 
 
 def new_head(
-    target: Any,
-    *,
-    feature: Feature = "none",
-    images: ImageRule = "placeholder",
-    parallel: bool = False,
-    markov: int = 0,
-    target_layers: tuple[int, ...] = (),
-    width: int = 1024,
-    **options: Any,
+    target: Any, *, feature: Feature = "none", parallel: bool = False, **options: Any
 ) -> HeadConfig:
     """Return the configuration of a new head for a target.
 
@@ -43,39 +42,29 @@ def new_head(
       target: A `ModelConfig`.
       feature: `eagle1` makes an EAGLE-1 head, `fused` an EAGLE-3 head, `block` a DFlash head and
         `assistant` an assistant of a Gemma 4. These ignore options about pooled images.
-      images: Rule of EAGLE heads for images.
       parallel: Whether a KV head drafts a block in one pass.
-      markov: See `OnePassConfig`, `DFlashConfig`.
-      target_layers: See `Eagle3Config.of_target`, `DFlashConfig.of_target`.
-      width: See `AssistantConfig.of_target`; other heads have their target's.
-      options: See `KVHeadConfig.of_target`.
+      options: See `of_target` of the kind's configuration, and its fields.
 
-    Raises InputError for options that exclude each other, and what `of_target` raises.
+    Raises InputError for options that the kind lacks, and what `of_target` raises.
     """
-    kind, fields = _KINDS.get(feature, (None, ()))
-    layers = list(options.get("key_layers", ()))
-    refused = {
-        f"key_layers {layers} with feature {feature!r}, which chooses its keys; drop them": (
-            kind and layers
-        ),
-        f"parallel with feature {feature!r}; give feature none or last_hidden": kind and parallel,
-        f"own_keys False with {'parallel' if parallel else f'feature {feature!r}'}; leave it out": (
-            (kind or parallel) and not options.get("own_keys", True)
-        ),
-        f"markov {markov} without parallel; give 0, or parallel": (
-            markov and not parallel and "markov" not in fields
-        ),
-        f"images {images!r} with feature {feature!r}; give feature eagle1 or fused": (
-            images != "placeholder" and "images" not in fields
-        ),
-    }
-    for reason, holds in refused.items():
-        if holds:
-            raise InputError(f"KV head: {reason}")
-    if kind:
-        entries = {**options, "target_layers": target_layers, "markov": markov, "width": width}
-        entries["images"] = images
-        return kind.of_target(target, **{name: entries[name] for name in fields if name in entries})
-    if parallel:
-        return OnePassConfig.of_target(target, feature=feature, markov=markov, **options)
-    return KVHeadConfig.of_target(target, feature=feature, **options)
+    kind, names = _KINDS.get(feature, _ONE_PASS if parallel else _KV_HEAD)
+    if feature not in _KINDS:
+        options["feature"] = feature
+    elif parallel:
+        raise InputError(f"{kind.title}: parallel is an option of KV heads; leave it out")
+    check_counts(layers=options.get("layers", 1), width=options.get("width", 1))
+    check_numbers(markov=options.get("markov", 0))
+    ignored = [name for name in (*_POOLED, *_DEFAULTS) if name in options and name not in names]
+    for name in ignored:
+        value = options.pop(name)
+        if value != _DEFAULTS.get(name, value):
+            kinds = [
+                other.title
+                for other, theirs in (_KV_HEAD, _ONE_PASS, *_KINDS.values())
+                if name in theirs
+            ]
+            raise InputError(
+                f"{kind.title}: {name} {value!r} is not an option of this kind; leave it out, or "
+                f"make one of {', '.join(kinds)}"
+            )
+    return kind.of_target(target, **options)

@@ -61,6 +61,7 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
     model_type: ClassVar = "jaxspec_kv_head"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("KV head", self, "pooling", *get_args(Pooling))
         check_choice("KV head", self, "feature", *get_args(Feature))
         layers, depth = list(self.key_layers), self.text_config.num_hidden_layers

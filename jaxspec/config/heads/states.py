@@ -32,6 +32,7 @@ class StateHeadConfig(HeadConfig):
     """Rules that the kind can follow."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice(self.title, self, "images", *self.rules)
 
     @property
