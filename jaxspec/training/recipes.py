@@ -105,6 +105,7 @@ class StagedRecipe:
 
     def __post_init__(self) -> None:
         check_numbers(0, 1, unlearned=self.unlearned)
+        check_numbers(draft_vocabulary=self.draft_vocabulary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,11 @@ class Recipe(StagedRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.lora and self.draft_vocabulary:
+            raise InputError(
+                f"draft_vocabulary: {self.draft_vocabulary} with lora, whose adapter scores the "
+                "tokens of its base; give 0"
+            )
         if self.held_out and not any(stage.train.evaluate_every for stage in self.stages):
             names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
             raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")
@@ -148,6 +154,10 @@ def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -
         if vocabulary := draft_words(recipe, sources, target):
             config, params = narrowed(draft.config, draft.params, vocabulary)
             draft = replace(draft, config=config, params=params)
+        top_k = recipe.distillation and recipe.distillation.top_k
+        scored = min(draft.model.text.scored_tokens, target.model.text.vocab_size)
+        if top_k and top_k > scored:
+            raise InputError(f"distillation: top_k {top_k} of {scored} scored tokens; give fewer")
         if recipe.lora and LORA not in draft.params:
             key = jax.random.key(recipe.stages[0].train.seed)
             pairs = init_lora(recipe.lora, draft.params, key)
@@ -202,7 +212,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     else:
         start = LoadedModel(recipe.start, init_params(recipe.start, key), target.tokenizer, None)
     if parse_view(recipe.view).counts_slots:
-        return _with_placeholder(start, target.config)
+        return _with_placeholder(recipe, start, target.config)
     if not _takes_tower(recipe, start.config):
         return start
     if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
@@ -212,7 +222,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     text = replace(start.config, vocab_size=vocab_size)
     config: ModelConfig = replace(target.config, text_config=text)
     params = {**init_params(config, key), **tower()}
-    params["language_model"] = with_vocabulary(start.params, vocab_size)
+    params["language_model"] = _grown(recipe, start, vocab_size)
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
 
 
@@ -225,13 +235,24 @@ def _learning(start: LoadedModel) -> LoadedModel:
     return replace(start, config=whole)
 
 
-def _with_placeholder(start: LoadedModel, target: ModelConfig) -> LoadedModel:
+def _with_placeholder(recipe: Recipe, start: LoadedModel, target: ModelConfig) -> LoadedModel:
     """Return a text model with the target's vocabulary, which has the images' placeholder."""
     vocab_size = text_config(target).vocab_size
     if isinstance(start.config, LvlmConfig) or start.config.vocab_size >= vocab_size:
         return start
     config = replace(start.config, vocab_size=vocab_size)
-    return replace(start, config=config, params=with_vocabulary(start.params, vocab_size))
+    return replace(start, config=config, params=_grown(recipe, start, vocab_size))
+
+
+def _grown(recipe: Recipe, start: LoadedModel, count: int) -> Params:
+    """Return a text model's parameters with this many tokens; InputError for an adapter's base."""
+    size = text_config(start.config).vocab_size
+    if recipe.lora and size != count:
+        raise InputError(
+            f"start {recipe.start}: {size} tokens, and an adapter adds none of the target's "
+            f"{count}; export it with --vocab-of the target first"
+        )
+    return with_vocabulary(start.params, count)
 
 
 def _takes_tower(recipe: Recipe, start: ModelConfig) -> bool:

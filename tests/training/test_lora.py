@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
 from jaxspec.models.lora import LORA, Lora, merged
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.recipes import Recipe, Stage, train_draft
+from tests import tiny
 from tests.training.test_conversations import MODEL
 from tests.training.test_goldens import STUDENT, batches
 from train import recipe as script
@@ -79,3 +82,20 @@ def test_a_recipe_trains_the_updates_and_writes_an_adapter(
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, merged(trained, UPDATES)
     )
+
+
+def test_an_adapter_keeps_its_bases_tokens(taught: Path, tmp_path: Path) -> None:
+    """Its file has neither embedding nor output matrix, so other tokens would be lost."""
+    target = str(taught / "target")
+    stages = (Stage("tune", TRAIN, (("talk", 1.0),)),)
+    made = Recipe(target=target, start=target, stages=stages, buckets=(128,), lora=UPDATES)
+    with pytest.raises(InputError, match="draft_vocabulary: 9 with lora, whose adapter"):
+        replace(made, draft_vocabulary=9)
+    text = replace(tiny.CONFIG.text_config, vocab_size=101)
+    start = tiny.save(tmp_path / "start", text, tiny.random_params(text))
+    for view in ("M", "T-slots"):
+        line = f"start {start}: 101 tokens, and an adapter adds none of the target's 104"
+        with pytest.raises(InputError, match=line):
+            train_draft(
+                replace(made, start=str(start), view=view), tmp_path, {"talk": taught / "talk"}
+            )
