@@ -245,6 +245,8 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
     changed |= {group: getattr(parsed, group) for group in groups}
     if isinstance(recipe, HeadRecipe):
         changed["head"] = {**recipe.head, **vars(parsed.head)}
+        before = vars(groups["head"])
+        changed["chosen"] = tuple(k for k, v in vars(parsed.head).items() if v != before[k])
     stages = tuple(replace(stage, train=getattr(parsed, stage.name)) for stage in recipe.stages)
     if options.debug:
         stages = tuple(replace(stage, train=stage.train.shortened()) for stage in stages)

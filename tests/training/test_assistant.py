@@ -151,7 +151,9 @@ def test_how_one_begins() -> None:
     assert config.key_layers == (2, 2, 3)
     smaller = new_head(TEXT, **{**HEAD, "layers": 1, "gamma": 2})
     trained = AssistantConfig.from_dict(smaller.to_dict())
-    assert config.started(trained, (), TEXT) == replace(smaller, gamma=J, target_name="target")
+    begun = config.started(trained, (), TEXT)
+    assert begun == replace(smaller, gamma=J, target_name="target")
+    assert begun.kept_options == {"layers": 1, "width": 32}
     grouped = replace(trained, num_centroids=8, centroid_intermediate_top_k=2)
     for start, words, reason in (
         (grouped, (), "groups of tokens"),

@@ -45,7 +45,7 @@ def test_heads_that_are_trained_alike_differ_in_their_kind() -> None:
         assert getattr(head, "images", "") == rule
         assert head.text_config.num_hidden_layers == 1
         first, _ = training[0]
-        same = replace(first, head=recipe.head)
+        same = replace(first, head=recipe.head, chosen=recipe.chosen)
         assert recipe == same
         assert options.data == (str(answers.out / answers.name),)
     _, config, options = table

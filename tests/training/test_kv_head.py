@@ -405,6 +405,65 @@ def test_an_eagle_head_without_an_output_matrix_goes_on_without_one(
     assert LoadedHead.load(tmp_path / "hf", target).config.text_config == config.text_config
 
 
+@pytest.mark.parametrize(
+    ("start", "name", "value", "line"),
+    [
+        (
+            {"feature": "fused", "images": "zero"},
+            "images",
+            "embedding",
+            "its images is 'zero', not",
+        ),
+        (
+            {"feature": "fused"},
+            "target_layers",
+            (0, 1, 1),
+            r"its target_layers is \(0, 1, 2\), not",
+        ),
+        (
+            {"feature": "block", "layers": 1},
+            "markov",
+            4,
+            "its markov is 0, not 4; leave out --head.m",
+        ),
+        (
+            {"feature": "block", "layers": 1},
+            "layers",
+            2,
+            "its layers is 1, not 2; leave out --head.l",
+        ),
+    ],
+)
+def test_a_start_decides_what_is_not_chosen(
+    start: dict[str, Any],
+    name: str,
+    value: Any,
+    line: str,
+    taught: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the command line changes, it decides, or the start is refused."""
+    monkeypatch.setattr(
+        "jaxspec.training.heads.recipe.fit", lambda config, params, *_, **__: params
+    )
+    target = LoadedModel.load(taught / "target")
+    layers = (0, 1, 2) if start["feature"] == "fused" else (0, 1)
+    options = {"target_layers": layers, **start}
+    config = new_head(target.config, **options)
+    head = init_head(config, text_params(target.config, target.params), jax.random.key(0))
+    save_head(tmp_path / "start", config, head, None)
+    plain = {**options, "images": "placeholder"} if "images" in options else options
+    recipe = replace(child.HEAD, target=str(taught / "target"), start=str(tmp_path / "start"))
+    data = {"talk": taught / "talk"}
+    trained, _ = train_head(replace(recipe, head=plain), tmp_path, data)
+    assert trained.kept_options == config.kept_options
+    other = {**options, name: value}
+    assert train_head(replace(recipe, head=other), tmp_path, data)[0] == trained
+    with pytest.raises(InputError, match=line):
+        train_head(replace(recipe, head=other, chosen=(name,)), tmp_path, data)
+
+
 def test_each_row_is_read_once(tmp_path: Path) -> None:
     """Keys of two sizes; in older files those of one have no number."""
 

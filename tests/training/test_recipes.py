@@ -253,6 +253,15 @@ def test_a_stage_has_no_name_of_other_options(name: str, stage: str) -> None:
         script.parse(name, made, [])
 
 
+def test_the_command_line_chooses_what_it_changes() -> None:
+    """A start decides the other options of a head."""
+    made = load_preset("train.recipes", "gemma4_assistant")
+    words = ["--start", "nowhere", "--head.layers", "2", "--head.width", "1024"]
+    parsed, _ = script.parse("gemma4_assistant", made, words)
+    assert (parsed.head["layers"], parsed.chosen) == (2, ("layers",))
+    assert script.parse("gemma4_assistant", made, words[:2])[0].chosen == ()
+
+
 def test_data_that_is_named() -> None:
     stages, places = parse_data(("talk=/a", "x=/b"), (FIRST,), held_out="x")
     assert stages == (FIRST,)

@@ -76,6 +76,11 @@ class AssistantConfig(HeadConfig):
     def keeps_vocabulary(self) -> bool:
         return False
 
+    @property
+    def kept_options(self) -> dict[str, Any]:
+        text = self.text_config
+        return {"layers": text.num_hidden_layers, "width": text.hidden_size}
+
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         layers = self.text_config
         width, tokens = self.backbone_hidden_size, layers.vocab_size

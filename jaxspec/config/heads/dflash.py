@@ -97,6 +97,11 @@ class DFlashConfig(HeadConfig):
     def corrects(self) -> bool:
         return self.markov > 0
 
+    @property
+    def kept_options(self) -> dict[str, Any]:
+        layers = self.text_config.num_hidden_layers
+        return {"layers": layers, "target_layers": self.target_layers, "markov": self.markov}
+
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         decoder, layers, depth = self.text_config, self.target_layers, text.num_hidden_layers
         fits = layers[-1] < depth and self.target_depth in (0, depth)

@@ -176,6 +176,10 @@ class Eagle3Config(StateHeadConfig):
         return True
 
     @property
+    def kept_options(self) -> dict[str, Any]:
+        return {"images": self.images, "target_layers": self.text_config.target_layers}
+
+    @property
     def own_states(self) -> tuple[int, ...]:
         return () if self.text_config.norm_output else (1,)
 
@@ -195,11 +199,12 @@ class Eagle3Config(StateHeadConfig):
         return replace(self, text_config=replace(decoder, target_layers=layers))
 
     def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
-        """Return the configuration with the trained decoder and its draft vocabulary.
+        """Return the configuration with the trained decoder, draft vocabulary and rule for images.
 
         A head without an output matrix of its own goes on without one.
         """
-        return replace(self, text_config=trained.for_target(target).text_config)
+        fitted = trained.for_target(target)
+        return replace(self, text_config=fitted.text_config, images=fitted.images)
 
     @classmethod
     def of_target(

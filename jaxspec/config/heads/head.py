@@ -108,6 +108,11 @@ class HeadConfig(ABC):
         """Return whether its parameters have a fixed draft vocabulary."""
 
     @property
+    def kept_options(self) -> dict[str, Any]:
+        """Return the options of `new_head` that a start decides, by name."""
+        return {}
+
+    @property
     def corrects(self) -> bool:
         """Return whether the token before adds to a token's scores (a Markov head)."""
         return False
@@ -117,7 +122,7 @@ class HeadConfig(ABC):
 
         vocabulary: Its draft vocabulary; () keeps the one of `trained`.
 
-        Raises InputError where the two differ in more than `free`.
+        Raises InputError where the two differ in more than `free` and `kept_options`.
         """
         if type(trained) is not type(self):
             raise InputError(f"its kind is {trained.title!r}, the recipe's {self.title!r}")

@@ -42,6 +42,8 @@ class HeadRecipe(StagedRecipe):
     anchoring: Anchoring
     start: str = ""
     """Directory or hub id of a head of the same kind to train on; empty starts a fresh one."""
+    chosen: tuple[str, ...] = ()
+    """Names in `head` that a start must have; others that decide its parameters give way to it."""
     keep_readings: str = ""
     """Folder to keep the target's passes in, D + 2 K H numbers a token; empty keeps none."""
 
@@ -70,6 +72,7 @@ def train_head(
         trained, head = load_head(recipe.start, jnp.float32)
         try:
             config = config.started(trained, vocabulary, target.config)
+            _check_chosen(recipe, config)
         except InputError as error:
             raise InputError(f"start {recipe.start}: {error}") from None
     else:
@@ -109,3 +112,14 @@ def train_head(
         with closing(ahead):
             head = fit(train, params, loss_fn, ahead, out, places=places, inputs=inputs)["head"]
     return config, head
+
+
+def _check_chosen(recipe: HeadRecipe, started: HeadConfig) -> None:
+    """Raise InputError for a chosen option of the head that its start decides otherwise."""
+    kept = started.kept_options
+    for name in recipe.chosen:
+        if name in kept and kept[name] != recipe.head[name]:
+            raise InputError(
+                f"its {name} is {kept[name]!r:.60}, not {recipe.head[name]!r:.60}; "
+                f"leave out --head.{name.replace('_', '-')}"
+            )
