@@ -109,6 +109,13 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         raise InputError(
             f"{prepared}: holds other data, that no answers here were made for; give another --name"
         )
+    if prepared.exists():
+        keeps = bool(Prepared(prepared).metadata.get("keep_cut"))
+        if keeps != options.keep_cut:
+            raise InputError(
+                f"{prepared}: prepared with{'' if keeps else 'out'} --keep-cut; go on with that, "
+                "or remove it to prepare the same answers anew"
+            )
     precision = None if options.dtype is None else parse_dtype(options.dtype)
     work = Regeneration(
         model_signature(options.target),

@@ -138,6 +138,9 @@ def test_the_command_prepares_when_all_shards_are_there(
     capsys.readouterr()
     assert main(first) == folder
     assert capsys.readouterr().out == f"{folder} holds these answers already\n"
+    line = "prepared without --keep-cut; go on with that, or remove it"
+    with pytest.raises(InputError, match=line):
+        main(replace(first, keep_cut=True))
     # before anything is answered
     for name, told in (("talk", "holds other data"), ("Talk", "lower-case words")):
         with pytest.raises(InputError, match=told):
