@@ -8,7 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.directories import INDEX, SINGLE, read_config, weight_files
+from jaxspec.checkpoints.directories import (
+    INDEX,
+    SINGLE,
+    other_weights,
+    read_config,
+    weight_files,
+)
 from jaxspec.checkpoints.fitting import (
     StoredLayout,
     hub_name,
@@ -21,6 +27,7 @@ from jaxspec.checkpoints.formats.tensor_files import list_file, read_index
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.config import ModelConfig
+from jaxspec.errors import InputError
 from jaxspec.models.families import abstract_params, family_of, split_tower
 from jaxspec.typing import Params
 
@@ -33,7 +40,11 @@ def tower_files(path_or_id: str | Path) -> list[Path]:
     """
     path = locate(path_or_id, files=SMALL)
     if (path / SINGLE).is_file() or not (path / INDEX).is_file():
-        return weight_files(locate(path_or_id))
+        path = locate(path_or_id)
+        if files := weight_files(path):
+            return files
+        mend = other_weights(path) or "fetch the model's weights"
+        raise InputError(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
     config = read_config(path)
     layouts, _ = _layouts(config)
     renames = family_of(config.model_type).layouts

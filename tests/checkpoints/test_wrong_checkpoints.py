@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
+from jaxspec.checkpoints.tower import read_tower
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
@@ -342,3 +343,12 @@ def test_weights_that_are_no_numbers_are_not_written(number, dtype, good, tmp_pa
     with pytest.raises(InputError, match=r"^weights \S+: not finite in \w+, and are not written"):
         save(tmp_path / "out", model.config, params, SaveOptions(dtype=dtype))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_tower_is_not_read_from_a_directory_without_weights(good, tmp_path):
+    path = shutil.copytree(good, tmp_path / "model")
+    for file in (*path.glob("*.safetensors"), path / "model.safetensors.index.json"):
+        file.unlink()
+    line = r"model: no model.safetensors and no model.safetensors.index.json; fetch the model's"
+    with pytest.raises(InputError, match=line):
+        read_tower(path, jnp.dtype("float32"))
