@@ -103,7 +103,7 @@ def export(
     check_destination(destination, options.overwrite, path)
     if is_head(path):
         if adapter is not None:
-            raise InputError(f"{path}: a KV head, which takes no adapter; leave it out")
+            raise InputError(f"{path}: a draft head, which takes no adapter; leave it out")
         config, params = load_head(path)
         config = config if images is None else config.with_images(images)
         head = path, config, params
@@ -167,7 +167,7 @@ def _export_head(
 ) -> HeadConfig:
     source, config, params = head
     if text_only:
-        raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
+        raise InputError(f"{source}: {config.title}s take no text-only; leave it out")
     if target is not None:
         with located(f"vocab-of {target.name}"):
             config.for_target(target.config)
@@ -179,7 +179,7 @@ def _export_head(
         params,
         options.dtype,
         write_more=lambda path: write_head_card(
-            path, config, params, model_name(destination), source, terms
+            path, config, params, model_name(destination), source, terms, target and target.config
         ),
         overwrite=options.overwrite,
         server=engine or "vllm",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.heads import kind_of
 from jaxspec.checkpoints.locating import model_name
 from jaxspec.config import HeadConfig, ModelConfig, text_config
+from jaxspec.errors import InputError
 from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.plugins import plugins
@@ -100,9 +103,18 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
 
 
 def write_head_card(
-    path: Path, config: HeadConfig, params: Params, name: str, source: Path, terms: Terms
+    path: Path,
+    config: HeadConfig,
+    params: Params,
+    name: str,
+    source: Path,
+    terms: Terms,
+    target: ModelConfig | None = None,
 ) -> None:
-    """Write a head's facts, its target, and the command that drafts with it."""
+    """Write a head's facts, its target, and the command that drafts with it.
+
+    target: The target's configuration; without it the hub's cache may have it.
+    """
     text = config.text_config
     kind = kind_of(config)
     facts = {
@@ -118,9 +130,23 @@ def write_head_card(
         facts["drafts"] = f"{len(text.draft_vocabulary):,} of {text.vocab_size:,} tokens"
     facts |= kind.facts(config)
     commands = [f"--target {_path_or_id(config.target_name)} --draft path/to/this"]
-    variables = {"has_vision": getattr(config, "image_tokens", 0) > 0, "has_template": True}
+    variables = {"has_vision": _target_has_vision(config, target), "has_template": True}
     front = {"library_name": "jaxspec"}
     _write(path, terms, front, name=name, facts=facts, commands=commands, **variables)
+
+
+def _target_has_vision(config: HeadConfig, target: ModelConfig | None) -> bool:
+    """Return whether a head's target reads images, as far as is known here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    reads = getattr(config, "image_tokens", 0) > 0
+    if reads or getattr(config, "images", "placeholder") != "placeholder":
+        return True
+    if target is None and REPOSITORY.fullmatch(config.target_name):
+        file = try_to_load_from_cache(config.target_name, "config.json")
+        with suppress(InputError):
+            target = read_config(Path(file).parent) if isinstance(file, str) else None
+    return target is not None and LanguageModel(target).has_vision
 
 
 def _write(path: Path, terms: Terms, front: dict[str, Any], **variables: Any) -> None:

@@ -23,7 +23,7 @@ from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.heads import is_head, kind_of, list_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.config import HeadConfig, KVHeadConfig, text_config
+from jaxspec.config import HeadConfig, text_config
 from jaxspec.errors import InputError, collected, printable
 from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
@@ -157,12 +157,10 @@ def _inspect_head(path: Path) -> Inspection:
     problems: list[str] = []
     with collected(problems):
         config, tensors, problems = list_head(path)
-    kind = config or KVHeadConfig
     return Inspection(
         path=str(path),
-        family=kind.title
-        + (f" for {config.target_name or 'an unnamed target'!r}" if config else ""),
-        model_type=kind.model_type,
+        family=config and f"{config.title} for {config.target_name or 'an unnamed target'!r}",
+        model_type=config and config.model_type,
         context=config and config.text_config.context,
         vocabulary=config and config.text_config.vocab_size,
         draft_vocabulary=config and len(config.text_config.draft_vocabulary),

@@ -385,6 +385,7 @@ FC = np.zeros((32, 64), np.float32)
             {},
             "target_layers 'all' is not supported|not readable",
         ),
+        ({"eagle_config": "x"}, {}, "EAGLE-3 head: config.json is not readable .*; fetch it again"),
         ({"draft_vocab_size": -5}, {}, "draft_vocab_size -5; give 1 or more"),
         ({"draft_vocab_size": 4.5}, {}, "draft_vocab_size 4.5; give 1 or more"),
         ({"draft_vocab_size": 7}, {}, r"d2t I64 \[8\] has not 7 tokens"),

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.heads import is_head, list_head, load_head, read_draft_config, save_head
+from jaxspec.checkpoints.huggingface import SaveOptions
 from jaxspec.cli import main
+from jaxspec.cli.inspect import inspect
 from jaxspec.config import Eagle1Config, LlamaConfig
 from jaxspec.errors import InputError
 from tests import tiny
@@ -138,3 +141,38 @@ def test_other_targets_and_options_are_refused(head: Path, tmp_path: Path) -> No
     for options in (["--for", "vllm"], ["--draft-vocabulary", "8"]):
         with pytest.raises(SystemExit):
             main(["export", str(head), str(tmp_path / "out"), *options])
+
+
+def test_a_head_of_an_unreadable_kind_is_called_no_kv_head(head: Path, tmp_path: Path) -> None:
+    path = rewritten(head, tmp_path / "other", {"num_hidden_layers": 2}, {})
+    facts = inspect(path)
+    assert (facts.family, facts.model_type) == (None, None)
+    assert facts.problems == ["EAGLE-1 head: num_hidden_layers 2; give 1"]
+    with pytest.raises(InputError, match="a draft head, which takes no adapter; leave it out"):
+        export(head, tmp_path / "out", adapter=tmp_path)
+    with pytest.raises(InputError, match="EAGLE-1 heads take no text-only; leave it out"):
+        export(head, tmp_path / "out", text_only=True)
+
+
+def test_a_card_asks_with_an_image_if_the_target_reads_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target is given, or in the hub's cache; a head's rule for images tells, too."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--owner--llava"
+    tiny.save(cached / "snapshots" / "1234", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("1234")
+
+    def asks_with_image(name: str, target: Target | None = None, **options: Any) -> bool:
+        config = Eagle1Config.of_target(tiny.CONFIG, target_name=name, **options)
+        save_head(tmp_path / "head", config, tiny.eagle_params(config, {}), None, overwrite=True)
+        overwritten = SaveOptions(overwrite=True)
+        export(tmp_path / "head", tmp_path / "out", target=target, options=overwritten)
+        return "--image photo.jpg" in (tmp_path / "out" / "README.md").read_text()
+
+    assert asks_with_image("owner/llava")
+    assert asks_with_image("owner/other", Target("owner/other", tiny.CONFIG))
+    assert asks_with_image("owner/other", images="zero")
+    assert not asks_with_image("owner/other")
+    assert not asks_with_image("llava")

@@ -346,4 +346,4 @@ def test_export_a_kv_head(head, source, tmp_path, capsys, refusal):
         assert "license:" not in card
     for option in (["--text-only"], ["--vocab-of", str(source)]):
         told = refusal("export", head, tmp_path / "other", *option)
-        assert "a KV head takes no vocab-of" in told
+        assert f"KV heads take no {option[0][2:]}; leave it out" in told

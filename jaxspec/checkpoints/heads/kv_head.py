@@ -57,9 +57,9 @@ class KVHeadFiles(Kind[KVHeadConfig]):
         source, text = options.source, config.text_config
         if options.server is not None:
             advice = f"which {options.server} cannot serve; train an EAGLE-3 head"
-            raise InputError(f"{source}: a KV head, {advice}")
+            raise InputError(f"{source}: a {config.title}, {advice}")
         if options.target is not None:
-            raise InputError(f"{source}: a KV head takes no vocab-of and text-only; leave them out")
+            raise InputError(f"{source}: {config.title}s take no vocab-of; leave it out")
         if options.draft_vocabulary is None:
             return config, params
         vocabulary = first_tokens(source, text.draft_vocabulary, options.draft_vocabulary)
