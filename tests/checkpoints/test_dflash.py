@@ -281,6 +281,7 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (entries(draft_vocab_size=-5), {}, "draft_vocab_size -5; give 1 or more"),
         (entries(draft_vocab_size=8), {}, "DFlash head: the files lack d2t, the draft vocabulary"),
         (nothing, {"d2t": np.full(8, 33)}, "names token 40 of 40; fetch the head again"),
+        (nothing, {"model__fc__weight": np.zeros((2, 2))}, "fc.weight and model.fc.weight are the"),
         (nothing, {"fc__weight": None}, "fc.weight is missing"),
         (nothing, {"layers__1__mlp__up_proj__weight": None}, "layers.1.mlp.up_proj.weight is miss"),
         (nothing, {"fc__weight": np.zeros((32, 96), np.float32)}, r"fc.weight.*\[32, 96\]"),

@@ -421,6 +421,11 @@ FC = np.zeros((32, 64), np.float32)
             "q_proj.bias is unexpected",
         ),
         ({}, {"d2t": None}, "the files lack d2t"),
+        (
+            {},
+            {"layers.0.mlp.up_proj.weight": FC},
+            r"layers.0.*up_proj.weight and midlayer.*are the same",
+        ),
         ({}, {"d2t": np.zeros((2, 4), np.int64)}, r"d2t I64 \[2, 4\] is not a list of integers"),
         ({}, {"d2t": np.zeros(8, np.float32)}, r"d2t F32 \[8\] is not a list of integers"),
         ({}, {"d2t": np.zeros(0, np.int64)}, r"d2t I64 \[0\] has not 8 tokens"),

@@ -118,6 +118,11 @@ def test_a_plan_knows_it_by_its_config(name: str, head: Path) -> None:
         ),
         ({}, {"norm.weight": np.ones(32, np.float32)}, "norm.weight is unexpected"),
         ({"jaxspec": {"images": "both"}}, {}, "images 'both' is not supported"),
+        (
+            {},
+            {"model.fc.weight": np.zeros((32, 64), np.float32)},
+            "EAGLE-1 head: fc.weight and model.fc.weight are the same parameter; remove one",
+        ),
         ({"vocab_size": 35}, {}, r"embed_tokens.weight is \[36, 32\]"),
     ],
 )

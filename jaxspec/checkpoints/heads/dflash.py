@@ -30,6 +30,7 @@ from jaxspec.checkpoints.heads.kind import (
     ExportOptions,
     Kind,
     Server,
+    renamed,
     speculators_entries,
     with_target,
 )
@@ -50,7 +51,7 @@ class DFlashFiles(Kind[DFlashConfig]):
     def completed(
         self, config: DFlashConfig, stored: dict[str, StoredTensor]
     ) -> tuple[DFlashConfig, dict[str, StoredTensor]]:
-        stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+        stored = renamed(config.title, stored, lambda name: name.removeprefix("model."))
         vocabulary = draft_words(config.title, stored, config.text_config)
         config = replace(
             config,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
-from jaxspec.checkpoints.heads.kind import ExportOptions, Kind, Server, check_one_layer
+from jaxspec.checkpoints.heads.kind import ExportOptions, Kind, Server, check_one_layer, renamed
 from jaxspec.config import Eagle1Config
 from jaxspec.errors import InputError
 from jaxspec.models.vocabulary import first_tokens
@@ -35,7 +35,7 @@ class Eagle1Files(Kind[Config]):
     def completed(
         self, config: Config, stored: dict[str, StoredTensor]
     ) -> tuple[Config, dict[str, StoredTensor]]:
-        stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+        stored = renamed(config.title, stored, lambda name: name.removeprefix("model."))
         check_one_layer(config.title, stored)
         text = replace(
             config.text_config,

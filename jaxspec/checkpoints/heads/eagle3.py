@@ -36,6 +36,7 @@ from jaxspec.checkpoints.heads.kind import (
     Kind,
     Server,
     check_one_layer,
+    renamed,
     speculators_entries,
     with_target,
 )
@@ -66,10 +67,9 @@ class Eagle3Files(Kind[Eagle3Config]):
         Raises InputError for a draft vocabulary that is not a list of the target's tokens, and for
         heads with more layers, or with states of more target layers.
         """
-        stored = {
-            _LAYER.sub("layers.0.", name.removeprefix("model.")): tensor
-            for name, tensor in stored.items()
-        }
+        stored = renamed(
+            config.title, stored, lambda name: _LAYER.sub("layers.0.", name.removeprefix("model."))
+        )
         check_one_layer(config.title, stored)
         text: Any = replace(
             config.text_config,

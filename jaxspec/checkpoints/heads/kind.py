@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -97,6 +97,20 @@ class Kind(ABC, Generic[Config]):
     def facts(self, config: Config) -> dict[str, str]:
         """Return what the kind adds to a head's card."""
         return {}
+
+
+def renamed(
+    title: str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str]
+) -> dict[str, StoredTensor]:
+    """Return a head's tensors by this library's names; InputError for two of one name.
+
+    title: Name of the head's kind.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        if (first := tensors.setdefault(rename(name), tensor)) is not tensor:
+            raise InputError(f"{title}: {first.name} and {name} are the same parameter; remove one")
+    return tensors
 
 
 def check_one_layer(title: str, names: Iterable[str]) -> None:
