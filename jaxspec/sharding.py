@@ -96,7 +96,7 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (_TOWER + r"merger/(?:mlp_2|linear_2)/bias|multi_modal_projector/linear_2/bias", (None,)),
     (r"multi_modal_projector/mm_input_projection_weight", ("embed", None)),
     (_TOWER + r"patch_embed(?:ding)?/(?:proj/)?(?:kernel|bias)", ()),
-    (_TOWER + r"(?:class_embedding|position_embedding/embedding|pos_embed/embedding|head/.+)", ()),
+    (_TOWER + r"(?:class_embedding|position_embedding/embedding|pos_embed/embedding)", ()),
     (r"vision_embedder/patch_dense/weight", ("mlp", "embed")),
     (r"vision_embedder/patch_dense/bias", ("mlp",)),
     (r"vision_embedder/(?:pos_embedding|patch_ln[12]/(?:weight|bias))", ()),

@@ -30,6 +30,7 @@ from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.model_card import Terms
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.checkpoints.push import Repository, check_terms, push
+from jaxspec.cli.export import OnHub
 from jaxspec.cli.options import listing, paragraphs, parse_options
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, preset_names, preset_texts, script_name
@@ -55,7 +56,7 @@ KIND = "train.recipes"
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(OnHub):
     """Options besides those of the stages; None keeps the recipe's."""
 
     target: str | None = None
@@ -77,15 +78,6 @@ class Options:
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None
     """The finished model, a Hugging Face directory, or one of a KV head; by default RUNS/hf."""
-    push: str | None = None
-    """Upload the finished model to this repository of the hub, owner/name, as `jaxspec export
-    --push` does."""
-    public: bool = False
-    """Create the repository for everybody to see."""
-    licence: str | None = None
-    """Licence for its card; by default that of the start."""
-    base_model: str | None = None
-    """Hub id of the model that it was made from; by default the start, or a head's target."""
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
     debug: bool = False

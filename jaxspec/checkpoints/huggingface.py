@@ -113,10 +113,10 @@ def load(
         refuse(path, contents.problems)
     update = None if adapter is None else read_adapter(adapter, contents.config)
     config = contents.config if update is None else update.config
-    places = None
+    placed = None
     if mesh is not None:
-        places = shardings(config, abstract_params(config, weights=weights), mesh)
-    params = read_params(config, contents.tensors, dtype, places, weights, update, path.name)
+        placed = shardings(config, abstract_params(config, weights=weights), mesh)
+    params = read_params(config, contents.tensors, dtype, placed, weights, update, path.name)
     shards = [shard for leaf in jax.tree.leaves(params) for shard in leaf.addressable_shards]
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)
@@ -128,7 +128,7 @@ def read_params(
     config: ModelConfig,
     tensors: Mapping[str, StoredTensor],
     dtype: jnp.dtype | None = None,
-    places: Params | None = None,
+    shardings: Params | None = None,
     weights: Weights | None = None,
     adapter: Adapter | None = None,
     title: str = "",
@@ -136,12 +136,12 @@ def read_params(
     """Return a model's parameters, read from its tensors; arguments as in `load`.
 
     Args:
-      places: Pytree of shardings, shaped like the parameters, with the scales of int8 weights.
+      shardings: Pytree of shardings, shaped like the parameters, with the scales of int8 weights.
       title: Name of the model for the progress bar.
     """
     layouts, tree = layouts_of(config)
     names = flatten_dict(jax.tree.unflatten(tree, list(layouts)), sep="/")
-    at = flatten_dict(places or {}, sep="/")
+    at = flatten_dict(shardings or {}, sep="/")
     tensors = adapter.applied(tensors) if adapter else tensors
     work = tqdm(names.items(), f"load {title}", unit="tensor", delay=2, disable=None)
     params: dict[str, jax.Array] = {}

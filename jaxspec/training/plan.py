@@ -92,12 +92,12 @@ def abstract_step(
     config = TrainConfig(steps=1, batch=batch, frozen=tuple(frozen), dtype=dtype, remat=True)
     loss_fn = tuning_loss(models[1], teacher=models[0], distillation=Distillation("forward_kl"))
 
-    def places(mesh: Any) -> Params:
+    def sharding_of(mesh: Any) -> Params:
         return shardings(draft, student, mesh) | {TEACHER: shardings(target, teacher, mesh)}
 
     params = {**student, TEACHER: teacher}
     trainable, still = partition(params, config.frozen)
-    where = placed_on(mesh, params, places)
+    where = placed_on(mesh, params, sharding_of)
     optimizer = make_optimizer(config, trainable)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), trainable)
     state = at_place(state, like_parameters(state, where, mesh))

@@ -302,7 +302,7 @@ def _train(
         params = {**params, TEACHER: teacher_params(teacher, draft, view, train.frozen)}
         train = replace(train, frozen=(*train.frozen, TEACHER))
 
-    def places(mesh: Any) -> Params:
+    def sharding_of(mesh: Any) -> Params:
         plain = {name: part for name, part in draft.params.items() if name != LORA}
         placement = shardings(draft.config, plain, mesh)
         if recipe.lora:
@@ -326,7 +326,7 @@ def _train(
         distillation=recipe.distillation,
         lora=recipe.lora,
     )
-    more: dict[str, Any] = {"places": places, "evaluate": evaluate, "inputs": inputs}
+    more: dict[str, Any] = {"sharding_of": sharding_of, "evaluate": evaluate, "inputs": inputs}
     with closing(iterate(batches, train.steps, limit=recipe.unlearned)) as ahead:
         return without_teacher(fit(train, params, loss_fn, ahead, directory, **more))
 

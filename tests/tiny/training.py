@@ -74,7 +74,12 @@ def params() -> Params:
 def train(stage: TrainConfig, directory: Path, batches: Any = batch) -> Params:
     loss_fn = tuning_loss(LanguageModel(CONFIG))
     return fit(
-        stage, params(), loss_fn, batches, directory, places=partial(shardings, CONFIG, params())
+        stage,
+        params(),
+        loss_fn,
+        batches,
+        directory,
+        sharding_of=partial(shardings, CONFIG, params()),
     )
 
 

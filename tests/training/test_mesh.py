@@ -65,9 +65,9 @@ def test_each_device_holds_its_share():
     params = training.params()
     trainable, held = partition(params, ("vision_tower",))
     optimizer = make_optimizer(training.STAGE, trainable)
-    places = partial(shardings, training.CONFIG, params)
+    sharding_of = partial(shardings, training.CONFIG, params)
     name = "language_model/model/layers_0/mlp/gate_proj/weight"
-    for found, rows, columns in ((places, 4, 2), (None, 1, 1)):
+    for found, rows, columns in ((sharding_of, 4, 2), (None, 1, 1)):
         state, fixed = place_state(
             trainable, held, optimizer, placed_on(mesh, params, found), mesh, "bfloat16"
         )

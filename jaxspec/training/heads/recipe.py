@@ -82,7 +82,7 @@ def train_head(
         offset = check_rotary(target.model.text).norm_offset
         head = init_head(config, decoder, jax.random.key(first.seed), offset)
 
-    def places(mesh: Mesh) -> Params:
+    def sharding_of(mesh: Mesh) -> Params:
         return {
             "head": shardings(config.text_config, head, mesh),
             "target": shardings(target.config, target.params, mesh),
@@ -110,7 +110,8 @@ def train_head(
         out = directory / stage.name
         ahead = iterate(conversations, train.steps, batches, recipe.unlearned)
         with closing(ahead):
-            head = fit(train, params, loss_fn, ahead, out, places=places, inputs=inputs)["head"]
+            more: Any = {"sharding_of": sharding_of, "inputs": inputs}
+            head = fit(train, params, loss_fn, ahead, out, **more)["head"]
     return config, head
 
 

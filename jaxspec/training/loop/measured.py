@@ -37,12 +37,12 @@ class MeasuredStep:
         optimizer: optax.GradientTransformation,
         frozen: Flat,
         mesh: Mesh,
-        places: Any,
+        shardings: Any,
     ) -> None:
-        """`places` are the shardings of the state, which stay the same from step to step."""
+        """`shardings` are those of the state, which stay the same from step to step."""
         self._config, self._frozen, self._mesh = config, frozen, mesh
         step = make_step(loss_fn, optimizer, config)
-        self._step = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+        self._step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
         self._schedule = make_schedule(config)
         self._metrics: dict[str, Array] = {}
         self._shapes: set[Any] = set()

@@ -29,7 +29,7 @@ Flat = dict[str, Any]
 """Parameters by path."""
 LossFn = Callable[[Params, Any], tuple[Array, dict[str, Array]]]
 """(parameters, batch) -> (mean loss, metrics). The metric `tokens` counts the mean's positions."""
-Places = Callable[[Any], Params]
+ShardingOf = Callable[[Any], Params]
 """Mesh -> the parameters' shardings, for one model `partial(shardings, config, params)`."""
 
 
@@ -119,17 +119,20 @@ def in_dtype(tree: Any, dtype: Any) -> Any:
     )
 
 
-def placed_on(mesh: Any, params: Params, places: Places | None) -> dict[str, NamedSharding]:
-    """Return the sharding of every path. Without `places` all are replicated."""
-    whole = NamedSharding(mesh, PartitionSpec())
-    return dict.fromkeys(flatten(params), whole) if places is None else flatten(places(mesh))
+def placed_on(
+    mesh: Any, params: Params, sharding_of: ShardingOf | None
+) -> dict[str, NamedSharding]:
+    """Return the sharding of every path. Without `sharding_of` all are replicated."""
+    if sharding_of is not None:
+        return flatten(sharding_of(mesh))
+    return dict.fromkeys(flatten(params), NamedSharding(mesh, PartitionSpec()))
 
 
-def like_parameters(tree: Any, places: Mapping[str, NamedSharding], mesh: Any) -> Any:
+def like_parameters(tree: Any, shardings: Mapping[str, NamedSharding], mesh: Any) -> Any:
     """Return a state's shardings: entries by path follow their parameter, others are replicated."""
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        return places.get(getattr(path[-1], "key", ""), NamedSharding(mesh, PartitionSpec()))
+        return shardings.get(getattr(path[-1], "key", ""), NamedSharding(mesh, PartitionSpec()))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -153,8 +156,8 @@ def place_state(
         return jax.make_array_from_callback(host.shape, where[path], lambda index: host[index])
 
     init = partial(init_state, optimizer=optimizer)
-    places = like_parameters(jax.eval_shape(init, trainable), where, mesh)
-    state = jax.jit(init, out_shardings=places)(
+    shardings = like_parameters(jax.eval_shape(init, trainable), where, mesh)
+    state = jax.jit(init, out_shardings=shardings)(
         {path: put(path, leaf) for path, leaf in trainable.items()}
     )
     return state, {path: put(path, in_dtype(leaf, dtype)) for path, leaf in frozen.items()}

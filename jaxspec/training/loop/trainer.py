@@ -26,7 +26,7 @@ from jaxspec.training.loop.preemption import Preempted, Preemption
 from jaxspec.training.loop.signatures import claim, run_signature
 from jaxspec.training.loop.step import (
     LossFn,
-    Places,
+    ShardingOf,
     make_optimizer,
     merge,
     on_host,
@@ -47,7 +47,7 @@ def fit(
     batches: BatchIterator[Batch] | Callable[[int], Batch],
     directory: Path,
     *,
-    places: Places | None = None,
+    sharding_of: ShardingOf | None = None,
     evaluate: Evaluate | None = None,
     inputs: Mapping[str, Any] | None = None,
 ) -> Params:
@@ -59,7 +59,7 @@ def fit(
       batches: Iterator over this process's rows, or a function of the step that makes a whole
         batch.
       directory: Folder that receives `metrics.jsonl`, `train_config.json` and checkpoints.
-      places: Shardings of the parameters on the mesh; None replicates them.
+      sharding_of: Returns the shardings of the parameters on a mesh; None replicates them.
       evaluate: Function whose metrics are logged every `config.evaluate_every` steps and last.
       inputs: Data, models and loss, as JSON, which decide the result with the configuration. A run
         goes on only with the inputs that it began with.
@@ -83,7 +83,7 @@ def fit(
             Checkpoints(saved or directory / "checkpoints", config.keep, run)
         )
         claim(directory, config, run, checkpoints.newest())
-        where = placed_on(mesh, params, places)
+        where = placed_on(mesh, params, sharding_of)
         state, placed = place_state(trainable, frozen, optimizer, where, mesh, config.dtype)
         state, position = checkpoints.restore(state)
         data = as_iterator(batches, mesh)
