@@ -181,7 +181,8 @@ def of_papers(table: Table) -> set[tuple[str, ...]]:
 def aasd_table(config: EvalConfig, **directories: str) -> Table:
     drafts = ("FT-LLaVA", "KV head", *directories)
     rows = [
-        {"dataset": name, "row": draft, "gamma": gamma, "device": "cpu", "token_identity_rate": 1.0}
+        {"dataset": name, "row": draft, "gamma": gamma, "samples": 4, "device": "cpu"}
+        | {"token_identity_rate": 1.0}
         for name in config.sets
         for draft in drafts
         for gamma in (3, 5)
@@ -192,7 +193,8 @@ def aasd_table(config: EvalConfig, **directories: str) -> Table:
 def scores_table(config: EvalConfig, **directories: str) -> Table:
     models = ("target", "draft", "draft, text-only", *directories)
     rows = [
-        {"dataset": name, "model": model, "accuracy": 0.1, "rouge_l": 0.1, "meteor": 0.1}
+        {"dataset": name, "model": model, "samples": 4}
+        | dict.fromkeys(("accuracy", "rouge_l", "meteor"), 0.1)
         | {f"{metric}_interval": (0.0, 0.2) for metric in ("accuracy", "rouge_l", "meteor")}
         for name in config.sets
         for model in models
