@@ -193,7 +193,7 @@ class Worker(threading.Thread):
         batch = self.lanes[lane]
         (encoded,) = batch.batcher.read([replace(request, max_new_tokens=most or 1)])
         if most is None:
-            context = text_config(self.engine.assembly.lead.config).max_position_embeddings
+            context = text_config(self.engine.assembly.lead.config).context
             room = min(context - len(encoded.rows[0]), batch.capacity.new)
             encoded = replace(encoded, max_new_tokens=max(room, 1))
         batch.fit(encoded)
