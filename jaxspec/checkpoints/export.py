@@ -201,7 +201,9 @@ def _text_model(
         key: value for key, value in inner.items() if value is not None
     }
     missing = [key for key in _TOKEN_IDS if getattr(config, key) is None and key in raw]
-    config = replace(config, **{key: raw[key] for key in missing})
+    # Text has one position a token, not M-RoPE's three, which are then equal.
+    rope = replace(config.rope_scaling, mrope_section=(), mrope_interleaved=False)
+    config = replace(config, rope_scaling=rope, **{key: raw[key] for key in missing})
     return config, text_params(whole, params), raw
 
 

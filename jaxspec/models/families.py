@@ -194,7 +194,11 @@ def abstract_params(
 
 def text_params(config: ModelConfig, params: Params) -> Params:
     """Return the decoder's parameters within a language model's or an LVLM's."""
-    return params if isinstance(config, TextConfig) else params.get("language_model", params)
+    if isinstance(config, TextConfig):
+        return params
+    # Some files hold the decoder at the level of the tower.
+    decoder = {name: params[name] for name in ("model", "lm_head") if name in params}
+    return params.get("language_model", decoder)
 
 
 def split_tower(config: ModelConfig, params: Params) -> tuple[Params, Params]:

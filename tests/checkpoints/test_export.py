@@ -27,19 +27,20 @@ from transformers import (  # noqa: E402
 from jaxspec import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
 from jaxspec.checkpoints.heads import load_head  # noqa: E402
-from jaxspec.checkpoints.huggingface import SaveOptions, load  # noqa: E402
+from jaxspec.checkpoints.huggingface import SaveOptions, load, save  # noqa: E402
 from jaxspec.checkpoints.model_card import licence_of  # noqa: E402
 from jaxspec.checkpoints.processors import load_tokenizer  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.loading.pairs import check_tokens  # noqa: E402
-from jaxspec.models.families import abstract_params, build, text_params  # noqa: E402
+from jaxspec.models.families import FAMILIES, abstract_params, build, text_params  # noqa: E402
 from jaxspec.models.language_model import LanguageModel  # noqa: E402
 from jaxspec.training.config import TrainConfig  # noqa: E402
 from jaxspec.training.recipes import Recipe, Stage, start_draft  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.tiny import hf, qwen_vl, tiles  # noqa: E402
+from tests.tiny.families import SEEING  # noqa: E402
 
 MODELS = {"opt": hf.opt, "llava_onevision": tiles.onevision, "qwen3_vl": qwen_vl.qwen3}
 """The tests of parity write every family; these are exported."""
@@ -139,22 +140,29 @@ def test_dtype_by_command(source, tmp_path, capsys):
     equal(load(tmp_path / "half").params, load(source, dtype=jnp.dtype(jnp.bfloat16)).params)
 
 
-def test_text_only(source, tmp_path):
-    """The decoder of an LVLM is a Llama of its own: same tensors, same logits, nothing that reads
-    images.
-    """
-    export(source, tmp_path / "text", text_only=True)
-    found, whole = load(tmp_path / "text"), load(source)
-    equal(found.params, text_params(whole.config, whole.params))
-    assert found.config == replace(text_config(whole.config), pad_token_id=3)
+@pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if kind.images])
+def test_text_only(family, tmp_path):
+    """The decoder is a model of its own: same tensors, and transformers gives the same scores."""
+    whole, processor = SEEING[family]()
+    params, words = tiny.random_params(whole), tiny.chat_tokenizer()
+    save(tmp_path / "whole", whole, params, tokenizer=words, image_processor=processor)
+    export(tmp_path / "whole", tmp_path / "text", text_only=True)
+    text = load(tmp_path / "text")
+    equal(text.params, text_params(whole, params))
     model = hf.reload(tmp_path / "text", AutoModelForCausalLM)
-    assert isinstance(model, LlamaForCausalLM)
+    assert type(model).__name__ == text.config.architecture
     rows = [hf.text(8)]
-    ours = jax.jit(build(found.config).apply)({"params": found.params}, jnp.asarray(rows))
-    hf.assert_close(ours[0], hf.logits(model, rows)[0])
+    scores = jax.jit(build(text.config).apply)({"params": text.params}, jnp.asarray(rows))
+    hf.assert_close(scores[0], hf.logits(model, rows)[0])
     files = {file.name for file in (tmp_path / "text").iterdir()}
     assert "tokenizer.json" in files
     assert not files & {"preprocessor_config.json", "processor_config.json"}
+
+
+def test_text_only_keeps_ids_of_the_top_level(source, tmp_path):
+    export(source, tmp_path / "text", text_only=True)
+    decoder = text_config(load(source).config)
+    assert load(tmp_path / "text").config == replace(decoder, pad_token_id=3)
     with pytest.raises(InputError, match="'llama' is a text model already"):
         export(tmp_path / "text", tmp_path / "again", text_only=True)
 

@@ -12,6 +12,8 @@ import transformers
 from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.checkpoints.processors import pillow_class
 from jaxspec.config import (
+    Gemma3Config,
+    Gemma3TextConfig,
     Gemma4Config,
     Gemma4UnifiedConfig,
     Gemma4UnifiedTextConfig,
@@ -131,6 +133,22 @@ def _squares() -> Any:
     return pillow_class("Gemma4ImageProcessor")(max_soft_tokens=70, **_PATCHES)
 
 
+def _gemma3() -> tuple[ModelConfig, Any]:
+    kinds = ("sliding_attention", "full_attention")
+    heads = {"num_key_value_heads": 1, "head_dim": 8, "query_pre_attn_scalar": 8}
+    text = Gemma3TextConfig(
+        vocab_size=_WORDS, layer_types=kinds, sliding_window=8, rope_theta=100.0,
+        **_SHAPE | heads | {"num_hidden_layers": 2},
+    )  # fmt: skip
+    tower = VisionConfig("siglip_vision_model", image_size=_SIDE, patch_size=14, **_SHAPE)
+    config = Gemma3Config(
+        text, tower, mm_tokens_per_image=1, image_token_index=3, boi_token_index=1,
+        eoi_token_index=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    size = {"height": _SIDE, "width": _SIDE}
+    return config, pillow_class("Gemma3ImageProcessor")(size=size, image_seq_length=1)
+
+
 def _gemma4() -> tuple[ModelConfig, Any]:
     """Return a model with 31B's tower, whose window is shorter than an image."""
     kinds = ("sliding_attention", "full_attention")
@@ -164,6 +182,9 @@ SQUARES: dict[str, Callable[[], tuple[ModelConfig, Any]]] = {
     "gemma4_unified": _gemma4_unified,
 }
 """Gemma 4's, whose images take at least 70 tokens."""
+SEEING = {name: make for name, make in FAMILIES.items() if name != "opt"} | SQUARES
+SEEING["gemma3"] = _gemma3
+"""Every family that reads images."""
 
 
 def write(path: Path, family: str) -> Path:
