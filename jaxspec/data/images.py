@@ -60,6 +60,9 @@ def _decode(source: Path | io.BytesIO, name: str, most: int | None = None) -> Im
             image = Image.open(source, formats=_FORMATS)
         except UnidentifiedImageError:
             raise InputError(f"image {name}: {_no_image(source)}") from None
+        except Image.DecompressionBombError as error:  # it keeps the size to itself
+            (count,) = re.findall(r"\((\d+) pixels\)", str(error)) or ["many"]
+            raise _too_large(f"{count} pixels, which", name, most) from None
         with image:
             # From the header, before megabytes become gigabytes.
             _check_size(image.size, name, most)
@@ -168,9 +171,12 @@ def _check_size(size: tuple[int, int], name: str, most: int | None = None) -> No
 
 
 def _check_pixels(width: int, height: int, name: str, most: int | None = None) -> None:
-    most = most or MOST_PIXELS
-    if width * height > most:
-        raise InputError(f"image {name}: {width}x{height} is over {most} pixels; shrink it")
+    if width * height > (most or MOST_PIXELS):
+        raise _too_large(f"{width}x{height}", name, most)
+
+
+def _too_large(size: str, name: str, most: int | None) -> InputError:
+    return InputError(f"image {name}: {size} is over {most or MOST_PIXELS} pixels; shrink it")
 
 
 def _check_kind(image: Image.Image, name: str) -> None:

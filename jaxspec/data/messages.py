@@ -11,13 +11,12 @@ next of the images given with the messages, as is an `<image>` in a text that is
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote, unquote_to_bytes, urlparse
 
 from jaxspec.data.images import ImageSource, StoredImage
 from jaxspec.errors import InputError, located, nearest
@@ -37,6 +36,7 @@ _IMAGES = ("image", "image_url", "input_image")
 _TEXTS = ("text", "input_text", "output_text")
 _SOURCES = ("image_url", "image", "url", "path", "base64")
 """Entries of an image's part that may hold its source; the first one with a value counts."""
+DATA_URL = re.compile("data:", re.IGNORECASE)
 
 
 def image_source(value: Any, folder: Path | None = None) -> ImageSource:
@@ -46,18 +46,24 @@ def image_source(value: Any, folder: Path | None = None) -> ImageSource:
     """
     if not isinstance(value, str) or re.match(r"https?:", value):
         return value
-    if value.startswith("data:"):
+    if DATA_URL.match(value):
         return decoded_url(value)
     path = unquote(urlparse(value).path) if value.startswith("file://") else value
     return path if folder is None else folder / path
 
 
 def decoded_url(url: str) -> StoredImage:
-    """Return the image of a data URL, not yet decoded; InputError if it is no base64."""
-    head, comma, content = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    """Return the image of a data URL (RFC 2397), not yet decoded, whatever media type it names.
+
+    Raises InputError for a URL without content, and for what is not base64.
+    """
+    head, comma, data = url.partition(",")
+    if not comma:
         raise InputError(f"image {url[:40]!r}: no data URL; give data:image/png;base64,...")
-    return StoredImage(_from_base64(content, head), f"{head[:40]},...")
+    content = unquote_to_bytes(data.encode("ascii", "replace"))
+    if head.lower().endswith(";base64"):
+        content = _from_base64(content, head)
+    return StoredImage(content, f"{head[:40]},...")
 
 
 def read_messages(
@@ -164,14 +170,16 @@ def _source(part: Mapping[str, Any], queue: _ImageQueue) -> Any:
     if isinstance(value, Mapping) and "url" in value:
         value = value["url"]
     if name == "base64" and isinstance(value, str):
-        return StoredImage(_from_base64(value, name), "base64")
+        return StoredImage(_from_base64(value.encode("ascii", "replace"), name), "base64")
     return value
 
 
-def _from_base64(content: str, name: str) -> bytes:
+def _from_base64(content: bytes, name: str) -> bytes:
+    """Decode base64, also in lines and without padding."""
+    content = b"".join(content.split())
     try:
-        return base64.b64decode(content, validate=True)
-    except (binascii.Error, ValueError) as error:
+        return base64.b64decode(content + b"=" * (-len(content) % 4), validate=True)
+    except ValueError as error:
         raise InputError(f"image {name[:40]!r}: not base64 ({error}); encode the file") from None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.data.images import StoredImage
-from jaxspec.data.messages import decoded_url
+from jaxspec.data.messages import DATA_URL, decoded_url
 from jaxspec.data.rows import DataRow
 from jaxspec.errors import InputError, located, reading
 from jaxspec.prompts.messages import Message, dialogue
@@ -63,7 +63,7 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
         value = value["bytes"]
     if isinstance(value, bytes):
         image = StoredImage(value, origin)
-    elif isinstance(value, str) and value.startswith("data:"):
+    elif isinstance(value, str) and DATA_URL.match(value):
         with located(origin):
             image = replace(decoded_url(value), name=origin)
     elif isinstance(value, str) and re.match(r"https?:", value):

@@ -6,7 +6,6 @@ is refused by name, unless it has the value that changes nothing.
 
 from __future__ import annotations
 
-import binascii
 import json
 import re
 import secrets
@@ -20,8 +19,9 @@ import numpy as np
 from PIL.Image import Image
 
 from jaxspec.data.images import StoredImage
+from jaxspec.data.messages import DATA_URL, decoded_url
 from jaxspec.engine.requests import TOP, Request
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, located
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.serve.worker import Lane
 
@@ -335,12 +335,9 @@ def _part(part: Any, where: str, budget: _Budget) -> dict[str, Any]:
 
 def _image(url: str, where: str, limits: Limits) -> Image:
     """Return the image of a data URL, or of a file below the server's directory."""
-    head, comma, data = url.partition(",")
-    if comma and re.fullmatch(r"data:image/[\w.+-]{1,40};base64", head):
-        try:
-            content = binascii.a2b_base64(data, strict_mode=True)
-        except (ValueError, UnicodeError):
-            raise InputError(f"{where}: not base64; encode the image again") from None
+    if DATA_URL.match(url):
+        with located(where):
+            content = decoded_url(url).content
     elif url.startswith("file:") and limits.folder is not None:
         content = _below(limits.folder, url.removeprefix("file:"), where)
     else:

@@ -285,9 +285,10 @@ class Worker(threading.Thread):
             self._publish(lane)
 
     def _take(self, name: Lane) -> int | None:
-        """Number the first ticket that waits for a lane; return None if none waits."""
+        """Number the first ticket that somebody waits for in a lane; return None without any."""
         with self._changed:
-            ticket = next((ticket for ticket in self.waiting if ticket.lane == name), None)
+            waiting = (ticket for ticket in self.waiting if ticket.lane == name)
+            ticket = next((ticket for ticket in waiting if not ticket.over), None)
             if ticket is None:
                 return None
             self.waiting.remove(ticket)

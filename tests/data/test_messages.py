@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_from_bytes
 
 import numpy as np
 import pytest
@@ -40,6 +42,11 @@ def user(*content: Any) -> list[dict[str, Any]]:
         {"type": "input_image", "image_url": "data:image/png;base64,PAGE"},
         {"type": "image_url", "image_url": {"url": "file://FOLDER/a%20page.png"}},
         {"type": "image", "image": "data:image/png;base64,PAGE"},
+        {"type": "image", "url": "DATA:;base64,ESCAPED"},
+        {"type": "image", "url": "data:image/jpeg;name=a.jpg;charset=utf-8;BASE64,PAGE"},
+        {"type": "image", "url": "data:application/octet-stream;base64,LINES"},
+        {"type": "image", "url": "data:,PERCENT"},
+        {"type": "image", "base64": "LINES"},
         {"type": "image", "base64": "PAGE"},
         {"type": "image", "url": "a page.png"},
         {"type": "image", "path": "a page.png"},
@@ -51,14 +58,20 @@ def user(*content: Any) -> list[dict[str, Any]]:
 )
 def test_forms_of_an_image(part: dict[str, Any], tmp_path: Path) -> None:
     PAGE.save(tmp_path / "a page.png")
+    texts = {
+        "PAGE": encoded(),
+        "LINES": "\r\n".join(re.findall(".{1,20}", encoded().rstrip("="))),
+        "ESCAPED": quote(encoded(), safe=""),
+        "PERCENT": quote_from_bytes(base64.b64decode(encoded())),
+        "FOLDER": str(tmp_path),
+    }
 
     def filled(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: filled(inner) for name, inner in value.items()}
-        is_text = isinstance(value, str)
-        return (
-            value.replace("PAGE", encoded()).replace("FOLDER", str(tmp_path)) if is_text else value
-        )
+        for name, text in texts.items() if isinstance(value, str) else ():
+            value = value.replace(name, text)
+        return value
 
     beside = [] if set(part) - {"type"} and list(part.values())[1] else [PAGE]
     text = {"type": "text", "text": "What?"}
@@ -126,8 +139,8 @@ def test_an_image_between_texts_keeps_its_place_in_one_text() -> None:
             "messages[0]: content[2]: shows an image without a source after all 1 images",
         ),
         (
-            user({"type": "image", "url": "data:image/png,x"}, {"type": "image"}),
-            "image 'data:image/png,x': no data URL; give data:image/png;base64,...",
+            user({"type": "image", "url": "data:image/png;base64"}, {"type": "image"}),
+            "image 'data:image/png;base64': no data URL; give data:image/png;base64,...",
         ),
         (
             user({"type": "image", "base64": "?"}, {"type": "image"}),

@@ -254,7 +254,9 @@ def test_fields_of_no_effect_are_taken(served: Served) -> None:
         ("https://127.0.0.1/photo.png", "no address is fetched"),
         ("file:///etc/passwd", "no address is fetched"),
         ("data:image/png;base64,!!", "not base64"),
-        ("data:image/png;base64,aGk=", "image"),
+        ("data:image/png;base64,aGk=", "not one of the formats"),
+        ("data:image/png;base64", "no data URL"),
+        ("Data:;base64,\ud800", "not base64"),
         (data_url(Image.new("L", (3000, 3000))), "over 100000 pixels"),
     ],
 )
@@ -332,23 +334,25 @@ def test_a_worker_that_fails_leaves_nobody_waiting(served: Served) -> None:
         worker.submit(tickets)
 
 
-def test_a_ticket_whose_deadline_passes_between_two_looks_is_not_lost(served: Served) -> None:
-    class Passing(Ticket):
-        looks = itertools.chain([False], itertools.repeat(True))
+@pytest.mark.parametrize("before", [1, 2])
+def test_a_ticket_that_is_over_is_not_prefilled_and_not_lost(served: Served, before: int) -> None:
+    """Its deadline passes, or its client leaves, before it is taken or after."""
+    looks = itertools.chain([False] * before, itertools.repeat(True))
 
+    class Passing(Ticket):
         @property
         def over(self) -> bool:
-            return next(self.looks)
+            return next(looks)
 
     worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)
     request, loop = worker.read(Request("Hi"), 4), asyncio.new_event_loop()
     ticket = Passing(request, 0.0, asyncio.Event(), loop)
     worker.waiting.append(ticket)
     worker._turn()
-    assert [*worker.tickets.values()] == [ticket]
+    assert [*worker.tickets.values()] == [ticket] * (before == 2)
     worker._turn()
     loop.close()
-    assert not worker.tickets
+    assert not [*worker.tickets, *worker.waiting]
     assert isinstance(ticket.error, Late)
 
 
