@@ -140,6 +140,13 @@ PUBLISHED = (
         _UNKNOWN,
         options="--gamma 7",
     ),
+    PublishedDraft(
+        "deepseek-ai/dflash_qwen3_8b_block7",
+        "Qwen/Qwen3-8B",
+        "DFlash",
+        _UNKNOWN,
+        options="--gamma 7",
+    ),
     *(
         _eagle3(
             f"RedHatAI/Qwen3-{size}-speculator.eagle3", f"Qwen/Qwen3-{size}", _UNKNOWN, "Apache-2.0"

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.heads import is_head, load_head, save_head
 from jaxspec.cli import main
+from jaxspec.cli.inspect import inspect
 from jaxspec.config import DFlashConfig, Qwen2Config, RopeScaling
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
@@ -81,6 +82,7 @@ def scores(config: DFlashConfig, params: Params) -> np.ndarray:
     [
         ("vllm", WORDS, {}, '"method": "dflash", "model": "{}", "num_speculative_tokens": 3'),
         ("vllm", WORDS, DSPARK, '"method": "dspark"'),
+        ("vllm", (), {"anchored": True, "own_output": True}, '"method": "dspark"'),
         ("sglang", (), {}, "--speculative-algorithm DFLASH --speculative-draft-model-path {}"),
         ("speculators", (), {"own_embedding": True, "own_output": True}, "vllm serve {}"),
         ("speculators", WORDS, DSPARK, "vllm serve {}"),
@@ -232,20 +234,52 @@ def test_heads_are_read_as_publishers_write_them(
     assert config.for_target(TEXT).text_config.tie_word_embeddings
 
 
-def test_dsparks_own_files_are_read(tmp_path: Path) -> None:
-    """They leave `sample_from_anchor` out, and have parts that no score depends on."""
-    config, params = made(own_embedding=True, own_output=True, **DSPARK)
+@pytest.mark.parametrize("markov", [4, 0], ids=["DSpark", "DFlash"])
+def test_deepseeks_files_are_read(markov: int, tmp_path: Path) -> None:
+    """They leave `sample_from_anchor` out, have parts that no score depends on, and call a head
+    without a Markov head DSpark's too.
+    """
+    config, params = made(own_embedding=True, own_output=True, anchored=True, markov=markov)
     save_head(tmp_path / "own", config, params, None)
 
     def change(raw: dict[str, Any]) -> None:
-        raw |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+        assert raw["architectures"] == ["Qwen3DSparkModel"]
+        assert raw["markov_rank"] == markov
+        raw |= {"enable_confidence_head": True, "confidence_head_with_markov": markov > 0}
         del raw["sample_from_anchor"], raw["jaxspec"], raw["draft_vocab_size"]
 
-    more = {"confidence_head.proj.weight": np.zeros((1, 36), np.float32)}
+    more = {"confidence_head.proj.weight": np.zeros((1, 32 + markov), np.float32)}
     path = rewritten(tmp_path / "own", tmp_path / "head", change, **more)
     read, leaves = load_head(path)
     assert read == replace(config, target_hash="", target_name="").for_target(TEXT)
     jax.tree.map(np.testing.assert_array_equal, leaves, params)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "anchored"),
+    [
+        *(("dspark", version, False) for version in ("0.6.0.1", "0.7.0.dev31", "0.7.0a2")),
+        *(("dspark", version, True) for version in ("0.7.0", "0.7.0.1", "0.10.0.dev3", None)),
+        ("dflash", "0.9.0", False),
+    ],
+)
+def test_speculators_files_without_the_key_are_read_by_their_version(
+    kind: str, version: str | None, anchored: bool, tmp_path: Path
+) -> None:
+    """DSpark's slots moved in 0.7.0, which writes `sample_from_anchor`; later readers default to
+    true.
+    """
+    save_head(tmp_path / "own", *made(**DSPARK), None, server="speculators")
+
+    def change(raw: dict[str, Any]) -> None:
+        raw |= {"speculators_model_type": kind, "speculators_version": version}
+        raw["architectures"] = [f"{'DSpark' if kind == 'dspark' else 'DFlash'}DraftModel"]
+        del raw["sample_from_anchor"]
+
+    config: Any = load_head(rewritten(tmp_path / "own", tmp_path / "head", change))[0]
+    assert (config.anchored, config.gamma) == (anchored, J - (not anchored))
+    slots = f"the {'newest token' if anchored else 'first mask'}'s slot scores the first"
+    assert inspect(tmp_path / "head").facts["drafts"] == f"{config.gamma} tokens a pass; {slots}"
 
 
 def nothing(raw: dict[str, Any]) -> None:

@@ -78,6 +78,15 @@ HEADS: dict[str, BlockTwin] = {
         | {"own_embedding": True, "own_output": True},
         more={"confidence_head.proj.weight": (1, 4), "confidence_head.proj.bias": (1,)},
     ),
+    "deepseek-ai/dflash_qwen3_8b_block7": BlockTwin(
+        "Qwen/Qwen3-8B",
+        "config.json: github deepseek-ai/DeepSpec, config/dflash and modeling/dspark/qwen3; no "
+        "file list seen",
+        _QWEN3
+        | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, "num_anchors": 512}
+        | {"enable_confidence_head": False, "dtype": "bfloat16"},
+        options={"gamma": 7, "anchored": True, "own_embedding": True, "own_output": True},
+    ),
 }
 _OWN = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"),

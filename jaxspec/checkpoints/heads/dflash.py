@@ -75,9 +75,9 @@ class DFlashFiles(Kind[DFlashConfig]):
             return raw, tensors
         layers = {*config.text_config.to_hf(), "layer_types"} - {"architectures"}
         placed = {*layers, "architectures", "dflash_config", "target_layer_ids"}
-        kind = "dspark" if config.markov else "dflash"
+        kind = "dspark" if config.of_dspark else "dflash"
         return {
-            "architectures": ["DSparkDraftModel" if config.markov else "DFlashDraftModel"],
+            "architectures": ["DSparkDraftModel" if config.of_dspark else "DFlashDraftModel"],
             "transformer_layer_config": {name: raw[name] for name in raw if name in layers},
             "aux_hidden_state_layer_ids": list(config.target_layers),
             "mask_token_id": config.mask_token,
@@ -95,7 +95,7 @@ class DFlashFiles(Kind[DFlashConfig]):
         return with_target(config, options), params
 
     def command(self, config: DFlashConfig, path: str, server: Server) -> str:
-        target, method = config.target_name or "TARGET", "dspark" if config.markov else "dflash"
+        target, method = config.target_name or "TARGET", "dspark" if config.of_dspark else "dflash"
         if server == "speculators":
             return f"vllm serve {path}"
         if server == "sglang":
@@ -108,5 +108,9 @@ class DFlashFiles(Kind[DFlashConfig]):
 
     def facts(self, config: DFlashConfig) -> dict[str, str]:
         layers = ", ".join(map(str, config.target_layers))
-        facts = {"reads": f"the target's hidden states after layers {layers}"}
+        slot = "newest token" if config.anchored else "first mask"
+        facts = {
+            "reads": f"the target's hidden states after layers {layers}",
+            "drafts": f"{config.gamma} tokens a pass; the {slot}'s slot scores the first",
+        }
         return facts | ({"Markov head": f"rank {config.markov}"} if config.markov else {})

@@ -23,7 +23,7 @@ from jaxspec.config.text import Qwen3Config, TextConfig, refuse_window
 from jaxspec.errors import InputError, reading
 
 ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel")
-"""Names in config.json: without a Markov head, and with one."""
+"""Names in config.json: z-lab's, and DSpark's own."""
 _READ = {
     *("rms_norm_eps", "dflash_config", "draft_vocab_size", "num_target_layers", "mask_token_id"),
     *("block_size", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
@@ -75,6 +75,11 @@ class DFlashConfig(HeadConfig):
     def slots_of(self, gamma: int) -> int:
         """Return the slots of a block that drafts this many tokens."""
         return gamma + (not self.anchored)
+
+    @property
+    def of_dspark(self) -> bool:
+        """Return whether it is of DSpark's form: anchored, or with a Markov head."""
+        return self.anchored or self.markov > 0
 
     @property
     def has_output(self) -> bool:
@@ -179,8 +184,8 @@ class DFlashConfig(HeadConfig):
                 states = [layer + 1 for layer in outputs]
             markov = entries.get("markov_rank") or 0
             anchored = entries.get("sample_from_anchor")
-            if anchored is None:  # DSpark's own files leave it out
-                anchored = markov > 0 and "speculators_model_type" not in raw
+            if anchored is None:
+                anchored = _is_anchored(raw, markov)
             fields = known_fields(
                 cls,
                 {
@@ -198,22 +203,22 @@ class DFlashConfig(HeadConfig):
             return cls(**{"text_config": text, "target_hash": ""} | fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entries in z-lab's layout, or DSpark's own with a Markov head."""
+        """Return the entries in z-lab's layout, or in DSpark's own."""
         out = self.text_config.to_hf() | {"tie_word_embeddings": False}
         out.pop("draft_vocabulary", None)
         states = {
             "mask_token_id": self.mask_token,
             "target_layer_ids": [layer - 1 for layer in self.target_layers],
         }
-        kind = states if self.markov else {"dflash_config": states}
-        if self.markov:
+        kind = states if self.of_dspark else {"dflash_config": states}
+        if self.of_dspark:
             kind |= {"markov_rank": self.markov, "markov_head_type": "vanilla"}
             kind |= {"enable_confidence_head": False}
         return (
             out
             | kind
             | {
-                "architectures": [ARCHITECTURES[self.markov > 0]],
+                "architectures": [ARCHITECTURES[self.of_dspark]],
                 "block_size": self.slots_of(self.gamma),
                 "num_target_layers": self.target_depth or self.target_layers[-1] + 1,
                 "draft_vocab_size": self.text_config.scored_tokens,
@@ -222,6 +227,20 @@ class DFlashConfig(HeadConfig):
                 "jaxspec": {"target_hash": self.target_hash, "target_name": self.target_name},
             }
         )
+
+
+def _is_anchored(raw: Mapping[str, Any], markov: int) -> bool:
+    """Return whether a head is anchored whose config.json does not say so.
+
+    speculators' DSpark heads are since 0.7.0, as its classes and vLLM read files without the entry.
+    Development versions of 0.7.0 that left it out trained the other form.
+    """
+    kind, version = raw.get("speculators_model_type"), str(raw.get("speculators_version") or "")
+    if kind is not None:
+        older = re.match(r"0\.[0-6]\.|0\.7\.0\.?(dev|a|b|rc)", version)
+        return kind == "dspark" and not older
+    names = raw.get("architectures") or ()
+    return markov > 0 or any("dspark" in str(name).lower() for name in names)
 
 
 def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> Qwen3Config:
