@@ -81,6 +81,13 @@ PUBLISHED = (
     _vispec("llava-hf/llava-v1.6-vicuna-7b-hf", "2.58 times as fast"),
     _vispec("Qwen/Qwen2.5-VL-3B-Instruct", "1.87 times as fast"),
     _vispec("Qwen/Qwen2.5-VL-7B-Instruct", "1.80 times as fast"),
+    PublishedDraft(
+        "Cloudriver/MSD-Qwen2.5-VL-7B-Instruct",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "EAGLE-1 (MSD)",
+        _UNKNOWN,
+        options=_TREE,
+    ),
     _eagle3(
         "Rayzl/qwen2.5-vl-7b-eagle3-sgl",
         "Qwen/Qwen2.5-VL-7B-Instruct",

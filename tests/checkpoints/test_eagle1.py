@@ -36,6 +36,16 @@ MSD = {
     "jaxspec": None,
 }
 """Entries of MSD's config.json; None leaves one out."""
+MSD_QWEN = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
+    "use_sliding_window": False,
+    "sliding_window": 32768,
+    "vision_config": {"depth": 32, "hidden_size": 3584},
+    "jaxspec": None,
+}
+"""Entries of MSD's config.json for Qwen2-VL and Qwen2.5-VL, whose layer is a whole Qwen2 layer."""
 
 
 @pytest.fixture
@@ -79,6 +89,8 @@ def test_an_export_is_read_as_it_was(head: Path, tmp_path: Path) -> None:
         ("MSD-LLaVA1.5-13B", MSD, "unfused"),
         ("Cloudriver--EAGLE-LLaVA-1.5-7B", {"jaxspec": None, "draft_vocab_size": 36}, "embedding"),
         ("my-copy", MSD, "unfused"),
+        ("my-copy", MSD_QWEN, "unfused"),
+        ("Cloudriver--EAGLE-Qwen2-VL", MSD_QWEN, "embedding"),
         ("owner--head", {"jaxspec": None}, "placeholder"),
         ("lucylyn--MSD-LLaVA1.5-7B", {}, "unfused"),
         ("owner--head", {"jaxspec": {"images": "embedding"}}, "embedding"),
@@ -96,13 +108,27 @@ def test_the_rule_for_images_is_the_files_or_the_ids(
     assert (config.title, config.images, problems) == ("EAGLE-1 head", rule, [])  # pyright: ignore
 
 
-@pytest.mark.parametrize("name", ["LlavaLlama", "LlavaNextForConditionalGeneration"])
-def test_a_plan_knows_it_by_its_config(name: str, head: Path) -> None:
+@pytest.mark.parametrize(
+    "entries", [MSD, MSD_QWEN, {"architectures": ["LlavaNextForConditionalGeneration"]}]
+)
+def test_a_plan_knows_it_by_its_config(entries: dict[str, Any], head: Path, tmp_path: Path) -> None:
     """Only config.json is fetched then."""
-    (head / "model.safetensors").unlink()
-    raw = json.loads((head / "config.json").read_text()) | {"architectures": [name]}
-    (head / "config.json").write_text(json.dumps(raw))
-    assert isinstance(read_draft_config(head), Eagle1Config)
+    path = rewritten(head, tmp_path / "other", entries, {})
+    (path / "model.safetensors").unlink()
+    assert isinstance(read_draft_config(path), Eagle1Config)
+
+
+def test_msds_layer_for_qwen_has_an_input_norm(head: Path, tmp_path: Path) -> None:
+    weight = np.full(32, 0.5, np.float32)
+    tensors = {"layers.0.input_layernorm.weight": weight}
+    path = rewritten(head, tmp_path / "MSD-Qwen2VL-7B-Instruct", MSD_QWEN, tensors)
+    config: Any = load_head(path)[0]
+    text = config.text_config
+    assert (text.input_norm, text.qkv_bias, config.images) == (True, True, "unfused")
+    main(["export", str(path), str(tmp_path / "out")])
+    again, params = load_head(tmp_path / "out")
+    assert again.text_config == text
+    np.testing.assert_array_equal(params["layers_0"]["input_layernorm"]["weight"], weight)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"feature": "eagle1", "images": "unfused"},
         {"fc_bias": True, "own_embedding": True, "rows": 100},
     ),
+    "MSD, Qwen": (
+        "qwen2_5_vl",
+        {"feature": "eagle1", "images": "unfused"},
+        {"fc_bias": True, "qkv_bias": True, "own_embedding": True, "input_norm": True},
+    ),
     "EAGLE-1, shown images": (
         "qwen2_5_vl",
         {"feature": "eagle1", "images": "embedding"},

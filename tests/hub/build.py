@@ -164,12 +164,13 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
     vocabulary = text_config(found).vocab_size
     own = {
         "fused": {"draft_vocabulary": tuple(range(3, vocabulary, 2))},
-        "eagle1": {"own_embedding": True, "fc_bias": True, "rows": vocabulary - twin.padding},
+        "eagle1": {"own_embedding": True, "fc_bias": True, "rows": vocabulary - twin.padding}
+        | twin.fields,
     }[twin.feature]
     config = replace(config, text_config=replace(config.text_config, **own))
     if twin.rule == "compressed":
         heads = config.text_config.num_attention_heads
-        text = replace(config.text_config, num_key_value_heads=heads, qkv_bias=twin.biased)
+        text = replace(config.text_config, num_key_value_heads=heads)
         config = VispecConfig(text, config.target_hash)
     params = eagle_params(config, random_params(found))
     made, stored = kind_of(config).written(config, named_tensors(params), twin.layout, None)

@@ -170,8 +170,8 @@ class HeadTwin:
     """SafeAILab's, or speculators'."""
     padding: int = 0
     """Tokens of its target that an EAGLE-1 head's embedding lacks."""
-    biased: bool = False
-    """Whether a ViSpec head's queries, keys and values have biases."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of an EAGLE-1 head's layer besides the usual ones."""
     config: dict[str, Any] = field(default_factory=dict)
     """Entries of config.json, of which sizes are the twin's own."""
 
@@ -246,7 +246,7 @@ _LLAVA_16 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_QWEN_VISPEC = {
+_QWEN_HEAD = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "model_type": "qwen2_5_vl",
     "num_hidden_layers": 1,
@@ -260,7 +260,6 @@ _QWEN_VISPEC = {
     "sliding_window": 32768,
     "use_cache": True,
     "use_sliding_window": False,
-    "qkv_bias": True,
     "bos_token_id": 151643,
     "eos_token_id": 151645,
 }
@@ -353,22 +352,36 @@ HEADS: dict[str, HeadTwin] = {
         padding=4,
         config=_MSD,
     ),
+    "Cloudriver/MSD-Qwen2.5-VL-7B-Instruct": HeadTwin(
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "config.json: github fanyunfeng-bit/MMSpec-fyf, train/msd/qwen2vl_config.json; layer: its "
+        "method/msd/ea_qwen2vl_model.py; no file list seen",
+        dtype="bfloat16",
+        feature="eagle1",
+        rule="unfused",
+        fields={"qkv_bias": True, "input_norm": True},
+        config=_QWEN_HEAD
+        | {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
+        | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+        | {"max_position_embeddings": 32768, "image_token_id": 151655}
+        | {"vision_config": {"depth": 32, "hidden_size": 3584, "patch_size": 14}},
+    ),
     "JLKang/ViSpec-llava-v1.6-vicuna-7b-hf": _vispec(
         "llava-hf/llava-v1.6-vicuna-7b-hf", "llava_1.6_7B", config=_LLAVA_16
     ),
     "JLKang/ViSpec-Qwen2.5-VL-3B-Instruct": _vispec(
         "Qwen/Qwen2.5-VL-3B-Instruct",
         "qwen2.5_vl_3B",
-        config=_QWEN_VISPEC | {"tie_word_embeddings": True},
+        config=_QWEN_HEAD | {"tie_word_embeddings": True, "qkv_bias": True},
         dtype="bfloat16",
-        biased=True,
+        fields={"qkv_bias": True},
     ),
     "JLKang/ViSpec-Qwen2.5-VL-7B-Instruct": _vispec(
         "Qwen/Qwen2.5-VL-7B-Instruct",
         "qwen2.5_vl_7B",
-        config=_QWEN_VISPEC | {"tie_word_embeddings": False},
+        config=_QWEN_HEAD | {"tie_word_embeddings": False, "qkv_bias": True},
         dtype="bfloat16",
-        biased=True,
+        fields={"qkv_bias": True},
     ),
     "AngelSlim/Qwen3-VL-2B-Instruct_eagle3": _angelslim(
         "Qwen/Qwen3-VL-2B-Instruct",

@@ -58,7 +58,10 @@ def draft(
     ]
     places, out = [*places], []
     for token in (*drafted, None):
-        last = block(config, tensors, "layers.0.", np.stack(joined), np.stack(joined), places)[-1]
+        read = stream = np.stack(joined)
+        if "layers.0.input_layernorm.weight" in tensors:  # MSD for Qwen2-VL and Qwen2.5-VL
+            read = norm(stream, tensors["layers.0.input_layernorm.weight"], config)
+        last = block(config, tensors, "layers.0.", read, stream, places)[-1]
         out.append(output @ last)
         if token is not None:
             joined.append(joint(tensors, embedding[min(token, len(embedding) - 1)], last))

@@ -6,6 +6,7 @@
 | `layers.0.self_attn.{q,k,v}_proj.weight`                              | [out, D], optional bias |
 | `layers.0.self_attn.o_proj.weight`, `layers.0.mlp.*_proj.weight`      | as a Llama's          |
 | `layers.0.post_attention_layernorm.weight`                            | [D]                   |
+| `layers.0.input_layernorm.weight`                                     | [D], MSD for Qwen     |
 | `embed_tokens.weight`                                                 | optional, [V, D]      |
 
 `fc` reads a token's embedding and, behind it, the hidden state. The target's output matrix scores.
@@ -41,6 +42,7 @@ class Eagle1Files(Kind[Config]):
             config.text_config,
             fc_bias="fc.bias" in stored,
             qkv_bias="layers.0.self_attn.q_proj.bias" in stored,
+            input_norm="layers.0.input_layernorm.weight" in stored,
             own_embedding="embed_tokens.weight" in stored,
         )
         return replace(config, text_config=text), stored

@@ -71,5 +71,6 @@ def kind_of_head(
 
 
 def _has_one_layer(raw: Mapping[str, Any]) -> bool:
-    """Return whether config.json describes one layer and neither a decoder nor a tower."""
-    return raw.get("num_hidden_layers") == 1 and not {"text_config", "vision_config"} & raw.keys()
+    """Return whether config.json describes one layer at the top level, where MSD for Qwen has a
+    `vision_config` too."""
+    return raw.get("num_hidden_layers") == 1 and "text_config" not in raw

@@ -15,11 +15,12 @@ IMAGE_RULES = {
     r"(?:Cloudriver/)?EAGLE2?-": "embedding",
     r"(?:Cloudriver/)?EAGLE3-(?:Qwen2\.5-VL|LLaVA)": "zero",
     r"(?:Rayzl/)?qwen2\.5-vl-7b-eagle3-sgl": "embedding",
+    r"Qwen2VLForConditionalGeneration$": "unfused",
 }
 """Pattern of a hub id, a folder's name or an architecture -> rule.
 
 They are MSD; MMSpec's EAGLE, which reads what its target shows, and its EAGLE-3, whose code zeroes
-the states; SpecForge's head, trained on images.
+the states; SpecForge's head, trained on images; MSD for Qwen2-VL and Qwen2.5-VL.
 """
 
 

@@ -23,12 +23,14 @@ _SPARE = 64
 
 @dataclass(frozen=True)
 class Eagle1Text(LlamaConfig):
-    """Describe one Llama layer without a norm before its attention, and without a final norm."""
+    """Describe one Llama layer without a final norm."""
 
     fc_bias: bool = True
     """Whether `fc` has a bias."""
     qkv_bias: bool = False
     """Whether queries, keys and values have biases."""
+    input_norm: bool = False
+    """Whether a norm precedes its attention: only in MSD for Qwen2-VL and Qwen2.5-VL."""
     own_embedding: bool = True
     """Whether the head has an embedding of its own, not the target's."""
     rows: int = 0

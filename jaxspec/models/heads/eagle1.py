@@ -5,7 +5,7 @@ final-normed state that predicted the token. The layer's output replaces the nex
 the target's output matrix scores it, and the next token reads it.
 
 MSD (Lin et al. 2025, arXiv 2505.14260) is such a head. At the slots of images its layer reads the
-image's embedding itself.
+image's embedding itself. For Qwen2-VL and Qwen2.5-VL its layer has that norm.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from jaxspec.typing import Array, Float, Int, Params
 
 
 class BareLayer(nn.Module):
-    """Run Llama's layer without its input norm."""
+    """Run Llama's layer without its input norm, unless the configuration has one."""
 
     config: Eagle1Text
     attention: type[Attention] = Attention
 
     def setup(self) -> None:
         c = self.config
+        if c.input_norm:
+            self.input_layernorm = RMSNorm(c.rms_norm_eps)
         self.self_attn = self.attention(c)
         self.post_attention_layernorm = RMSNorm(c.rms_norm_eps)
         self.mlp = GatedMLP(c.intermediate_size, c.biases.mlp)
@@ -41,13 +43,16 @@ class BareLayer(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], at: Places, cache: LayerCache | None
     ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
-        out, cache = self.self_attn(x, at, cache)
+        out, cache = self.self_attn(self._normed(x), at, cache)
         x = x + out
         return x + self.mlp(self.post_attention_layernorm(x)), cache
 
     def keys_values(self, x: Float[Array, "B T D"], rotary: Array) -> tuple[Array, Array]:
         """Return the layer's keys, rotated, and values of T tokens."""
-        return self.self_attn.keys_values(x, rotary)
+        return self.self_attn.keys_values(self._normed(x), rotary)
+
+    def _normed(self, x: Array) -> Array:
+        return self.input_layernorm(x) if self.config.input_norm else x
 
 
 class BareDecoder(Decoder):
