@@ -7,7 +7,7 @@ answer; other models are refused:
     USER: <image>\\n{question} ASSISTANT: {answer}</s>USER: {question} ASSISTANT:
 
 A turn after a model's own answer is joined to it as token ids, which are never decoded and encoded
-again.
+again. What people write is text, whatever it quotes (`quoting.py`); `completion` reads it raw.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.prompts.messages import Message, Source, user_message
 from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, check_text
+from jaxspec.prompts.quoting import Quoter, quoter
 from jaxspec.prompts.templates import (
     bos_before,
     check_thinking,
@@ -127,14 +128,25 @@ class PromptEncoder:
         conversation = self._checked(messages, images)
         if self.tokenizer.chat_template:
             text = self.opening(conversation)
-            ids = [*bos_before(self.tokenizer, text), *self.ids(text)]
+            ids = [*bos_before(self.tokenizer, text), *self._encoded([text])[0]]
         else:
             ids = self.dialogues([conversation])[0][0].tolist()
         return _prompt(ids, conversation)
 
     def completion(self, text: str, images: Sequence[Source] = ()) -> Prompt[Source]:
-        """Return the bare text, after BOS if there is one: for models without a chat template."""
+        """Return the bare text, after BOS if there is one: for models without a chat template.
+
+        It may hold special tokens, but images only as `<image>`.
+        """
         conversation = self._checked(text, images)
+        for part in conversation[0].texts:
+            if VIDEO in part and VIDEO in self.tokenizer.get_vocab():
+                raise InputError(f"prompt {part[:60]!r}: {VIDEO}s are not supported; give images")
+            if self.image_token is not None and self.image_text in part:
+                raise InputError(
+                    f"prompt {part[:60]!r}: {self.image_text} marks an image in this model, but "
+                    "none is given for it; leave it out"
+                )
         ids = self.ids(conversation[0].text(self.image_text))
         bos = self.tokenizer.bos_token_id
         prompt = _prompt(ids if bos is None else [bos, *ids], conversation)
@@ -153,8 +165,8 @@ class PromptEncoder:
         answer = [token for token in answer if token != self.image_token]
         if not self.tokenizer.chat_template and answer[-1:] != self._end:
             answer = [*answer, *self._end]
-        ids = [*prompt.tokens.tolist(), *answer, *self.ids(self._following(conversation, answer))]
-        after = _prompt(ids, conversation)
+        (following,) = self._encoded([self._following(conversation, answer)])
+        after = _prompt([*prompt.tokens.tolist(), *answer, *following], conversation)
         return replace(
             prompt,
             tokens=after.tokens,
@@ -173,8 +185,7 @@ class PromptEncoder:
         training step.
         """
         pieces = [self._pieces(messages) for messages in conversations]
-        texts = [self._shown(text) for conversation in pieces for text in conversation]
-        encoded = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"])
+        encoded = iter(self._encoded([text for conversation in pieces for text in conversation]))
         out = []
         for conversation in pieces:
             ids = bos_before(self.tokenizer, conversation[0]) if conversation else []
@@ -188,16 +199,24 @@ class PromptEncoder:
         return out
 
     def opening(self, messages: Sequence[Message]) -> str:
-        """Return messages as text, after the system prompt, up to where the next answer begins."""
+        """Return messages as text, after the system prompt, up to where the next answer begins.
+
+        Special tokens in what they say are marked as quoted.
+        """
         if self.system and [message.role for message in messages[:1]] != ["system"]:
             messages = [Message("system", (self.system,)), *messages]
+        messages = self._quoted(messages)
         if self.tokenizer.chat_template:
             return render(self.tokenizer, messages, self.image_text, self.thinking)
         return vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a text without BOS."""
+        """Return the ids of a text without BOS, its special tokens among them."""
         return self.tokenizer.encode(self._shown(text), add_special_tokens=False)
+
+    def text_ids(self, text: str) -> list[int]:
+        """Return the ids of a text without BOS, in which no token is special."""
+        return self._quoter.ids([self._quoter.quote(text)])[0]
 
     def text(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
         """Return the text of tokens, without special ones.
@@ -209,6 +228,19 @@ class PromptEncoder:
             (decode(after), decode([*after, *tokens])) if after else ("", decode(tokens))
         )
         return whole[len(before) :] if whole.startswith(before) else decode(tokens)
+
+    @cached_property
+    def _quoter(self) -> Quoter:
+        images = [self.sign, *self._image_ids]
+        words = self.tokenizer.convert_ids_to_tokens([i for i in images if i is not None])
+        return quoter(self.tokenizer, tuple(map(str, words)))
+
+    def _quoted(self, messages: Sequence[Message[Source]]) -> list[Message[Source]]:
+        return [message.mapped(self._quoter.quote) for message in messages]
+
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of what a template made of quoted messages, without BOS."""
+        return self._quoter.ids([self._shown(text) for text in texts])
 
     @property
     def _image_ids(self) -> list[int | None]:
@@ -258,21 +290,17 @@ class PromptEncoder:
         for message in conversation:
             for text in message.texts:
                 check_text(text)
-                where = f"{'prompt' if message.role == 'user' else message.role} {text[:60]!r}"
-                if VIDEO in text and VIDEO in self.tokenizer.get_vocab():
-                    raise InputError(f"{where}: {VIDEO}s are not supported; give images")
-                if self.image_token is not None and self.image_text in text:
-                    raise InputError(
-                        f"{where}: {self.image_text} marks an image in this model, but none is "
-                        "given for it; leave it out"
-                    )
             if message.images and self.image_token is None:
                 text = " ".join(message.texts)[:60]
                 raise InputError(f"prompt {text!r}: the target is a text model; give no image")
         return conversation
 
     def _following(self, messages: Sequence[Message], answer: Sequence[int]) -> str:
-        """Return the text from the end of an answer to the beginning of the next one."""
+        """Return the text from the end of an answer to the beginning of the next one.
+
+        Special tokens in the messages are marked as quoted.
+        """
+        messages = self._quoted(messages)
         if not self.tokenizer.chat_template:
             return vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
         return render_follow_up(self.tokenizer, answer, messages, self.image_text, self.thinking)
@@ -292,7 +320,8 @@ class PromptEncoder:
                 pieces.append(self.image_text * len(question[0].images))
             else:
                 pieces.append(self._asked(question, first=not pieces))
-            pieces.append(message.text(self.image_text))
+            (quoted,) = self._quoted([message])
+            pieces.append(quoted.text(self.image_text))
             question = []
         return [*pieces, self._asked(question, first=not pieces)] if question else pieces
 

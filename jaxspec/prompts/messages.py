@@ -5,10 +5,10 @@ Questions, rows of data and lists of messages become these at the border.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
 from jaxspec.prompts.placeholders import PLACEHOLDER, place_images
 
@@ -37,6 +37,10 @@ class Message(Generic[Source]):
     def texts(self) -> tuple[str, ...]:
         """Return the texts without the images."""
         return tuple(part for part in self.parts if part is not None)
+
+    def mapped(self, change: Callable[[str], str]) -> Self:
+        """Return the message with each text changed."""
+        return replace(self, parts=tuple(part and change(part) for part in self.parts))
 
     def text(self, image: str) -> str:
         """Return the message as one text, with `image` for each image.

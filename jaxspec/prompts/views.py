@@ -27,7 +27,7 @@ import numpy as np
 
 from jaxspec.errors import InputError, is_number
 from jaxspec.models.inputs import Pool
-from jaxspec.prompts.captions import caption_ids
+from jaxspec.prompts.captions import CAPTION_PREFIX
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
 
@@ -51,15 +51,12 @@ class View:
           caption: Caption that view C shows.
           slots: Number of the target's slots of the image, for view T-slots.
         """
-        tokenizer = encoder.tokenizer
-        if self.reads_captions:
-            return caption_ids(tokenizer, caption)
+        if self.reads_captions:  # encoded apart, which gives TABED's literal [1967, 29901, 29871]
+            return [*encoder.text_ids(CAPTION_PREFIX), *encoder.text_ids(caption)]
         if self.name == "T":
-            return tokenizer.encode("\n", add_special_tokens=False)[-1:]
+            return encoder.text_ids("\n")[-1:]
         if self.name == "T-literal":
-            return tokenizer.encode(
-                PLACEHOLDER, add_special_tokens=False, split_special_tokens=True
-            )
+            return encoder.text_ids(PLACEHOLDER)
         assert encoder.image_token is not None, "a text model has no images to stand for"
         return [encoder.image_token] * slots
 

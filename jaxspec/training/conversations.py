@@ -280,11 +280,11 @@ def _form(
     reader = model.images if view.reads_images else None
     showing = Showing(view, encoder, reader, batches.target_images)
     images = [showing(size, count) for size in sizes]
+    row, limit = rewrite(tokens, encoder.image_token, images), max(batches.buckets)
     copies = np.ones(len(tokens), np.int32)
     copies[tokens == encoder.image_token] = [
         len(x.sources) if isinstance(x, Slots) else len(x) for x in images
     ]
-    row, limit = rewrite(tokens, encoder.image_token, images), max(batches.buckets)
     tiles = sum(reader.tiles(size, count) for size in sizes) if reader else 0
     return _Form(row[:limit], np.cumsum(copies) - copies, tiles)
 

@@ -199,7 +199,6 @@ def test_images_without_words_are_asked_with_roles(system: str) -> None:
     [
         (dialogue([("Who?", "Me.")]), "the last is the assistant's; end with the user's"),
         ([Message("user", ("A",))] * 2, "user, user before an answer; Vicuna's form has"),
-        ([Message("user", ("An <image> tag",))], "<image> marks an image in this model"),
     ],
 )
 def test_messages_that_no_prompt_can_hold(messages: list[Message], reason: str) -> None:

@@ -20,9 +20,10 @@ from jaxspec.data.images import image_hash
 from jaxspec.engine.captioners import CachedCaptions, load_captioner
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
-from jaxspec.prompts.captions import Caption, caption_ids
+from jaxspec.prompts.captions import Caption
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
-from tests import tiny
+from jaxspec.prompts.views import VIEWS
 
 MINI = Path(__file__).resolve().parents[2] / "jaxspec_demo" / "mini"
 NEW = 12
@@ -53,18 +54,10 @@ def test_ids_of_the_prefix_are_those_of_tabed() -> None:
     for these.
     """
     tokenizer = load_tokenizer(MINI / "target")
-    ids = caption_ids(tokenizer, "a red ball")
+    ids = VIEWS["C"].substitute(PromptEncoder(tokenizer), "a red ball")
     assert tokenizer.convert_ids_to_tokens(ids[:3]) == ["▁image", ":", "▁"]
     assert ids[3:] == tokenizer.encode("a red ball", add_special_tokens=False)
     assert tokenizer.bos_token_id not in ids
-
-
-@pytest.mark.parametrize("name", ["target", "tiny"])
-def test_a_caption_cannot_place_images_or_end_anything(name: str) -> None:
-    tokenizer = tiny.tokenizer() if name == "tiny" else load_tokenizer(MINI / name)
-    ids = caption_ids(tokenizer, f"an {PLACEHOLDER} and </s><s> it")
-    special = {tokenizer.convert_tokens_to_ids(word) for word in (PLACEHOLDER, "<s>", "</s>")}
-    assert not special & set(ids)
 
 
 # On disk

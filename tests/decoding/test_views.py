@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
@@ -19,6 +21,7 @@ from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import rewrite, stack_rows
 from jaxspec.prompts.views import VIEWS, parse_views
 from tests import tiny
+from tests.hub.words import files
 
 MODEL, PARAMS = tiny.lvlm(32, 2, seed=0)
 B, J = 3, 3
@@ -90,30 +93,22 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
             np.testing.assert_allclose(jnp.log(both), expected[np.asarray(at)], atol=1e-5)
 
 
-class WordTokenizer:
-    """A tokeniser of single characters; `<image>` and the newline have ids of their own."""
-
-    bos_token_id, eos_token_id = 1, 2
-
-    def encode(
-        self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False
-    ) -> list[int]:
-        assert not add_special_tokens
-        if text == "<image>" and not split_special_tokens:
-            return [99]
-        # A SentencePiece tokeniser puts a space piece (3) in front of a newline (13).
-        return [3, 13] if text == "\n" else [ord(c) for c in text]
-
-
-def test_what_stands_for_an_image() -> None:
-    encoder = PromptEncoder(WordTokenizer(), image_token=99)
+def test_what_stands_for_an_image(tmp_path: Path) -> None:
+    words = files("llava", tmp_path)
+    encoder = PromptEncoder(load_tokenizer(tmp_path), image_token=words["<image>"])
     blind = {view.name: view for view in VIEWS.values() if not view.reads_images}
-    stands = {name: view.substitute(encoder, "a <image>") for name, view in blind.items()}
-    literal = {"T-literal": [ord(c) for c in "<image>"], "C": [ord(c) for c in "image: a <image>"]}
-    assert stands == {"T": [13], "T-slots": [99]} | literal
-    assert {name: view.substitute(encoder, "", 3) for name, view in blind.items() if name[1:]} == {
-        "T-literal": literal["T-literal"],
-        "T-slots": [99] * 3,
+
+    def read(*arguments: Any) -> dict[str, str]:
+        ids = {name: view.substitute(encoder, *arguments) for name, view in blind.items()}
+        return {name: " ".join(encoder.tokenizer.convert_ids_to_tokens(ids[name])) for name in ids}
+
+    literal = "▁ < i m a g e >"
+    shown = {"T-literal": literal, "C": "▁ i m a g e : ▁ ▁ a ▁ < i m a g e >"}
+    # A SentencePiece tokeniser puts a space piece in front of a newline.
+    assert read("a <image>") == {"T": "<0x0A>", "T-slots": "<image>"} | shown
+    assert read("", 3) == {
+        **{"T": "<0x0A>", "T-slots": "<image> <image> <image>"},
+        **{"T-literal": literal, "C": "▁ i m a g e : ▁"},
     }
     assert [name for name, view in VIEWS.items() if view.reads_images] == ["M"]
 

@@ -206,6 +206,15 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
 
 def write_model(path: Path, twin: Twin) -> None:
     """Write a model's files."""
+    raw = write_texts(path, twin)
+    _write_weights(path, raw, twin)
+    if twin.quantisation:
+        whole = raw | {"quantization_config": twin.quantisation}
+        (path / "config.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+
+
+def write_texts(path: Path, twin: Twin) -> dict[str, Any]:
+    """Write a model's files without its weights; return its config.json."""
     chat = configs.CHATS.get(twin.words, "") if twin.chat else ""
     whole = not twin.bin or (twin.words == "llama2" and not SENTENCEPIECE)
     ids = words.files(twin.words, path, whole=whole, chat=chat)
@@ -218,10 +227,7 @@ def write_model(path: Path, twin: Twin) -> None:
         "generation_config.json": generation,
     }.items():
         (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _write_weights(path, raw, twin)
-    if twin.quantisation:
-        whole = raw | {"quantization_config": twin.quantisation}
-        (path / "config.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    return raw
 
 
 def _in_ids(entries: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
