@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from jaxspec.runtime import say
 LOCAL = ("127.0.0.1", "localhost", "::1")
 KEY = "JAXSPEC_API_KEY"
 """Environment variable with the key of `--api-key`, which a list of processes would show."""
+SQUARE = 672**2
+"""Pixels of the largest image to compile for in models that cut images in tiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +74,13 @@ class Sizes:
     """Most tokens of an answer."""
     images: int | None = None
     """Most images of a request; by default 1 if the target sees."""
-    image_side: int = 672
-    """Height and width in pixels of the largest image to compile for, in models whose images take
-    as many tokens as their size asks for."""
-    image_pixels: int = 16_777_216
-    """Most pixels of an image."""
+    max_pixels: int | None = None
+    """Most pixels of an image after resizing, to compile for. Qwen's larger images are scaled to
+    it, by default until --images of them fill three quarters of the longest prompt. Models that cut
+    images in tiles (LLaVA-NeXT, OneVision) take as many tiles as a square of it has, by default of
+    451584 pixels; more are refused."""
+    image_pixels: int = 50_331_648
+    """Most pixels of an image as it is sent. A waiting request holds 3 bytes for each."""
     max_body: int = 32 * 2**20
     """Most bytes of a request."""
 
@@ -106,8 +111,9 @@ def run(args: Serve) -> None:
     models, drafting, listening, sizes = args.model, args.drafting, args.listening, args.sizes
     lengths = sorted(numbers("--prompt-buckets", sizes.prompt_buckets, int))
     counts = {"prompt-buckets": lengths[0], "gamma": drafting.gamma, "queue": sizes.queue}
-    counts |= {"image-side": sizes.image_side, "image-pixels": sizes.image_pixels}
-    counts |= {"max-body": sizes.max_body, "max-new-tokens": sizes.max_new_tokens}
+    counts |= {"max-pixels": SQUARE if sizes.max_pixels is None else sizes.max_pixels}
+    counts |= {"image-pixels": sizes.image_pixels, "max-body": sizes.max_body}
+    counts |= {"max-new-tokens": sizes.max_new_tokens}
     check_counts(**{f"--{name}": count for name, count in counts.items()})
     check_numbers(1, 1e6, **{"--timeout": sizes.timeout})
     key = listening.api_key or os.environ.get(KEY, "")
@@ -120,7 +126,7 @@ def run(args: Serve) -> None:
         from jaxspec.serve.app import Server, Settings, serve
         from jaxspec.serve.bodies import Limits
         from jaxspec.serve.metrics import Metrics
-        from jaxspec.serve.worker import Worker, examples
+        from jaxspec.serve.worker import Worker, examples, scaled_pixels
     listener = _listen(listening.host, listening.port)
 
     drafts = bool(drafting.draft or drafting.views)
@@ -136,7 +142,11 @@ def run(args: Serve) -> None:
     images = int(sees) if sizes.images is None else sizes.images
     if images and not sees:
         raise InputError(f"--images: {images}, but the target is a text model; give 0")
-    requests = examples(engine, lengths, images, sizes.image_side, sizes.max_new_tokens)
+    scaled = scaled_pixels(engine, max(lengths), images)
+    if scaled is not None:
+        scaled = sizes.max_pixels or scaled
+    side = math.isqrt(scaled or sizes.max_pixels or SQUARE)
+    requests = examples(engine, lengths, images, side, sizes.max_new_tokens, scaled)
     name = models.model or Path(model_name(models.target)).name
     metrics = Metrics(name)
     plain = None
@@ -158,7 +168,7 @@ def run(args: Serve) -> None:
     say(f"warming up {len(worker.programs)} programs ...")
     folder, pixels = listening.image_dir, sizes.image_pixels
     most = max(lengths), sizes.batch_size
-    limits = Limits(name, images, pixels, *most, folder, plain is not None, models.thinks)
+    limits = Limits(name, images, pixels, *most, folder, plain is not None, models.thinks, scaled)
     local = listening.host in LOCAL and not key
     settings = Settings(
         limits, key, sizes.max_body, timeout=sizes.timeout, local=local, example=example

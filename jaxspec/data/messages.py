@@ -36,6 +36,8 @@ _IMAGES = ("image", "image_url", "input_image")
 _TEXTS = ("text", "input_text", "output_text")
 _SOURCES = ("image_url", "image", "url", "path", "base64")
 """Entries of an image's part that may hold its source; the first one with a value counts."""
+_SIZES = ("max_pixels", "min_pixels", "resized_height", "resized_width")
+"""Entries of an image's part that would change its pixels; a request has one limit for all."""
 DATA_URL = re.compile("data:", re.IGNORECASE)
 
 
@@ -163,6 +165,11 @@ def _text(part: Any) -> str | None:
 
 def _source(part: Mapping[str, Any], queue: _ImageQueue) -> Any:
     """Return the source of a part's image, or the next image of those given with the messages."""
+    for name in _SIZES:
+        if part.get(name) is not None:
+            raise InputError(
+                f"{name} is not read here; give the request max_pixels, or leave it out"
+            )
     name = next((name for name in _SOURCES if part.get(name) is not None), None)
     if name is None:
         return queue.next()

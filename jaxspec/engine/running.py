@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache
+from jaxspec.data.images import Picture
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, insert_rows, run_decode
 from jaxspec.decoding.trace import trace_record
@@ -266,14 +267,19 @@ class LiveBatch(Rows):
         sizes = next((sizes for sizes in self.sizes if _holds(sizes, request.sizes)), None)
         limits = {"max_new_tokens": (request.max_new_tokens, self.capacity.new)}
         limits |= self.together.limits(request, self.batcher.eos)
-        length, images = len(request.rows[0]), len(request.prompt.images)
+        length, images = len(request.rows[0]), request.prompt.images
+        largest = max((example.prompt.images for example in self.examples), key=_pixels)
         if sizes is None:
-            most = max(len(example.prompt.images) for example in self.examples)
-            limits |= {"images": (images, most), "prompt tokens": (length, self.capacity.length)}
+            limits |= {"images": (len(images), len(largest))}
+            limits |= {"prompt tokens": (length, self.capacity.length)}
         over = (f"{name}: {n} of at most {most}" for name, (n, most) in limits.items() if n > most)
-        nowhere = f"prompt: {length} tokens with {images} images, which have no room here"
-        if what := next(over, "" if sizes else nowhere):
-            raise InputError(f"{what}; shorten the request, or open the batch for longer ones")
+        if what := next(over, "" if sizes else "prompt: no room"):
+            mend = "shorten the request"
+            if images and largest and sizes is None:
+                count = int((request.rows[0].images >= 0).sum())
+                what += f", with {count} for images of {_sides(images)} pixels"
+                mend = f"shorten the text, or give images of at most {_sides(largest)} pixels"
+            raise InputError(f"{what}; {mend}")
         assert sizes is not None
         return sizes
 
@@ -389,6 +395,15 @@ def _sizes(batcher: Batcher, examples: Sequence[EncodedRequest]) -> list[Sizes]:
     for example in padded:
         alike.setdefault(_reading(example.sizes), []).append(example)
     return sorted({example.sizes for example in padded} | {*map(batcher.largest, alike.values())})
+
+
+def _sides(images: Sequence[Picture]) -> str:
+    """Return the images' sizes in pixels, as people write them."""
+    return ", ".join(f"{image.width}x{image.height}" for image in images)
+
+
+def _pixels(images: Sequence[Picture]) -> int:
+    return sum(image.width * image.height for image in images)
 
 
 def _reading(sizes: Sizes) -> tuple[bool, ...]:

@@ -125,6 +125,7 @@ class Server:
         config: Any = self.worker.engine.config
         about = {
             "images": limits.images,
+            "max_pixels": limits.max_pixels,
             "prompt_tokens": batch.capacity.length,
             "new_tokens": batch.capacity.new,
             "rows": batch.rows,

@@ -11,9 +11,9 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from PIL.Image import Image
@@ -25,6 +25,7 @@ from jaxspec.errors import InputError, located
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.serve.worker import Lane
 
+T = TypeVar("T")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -85,6 +86,7 @@ class Limits:
       folder: Directory whose images `file:` addresses name; None for none.
       races: Whether a request may ask for plain decoding.
       thinking: Whether the model thinks where a request does not say it, see `Request`.
+      max_pixels: Most pixels to which an image is scaled; None for models that do not scale so.
     """
 
     model: str
@@ -95,6 +97,7 @@ class Limits:
     folder: Path | None = None
     races: bool = False
     thinking: bool | None = None
+    max_pixels: int | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,8 @@ def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
     top = _count(body, "top_logprobs", 0)
     if top > TOP[-1]:
         raise InputError(f"top_logprobs: {top}; give 0 to {TOP[-1]}")
-    request = Request(messages=turns, thinking=_thinking(body, limits))
+    thinking, max_pixels = _thinking(body, limits), budget.max_pixels()
+    request = Request(messages=turns, thinking=thinking, max_pixels=max_pixels)
     if _flag(body, "logprobs"):
         return _job(body, [replace(request, logprobs=top)], limits)
     if top:
@@ -283,6 +287,8 @@ class _Budget:
     limits: Limits
     images: int = 0
     letters: int = 0
+    pixels: set[int | None] = field(default_factory=set)
+    """What images say of their `max_pixels`."""
 
     def text(self, text: str, where: str) -> str:
         self.letters += len(text)
@@ -296,6 +302,13 @@ class _Budget:
             raise InputError(f"{where}: more than {self.limits.images} images; give fewer")
         return _image(url, where, self.limits)
 
+    def max_pixels(self) -> int | None:
+        """Return the request's limit after resizing: the images' or the server's, if smaller."""
+        if len(self.pixels) > 1:
+            raise InputError("max_pixels: differs between images; give the same for all")
+        limits = [*self.pixels, self.limits.max_pixels]
+        return min((most for most in limits if most is not None), default=None)
+
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
@@ -303,9 +316,7 @@ ROLES = {"developer": "system", "system": "system", "user": "user", "assistant":
 def _message(message: Any, where: str, budget: _Budget) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InputError(f'{where}: not an object; give {{"role": ..., "content": ...}}')
-    for name, value in message.items():
-        if name not in ("role", "content", "name") and value not in (None, [], ""):
-            raise InputError(f"{where}.{name[:60]}: not supported; leave it out")
+    _check_keys(message, ("role", "content", "name"), where)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in ROLES:
         raise InputError(f"{where}.role: {str(role)[:60]!r}; give one of {', '.join(ROLES)}")
@@ -322,15 +333,27 @@ def _message(message: Any, where: str, budget: _Budget) -> dict[str, Any]:
 def _part(part: Any, where: str, budget: _Budget) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
+        _check_keys(part, ("type", "text"), where)
         return {"type": "text", "text": budget.text(part["text"], where)}
     if kind == "image_url":
+        _check_keys(part, ("type", "image_url", "max_pixels"), where)
+        with located(where):
+            budget.pixels.add(_count(part, "max_pixels", None))
         image = part.get("image_url")
         image = {"url": image} if isinstance(image, str) else image
         if isinstance(image, dict) and isinstance(image.get("url"), str):
+            _check_keys(image, ("url", "detail"), f"{where}.image_url")
             if image.get("detail") not in (None, "auto", "high"):
                 raise InputError(f"{where}.image_url.detail: not supported; leave it out")
             return {"type": "image", "image": budget.image(image["url"], f"{where}.image_url")}
     raise InputError(f"{where}: give a part of type text or image_url")
+
+
+def _check_keys(value: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise InputError for the first key that is not read, unless it is empty."""
+    for name, content in value.items():
+        if name not in known and content not in (None, [], ""):
+            raise InputError(f"{where}.{name[:60]}: not supported; leave it out")
 
 
 def _image(url: str, where: str, limits: Limits) -> Image:
@@ -376,7 +399,7 @@ def _flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
     return default if value is None else value
 
 
-def _count(body: Mapping[str, Any], name: str, default: int) -> int:
+def _count(body: Mapping[str, Any], name: str, default: T) -> int | T:
     value = body.get(name)
     if value is None:
         return default

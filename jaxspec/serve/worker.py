@@ -25,6 +25,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import TOP, EncodedRequest, Request, Result, decoded
 from jaxspec.engine.running import LiveBatch
 from jaxspec.errors import InputError
+from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.prompts.stops import text_so_far
 
 Lane = Literal["drafted", "plain"]
@@ -102,8 +103,25 @@ class Ticket:
         return self.abandoned or time.monotonic() > self.deadline
 
 
+def scaled_pixels(engine: Engine, length: int, images: int) -> int | None:
+    """Return the pixels of an image at which `images` of them fill three quarters of a prompt.
+
+    None for models that do not scale images to a number of pixels.
+    """
+    reader = engine.assembly.lead.images
+    if not isinstance(reader, QwenImages):
+        return None
+    tokens = max(length * 3 // 4 // max(images, 1), 1)
+    return min(tokens * reader.side**2, reader.limits["longest_edge"])
+
+
 def examples(
-    engine: Engine, lengths: Sequence[int], images: int, side: int, new: int
+    engine: Engine,
+    lengths: Sequence[int],
+    images: int,
+    side: int,
+    new: int,
+    max_pixels: int | None = None,
 ) -> list[Request]:
     """Return requests that fill each length of a prompt, without images and with them.
 
@@ -112,13 +130,14 @@ def examples(
       images: Most images of a prompt; 1 and all are tried.
       side: Height and width of the largest image in pixels.
       new: Most new tokens.
+      max_pixels: See `Request`.
     """
     requests: list[Request] = []
     for count in sorted({0, min(images, 1), images}):
         # A small image leaves room for more text, a large one has more tiles.
         for edge in sorted({SMALLEST, side}) if count else (side,):
             prompt = engine.encoder.prompt("Hi", [Image.new("RGB", (edge, edge))] * count)
-            (read,) = engine.batcher.read([Request(prompt, 1)])
+            (read,) = engine.batcher.read([Request(prompt, 1, max_pixels=max_pixels)])
             spare = [length - len(read.rows[0]) for length in lengths]
             if max(spare) < 0:
                 raise InputError(
@@ -127,13 +146,27 @@ def examples(
                 )
             for more in filter(lambda more: more >= 0, spare):
                 tokens = np.append(prompt.tokens, np.repeat(prompt.tokens[-1:], more))
-                requests.append(Request(replace(prompt, tokens=tokens), new))
+                filled = replace(prompt, tokens=tokens)
+                requests.append(Request(filled, new, max_pixels=max_pixels))
     first, biases = requests[0], dict.fromkeys(range(BIASES), 0.0)
     full = replace(first, logprobs=TOP[-1], presence_penalty=1.0, logit_bias=biases)
     # A request may turn off what the model's file says of penalties and sampling.
     plain = replace(first, repetition_penalty=1.0, min_p=0.0)
     sampled = [replace(request, temperature=1.0) for request in (first, plain)]
     return [*requests, *sampled, plain, full]
+
+
+def _scaled(batch: LiveBatch, request: Request) -> EncodedRequest:
+    """Read a request; scale its images, where the model can, until the batch has their tiles.
+
+    A long image has more tiles than a square one of as many pixels.
+    """
+    while True:
+        (encoded,) = batch.batcher.read([request])
+        pairs = zip(encoded.sizes.tiles, batch.capacity.tiles, strict=True)
+        if request.max_pixels is None or all(tiles <= most for tiles, most in pairs):
+            return encoded
+        request = replace(request, max_pixels=request.max_pixels * 3 // 4)
 
 
 class Worker(threading.Thread):
@@ -191,7 +224,7 @@ class Worker(threading.Thread):
         most: Most new tokens; None takes as many as the batch and the model have room for.
         """
         batch = self.lanes[lane]
-        (encoded,) = batch.batcher.read([replace(request, max_new_tokens=most or 1)])
+        encoded = _scaled(batch, replace(request, max_new_tokens=most or 1))
         if most is None:
             context = text_config(self.engine.assembly.lead.config).context
             room = min(context - len(encoded.rows[0]), batch.capacity.new)

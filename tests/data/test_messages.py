@@ -143,6 +143,10 @@ def test_an_image_between_texts_keeps_its_place_in_one_text() -> None:
             "image 'data:image/png;base64': no data URL; give data:image/png;base64,...",
         ),
         (
+            user({"type": "image", "image": PAGE, "resized_height": 28}),
+            "messages[0]: content[0]: resized_height is not read here; give the request max_pixels",
+        ),
+        (
             user({"type": "image", "base64": "?"}, {"type": "image"}),
             "messages[0]: content[0]: image 'base64': not base64",
         ),

@@ -203,7 +203,13 @@ class QwenImages:
         """Return the least and most pixels of an image, in the processor's words."""
         size = self.processor.size
         most = self.max_pixels or size["longest_edge"]
-        return {"shortest_edge": size["shortest_edge"], "longest_edge": most}
+        return {"shortest_edge": min(size["shortest_edge"], most), "longest_edge": most}
+
+    @property
+    def side(self) -> int:
+        """Return the pixels along a merge group, which is a token."""
+        vision = self.config.vision_config
+        return vision.patch_size * vision.spatial_merge_size
 
     @staticmethod
     def shapes(config: Any) -> Shapes:
@@ -228,8 +234,7 @@ class QwenImages:
                 f"image of {width}x{height}: one side is over {MOST_STRETCHED} times the other; "
                 "crop or scale it"
             )
-        vision, limits = self.config.vision_config, self.limits
-        side = vision.patch_size * vision.spatial_merge_size
+        limits, side = self.limits, self.side
         rows, columns = round(height / side), round(width / side)
         if rows * columns * side**2 > limits["longest_edge"]:
             shrink = math.sqrt(height * width / limits["longest_edge"])

@@ -1,0 +1,81 @@
+"""Photographs of any size are answered by the sizes that a server compiles; nothing compiles here."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.errors import InputError
+from jaxspec.serve.bodies import Limits, chat
+from jaxspec.serve.worker import Worker, examples, scaled_pixels
+from tests.serve.test_server import data_url
+from tests.tiny.families import write
+
+LENGTH = 96
+SIZES = [(40, 30), (1024, 768), (1280, 720), (4032, 3024), (900, 2000), (2400, 500), (2000, 11)]
+
+
+def worker_of(path: Path, family: str, images: int = 1) -> tuple[Worker, int | None]:
+    """Return a server's worker with its defaults, and the pixels that it scales images to."""
+    model = LoadedModel.load(write(path, family) / "target")
+    engine = Engine(model, config=EngineConfig(batch_size=1, prompt_buckets=(LENGTH, 512)))
+    pixels = scaled_pixels(engine, LENGTH, images)
+    side = math.isqrt(pixels or 56**2)
+    return Worker(engine, examples(engine, [LENGTH], images, side, 4, pixels)), pixels
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_photographs_of_any_size_and_shape_fit(family: str, tmp_path: Path) -> None:
+    worker, pixels = worker_of(tmp_path, family)
+    assert pixels
+    for size in SIZES:
+        request = Request("Hi", images=[Image.new("RGB", size)], max_pixels=pixels)
+        encoded = worker.read(request, 4)  # raises an error where no size holds it
+        assert (encoded.rows[0].images >= 0).any()
+
+
+@pytest.mark.parametrize(("family", "side"), [("qwen2_5_vl", 64), ("llava_next", 56)])
+def test_what_is_too_long_with_an_image_is_said_in_pixels(
+    family: str, side: int, tmp_path: Path
+) -> None:
+    worker, pixels = worker_of(tmp_path, family)
+    request = Request("x" * 90, images=[Image.new("RGB", (1024, 768))], max_pixels=pixels)
+    with pytest.raises(InputError, match=r"prompt tokens: 1\d\d of at most 96, with ") as refused:
+        worker.read(request, 4)
+    mend = f"shorten the text, or give images of at most {side}x{side} pixels"
+    assert f"for images of 1024x768 pixels; {mend}" in str(refused.value)
+
+
+def body(*parts: dict[str, Any]) -> dict[str, Any]:
+    image = {"type": "image_url", "image_url": {"url": data_url(Image.new("RGB", (9, 9)))}}
+    return {"messages": [{"role": "user", "content": [image | part for part in parts]}]}
+
+
+def test_images_bring_their_most_pixels() -> None:
+    limits = Limits("tiny", images=2, max_pixels=1000)
+    cases = {(): 1000, (500,): 500, (500, 500): 500, (2000,): 1000}
+    for pixels, expected in cases.items():
+        parts = [{"max_pixels": most} for most in pixels] or [{}]
+        assert chat(body(*parts), None, limits).requests[0].max_pixels == expected  # type: ignore
+    with pytest.raises(InputError, match="max_pixels: differs between images"):
+        chat(body({"max_pixels": 5}, {}), None, limits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"max_pixels": "x"}, r"content\[0\]: max_pixels: give a whole number"),
+        ({"min_pixels": 1}, r"content\[0\].min_pixels: not supported; leave it out"),
+        ({"resized_height": 28}, r"content\[0\].resized_height: not supported"),
+        ({"image_url": {"url": "", "resized_width": 28}}, r"image_url.resized_width: not supp"),
+        ({"type": "text", "text": "Hi"}, r"content\[0\].image_url: not supported"),
+    ],
+)
+def test_keys_of_parts_are_read_or_refused(part: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        chat(body(part), None, Limits("tiny"))  # type: ignore[arg-type]
