@@ -329,15 +329,6 @@ class Qwen3Config(Qwen2Config):
         return Biases(self.attention_bias, self.attention_bias)
 
 
-def refuse_window(window: int | None, context: int) -> None:
-    """Raise InputError for a head's window if it is smaller than the context."""
-    if window is not None and window < context:
-        raise InputError(
-            f"text config: sliding_window {window} is smaller than the context of {context}, and "
-            f"heads have no windows; set max_position_embeddings to {window} in config.json"
-        )
-
-
 @dataclass(frozen=True)
 class OptConfig(TextConfig):
     """Describe OPT and Galactica. Defaults are those of transformers' `OPTConfig`."""

@@ -282,6 +282,49 @@ def test_speculators_files_without_the_key_are_read_by_their_version(
     assert inspect(tmp_path / "head").facts["drafts"] == f"{config.gamma} tokens a pass; {slots}"
 
 
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("server", "changes", "window"),
+    [
+        ("vllm", SLIDING | {"sliding_window": 512}, 512),
+        ("vllm", SLIDING | {"sliding_window": 32768}, 32768),
+        ("vllm", SLIDING | {"sliding_window": 32768, "causal": False}, None),
+        ("vllm", SLIDING | {"sliding_window": 512, "use_sliding_window": False}, None),
+        ("vllm", {"sliding_window": 512, "use_sliding_window": True}, None),
+        ("vllm", {"sliding_window": 512, "layer_types": None} | {"max_window_layers": 2}, None),
+        ("speculators", SLIDING | {"sliding_window": 512}, 512),
+        ("speculators", SLIDING | {"sliding_window": 32768}, 32768),
+        ("speculators", SLIDING | {"sliding_window": 32768, "use_sliding_window": None}, 32768),
+        ("speculators", SLIDING | {"sliding_window": 32768, "sliding_window_non_causal": True}, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("nested", [False, True])
+def test_windows_are_refused_unless_they_change_nothing(
+    server: Any, changes: dict[str, Any], window: int | None, nested: bool, tmp_path: Path
+) -> None:
+    """Sliding layers are causal in a block where nothing says otherwise, however long the window.
+
+    The entries are at the top level, or in their layout's nested part.
+    """
+    save_head(tmp_path / "own", *made(), None, server=server)
+    part = "transformer_layer_config" if server == "speculators" else "dflash_config"
+
+    def change(raw: dict[str, Any]) -> None:
+        if nested:
+            raw |= {name: changes[name] for name in changes if "causal" in name}
+        (raw[part] if nested else raw).update(changes)
+
+    path = rewritten(tmp_path / "own", tmp_path / "head", change)
+    if window is None:
+        assert load_head(path)[0] == load_head(tmp_path / "own")[0]
+        return
+    line = f"DFlash head: sliding_window {window}, .*; give a head whose layers are all full"
+    with pytest.raises(InputError, match=line):
+        load_head(path)
+
+
 def nothing(raw: dict[str, Any]) -> None:
     """Change nothing."""
 
@@ -302,11 +345,6 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (inner(output_multiplier=0.2), {}, "has output_multiplier 0.2, which is not supported"),
         (entries(markov_rank=4, markov_head_type="rnn"), {}, 'has markov_head_type "rnn", which'),
         (entries(fc_norm=True, query_zero_predicts_next=True), {}, "has fc_norm true, query_zero"),
-        (
-            entries(sliding_window=512, layer_types=["sliding_attention", "full_attention"]),
-            {},
-            "sliding_window 512 is smaller than the context of 32768",
-        ),
         (inner(target_layer_ids=[3, 1]), {}, r"reads target layers \[4, 2\]; give them in order"),
         (inner(target_layer_ids="all"), {}, "not readable .*; fetch it again"),
         (inner(mask_token_id=40), {}, "mask token 40 of 40 tokens"),

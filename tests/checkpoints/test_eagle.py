@@ -294,6 +294,7 @@ PLAIN = {
             },
             None,
         ),
+        (PLAIN | {"sliding_window": 512, "max_window_layers": 1}, None),
     ],
 )
 def test_heads_are_read_as_publishers_write_them(
@@ -364,7 +365,7 @@ FC = np.zeros((32, 64), np.float32)
             "use_last_layernorm false, para",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, {}, "fp8"),
-        ({"sliding_window": 512}, {}, "sliding_window 512 is smaller than"),
+        ({"sliding_window": 512}, {}, "EAGLE-3 head: sliding_window 512, .*; give a head"),
         (
             {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
             {},

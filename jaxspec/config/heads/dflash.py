@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.heads.head import HeadConfig, check_rotary, shared_sizes
+from jaxspec.config.heads.head import HeadConfig, check_rotary, refuse_window, shared_sizes
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.rope import RopeScaling
 from jaxspec.config.schema import known_fields
-from jaxspec.config.text import Qwen3Config, TextConfig, refuse_window
+from jaxspec.config.text import SLIDING, Qwen3Config, TextConfig
 from jaxspec.errors import InputError, reading
 
 ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel")
@@ -249,9 +249,7 @@ def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> Qwen3Conf
     fixed = {"model_type": Qwen3Config.model_type, "draft_vocabulary": None}
     usual = {} if layers.get("model_type") == Qwen3Config.model_type else heads
     text = Qwen3Config.from_hf({**usual, **layers, **fixed})
-    slides = "sliding_attention" in (layers.get("layer_types") or ())
-    window = layers.get("sliding_window") if slides else text.sliding_window
-    refuse_window(window, text.context)
+    refuse_window(DFlashConfig.title, _window({**layers, **entries}, text.context))
     size = entries.get("draft_vocab_size")
     if size is not None and (type(size) is not int or size < 1):
         raise InputError(f"DFlash head: draft_vocab_size {size!r:.40}; give 1 or more")
@@ -260,6 +258,18 @@ def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> Qwen3Conf
     return replace(
         text, draft_vocabulary=vocabulary, rope_scaling=scaling, tie_word_embeddings=False
     )
+
+
+def _window(entries: Mapping[str, Any], context: int) -> int | None:
+    """Return the window of sliding layers; None where they compute what full ones do.
+
+    Unless the file says otherwise, sliding layers are causal in a block, however long their window.
+    """
+    uses = entries.get("use_sliding_window")
+    slides = SLIDING in (entries.get("layer_types") or ()) if uses is None else uses
+    window, _ = Qwen3Config.windows({**entries, "use_sliding_window": slides})
+    free = entries.get("sliding_window_non_causal") or entries.get("causal") is False
+    return None if window is None or (free and window >= context) else window
 
 
 def _check_entries(entries: Mapping[str, Any]) -> None:

@@ -16,11 +16,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.heads.head import check_rotary, shared_sizes
+from jaxspec.config.heads.head import check_rotary, refuse_window, shared_sizes
 from jaxspec.config.heads.states import StateHeadConfig
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.schema import known_fields
-from jaxspec.config.text import LlamaConfig, RotaryConfig, TextConfig, refuse_window
+from jaxspec.config.text import FULL, SLIDING, LlamaConfig, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -110,9 +110,12 @@ class EagleConfig(LlamaConfig):
             layer + 1 for layer in outputs
         ]
         config = super().from_hf(entries)
-        kinds = decoder.get("layer_types") or ["sliding_attention"]
-        if decoder.get("use_sliding_window") is not False and "sliding_attention" in kinds:
-            refuse_window(decoder.get("sliding_window"), config.context)
+        windows = {**decoder, **outer}
+        kind = FULL if (windows.get("max_window_layers") or 0) > 0 else SLIDING
+        slides = SLIDING in (windows.get("layer_types") or [kind])
+        window = windows.get("sliding_window")
+        if slides and windows.get("use_sliding_window") is not False and window is not None:
+            refuse_window("EAGLE-3 head", window if window < config.context else None)
         size = outer.get("draft_vocab_size")
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(f"EAGLE-3 head: draft_vocab_size {size!r:.40}; give 1 or more")

@@ -142,6 +142,15 @@ class HeadConfig(ABC):
         return config
 
 
+def refuse_window(title: str, window: Any) -> None:
+    """Raise InputError for a head whose layers slide over so many tokens; None: over all."""
+    if window is not None:
+        raise InputError(
+            f"{title}: sliding_window {window!r:.40}, and heads have no windows; give a head whose "
+            "layers are all full"
+        )
+
+
 def check_rotary(text: TextConfig) -> RotaryConfig:
     """Return a target's decoder; InputError for one without rotary keys."""
     if not isinstance(text, RotaryConfig):
