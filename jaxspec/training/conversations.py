@@ -1,8 +1,9 @@
 """Make training batches of conversations, as a pure function of the step.
 
 The samples of a group of steps are sorted by length, so a batch is padded to the bucket of its own
-longest row. Every process tokenises all rows of a group, which makes shapes equal everywhere, and
-decodes only the images of its own rows.
+longest row. Rows of a group that teach nothing are left out: those that do take their places. Every
+process tokenises all rows of a group, which makes shapes equal everywhere, and decodes only the
+images of its own rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import cycle
 from typing import Any
 
 import jax
@@ -37,6 +39,8 @@ from jaxspec.typing import Bool, Int, UInt
 
 GROUP = 8
 """Steps whose samples are sorted together."""
+TRIED = 512
+"""Rows in turn that may teach nothing, whatever share of rows may."""
 
 
 class TeacherRows(struct.PyTreeNode):
@@ -96,8 +100,7 @@ class ConversationBatch(struct.PyTreeNode):
 class ConversationBatches:
     """Make this process's rows of a step's batch, as a function of the step.
 
-    Rows that teach nothing are masked, and counted by `unlearned`. Raises InputError for a sample
-    without answers, and for a batch without any answer within the buckets.
+    Raises InputError where `TRIED` rows in turn teach nothing.
     """
 
     samples: Any
@@ -131,9 +134,6 @@ class ConversationBatches:
         mask = np.zeros((len(rows), prompts.tokens.shape[1]), bool)
         for i, row in enumerate(rows):
             mask[i, row.forms[0].places[row.learned]] = True
-        if not mask.any():
-            limit = max(self.buckets)
-            raise InputError(f"step {step}: no answer within {limit} tokens; give longer --buckets")
         images = image_inputs(self.model, pictures, tiles) or {}
         numbers = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)
         width = prompts.tokens.shape[1]
@@ -146,8 +146,8 @@ class ConversationBatches:
         return [row.forms[0].row.images for row in self._rows(step)[self._own]]
 
     def unlearned(self, step: int) -> int:
-        """Count the rows of a step, in all processes, without an answer or image in the buckets."""
-        return sum(not len(row.learned) for row in self._rows(step))
+        """Count the rows of a step, in all processes, that replace rows which teach nothing."""
+        return sum(row.replaces for row in self._rows(step))
 
     def _rows(self, step: int) -> list[_TrainingRow]:
         """Return the rows of a step, of all processes."""
@@ -225,6 +225,10 @@ class _TrainingRow:
     images: tuple[Any, ...]
     first: int
     """Tokens up to the first one of an answer."""
+    replaces: bool = False
+    """Whether it takes the place of a row without an answer, or with too many images, in the
+    buckets.
+    """
 
 
 _GROUPING = threading.Lock()
@@ -232,10 +236,26 @@ _GROUPING = threading.Lock()
 
 @lru_cache(maxsize=2)
 def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
-    """Return all rows of a group of steps, sorted by length."""
+    """Return all rows of a group of steps, sorted by length.
+
+    The rows that teach replace the others by turns; where none does, those of a later group.
+    """
     count = GROUP * batches.batch
-    rows = _read(batches, [batches.samples[group * count + i] for i in range(count)])
-    return sorted(rows, key=lambda row: len(row.forms[0].row))
+    rows: list[_TrainingRow] = []
+    teaching: list[_TrainingRow] = []
+    while not teaching:
+        if len(rows) >= TRIED:
+            tokens, tiles = max(batches.buckets), max(batches.tile_buckets)
+            raise InputError(
+                f"data: {len(rows)} rows in turn have no answer within {tokens} tokens, or over "
+                f"{tiles} image tiles; give longer --buckets, or show fewer images"
+            )
+        first = group * count + len(rows)
+        rows += _read(batches, [batches.samples[first + i] for i in range(count)])
+        teaching = [row for row in rows if len(row.learned)]
+    spare = (replace(row, replaces=True) for row in cycle(teaching))
+    taught = [row if len(row.learned) else next(spare) for row in rows[:count]]
+    return sorted(taught, key=lambda row: len(row.forms[0].row))
 
 
 def _read(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_TrainingRow]:
@@ -255,8 +275,6 @@ def _caption(sample: Sample) -> tuple[Message, ...]:
 def _row(
     batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask: np.ndarray
 ) -> _TrainingRow:
-    if not mask.any():
-        raise InputError(f"sample {sample.id} of {sample.dataset}: no answer in it to learn")
     readers = [(batches.model, batches.view)]
     readers += [(batches.teacher, VIEWS["M"])] if batches.teacher else []
     sizes = [(picture.height, picture.width) for picture in map(Picture.of, sample.images)]

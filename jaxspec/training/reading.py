@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class CountedBatches(Generic[Batch]):
     """Iterate over batches and count unlearned rows; closing it prints their share.
 
     Its position is Grain's, the next step. Raises InputError once more than the share `limit` of
-    the rows taught nothing.
+    the rows teach nothing, by three standard deviations of what chance gathers.
     """
 
     batches: Any
@@ -38,7 +39,9 @@ class CountedBatches(Generic[Batch]):
         batch, lost = next(self.batches)
         self._lost += lost
         self._read += self.rows.batch
-        if self._read >= SURE and self._lost > self.limit * self._read:
+        expected = self.limit * self._read
+        most = expected + 3 * math.sqrt(expected * (1 - self.limit))
+        if self._read >= SURE and self._lost > most:
             report, self._lost = self._report(), 0
             raise InputError(f"{report}; or let more than {self.limit:.0%} be with --unlearned")
         return batch

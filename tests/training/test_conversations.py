@@ -172,37 +172,54 @@ def test_plain_rows_are_images_and_what_is_said_of_them() -> None:
         assert "No." not in told(batch, row)
 
 
-def test_rows_cut_before_their_answer_count_nothing() -> None:
-    made = batches(buckets=(24,))
-    for step in range(GROUP):
-        lost, learned = made.unlearned(step), made(step).mask.any(axis=1)
-        assert lost == (~learned).sum()
-    with pytest.raises(InputError, match="no answer within 8 tokens; give longer --buckets"):
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(
+    "fields", [{"buckets": (24,)}, {"tile_buckets": (1,)}], ids=["cut", "tiles"]
+)
+def test_rows_that_teach_nothing_are_left_out(batch: int, fields: dict[str, Any]) -> None:
+    """Other rows of their group take their places, so that every row of every batch teaches."""
+    made = batches(batch=batch, **fields)
+    steps = range(3 * GROUP)
+    lost = sum(made.unlearned(step) for step in steps)
+    assert all(made(step).mask.any(axis=1).all() for step in steps)
+    assert 0 < lost < 3 * GROUP * batch
+    if "tile_buckets" in fields:
+        assert lost == GROUP * batch  # every third sample has two images
+        assert max((made(step).tokens == IMAGE).sum(axis=1).max() for step in steps) == PAGE
+
+
+def test_a_group_in_which_nothing_teaches_takes_rows_of_the_next() -> None:
+    long = 2 * GROUP * [replace(Talk()[0], turns=(("Long?" * 20, "No."),))]
+    made = batches(samples=[*long, *(Talk()[i] for i in range(GROUP))], batch=1, buckets=(64,))
+    assert [made.unlearned(step) for step in range(3 * GROUP)] == [1] * 2 * GROUP + [0] * GROUP
+    assert {told(made(step), 0) for step in range(GROUP)} == {
+        told(made(step), 0) for step in range(2 * GROUP, 3 * GROUP)
+    }
+
+
+def test_rows_of_which_none_teaches_end_the_run() -> None:
+    with pytest.raises(
+        InputError, match=r"512 rows in turn.*within 8 tokens.*give longer --bucket"
+    ):
         batches(buckets=(8,))(0)
-
-
-def test_rows_of_too_many_images_count_nothing() -> None:
-    for step in range(GROUP):
-        made = batches(tile_buckets=(1,))
-        batch, lost = made(step), made.unlearned(step)
-        several = (batch.tokens == IMAGE).sum(axis=1) > PAGE
-        assert not batch.mask[several].any()
-        assert batch.mask[~several].any(axis=1).all()
-        assert lost == several.sum()
 
 
 def test_too_many_rows_that_teach_nothing_end_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But not before there are enough to tell, and not where as many are allowed."""
+    """But not before there are enough to tell, and not where as many are allowed, of which chance
+    may gather some.
+    """
     rows = [Talk()[i] for i in range(20)]
     rows[7] = replace(rows[7], turns=(("Long?" * 20, "No."),), images=())
-    cut = batches(samples=mixture([(rows, 1.0)], 0), buckets=(64,))
     monkeypatch.setattr(reading, "SURE", 40)
-    allowed = iterate(cut, 2 * GROUP, limit=0.1)
-    assert sum(1 for _ in range(2 * GROUP) if next(allowed)) == 2 * GROUP
+    one = batches(samples=mixture([(rows, 1.0)], 0), batch=1, buckets=(64,))
+    allowed = iterate(one, 120, limit=0.05)
+    assert sum(1 for _ in range(120) if next(allowed)) == 120
     allowed.close()
     capsys.readouterr()
+    half = [row if i % 2 else rows[7] for i, row in enumerate(rows)]
+    cut = batches(samples=mixture([(half, 1.0)], 0), buckets=(64,))
     made = iterate(cut, 2 * GROUP, limit=0.02)
     for _ in range(40 // 4 - 1):
         next(made)
