@@ -1,7 +1,8 @@
 """Read conversations from files in all forms of `data/forms.py`, to train on and to evaluate.
 
 Files are a `.json` list, `.jsonl`, `.jsonl.gz` or parquet. Training counts, logs and skips rows
-that cannot be read, and counts columns that look like part of the conversation and are not read.
+that cannot be read, and counts what it does not read of others: columns that look like part of the
+conversation, those that say what is learned, answers before questions and questions at the end.
 Evaluation raises InputError at the first such row.
 
 Image paths are relative to the file's folder, to its `images/`, or to the folder that is given.
@@ -17,13 +18,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from jaxspec.data.forms import read_row, unread_columns
+from jaxspec.data.forms import Remark, read_row, remarks
 from jaxspec.data.hub import on_disk
 from jaxspec.data.rows import DataRow, json_list, raised, rows_and_errors
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError, check_counts, located
 from jaxspec.files import writing
 
+_ADVICE: dict[Remark, str] = {
+    "not read": "put what belongs to the conversation into its questions and answers",
+    "not obeyed": "every answer is learned alike, so leave out what should not be",
+    "left out": "only questions with answers are learned",
+}
 THREADS = 8
 """Rows that are read at a time: decoding their images takes longest."""
 
@@ -37,8 +43,8 @@ class Skipped:
     count: int = field(default=0, init=False)
     _reasons: Counter[str] = field(default_factory=Counter, init=False)
     """How often each reason was given, without the row's origin."""
-    unread: Counter[str] = field(default_factory=Counter, init=False)
-    """Number of rows, by each column that looks like part of the conversation and is not read."""
+    remarks: Counter[tuple[Remark, str]] = field(default_factory=Counter, init=False)
+    """Number of rows, by each remark on rows that are read."""
 
     def start(self) -> None:
         """Remove an earlier run's log."""
@@ -65,18 +71,17 @@ class Skipped:
         return f"{self.count} rows were skipped, {count} of them: {reason} ({self.log} has all)"
 
     def lines(self) -> list[str]:
-        """Return a line about skipped rows, and one about columns that are not read."""
+        """Return a line about skipped rows, and one about each kind of remark on others."""
         lines = []
         if self.count:
             lines.append(f"skipped {self.count} rows that cannot be read: {self.log}")
-        if self.unread:
-            columns = ", ".join(
-                f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in self.unread.items()
-            )
-            lines.append(
-                f"not read: {columns}; put what belongs to the conversation into its questions "
-                "and answers"
-            )
+        for kind, advice in _ADVICE.items():
+            names = [
+                f"{name} ({count:,} row{'s' * (count > 1)})"
+                for (remark, name), count in self.remarks.items()
+                if remark == kind
+            ]
+            lines += [f"{kind}: {', '.join(names)}; {advice}"] if names else []
         return lines
 
 
@@ -120,7 +125,7 @@ def _finished(
     except InputError as error:
         skipped.add(name, error)
         return
-    skipped.unread.update(unread_columns(row.values, sample))
+    skipped.remarks.update(remarks(row.values, sample))
     yield sample
 
 

@@ -13,10 +13,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxspec.data.images import StoredImage
-from jaxspec.data.messages import CONTENTS, SPEAKERS, read_messages
+from jaxspec.data.messages import CONTENTS, SPEAKERS, read_messages, role_of
 from jaxspec.data.rows import DataRow
 from jaxspec.data.samples import Sample, stored_image
 from jaxspec.errors import InputError, located, reading
@@ -40,11 +40,16 @@ SPEECH = re.compile(
     re.IGNORECASE,
 )
 """Names of columns, and of a message's entries, that look like part of a conversation."""
+_LEARNING = re.compile(
+    r"(sample_|loss_)?weight|loss(_mask|_scale)?|train(ing|able|_detail)?|(?P<masked>masked)"
+)
+"""Names of columns, and of an answer's entries, that say what is learned, or else `masked`."""
 _ENTRIES = {*SPEAKERS, *CONTENTS, "user", "assistant"}
 """Entries of messages that are read."""
 _SPEAKER = re.compile(r"(?:^|\n)<(human|bot)>:")
 """Mark before each message in texts of the Open Instruction Generalist."""
 
+Remark = Literal["not read", "not obeyed", "left out"]
 Values = Mapping[str, Any]
 Turns = list[tuple[str, str]]
 
@@ -83,7 +88,31 @@ def read_row(row: DataRow, frames: int = 8, answered: bool = True) -> Sample:
         )
 
 
-def unread_columns(values: Values, sample: Sample) -> list[str]:
+def remarks(values: Values, sample: Sample) -> list[tuple[Remark, str]]:
+    """Return what of a row is not in its sample, which is to be trained on."""
+    messages = [message for message in _messages(values) if isinstance(message, Mapping)]
+    roles = [role for role in map(role_of, messages) if role != "system"]
+    answers = [message for message in messages if role_of(message) == "assistant"]
+    entries = [item for part in (values, *answers) for item in part.items()]
+    names: dict[Remark, list[str]] = {
+        "not read": _unread(values, sample),
+        "not obeyed": [name for name, value in entries if _changes_learning(name, value)],
+        "left out": ["answers before the first question"] * (roles[0] == "assistant")
+        + ["last questions without an answer"] * (roles[-1] == "user"),
+    }
+    return [(kind, name) for kind in names for name in dict.fromkeys(names[kind])]
+
+
+def _changes_learning(name: str, value: Any) -> bool:
+    """Return whether an entry says that something is not learned, or not as the rest."""
+    if not (match := _LEARNING.fullmatch(name)):
+        return False
+    usual = match["masked"] is None
+    values = value if isinstance(value, list) else [value]
+    return any(each != usual for each in values if isinstance(each, int | float | Mapping))
+
+
+def _unread(values: Values, sample: Sample) -> list[str]:
     """Return the columns, and entries of messages, that look like speech and are not in a sample.
 
     A copy of a part of the sample is in it, and so is the whole conversation in another form.

@@ -99,6 +99,21 @@ def read_messages(
     return messages
 
 
+def role_of(message: Mapping[str, Any]) -> Role | None:
+    """Return the role of a message, None if it names none; InputError for an unknown one."""
+    name = _first(message, SPEAKERS)
+    if not isinstance(name, str):
+        return None
+    if name.lower() not in ROLES:
+        raise InputError(f"role {name!r} is unknown; {nearest(name, list(ROLES))}")
+    return ROLES[name.lower()]
+
+
+def _first(entries: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the first value among the named entries."""
+    return next((entries[name] for name in names if entries.get(name) is not None), None)
+
+
 class _ImageQueue:
     """Hand out the images given with the messages, in their order."""
 
@@ -119,15 +134,9 @@ def _message(
     value: Any, queue: _ImageQueue, source: Callable[[Any], ImageSource]
 ) -> Message[ImageSource]:
     entries = value if isinstance(value, Mapping) else {}
-    name, content = (
-        next((entries[key] for key in keys if entries.get(key) is not None), None)
-        for keys in (SPEAKERS, CONTENTS)
-    )
-    if not isinstance(name, str) or not entries.keys() & {*CONTENTS}:
+    role, content = role_of(entries), _first(entries, CONTENTS)
+    if role is None or not entries.keys() & {*CONTENTS}:
         raise InputError(f"{value!r:.60} is no message {{role, content}}")
-    role = ROLES.get(name.lower())
-    if role is None:
-        raise InputError(f"role {name!r} is unknown; {nearest(name, list(ROLES))}")
     if entries.get("tool_calls"):
         raise InputError("tool_calls are not read; give what the tool was asked as text")
     if isinstance(content, str):

@@ -166,14 +166,23 @@ def test_what_is_not_read_is_named_once_with_its_count(
         {"question": "3+3?", "answer": "6", "rationale": "", "choices": ["5", "6"], "response": "six"},
         {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"},
                                       {"role": "assistant", "content": "Ho", "thinking": "They greet."}]},
+        {"conversations": [{"from": "gpt", "value": "I am a bot.", "weight": 0},
+                           {"from": "human", "value": "Hi", "weight": 0, "train": False},
+                           {"from": "gpt", "value": "Ho", "weight": 1, "masked": False}]},
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "train": False},
+                      {"role": "user", "content": "And?"}], "loss_mask": [0, 1]},
         {"question": "Odd?", "answer": 7, "rationale": "A row that is skipped."},
     ]  # fmt: skip
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
     main(Text(tmp_path / "chat.jsonl", "chat", out=tmp_path))
-    assert capsys.readouterr().err.splitlines()[-1] == (
+    assert capsys.readouterr().err.splitlines()[-3:] == [
         "not read: rationale (2 rows), choices (1 row), response (1 row), thinking (1 row); "
-        "put what belongs to the conversation into its questions and answers"
-    )
+        "put what belongs to the conversation into its questions and answers",
+        "not obeyed: weight (1 row), loss_mask (1 row), train (1 row); every answer is learned alike, so leave out "
+        "what should not be",
+        "left out: answers before the first question (1 row), last questions without an answer "
+        "(1 row); only questions with answers are learned",
+    ]
 
 
 def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_two_rows_of_a_form(form: str, suffix: str, photos: Path) -> None:
     skipped = Skipped(form == "turns", photos / "skipped.jsonl")
     trained = tuple(map(contents, readable(file, skipped)))
     assert trained == SAMPLES[form][form == "turns" :]  # the first has a question without answer
-    assert not skipped.unread
+    assert not skipped.remarks
     assert tuple(map(contents, own_samples("mine", file))) == SAMPLES[form]
 
 
