@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.export import Target, export
-from jaxspec.checkpoints.heads import is_head, load_head, save_head
+from jaxspec.checkpoints.heads import is_head, load_head, read_draft_config, save_head
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import DFlashConfig, Qwen2Config, RopeScaling
@@ -207,6 +207,11 @@ def rewritten(
     return path
 
 
+def unnamed(raw: dict[str, Any]) -> None:
+    """Files that name no class."""
+    del raw["architectures"], raw["jaxspec"]
+
+
 def newer(raw: dict[str, Any]) -> None:
     """z-lab's files since Qwen3.5 have the block's size within, and M-RoPE's sections."""
     raw["dflash_config"]["block_size"] = raw.pop("block_size")
@@ -219,7 +224,9 @@ def usual(raw: dict[str, Any]) -> None:
     del raw["dflash_config"]["target_layer_ids"], raw["jaxspec"], raw["layer_types"]
 
 
-@pytest.mark.parametrize(("change", "layers"), [(newer, (2, 4)), (usual, (2, 5))])
+@pytest.mark.parametrize(
+    ("change", "layers"), [(newer, (2, 4)), (usual, (2, 5)), (unnamed, (2, 4))]
+)
 def test_heads_are_read_as_publishers_write_them(
     head: Path, tmp_path: Path, change: Any, layers: tuple[int, ...]
 ) -> None:
@@ -227,6 +234,7 @@ def test_heads_are_read_as_publishers_write_them(
     prefixed: dict[str, Any] = {f"model.{name}": leaf for name, leaf in stored.items()}
     path = rewritten(head, tmp_path / "head", change, **prefixed | dict.fromkeys(stored))
     assert is_head(path)
+    assert isinstance(read_draft_config(path), DFlashConfig)
     config, params = load_head(path)
     first, own = load_head(head)
     assert config == replace(first, target_layers=layers, target_hash="", target_name="")
@@ -342,6 +350,14 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
     [
         (entries(architectures=["DFlash2DraftModel"]), {}, "a DFlash2 head; give one of KV, "),
         (inner(final_logit_softcapping=20.0), {}, "has final_logit_softcapping 20.0, which is not"),
+        (entries(rope_is_neox_style=False), {}, "has rope_is_neox_style false, which is not supp"),
+        (inner(is_neox_style=False), {}, "has is_neox_style false, which is not supported"),
+        (lambda raw: raw.pop("block_size"), {}, "config.json lacks block_size; add the slots of"),
+        (
+            lambda raw: raw["dflash_config"].pop("mask_token_id"),
+            {},
+            "config.json lacks mask_token_id; add the token whose embedding stands for those to",
+        ),
         (inner(output_multiplier=0.2), {}, "has output_multiplier 0.2, which is not supported"),
         (entries(markov_rank=4, markov_head_type="rnn"), {}, 'has markov_head_type "rnn", which'),
         (entries(fc_norm=True, query_zero_predicts_next=True), {}, "has fc_norm true, query_zero"),

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.export import export
-from jaxspec.checkpoints.heads import is_head, load_head, save_head
+from jaxspec.checkpoints.heads import is_head, load_head, read_draft_config, save_head
 from jaxspec.cli import main
 from jaxspec.config import Eagle3Config, LlamaConfig
 from jaxspec.errors import InputError
@@ -313,6 +313,27 @@ def test_heads_are_read_as_publishers_write_them(
     assert config.for_target(TEXT).text_config == first.text_config
 
 
+def test_deepseeks_heads_read_five_states(tmp_path: Path) -> None:
+    """They are Qwen3 layers, and number the layers whose outputs they read from 0."""
+    layers = (1, 2, 4, 5, 6)
+    config = Eagle3Config.of_target(TEXT, target_layers=layers)
+    more = {"qk_norm": True, "own_embedding": True}
+    config = replace(config, text_config=replace(config.text_config, **more))
+    params = tiny.eagle_params(config, TARGET)
+    save_head(tmp_path / "own", config, params, None)
+    entries = PLAIN | {
+        **{"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "draft_vocab_size": ...},
+        **{"target_layer_ids": [0, 1, 3, 4, 5], "num_target_layers": 7, "ttt_length": 7},
+        **{"step_loss_decay": 0.8, "draft_num_hidden_layers": 1, "use_sliding_window": False},
+    }
+    path = rewritten(tmp_path / "own", tmp_path / "head", entries, {"d2t": None, "t2d": None})
+    assert isinstance(read_draft_config(path), Eagle3Config)
+    read, leaves = load_head(path)
+    assert read.target_states == layers
+    assert read.for_target(TEXT).text_config == config.text_config
+    jax.tree.map(np.testing.assert_array_equal, leaves, params)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("words", [(), WORDS])
 def test_parts_that_a_head_may_have_or_lack(
@@ -358,6 +379,12 @@ FC = np.zeros((32, 64), np.float32)
     [
         ({"fc_norm": True}, {}, "fc_norm.0.weight is missing"),
         ({"logit_scale": 0.5}, {}, "has logit_scale 0.5, which"),
+        ({"final_logit_softcapping": 30.0}, {}, "has final_logit_softcapping 30.0, which is not"),
+        ({"rope_is_neox_style": False}, {}, "has rope_is_neox_style false, which is not supported"),
+        *(
+            ({part: {"is_neox_style": False}}, {}, "has is_neox_style false, which is not")
+            for part in ("eagle_config", "transformer_layer_config")
+        ),
         ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "has use_aux_hidden_state false"),
         (
             {"eagle_config": {"use_last_layernorm": False, "parallel_draft_step": 4}},
@@ -369,7 +396,7 @@ FC = np.zeros((32, 64), np.float32)
         (
             {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
             {},
-            r"reads four target layers, \[1, 2, 3, 4\]; give three",
+            r"fc.weight is \[32, 96\], config.json asks for \[32, 128\]",
         ),
         (
             {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]},
@@ -413,7 +440,7 @@ FC = np.zeros((32, 64), np.float32)
         (
             {},
             {"fc.weight": np.zeros((32, 128), np.float32)},
-            "reads four target layers; give three",
+            r"fc.weight is \[32, 128\], config.json asks for \[32, 96\]",
         ),
         ({}, {"layers.1.mlp.up_proj.weight": FC}, "has 2 layers; give a head with one"),
         (

@@ -143,6 +143,8 @@ def test_msds_layer_for_qwen_has_an_input_norm(head: Path, tmp_path: Path) -> No
             "layers.0.post_attention_layernorm.weight is missing",
         ),
         ({}, {"norm.weight": np.ones(32, np.float32)}, "norm.weight is unexpected"),
+        ({"rope_is_neox_style": False}, {}, "has rope_is_neox_style false, which is not support"),
+        ({"final_logit_softcapping": 30.0}, {}, "has final_logit_softcapping 30.0, which is not"),
         ({"jaxspec": {"images": "both"}}, {}, "images 'both' is not supported"),
         (
             {},

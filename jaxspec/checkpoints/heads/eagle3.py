@@ -4,9 +4,9 @@ SafeAILab's and SpecForge's, which this library writes too:
 
 | tensor                                                                  | shape               |
 |-------------------------------------------------------------------------|---------------------|
-| `fc.weight`                                                             | [D, 3 target D]     |
+| `fc.weight`                                                             | [D, n target D]     |
 | `input_norm.weight`                                                     | norm_before_fc      |
-| `fc_norm.{0,1,2}.weight`                                                | fc_norm             |
+| `fc_norm.i.weight`                                                      | fc_norm             |
 | `midlayer.{input_layernorm,hidden_norm,post_attention_layernorm}.weight` | [D]                |
 | `midlayer.self_attn.{q,k,v}_proj.weight`                                | [out, 2 D]          |
 | `midlayer.self_attn.o_proj.weight`, `midlayer.mlp.*_proj.weight`        | as a Llama's        |
@@ -17,12 +17,12 @@ SafeAILab's and SpecForge's, which this library writes too:
 | `d2t` int64 or int32 [draft words]                                      | target id less index |
 | `t2d` bool [vocabulary]                                                 | whether it is drafted |
 
-speculators' layer is `layers.0` and its config.json nests the decoder.
+`fc` reads n states, three or as many as config.json names. speculators' and DeepSeek's layer is
+`layers.0`; speculators' config.json nests the decoder.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +41,7 @@ from jaxspec.checkpoints.heads.kind import (
     with_target,
 )
 from jaxspec.config import Eagle3Config
-from jaxspec.config.heads.eagle3 import SPECULATORS, counted
+from jaxspec.config.heads.eagle3 import SPECULATORS
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
 
@@ -65,7 +65,7 @@ class Eagle3Files(Kind[Eagle3Config]):
         A head without an output matrix uses the target's.
 
         Raises InputError for a draft vocabulary that is not a list of the target's tokens, and for
-        heads with more layers, or with states of more target layers.
+        heads with more layers.
         """
         stored = renamed(
             config.title, stored, lambda name: _LAYER.sub("layers.0.", name.removeprefix("model."))
@@ -77,11 +77,6 @@ class Eagle3Files(Kind[Eagle3Config]):
             own_output="lm_head.weight" in stored,
             qk_norm="layers.0.self_attn.q_norm.weight" in stored,
         )
-        if "fc.weight" in stored:
-            width = math.prod(stored["fc.weight"].shape[1:])
-            count, remainder = divmod(width, max(text.target_hidden_size, 1))
-            if count != 3 and not remainder:
-                raise InputError(f"EAGLE-3 head: reads {counted(count)} target layers; give three")
         text = replace(text, draft_vocabulary=draft_words(config.title, stored, text))
         parameters = {name: stored[name] for name in stored if name not in ("d2t", "t2d")}
         return replace(config, text_config=text), parameters

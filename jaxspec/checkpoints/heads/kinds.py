@@ -8,7 +8,6 @@ from typing import Any
 
 from jaxspec.config import AssistantConfig, KVHeadConfig
 from jaxspec.config.heads.assistant import ASSISTANTS
-from jaxspec.config.heads.eagle3 import ARCHITECTURES, SPECULATORS
 
 _KINDS_BY_NAME = {
     "dflash2": "DFlash2",
@@ -59,11 +58,12 @@ def kind_of_head(
     for pattern, kind in _KINDS_BY_TENSOR.items():
         if any(re.match(pattern, name) for name in stored):
             return kind
+    if "hidden_norm.weight" in stored or "dflash_config" in raw:
+        return "DFlash"
     layers = any(name.startswith("layers.0.") for name in stored)
     if "fc.weight" in stored and layers and not any("hidden_norm" in name for name in stored):
         return "EAGLE-1"
-    eagle3_names = {name.lower() for name in (*ARCHITECTURES, *SPECULATORS)}
-    if eagle3_names & {*names} or "eagle3" in names or raw.get("draft_vocab_size") is not None:
+    if any("eagle3" in name for name in names) or raw.get("draft_vocab_size") is not None:
         return "EAGLE-3"
     if "fc.weight" in stored and any(name.endswith("hidden_norm.weight") for name in stored):
         return "EAGLE-3"

@@ -9,13 +9,18 @@ after so many layers. z-lab's 1 is speculators' 2, and here 2.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.heads.head import HeadConfig, check_rotary, refuse_window, shared_sizes
+from jaxspec.config.heads.head import (
+    HeadConfig,
+    check_entries,
+    check_rotary,
+    refuse_window,
+    shared_sizes,
+)
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.rope import RopeScaling
 from jaxspec.config.schema import known_fields
@@ -24,15 +29,30 @@ from jaxspec.errors import InputError, reading
 
 ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel")
 """Names in config.json: z-lab's, and DSpark's own."""
-_READ = {
-    *("rms_norm_eps", "dflash_config", "draft_vocab_size", "num_target_layers", "mask_token_id"),
-    *("block_size", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
-    *("enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal"),
-    *("markov_rank", "markov_head_type", "sample_from_anchor", "target_hidden_size"),
-    *("target_layer_ids", "aux_hidden_state_layer_ids", "rope_scaling", "num_anchors"),
+_NEUTRAL = {"markov_head_type": "vanilla", "causal": False, "is_causal": False}
+"""Entries with the value for which a head computes as it does here."""
+_NEEDED = {
+    "block_size": "the slots of a block",
+    "mask_token_id": "the token whose embedding stands for those to draft",
 }
+"""Entries without which a head cannot be read, and their meaning."""
+_READ = frozenset(
+    {
+        *(
+            "rms_norm_eps",
+            "dflash_config",
+            "draft_vocab_size",
+            "num_target_layers",
+            "mask_token_id",
+        ),
+        *("block_size", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+        *("enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal"),
+        *("markov_rank", "markov_head_type", "sample_from_anchor", "target_hidden_size"),
+        *("target_layer_ids", "aux_hidden_state_layer_ids", "rope_scaling", "num_anchors"),
+    }
+)
 _OF_HEADS = re.compile(
-    "norm|scale|scaling|softcap|multiplier|conv|selector|sink|gate|causal|swa|window|fc|mask"
+    "norm|scale|scaling|softcap|multiplier|neox|conv|selector|sink|gate|causal|swa|window|fc|mask"
     "|predicts"
 )
 """Parts of the names of entries that may change a head's computation."""
@@ -172,9 +192,14 @@ class DFlashConfig(HeadConfig):
         """
         with reading("DFlash head: config.json is not readable", "fetch it again"):
             entries = {**raw, **(raw.get("dflash_config") or {})}
-            _check_entries(entries)
+            layers = raw.get("transformer_layer_config") or raw
+            whole = {**layers, **entries}
+            check_entries(cls.title, whole, _NEUTRAL, _OF_HEADS, _READ)
+            for key, meaning in _NEEDED.items():
+                if entries.get(key) is None:
+                    raise InputError(f"{cls.title}: config.json lacks {key}; add {meaning}")
             extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
-            text = _decoder(raw.get("transformer_layer_config") or raw, entries)
+            text = _decoder(layers, entries)
             if "aux_hidden_state_layer_ids" in entries:
                 states = entries["aux_hidden_state_layer_ids"]
             else:
@@ -268,24 +293,11 @@ def _window(entries: Mapping[str, Any], context: int) -> int | None:
     uses = entries.get("use_sliding_window")
     slides = SLIDING in (entries.get("layer_types") or ()) if uses is None else uses
     window, _ = Qwen3Config.windows({**entries, "use_sliding_window": slides})
-    free = entries.get("sliding_window_non_causal") or entries.get("causal") is False
+    free = entries.get("sliding_window_non_causal") or False in (
+        entries.get("causal"),
+        entries.get("is_causal"),
+    )
     return None if window is None or (free and window >= context) else window
-
-
-def _check_entries(entries: Mapping[str, Any]) -> None:
-    """Raise InputError for an entry for which a head may compute what this library does not."""
-    neutral = {"markov_head_type": "vanilla", "causal": False, "logit_scale": 1}
-    unsupported = {
-        key: value
-        for key, value in entries.items()
-        if value
-        and (
-            value != neutral[key] if key in neutral else key not in _READ and _OF_HEADS.search(key)
-        )
-    }
-    if unsupported:
-        names = ", ".join(f"{key} {json.dumps(value):.40}" for key, value in unsupported.items())
-        raise InputError(f"DFlash head: config.json has {names}, which is not supported")
 
 
 def _one_axis(scaling: RopeScaling) -> RopeScaling:

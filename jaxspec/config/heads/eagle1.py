@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.heads.head import check_rotary, shared_sizes
+from jaxspec.config.heads.head import check_entries, check_rotary, shared_sizes
 from jaxspec.config.heads.states import StateHeadConfig
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.schema import known_fields
@@ -114,6 +114,7 @@ class Eagle1Config(StateHeadConfig):
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
         with reading(f"{cls.title}: config.json is not readable", "fetch it again"):
+            check_entries(cls.title, raw)
             extras = known_fields(cls, raw.get("jaxspec") or {})
             return cls(Eagle1Text.from_hf(raw), extras.pop("target_hash", ""), **extras)
 

@@ -6,17 +6,16 @@ has them under `transformer_layer_config`.
 Numbers of target layers are vLLM's: i is the hidden state after i layers, 0 the embedding. So is
 `eagle_aux_hidden_state_layer_ids` at the top level. The same entry within `eagle_config` counts the
 layers from 0 and names their outputs, as SGLang and ModelOpt read and write it: 1 is the hidden
-state after 2 layers.
+state after 2 layers. So does `target_layer_ids` in DeepSeek's `Qwen3Eagle3Model`, which names five.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.heads.head import check_rotary, refuse_window, shared_sizes
+from jaxspec.config.heads.head import check_entries, check_rotary, refuse_window, shared_sizes
 from jaxspec.config.heads.states import StateHeadConfig
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.schema import known_fields
@@ -35,14 +34,16 @@ _NEUTRAL: dict[str, Any] = {
     "use_mtp_layernorm": False,
     "next_layer_regular": True,
     "parallel_draft_step": 1,
-    "logit_scale": 1,
+    "draft_num_hidden_layers": 1,
 }
 """Entries that trainers write, with the value for which a head computes as it does here."""
-_READ = {
-    *("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "initializer_range"),
-    *("embed_requires_grad", "target_hidden_size", "rms_norm_eps", "norm_before_residual"),
-    *("norm_before_fc", "fc_norm", "norm_output", "parallel_draft_heads_num_layers"),
-}
+_READ = frozenset(
+    {
+        *("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "initializer_range"),
+        *("embed_requires_grad", "target_hidden_size", "rms_norm_eps", "norm_before_residual"),
+        *("norm_before_fc", "fc_norm", "norm_output", "parallel_draft_heads_num_layers"),
+    }
+)
 _OF_HEADS = re.compile("norm|scale|aux|draft|eagle|mask|parallel|residual|quant|lora|expert")
 """Parts of the names of entries that may change a head's computation."""
 
@@ -54,9 +55,9 @@ class EagleConfig(LlamaConfig):
     norm_before_residual: bool = False
     """Whether the layer's output is added to the hidden state's norm, not to the state itself."""
     norm_before_fc: bool = False
-    """Whether a norm of the three states together precedes `fc`."""
+    """Whether a norm of the states together precedes `fc`."""
     fc_norm: bool = False
-    """Whether a norm of each of the three states precedes `fc`, as in EAGLE-3.1."""
+    """Whether a norm of each of the states precedes `fc`, as in EAGLE-3.1."""
     norm_output: bool = False
     """Whether the next token reads the final-normed state, not the one before the norm."""
     qk_norm: bool = False  # pyright: ignore
@@ -72,13 +73,15 @@ class EagleConfig(LlamaConfig):
 
     architecture = ARCHITECTURES[0]
 
+    @property
+    def states(self) -> int:
+        """Return the number of the target's states that `fc` reads."""
+        return len(self.target_layers) or 3
+
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "target_hidden_size", self.target_hidden_size or self.hidden_size)
         layers = list(self.target_layers)
-        if layers and len(layers) != 3:
-            count = counted(len(layers))
-            raise InputError(f"EAGLE-3 head: reads {count} target layers, {layers}; give three")
         if any(layer < 0 for layer in layers):
             raise InputError(f"EAGLE-3 head: reads target layers {layers}; give none below 0")
         if self.num_hidden_layers != 1:
@@ -92,16 +95,11 @@ class EagleConfig(LlamaConfig):
         layers is 1, because trainers copy the target's; the tensors tell.
         """
         nested = dict(raw.get("eagle_config") or {})
-        outputs = nested.pop("eagle_aux_hidden_state_layer_ids", None) or []
+        outputs = nested.pop("eagle_aux_hidden_state_layer_ids", raw.get("target_layer_ids")) or []
         outer = {**raw, **nested, "eagle_config": None, "transformer_layer_config": None}
-        if unsupported := [
-            f"{key} {json.dumps(value):.40}"
-            for key, value in outer.items()
-            if not _computes_alike(key, value)
-        ]:
-            listing = ", ".join(unsupported)
-            raise InputError(f"EAGLE-3 head: config.json has {listing}, which is not supported")
         decoder = raw.get("transformer_layer_config") or raw
+        whole = {**decoder, **outer}
+        check_entries("EAGLE-3 head", whole, _NEUTRAL, _OF_HEADS, _READ)
         names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
         entries = {**decoder, **{name: outer.get(name) for name in (*names, "target_hidden_size")}}
         entries |= {"tie_word_embeddings": False, "draft_vocabulary": None}
@@ -110,11 +108,10 @@ class EagleConfig(LlamaConfig):
             layer + 1 for layer in outputs
         ]
         config = super().from_hf(entries)
-        windows = {**decoder, **outer}
-        kind = FULL if (windows.get("max_window_layers") or 0) > 0 else SLIDING
-        slides = SLIDING in (windows.get("layer_types") or [kind])
-        window = windows.get("sliding_window")
-        if slides and windows.get("use_sliding_window") is not False and window is not None:
+        kind = FULL if (whole.get("max_window_layers") or 0) > 0 else SLIDING
+        slides = SLIDING in (whole.get("layer_types") or [kind])
+        window = whole.get("sliding_window")
+        if slides and whole.get("use_sliding_window") is not False and window is not None:
             refuse_window("EAGLE-3 head", window if window < config.context else None)
         size = outer.get("draft_vocab_size")
         if size is not None and (type(size) is not int or size < 1):
@@ -140,21 +137,10 @@ class EagleConfig(LlamaConfig):
         }
 
 
-def counted(layers: int) -> str:
-    """Return a small number as a word."""
-    return {1: "one", 2: "two", 4: "four", 5: "five"}.get(layers, str(layers))
-
-
-def _computes_alike(key: str, value: Any) -> bool:
-    """Return whether a head with this entry computes what this library does."""
-    if key in _NEUTRAL:
-        return value is None or value == _NEUTRAL[key]
-    return not value or key in _READ or not _OF_HEADS.search(key)
-
-
 @dataclass(frozen=True)
 class Eagle3Config(StateHeadConfig):
-    """Describe a head with keys and values of its own, which reads states of three target layers.
+    """Describe a head with keys and values of its own, which reads states of target layers, usually
+    three.
 
     They replace the last hidden state of a KV head with the feature `last_hidden`.
     """

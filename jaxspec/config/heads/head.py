@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from jaxspec.config.heads.target import target_hash
 from jaxspec.config.text import RotaryConfig, TextConfig
 from jaxspec.errors import InputError, check_counts
+
+_NEUTRAL: dict[str, Any] = {
+    **{"rope_is_neox_style": True, "is_neox_style": True, "final_logit_softcapping": None},
+    "logit_scale": 1,
+}
+"""Entries that change any head's scores, with the value for which they do not."""
+_NONE = re.compile("(?!)")
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,35 @@ class HeadConfig(ABC):
             if (expected := getattr(config, name)) != (actual := getattr(stored, name)):
                 raise InputError(f"its {name} is {actual!r:.60}, the recipe's {expected!r:.60}")
         return config
+
+
+def check_entries(
+    title: str,
+    entries: Mapping[str, Any],
+    neutral: Mapping[str, Any] | None = None,
+    suspects: re.Pattern[str] = _NONE,
+    known: frozenset[str] = frozenset(),
+) -> None:
+    """Raise InputError for entries of config.json that change scores and are not supported.
+
+    Args:
+      neutral: More entries with the value for which a head computes what it does here.
+      suspects: Parts of the names of other entries that may change a head's computation.
+      known: Entries with such names that are read, or change nothing.
+    """
+    neutral = _NEUTRAL | dict(neutral or {})
+    unsupported = [
+        f"{key} {json.dumps(value):.40}"
+        for key, value in entries.items()
+        if (
+            value not in (None, neutral[key])
+            if key in neutral
+            else value and key not in known and suspects.search(key)
+        )
+    ]
+    if unsupported:
+        listing = ", ".join(unsupported)
+        raise InputError(f"{title}: config.json has {listing}, which is not supported")
 
 
 def refuse_window(title: str, window: Any) -> None:

@@ -6,6 +6,6 @@ from jaxspec.decoding.sources.states import StateHeadSource
 
 
 class Eagle3(StateHeadSource):
-    """Read states of three of the target's layers."""
+    """Read states of some of the target's layers."""
 
     name = "eagle3"

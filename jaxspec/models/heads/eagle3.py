@@ -1,7 +1,7 @@
 """Compute EAGLE-3's head (Li et al. 2025, arXiv 2503.01840), from hidden states of its target.
 
 It has one layer, keys and values of its own, and its own output matrix. The state that it reads of
-the target is `fc` of three hidden states; for a token that it drafted itself it is its own output.
+the target is `fc` of some hidden states; for a token that it drafted itself it is its own output.
 The target's states are those after DeepStack's addition, as in vLLM, for which these heads are
 published; those of transformers 5 and of SGLang are before it. They differ only at image slots.
 """
@@ -90,10 +90,10 @@ class Eagle3Head(StateHead):
         if text.norm_before_fc:
             self.input_norm = RMSNorm(text.rms_norm_eps)
         if text.fc_norm:
-            self.fc_norm = [RMSNorm(text.rms_norm_eps) for _ in range(3)]
+            self.fc_norm = [RMSNorm(text.rms_norm_eps) for _ in range(text.states)]
 
     def combine(self, states: Float[Array, "... fused"]) -> Float[Array, "... D"]:
-        """Return `fc` of the three states, normed together (`norm_before_fc`), one by one
+        """Return `fc` of the states, normed together (`norm_before_fc`), one by one
         (`fc_norm`), or as they are."""
         text = self.config.text_config
         if text.norm_before_fc:
@@ -122,7 +122,7 @@ class Eagle3Head(StateHead):
     def initial(self, target: Params | None, key: jax.Array) -> Params:
         """Return initial parameters, float32: random, but the target's norm and output matrix."""
         text = self.config.text_config
-        params = dict(self.random(key, 3 * text.target_hidden_size))
+        params = dict(self.random(key, text.states * text.target_hidden_size))
         if text.own_output:
             shape = (text.hidden_size, text.scored_tokens)
             params["lm_head"] = {"weight": INIT(key, shape, jnp.float32).T}
