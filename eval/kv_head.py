@@ -56,7 +56,7 @@ class Options:
     against: str = ""
     """A draft or head, against which the table of intervals compares the others."""
     gammas: tuple[int, ...] = (3, 5)
-    """Drafted tokens a block."""
+    """Drafted tokens a block; --gamma gives one."""
     out: Path = Path("runs/kv_head/PRESET")
     """Directory for the results and table.md."""
 

@@ -66,6 +66,20 @@ def test_blocks_are_no_longer_than_answers(capsys: pytest.CaptureFixture[str]) -
     assert "--gamma: 50 is over the 7 new tokens" in capsys.readouterr().err
 
 
+def test_a_script_of_several_draft_lengths_takes_one() -> None:
+    @dataclass(frozen=True)
+    class Several(Options):
+        gammas: tuple[int, ...] = (3, 5)
+
+    def gammas(line: str) -> tuple[int, ...]:
+        return parse_command(Several, "", line.split())[2].gammas
+
+    lines = ("", f" --gamma {MINI.gamma}", " --gamma=9 --max-new-tokens 8", " --gammas 1 2")
+    assert [gammas(f"mini{line}") for line in lines] == [(3, 5), (MINI.gamma,), (8,), (1, 2)]
+    with pytest.raises(InputError, match="--gamma: --gammas has the draft lengths; give one of"):
+        gammas("mini --gamma 3 --gammas 1")
+
+
 def test_rows_are_named_or_views() -> None:
     _, config, _ = parse("mini --rows MT* T-slots M,P9")
     assert [(row.name, row.views) for row in config.rows] == [

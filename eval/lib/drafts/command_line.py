@@ -136,6 +136,11 @@ def parse_command(
         config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
     if parts == "rows":
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
+        names = {word.partition("=")[0] for word in options_text}
+        if "gammas" in values and "--gamma" in names:
+            if "--gammas" in names:
+                raise InputError("--gamma: --gammas has the draft lengths; give one of the two")
+            values["gammas"] = (config["gamma"],)
         models = [config[name] for name in ("target", "draft", "captioner", "width")]
         config["rows"], config["left_out"] = measurable(config["rows"], *models)
     values["out"] = results_folder(values["out"], preset, values["debug"])
