@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from textwrap import fill
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import tyro
 
-from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.directories import read_config, read_raw_config
 from jaxspec.checkpoints.heads import read_draft_config
+from jaxspec.checkpoints.heads.kinds import kind_of_head
 from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.processors import QWEN_PIXELS
 from jaxspec.cli.shared import view_names
-from jaxspec.config import ModelConfig
+from jaxspec.config import ModelConfig, QwenVLConfig
 from jaxspec.engine.drafts import DraftConfig, mixture
 from jaxspec.engine.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
 from jaxspec.errors import InputError, check_counts, nearest, needing, printable
 from jaxspec.models.int8 import Weights
+from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.runtime import parse_dtype
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -35,7 +40,7 @@ TOKENS = (2, 3, 4)
 @dataclass(frozen=True)
 class Plans:
     """Print which devices hold a target with its draft, to decode or to train it, and the least
-    times. Only config.json is read, and no device is needed.
+    times. Only config.json is read, of a head also the tensors' names, and no device is needed.
 
     $ jaxspec plan llava-hf/llava-1.5-7b-hf --draft mjbooo/lvlm68m --chips h100
     $ jaxspec plan llava-hf/llava-1.5-7b-hf --draft mjbooo/lvlm68m --train 128
@@ -56,6 +61,9 @@ class Plans:
     """Tokens of a prompt, with those of its images."""
     images: Annotated[int, tyro.conf.arg(metavar="TILES")] = 1
     """Image tiles of a prompt; LLaVA-1.5 has one an image."""
+    max_pixels: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
+    """Pixels of a square image after resizing, for Qwen2.5-VL and Qwen3-VL; then --images counts
+    images of that size, whose tiles are counted here."""
     new: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 256
     """Most tokens of an answer."""
     train: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
@@ -87,7 +95,7 @@ def run(args: Plans) -> None:
     program, params = abstract_program(
         target, drafts, views, args.gamma, dtype, weights=args.target_weights
     )
-    sizes = sizes_of(program, args.prompt, args.images, args.new)
+    sizes = sizes_of(program, args.prompt, _tiles(args, target), args.new)
     planned = cache(lambda count: plan(program, params, count, args.batch_size, sizes))
 
     def column(chip: Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
@@ -134,6 +142,22 @@ def _check(args: Plans) -> None:
             raise InputError(f"--{name}: {count}; give 0 to {MOST}")
     if args.train is not None and args.target_weights is not None:
         raise InputError("--target-weights: training reads no int8 weights; leave it out")
+    if args.train is not None and args.max_pixels is not None:
+        raise InputError("--max-pixels: a training step is planned by its tokens; leave it out")
+    if args.max_pixels is not None and not 1 <= args.max_pixels <= QWEN_PIXELS:
+        raise InputError(f"--max-pixels: {args.max_pixels}; give 1 to {QWEN_PIXELS}")
+
+
+def _tiles(args: Plans, target: ModelConfig) -> int:
+    """Return the image tiles of a prompt."""
+    if args.max_pixels is None:
+        return args.images
+    if not isinstance(target, QwenVLConfig):
+        kind = target.model_type
+        raise InputError(f"--max-pixels: {kind!r} does not size images by it; leave it out")
+    limits = {"shortest_edge": 1, "longest_edge": args.max_pixels}
+    side = math.isqrt(args.max_pixels)
+    return args.images * QwenImages(target, SimpleNamespace(size=limits)).tiles((side, side))
 
 
 def _plan_training(args: Plans, target: ModelConfig, draft: ModelConfig) -> None:
@@ -203,4 +227,8 @@ def _draft(name: str, target: ModelConfig) -> DraftConfig:
     """Return the configuration of a draft; `new` is the head that the recipe makes."""
     if name == "new":
         return usual_head(target)
-    return read_draft_config(locate(name, files=("config.json",)))
+    path = locate(name, files=("config.json",))
+    raw = read_raw_config(path)
+    if kind_of_head(raw) or raw.get("num_hidden_layers") == 1:
+        path = locate(name)  # a head's sizes, and often its kind, are known by its tensors
+    return read_draft_config(path)

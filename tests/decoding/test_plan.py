@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,19 @@ import pytest
 from configs.latency.llava7b_68m import config as LLAVA
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import whole_slots
+from jaxspec.checkpoints.heads import save_head
 from jaxspec.cli import main
 from jaxspec.config import Gemma4TextConfig
+from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine.memory import bytes_held
 from jaxspec.engine.plan import abstract_program, plan, sizes_of
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.int8 import Weights
+from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.sharding import make_mesh
 from tests import tiny
 from tests.conftest import ROOT
+from tests.tiny.families import FAMILIES
 
 PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 
@@ -105,6 +110,7 @@ def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
     [
         (["--chips", "h1000"], "--chips: unknown chip 'h1000'; did you mean 'h100'?"),
         (["--train", "8"], "--train: 8 samples teach a draft model; give it alone"),
+        (["--max-pixels", "784"], "--max-pixels: 'llava' does not size images by it; leave it out"),
         (["--views", "M"], "views: M need a draft model; give one, or leave them out"),
         (
             ["--draft", "{}", "--draft", "{}"],
@@ -137,6 +143,56 @@ def test_the_largest_plan_that_is_taken_ends(
         ]
     )
     assert re.search(r"^fits( +no){5}$", capsys.readouterr().out, re.M)
+
+
+def test_tiles_are_counted_of_a_number_of_pixels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two images of 8 x 8 tokens, whose windows are 2 x 2 tokens."""
+    config, processor = FAMILIES["qwen2_5_vl"]()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+    assert QwenImages(config, processor, 4096).tiles((900, 900)) == 16
+    outputs = []
+    for options in (["--images", "32"], ["--images", "2", "--max-pixels", "4096"]):
+        main(["plan", str(tmp_path), *options, "--chips", "v5e"])
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+def test_heads_of_the_hub_are_known_by_their_tensors(
+    pair: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when they are loaded: config.json may be a model's of one layer. A model's weights are not
+    fetched.
+    """
+    hub, cache = tmp_path / "hub", tmp_path / "cache"
+    shutil.copytree(pair[0], hub / "some" / "target")
+    target = LoadedModel.load(pair[0])
+    config = new_head(target.config, feature="eagle1", images="zero")
+    text = replace(config.text_config, own_embedding=True)
+    config = replace(config, text_config=text)
+    save_head(hub / "some" / "head", config, tiny.eagle_params(config, {}))
+    raw = json.loads((hub / "some" / "head" / "config.json").read_text())
+    raw |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (hub / "some" / "head" / "config.json").write_text(json.dumps(raw))
+
+    def download(name: str, allow_patterns: list[str], **options: Any) -> str:
+        (cache / name).mkdir(parents=True, exist_ok=True)
+        for file in (hub / name).iterdir():
+            if any(file.match(pattern) for pattern in allow_patterns):
+                shutil.copyfile(file, cache / name / file.name)
+        return str(cache / name)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    tables = []
+    for folder in ("", f"{hub}/"):
+        main(["plan", f"{folder}some/target", "--draft", f"{folder}some/head", "--chips", "v5e"])
+        tables.append(capsys.readouterr().out.partition("\n")[2])
+    assert tables[0] == tables[1]
+    assert [file.parent.name for file in cache.rglob("*.safetensors")] == ["head"]
 
 
 def test_the_output_on_the_page_is_of_the_7bs_sizes(
