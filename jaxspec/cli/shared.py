@@ -40,11 +40,13 @@ def progress(activity: str) -> None:
 
 
 def show(answer: Iterator[Result]) -> Result:
-    """Print an answer as it is written; return the whole."""
+    """Print an answer as it is written, without its reasoning; return the whole."""
     printed, result = 0, None
     for result in answer:
         if not printed:
             clear()
+        if result.reasoning and not result.text and result.finish_reason is None:
+            progress("thinking")
         print(end=result.text[printed:], flush=True)
         printed = len(result.text)
     print()
@@ -204,11 +206,12 @@ class Output:
     max_new_tokens: int = 128
     """Stop the answer after this many tokens."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """End the answer before this string. Repeat the option for several strings."""
+    """End the answer, not its reasoning, before this string. Repeat the option for several."""
     stream: bool = True
     """Print the answer when it is complete; by default a terminal shows it as it is written."""
     json: bool = False
-    """Print one JSON object with text, tokens, finish_reason and stats instead of the text."""
+    """Print one JSON object with text, reasoning, tokens, finish_reason and stats instead of the
+    text."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +296,7 @@ def answer(
         "seed": request.seed,
     }
     if output.json:
-        names = "text", "tokens", "finish_reason", "stop_string"
+        names = "text", "reasoning", "tokens", "finish_reason", "stop_string"
         print(json.dumps({name: getattr(result, name) for name in names} | {"stats": stats}))
     elif not streams:
         print(result.text)

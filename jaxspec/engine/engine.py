@@ -147,14 +147,15 @@ class Engine:
     def stream(self, request: Request | str) -> Iterator[Result]:
         """Yield the answer so far every few tokens; the last result is the whole answer.
 
-        Each text extends the one before: an incomplete character, or a text that may become a stop
-        string, is held back. Closing the iterator stops decoding.
+        Each text and reasoning extends the one before: an incomplete character, or a text that may
+        become a stop string, is held back. Closing the iterator stops decoding.
         """
         (read,) = self.batcher.read([request])
-        text, whole = "", None
+        text, reasoning, whole = "", "", None
         for (whole,) in self._run([read], STRIDE):
             text = text_so_far(text, whole.text, read.stop)
-            yield replace(whole, text=text) if len(text) < len(whole.text) else whole
+            reasoning = text_so_far(reasoning, whole.reasoning, ())
+            yield replace(whole, text=text, reasoning=reasoning)
         assert whole is not None
         yield whole
 

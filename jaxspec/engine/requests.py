@@ -57,8 +57,8 @@ class Request:
       top_k: Number of likeliest tokens to sample from; 0: all.
       top_p: Total probability of the likeliest tokens to sample from; 1: all.
       seed: Seed of sampling, 0 to 2**32 - 1.
-      stop: Strings that end the answer; its text ends before the first one. Blank text before the
-        answer's first letter holds none.
+      stop: Strings that end the answer; its text ends before the first one. Neither reasoning nor
+        blank text before the answer's first letter holds one.
       images: Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each replaces
         an `<image>` in the question, or precedes its text.
       messages: Conversation in place of a question, the user's last: {role, content} as in OpenAI's
@@ -141,7 +141,8 @@ class Result(Generic[Stats]):
     """Hold the answer to one request, with counts and times.
 
     Attributes:
-      text: Answer, without the stop string.
+      text: Answer, without its reasoning and the stop string.
+      reasoning: What the model thinks before it answers; "" without any.
       tokens: New tokens, up to EOS or to the token that completes a stop string.
       finish_reason: "stop" after EOS or a stop string, "length" after the last token that the
         request allows; None while the answer is streamed, and with an `error`.
@@ -154,11 +155,11 @@ class Result(Generic[Stats]):
       prefill_ms: Prefill time of all requests that ran together, without compilation.
       decode_ms: Loop time of all requests that ran together, without compilation.
       batch: Number of requests that ran together, inserted ones included.
-      trace: Origin of each new token: its text (`pieces`), its `place` in the block if it was
-        drafted (-1: the target wrote it), whether it was each view's likeliest token (`agree`; None
-        if the views gave no distribution), the views' `weights`, and `shares`: the least and the
-        largest share of the first view, the others in proportion, with which the mixture would
-        have drafted it; None without any.
+      trace: Origin of each new token: its text (`pieces`), whether it is `reasoning`, its `place`
+        in the block if it was drafted (-1: the target wrote it), whether it was each view's
+        likeliest token (`agree`; None if the views gave no distribution), the views' `weights`, and
+        `shares`: the least and the largest share of the first view, the others in proportion, with
+        which the mixture would have drafted it; None without any.
       compile_ms: Compile time, which no other time includes.
       error: Reason why the request got no answer, with `keep_going`; then `text` is empty.
       caption_ms: Captioning time of the images; a caption from disk counts its original time.
@@ -178,6 +179,7 @@ class Result(Generic[Stats]):
     stop_string: str | None = None
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[dict[int, float], ...] | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from jaxspec.engine.memory import (
 from jaxspec.engine.requests import EncodedRequest, Result
 from jaxspec.errors import InputError
 from jaxspec.prompts.rows import bucket
-from jaxspec.prompts.stops import AnswerText
+from jaxspec.prompts.stops import ReasonedText
 from jaxspec.runtime import usual_settings
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import replicated
@@ -65,7 +65,7 @@ class Rows:
         """Requests that have a row or had one, by a number of the caller's."""
         self.busy: dict[int, int] = {}
         """Number of the request that each row decodes."""
-        self.texts: dict[int, AnswerText] = {}
+        self.texts: dict[int, ReasonedText] = {}
         """Tokens and texts so far, by number of the request."""
         self.so_far: dict[int, dict[str, Any]] = {}
         """Fields of the results so far, by number of the request."""
@@ -117,18 +117,20 @@ class Rows:
             self.end(done)
         self.busy = {row: i for row, i in self.busy.items() if not done[row]}
 
-    def _extend(self, i: int, row: int, columns: Mapping[str, Any]) -> AnswerText:
+    def _extend(self, i: int, row: int, columns: Mapping[str, Any]) -> ReasonedText:
         """Add the new tokens of a row to the answer to request `i`."""
         trace, record = columns["trace"], columns["logprobs"]
         request, fields = self.requests[i], self.so_far.setdefault(i, {})
-        after = request.prompt.newest
-        empty = AnswerText(self.batcher.encoder, request.stop, trace is not None, after)
-        text = self.texts.setdefault(i, empty)
+        if i not in self.texts:
+            encoder, records = self.batcher.encoder, trace is not None
+            self.texts[i] = ReasonedText(encoder, request.prompt, request.stop, records)
+        text = self.texts[i]
         before = len(text.tokens)
         text.extend(columns["tokens"][row, before : columns["count"][row]].tolist())
         new = slice(before, len(text.tokens))
         if trace is not None:
-            part = {"pieces": text.pieces[new], **trace_record(trace, row, new)}
+            part = {"pieces": text.pieces[new], "reasoning": text.reasons[new]}
+            part |= trace_record(trace, row, new)
             earlier = fields.get("trace", {})
             fields["trace"] = {name: [*earlier.get(name, ()), *part[name]] for name in part}
         if record is not None and request.logprobs is not None:
@@ -136,6 +138,7 @@ class Rows:
             fields |= {name: (*fields.get(name, ()), *part[name]) for name in part}
         fields |= {
             "text": text.text,
+            "reasoning": text.reasoning,
             "tokens": tuple(text.tokens),
             "stats": jax.tree.map(
                 lambda x: x[row].item() if x.ndim == 1 else x[row], columns["stats"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Generic, Self
 
 import numpy as np
@@ -24,9 +25,11 @@ from jaxspec.errors import InputError
 from jaxspec.prompts.messages import Message, Source, user_message
 from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, check_text
 from jaxspec.prompts.quoting import Quoter, quoter
+from jaxspec.prompts.reasoning import Marks, Splitter, marks_of
 from jaxspec.prompts.templates import (
     bos_before,
     check_thinking,
+    keeps_reasoning,
     render,
     render_follow_up,
     vicuna_turn,
@@ -112,6 +115,17 @@ class PromptEncoder:
         return self.tokenizer.eos_token_id
 
     @cached_property
+    def reasoning(self) -> Marks | None:
+        """Return the marks around the model's reasoning; None for a model that does not think."""
+        return marks_of(self.tokenizer)
+
+    def splitter(self, prompt: Prompt) -> Splitter | None:
+        """Return what tells the reasoning in the answer to a prompt; None where there is none."""
+        if self.reasoning is None or prompt.continued:
+            return None
+        return Splitter(self.tokenizer, self.reasoning, prompt.tokens.tolist())
+
+    @cached_property
     def image_text(self) -> str:
         """Return the text of an image in a message, and in what a chat template writes."""
         if self.sign is None:
@@ -159,14 +173,18 @@ class PromptEncoder:
         messages: str | Sequence[Message[Source]],
         images: Sequence[Source] = (),
     ) -> Prompt[Source]:
-        """Return the next turn: the prompt, the answer's own ids, and a question or messages."""
+        """Return the next turn: the prompt, the answer's own ids, and a question or messages.
+
+        The answer's reasoning is left out unless the chat template keeps it.
+        """
         conversation = self._checked(messages, images)
         # A model may write a placeholder, which shows no image of the prompt.
         answer = [token for token in answer if token != self.image_token]
         if not self.tokenizer.chat_template and answer[-1:] != self._end:
             answer = [*answer, *self._end]
+        before, answer = self._lasting(prompt, answer, conversation)
         (following,) = self._encoded([self._following(conversation, answer)])
-        after = _prompt([*prompt.tokens.tolist(), *answer, *following], conversation)
+        after = _prompt([*before, *answer, *following], conversation)
         return replace(
             prompt,
             tokens=after.tokens,
@@ -304,6 +322,22 @@ class PromptEncoder:
         if not self.tokenizer.chat_template:
             return vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
         return render_follow_up(self.tokenizer, answer, messages, self.image_text, self.thinking)
+
+    def _lasting(
+        self, prompt: Prompt, answer: Sequence[int], messages: Sequence[Message]
+    ) -> tuple[list[int], list[int]]:
+        """Return the tokens of a prompt and its answer that the next turn shows."""
+        before, splitter, answer = prompt.tokens.tolist(), self.splitter(prompt), list(answer)
+        if splitter is None or not self.tokenizer.chat_template:
+            return before, answer
+        quoted = self._quoted(messages)
+        if keeps_reasoning(self.tokenizer, splitter.marks, quoted, self.image_text):
+            return before, answer
+        rest = [token for token in answer if splitter.part(token) == "answer"]
+        if splitter.begin < len(before) or len(rest) < len(answer):
+            # As templates do, which leave out the blank text behind the reasoning too.
+            rest = list(dropwhile(lambda token: not self.tokenizer.decode([token]).strip(), rest))
+        return before[: splitter.begin], rest
 
     def _pieces(self, messages: Sequence[Message]) -> list[str]:
         """Return a conversation as texts, by turns what is said before an answer, and the answer.

@@ -1,11 +1,13 @@
-"""Cut an answer at a string that ends it, whole or while it is written."""
+"""Cut an answer at a string that ends it, and off its reasoning, whole or while it is written."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 
-from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.prompts.reasoning import Part
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")
 """Token of a byte, in vocabularies with byte fallback."""
@@ -86,6 +88,69 @@ class AnswerText:
         is_word = newest and whole.endswith(newest) and not BYTE.fullmatch(form)
         if is_word and whole[-2:].isalnum():
             self._begin, self._head = len(self.tokens) - 1, whole[: -len(newest)]
+
+
+class ReasonedText:
+    """Read an answer that grows as `AnswerText` does, with its reasoning apart.
+
+    Attributes:
+      tokens: Tokens so far, of the reasoning too.
+      reasoning: Text of the reasoning; "" for a model that does not think, and in continued text.
+      reasons: Whether each token is a part of the reasoning, or a mark around it.
+    """
+
+    def __init__(
+        self,
+        encoder: PromptEncoder,
+        prompt: Prompt,
+        stops: Sequence[str] = (),
+        pieces: bool = False,
+    ) -> None:
+        self.encoder, self.records = encoder, pieces
+        self.answer = AnswerText(encoder, stops, pieces, prompt.newest)
+        self.tokens: list[int] = []
+        self.pieces: list[str] = []
+        self.reasons: list[bool] = []
+        self._splitter = encoder.splitter(prompt)
+        self._thoughts = [self._thought()]
+
+    @property
+    def text(self) -> str:
+        return self.answer.text
+
+    @property
+    def stop(self) -> str | None:
+        return self.answer.stop
+
+    @property
+    def reasoning(self) -> str:
+        marks = self.encoder.reasoning
+        texts = [marks.without_label(thought.text) for thought in self._thoughts] if marks else []
+        return "\n".join(filter(None, texts))
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Read the tokens that follow; those after a stop string are left out."""
+        for part, group in groupby(tokens, self._part):
+            if self.stop is not None:
+                return
+            run = list(group)
+            if part == "mark":
+                self._thoughts.append(self._thought())
+                pieces = [""] * len(run)
+            else:
+                text = self.answer if part == "answer" else self._thoughts[-1]
+                read = len(text.tokens)
+                text.extend(run)
+                run, pieces = text.tokens[read:], text.pieces[read:]
+            self.tokens += run
+            self.pieces += pieces
+            self.reasons += [part != "answer"] * len(run)
+
+    def _part(self, token: int) -> Part:
+        return "answer" if self._splitter is None else self._splitter.part(token)
+
+    def _thought(self) -> AnswerText:
+        return AnswerText(self.encoder, pieces=self.records)
 
 
 def text_so_far(before: str, text: str, stops: Sequence[str]) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.errors import InputError, first_line
 from jaxspec.prompts.messages import Message
+from jaxspec.prompts.reasoning import MARKS, Marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ANSWER = "<<the answer>>"
 """An answer that a template is given, to find the text that it writes next."""
-_REASONED = "</think>"
-"""Mark behind an answer's reasoning, which templates leave out of earlier turns."""
+_THOUGHT = "<<the reasoning>>"
+"""Reasoning that a template is given, to find whether it shows it."""
 
 
 _MARKS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]")
@@ -125,6 +127,18 @@ def render_follow_up(
     return text
 
 
+def keeps_reasoning(
+    tokenizer: PreTrainedTokenizerBase, marks: Marks, messages: Sequence[Message], image_text: str
+) -> bool:
+    """Return whether the template shows an answer's reasoning before these messages.
+
+    Qwen3's does only before a tool's, and Gemma 4's before none.
+    """
+    answer = Message("assistant", (marks.around(_THOUGHT) + _ANSWER,))
+    said = [Message("user", ("Hello.",)), answer, *messages]
+    return _THOUGHT in render(tokenizer, said, image_text)
+
+
 def bos_before(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the ids that precede a first turn: BOS, or none.
 
@@ -176,7 +190,8 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _lasting(message: Message) -> Sequence[str]:
-    """Return the texts that a template must show."""
+    """Return the texts that a template must show: of an answer what follows its reasoning."""
     if message.role != "assistant":
         return message.texts
-    return [text.rpartition(_REASONED)[2] for text in message.texts]
+    ends = "|".join(re.escape(marks.end) for marks in MARKS)
+    return [re.split(ends, text)[-1] for text in message.texts]

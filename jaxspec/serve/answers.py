@@ -60,7 +60,9 @@ class Answer:
             part = _ended(ticket)
             content: dict[str, Any] = {"text": part.text}
             if self.chats:
-                content = {"message": {"role": "assistant", "content": part.text, "refusal": None}}
+                message = {"role": "assistant", "content": part.text, "refusal": None}
+                message |= {"reasoning_content": part.reasoning} if part.reasoning else {}
+                content = {"message": message}
             choices.append(self._choice(i, part, content, None))
         return self._body(choices) | {"usage": usage(self.tickets)}
 
@@ -77,12 +79,14 @@ class Answer:
             assert part is not None
             before = self.sent.get(i)
             text = part.text[len(before.text) if before else 0 :]
+            reasoning = part.reasoning[len(before.reasoning) if before else 0 :]
             self.sent[i] = part
-            if not (text or part.ended or self.job.trace or part.result.logprobs):
+            if not (text or reasoning or part.ended or self.job.trace or part.result.logprobs):
                 continue
             content: dict[str, Any] = {"text": text}
             if self.chats:
-                content = {"delta": {"content": text} if text else {}}
+                delta = {"reasoning_content": reasoning, "content": text}
+                content = {"delta": {name: value for name, value in delta.items() if value}}
             yield event(self._chunk([self._choice(i, part, content, before)]))
 
     def end(self) -> Iterator[bytes]:

@@ -316,7 +316,8 @@ ROLES = {"developer": "system", "system": "system", "user": "user", "assistant":
 def _message(message: Any, where: str, budget: _Budget) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InputError(f'{where}: not an object; give {{"role": ..., "content": ...}}')
-    _check_keys(message, ("role", "content", "name"), where)
+    # Earlier reasoning is read by no later turn.
+    _check_keys(message, ("role", "content", "name", "reasoning_content"), where)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in ROLES:
         raise InputError(f"{where}.role: {str(role)[:60]!r}; give one of {', '.join(ROLES)}")

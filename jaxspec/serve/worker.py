@@ -58,11 +58,13 @@ class Part:
 
     Attributes:
       text: What is certain of the text: no later part changes it.
+      reasoning: What is certain of the reasoning.
       ended: Whether this is the whole answer.
     """
 
     result: Result
     text: str
+    reasoning: str
     ended: bool
 
 
@@ -333,12 +335,13 @@ class Worker(threading.Thread):
         busy, ended = lane.results()
         for number, result in busy.items():
             ticket = self.tickets[number]
-            before = ticket.part.text if ticket.part else ""
-            text = text_so_far(before, result.text, ticket.request.stop)
-            ticket.publish(Part(result, text, ended=False))
+            text, reasoning = (ticket.part.text, ticket.part.reasoning) if ticket.part else ("", "")
+            text = text_so_far(text, result.text, ticket.request.stop)
+            reasoning = text_so_far(reasoning, result.reasoning, ())
+            ticket.publish(Part(result, text, reasoning, ended=False))
         for number, result in ended.items():
             ticket = self.tickets.pop(number)
-            ticket.publish(Part(result, result.text, ended=True))
+            ticket.publish(Part(result, result.text, result.reasoning, ended=True))
             self._end(ticket)
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:

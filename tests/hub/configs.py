@@ -93,14 +93,17 @@ GEMMA4 = (
     "{% elif enable_thinking %}{{ '<|turn>system\n<|think|><turn|>\n' }}{% endif %}"
     "{% for message in said %}"
     "{{ '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] | trim }}"
+    "{% if message['content'] is string %}{{ (message['content'].split('<channel|>')[-1]"
+    " if message['role'] == 'assistant' else message['content']) | trim }}"
     "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
     "{{ '\n\n<|image|>\n\n' }}"
     "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
     "{{ '<turn|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\n' }}"
     "{% if not enable_thinking %}{{ '<|channel>thought\n<channel|>' }}{% endif %}{% endif %}"
 )
-"""Gemma 4's, in short: an image has empty lines around it, and no thoughts are an empty channel."""
+"""Gemma 4's, in short: an image has empty lines around it, earlier answers have no thoughts, and
+no thoughts are an empty channel.
+"""
 GEMMA_SIDE, GEMMA_STOP = 224, "<end_of_turn>"
 """Pixels along a tile, a quarter of the original's; the token that closes a turn."""
 

@@ -114,10 +114,15 @@ async function write(place, options, signal, tick) {
     if (pieces) {
       pieces.forEach((piece, i) => {
         const kind = tokenClass(trace, i);
+        const look = trace.reasoning[i] ? `thought ${kind}` : kind;
         const [, space, word] = piece.match(/^(\s*)(.*)$/s); // no line under a space
-        place.append(space, element("span", { class: kind, title: sourceName(kind) }, word));
+        place.append(space, element("span", { class: look, title: sourceName(kind) }, word));
       });
-    } else place.append(text);
+    } else {
+      const thought = choice.delta.reasoning_content;
+      if (thought) place.append(element("span", { class: "thought" }, thought));
+      place.append(text);
+    }
     tick(whole);
     $("log").scrollTop = $("log").scrollHeight;
   }
