@@ -103,7 +103,7 @@ def test_exports_are_read_bit_for_bit_and_score_alike(
     config, params = load_head(tmp_path / "out")
     first, again = load_head(tmp_path / "head")
     # speculators' layout has no place for the target's hash, but for an entry of our own
-    assert config == first
+    assert config == replace(first, scaled=engine != "speculators")
     assert config.target_layers == (2, 4)
     jax.tree.map(np.testing.assert_array_equal, params, again)
     main(["inspect", str(tmp_path / "out")])
@@ -385,6 +385,25 @@ def test_what_this_library_lacks_is_named(
     with pytest.raises(InputError, match=line) as error:
         load_head(path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("server", ["vllm", "speculators"])
+def test_a_gemmas_embedding_has_its_factor_by_layout(
+    own: bool, server: Any, tmp_path: Path
+) -> None:
+    """z-lab trained with the target's embeddings as its layers read them, speculators with rows."""
+    target = tiny.gemma4(5 * ("full_attention",), 20)
+    config = DFlashConfig.of_target(target, 1, (2,), target_name="owner/target", own_embedding=own)
+    save_head(tmp_path / "head", config, tiny.eagle_params(config, {}), None, server=server)
+    config, params = load_head(tmp_path / "head")
+    shape = target.vocab_size, target.hidden_size
+    rows = {"model": {"embed_tokens": {"embedding": jnp.full(shape, 3.0)}}}
+    tokens = jnp.asarray([[7]])
+    embeds = embedder(config.for_target(target), params, rows)(tokens)
+    plain = (params if own else rows["model"])["embed_tokens"]["embedding"][tokens]
+    factor = 32**0.5 if server == "vllm" and not own else 1
+    np.testing.assert_allclose(embeds, factor * plain, rtol=1e-6)
 
 
 def test_a_mask_in_a_file_of_its_own_is_refused(head: Path, tmp_path: Path) -> None:

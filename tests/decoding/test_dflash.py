@@ -16,7 +16,8 @@ import pytest
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.config import DFlashConfig, Qwen3Config
+from jaxspec.config import DFlashConfig
+from jaxspec.config.heads.dflash import DFlashText
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
@@ -116,7 +117,7 @@ def test_targets_and_blocks_that_do_not_fit() -> None:
     with refuse(match="made for a target of configuration .*; use the head's own target"):
         config.for_target(replace(target, rope_theta=5e5))
     with refuse(match="mask token 40 of 40 tokens"):
-        DFlashConfig(Qwen3Config(vocab_size=40), "", mask_token=40, target_layers=(1,))
+        DFlashConfig(DFlashText(vocab_size=40), "", mask_token=40, target_layers=(1,))
     with refuse(match="reads target layers .2, 1.; give them in order"):
         replace(config, target_layers=(2, 1))
     engine, head = headed("llava")

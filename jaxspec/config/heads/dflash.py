@@ -59,10 +59,22 @@ _OF_HEADS = re.compile(
 
 
 @dataclass(frozen=True)
+class DFlashText(Qwen3Config):
+    """Describe layers of Qwen3, which may read the embedding of a target of another family."""
+
+    embed_scale: float = 1.0  # pyright: ignore
+
+    def to_hf(self) -> dict[str, Any]:
+        out = super().to_hf()
+        del out["embed_scale"]
+        return out
+
+
+@dataclass(frozen=True)
 class DFlashConfig(HeadConfig):
     """Describe a head whose one pass reads the newest token and masks, each seeing all others."""
 
-    text_config: Qwen3Config
+    text_config: DFlashText
     mask_token: int = 0
     """Token whose embedding replaces those of the tokens to draft."""
     target_layers: tuple[int, ...] = ()
@@ -77,6 +89,9 @@ class DFlashConfig(HeadConfig):
     0: none."""
     own_embedding: bool = False
     """Whether the head has an embedding of its own, not the target's."""
+    scaled: bool = True
+    """Whether it reads a Gemma's embedding with the Gemma's factor, as z-lab's heads were trained;
+    speculators' were trained without."""
     own_output: bool = False
     """Whether the head has an output matrix of its own; one with a draft vocabulary always has."""
 
@@ -140,7 +155,8 @@ class DFlashConfig(HeadConfig):
                 f"{target.model_type} of {text.hidden_size}, {text.vocab_size} and {depth} layers"
             )
         tied = text.tie_word_embeddings and not self.has_output and not self.own_embedding
-        decoder = replace(decoder, tie_word_embeddings=tied)
+        scale = text.embed_scale if self.scaled and not self.own_embedding else 1.0
+        decoder = replace(decoder, tie_word_embeddings=tied, embed_scale=scale)
         return replace(self, text_config=decoder, target_depth=depth)
 
     def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
@@ -169,7 +185,7 @@ class DFlashConfig(HeadConfig):
           options: Further fields.
         """
         text = check_rotary(getattr(target, "text_config", target))
-        decoder = Qwen3Config(
+        decoder = DFlashText(
             **shared_sizes(text),
             num_hidden_layers=layers,
             tie_word_embeddings=text.tie_word_embeddings,
@@ -221,6 +237,7 @@ class DFlashConfig(HeadConfig):
                     "target_layers": states,
                     "target_depth": entries.get("num_target_layers"),
                     "anchored": anchored,
+                    "scaled": "speculators_model_type" not in raw,
                     "markov": markov,
                     "gamma": entries["block_size"] - (not anchored),
                 },
@@ -268,12 +285,12 @@ def _is_anchored(raw: Mapping[str, Any], markov: int) -> bool:
     return markov > 0 or any("dspark" in str(name).lower() for name in names)
 
 
-def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> Qwen3Config:
+def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> DFlashText:
     """Return the layers' configuration, with as many draft words as the file has."""
     heads = {"head_dim": layers["hidden_size"] // layers["num_attention_heads"]}
     fixed = {"model_type": Qwen3Config.model_type, "draft_vocabulary": None}
     usual = {} if layers.get("model_type") == Qwen3Config.model_type else heads
-    text = Qwen3Config.from_hf({**usual, **layers, **fixed})
+    text = DFlashText.from_hf({**usual, **layers, **fixed})
     refuse_window(DFlashConfig.title, _window({**layers, **entries}, text.context))
     size = entries.get("draft_vocab_size")
     if size is not None and (type(size) is not int or size < 1):
