@@ -154,15 +154,36 @@ def test_how_one_begins() -> None:
     begun = config.started(trained, (), TEXT)
     assert begun == replace(smaller, gamma=J, target_name="target")
     assert begun.kept_options == {"layers": 1, "width": 32}
-    grouped = replace(trained, num_centroids=8, centroid_intermediate_top_k=2)
-    for start, words, reason in (
-        (grouped, (), "groups of tokens"),
-        (trained, (3, 4), "scores all tokens; give --draft-vocabulary 0"),
-    ):
-        with pytest.raises(InputError, match=reason):
-            config.started(start, words, TEXT)
+    with pytest.raises(InputError, match="scores all tokens; give --draft-vocabulary 0"):
+        config.started(trained, (3, 4), TEXT)
     with pytest.raises(InputError, match="drafts for a Gemma 4, not for a llama"):
         new_head(tiny.CONFIG.text_config, **HEAD)
+
+
+def test_groups_of_tokens_stay_as_they_are(tmp_path: Path) -> None:
+    """As of E2B's and E4B's assistants, which learn with the whole output matrix."""
+    target, head = pair(groups=8, text=SHALLOW)
+    save(tmp_path / "target", target.config, target.params, tokenizer=target.tokenizer)
+    save_head(tmp_path / "start", head.config, head.params, None)
+    recipe = HeadRecipe(
+        target=str(tmp_path / "target"),
+        head=HEAD,
+        start=str(tmp_path / "start"),
+        stages=(Stage("head", replace(TRAIN, steps=2), (("answers", 1.0),)),),
+        anchoring=Anchoring(anchors=8),
+        buckets=(64,),
+    )
+    data = [Sample("0", "answers", (), (("Hi", "What is this?"),))] * 4
+    config, params = train_head(recipe, tmp_path, {"answers": data})
+    assert replace(config, target_name="") == head.config
+    jax.tree.map(
+        np.testing.assert_array_equal, params["masked_embedding"], head.params["masked_embedding"]
+    )
+    weights = (one["pre_projection"]["weight"] for one in (params, head.params))
+    assert (np.not_equal(*weights)).all()
+    models = target, LoadedHead(config, jax.tree.map(jnp.asarray, params))
+    plain, drafted = (engine(models, drafts).generate(requests()) for drafts in (False, True))
+    assert [one.tokens for one in drafted] == [one.tokens for one in plain]
 
 
 def test_generation_settings_say_how_long_it_drafts(

@@ -81,6 +81,10 @@ class AssistantConfig(HeadConfig):
         text = self.text_config
         return {"layers": text.num_hidden_layers, "width": text.hidden_size}
 
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        return ("masked_embedding",) if self.num_centroids else ()
+
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         layers = self.text_config
         width, tokens = self.backbone_hidden_size, layers.vocab_size
@@ -108,10 +112,6 @@ class AssistantConfig(HeadConfig):
 
     def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
         """Return the configuration with the trained layers, whatever their number and sizes."""
-        if trained.num_centroids:
-            raise InputError(
-                "its output matrix has groups of tokens, which are not trained; begin a new one"
-            )
         text = replace(trained.text_config, draft_vocabulary=vocabulary)
         fitted = replace(trained, text_config=text).for_target(target)
         return replace(fitted, gamma=self.gamma, target_name=self.target_name)

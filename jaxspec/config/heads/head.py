@@ -123,6 +123,11 @@ class HeadConfig(ABC):
         return {}
 
     @property
+    def fixed(self) -> tuple[str, ...]:
+        """Return the names of its parameters that training leaves as they are."""
+        return ()
+
+    @property
     def corrects(self) -> bool:
         """Return whether the token before adds to a token's scores (a Markov head)."""
         return False

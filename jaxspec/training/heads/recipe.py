@@ -105,7 +105,8 @@ def train_head(
         if recipe.start:
             inputs["start"] = model_signature(recipe.start)
         batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed, readings)
-        train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
+        fixed = ("target", *(f"head/{name}" for name in config.fixed))
+        train = replace(stage.train, frozen=(*stage.train.frozen, *fixed))
         params = {"head": head, "target": target.params}
         out = directory / stage.name
         ahead = iterate(conversations, train.steps, batches, recipe.unlearned)
