@@ -4,18 +4,22 @@ pass scores what decoding does.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.checkpoints.fitting import named_tensors
+from jaxspec.checkpoints.heads import save_head
+from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.config import DFlashConfig
 from jaxspec.config.heads.dflash import DFlashText
 from jaxspec.errors import InputError
@@ -23,6 +27,7 @@ from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
 from tests import tiny
 from tests.tiny.dflash_reference import draft as reference
+from tests.tiny.dflash_reference import states_of
 from tests.tiny.families import FAMILIES
 from tests.tiny.one_pass import check_training_pass, drafted_blocks
 
@@ -33,40 +38,64 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"target_layers": (1, 2), "markov": 4, "own_embedding": True},
 }
 """z-lab's form, DSpark's, and a mixture; two targets have M-RoPE, and one of them DeepStack."""
+WORDS = tuple(range(3, 100))
+OWN = {"own_embedding": True, "own_output": True}
+PUBLISHERS: dict[str, tuple[str, Server, dict[str, Any], dict[str, Any]]] = {
+    "z-lab": ("llava", "vllm", {}, {}),
+    "DeepSeek's DSpark": ("qwen2_5_vl", "vllm", OWN, {"enable_confidence_head": True}),
+    "DeepSeek's DFlash": ("llava", "vllm", OWN | {"anchored": True}, {"num_anchors": 512}),
+    "speculators' DFlash": ("llava", "speculators", {"words": WORDS}, {}),
+    "speculators' DSpark": ("qwen3_vl", "speculators", {"anchored": True}, {}),
+    "speculators' DSpark with masks": (
+        "qwen3_vl",
+        "speculators",
+        {},
+        {"sample_from_anchor": False},
+    ),
+}
+"""Target, layout, fields of the head besides `OPTIONS`, and entries that the publisher writes."""
 ENGINE = EngineConfig(
     gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16)
 )
 
 
-def headed(family: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedHead]:
+def headed(
+    family: str, words: tuple[int, ...] = (), **options: Any
+) -> tuple[LoadedModel, LoadedHead]:
     """A target of three layers, and its head of two."""
     config, processor = FAMILIES[family]()
     config = replace(config, text_config=replace(config.text_config, num_hidden_layers=3))
     text = tiny.tokenizer() if family == "llava" else tiny.chat_tokenizer()
     params = jax.tree.map(jnp.asarray, tiny.random_params(config))
     target = LoadedModel(config, params, text, processor)
-    head = DFlashConfig.of_target(config, layers=2, gamma=J + 1, **OPTIONS[family])
+    head = DFlashConfig.of_target(config, layers=2, gamma=J + 1, **OPTIONS[family] | options)
     head = replace(head, text_config=replace(head.text_config, draft_vocabulary=words))
     head = head.for_target(config)
     return target, LoadedHead(head, tiny.eagle_params(head, text_params(config, params)))
 
 
 @pytest.mark.parametrize(
-    ("family", "tree"), [*((family, None) for family in OPTIONS), ("llava", "2:5")]
+    ("publisher", "tree"), [*((name, None) for name in PUBLISHERS), ("z-lab", "2:5")]
 )
-def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None) -> None:
+def test_blocks_are_drafted_as_the_publishers_files_say(
+    publisher: str, tree: str | None, tmp_path: Path
+) -> None:
     """Rows have an image; blocks follow others of which nothing, a part and all was accepted. A
     block is shorter than the head's own.
     """
-    words = tuple(range(3, 100)) if family == "llava" and tree is None else ()
-    target, head = headed(family, words)
+    family, server, options, changes = PUBLISHERS[publisher]
+    target, head = headed(family, **options)
+    save_head(tmp_path, head.config, head.params, None, server=server, overwrite=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["jaxspec"], config["sample_from_anchor"]
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    config, tensors = config | changes, load_file(tmp_path / "model.safetensors")
+    head = LoadedHead.load(tmp_path, target)
+    assert head.config.target_states == states_of(config)
     engine = Engine(target, head, replace(ENGINE, tree=tree))
     prompt = engine.encoder.prompt("What?", [tiny.page(0)])
     request = Request(prompt, BLOCKS * (J + 1), temperature=TEMPERATURE, seed=3)
     row = text_params(target.config, target.params)
-    config, tensors = head.config.to_dict(), named_tensors(head.params)
-    if words:
-        tensors["d2t"] = np.asarray(words) - np.arange(len(words))
     embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
     output = np.asarray(row["lm_head"]["weight"], np.float64)
     blocks = list(drafted_blocks(engine, request, BLOCKS))

@@ -1,7 +1,7 @@
 """A DFlash head in numpy, from its files alone: one row, one block at a time, no cache.
 
-It takes what `config.json` and `model.safetensors` hold in z-lab's layout, or in DSpark's own, and
-the target's embedding and output matrix.
+It takes what `config.json` and `model.safetensors` hold in z-lab's layout, DeepSeek's or that of
+speculators, and the target's embedding and output matrix.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def draft(
     """
     tensors = {name: leaf.astype(np.float64) for name, leaf in tensors.items()}
     embedding = tensors.get("embed_tokens.weight", embedding)
-    own = {**config, **config.get("dflash_config", {})}
-    ahead = bool(own.get("sample_from_anchor"))
+    config, own = {**config, **config.get("transformer_layer_config", {})}, entries(config)
+    ahead = own["sample_from_anchor"]
     context = norm(states @ tensors["fc.weight"].T, tensors["hidden_norm.weight"], config)
     x = embedding[[newest] + [own["mask_token_id"]] * (count - ahead)]
     for index in range(config["num_hidden_layers"]):
@@ -51,6 +51,20 @@ def draft(
     whole = np.full((count, config["vocab_size"]), -np.inf)
     whole[:, words] = scores
     return whole
+
+
+def entries(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the head's own entries, with those that its publisher's classes default to."""
+    anchored = config["architectures"] == ["Qwen3DSparkModel"]  # whatever its markov_rank
+    anchored |= config.get("speculators_model_type") == "dspark"
+    return {"sample_from_anchor": anchored, **config, **config.get("dflash_config", {})}
+
+
+def states_of(config: dict[str, Any]) -> tuple[int, ...]:
+    """Return the target's states that the head reads: 2 is the one after two layers."""
+    own = entries(config)
+    outputs = own.get("target_layer_ids", [])
+    return tuple(own.get("aux_hidden_state_layer_ids") or [layer + 1 for layer in outputs])
 
 
 def layer(
