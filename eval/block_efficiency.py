@@ -85,7 +85,7 @@ def main(args: Sequence[str] | None = None) -> None:
         run.rows, run.records = (
             [r for r in records if "batch" in r] for records in (run.rows, run.records)
         )
-        parts = compare(config, plain, models.engines(config), run.rows)
+        parts = compare(config, plain, models.engines(config), run.rows, run.keep)
         run.collect(parts, lambda: tables(config, run, options.against))
         figures = draw_all(config, run.rows, run.records, run.folder)
         page = run.folder / "report.html"

@@ -91,7 +91,7 @@ def main(args: Sequence[str] | None = None) -> None:
                     engines[name] = Engine(target, other, part.engine(row))
                 for name, head in heads.items():
                     engines[name] = Engine(target, head, part.engine(Variant(name, (HEAD,))))
-                yield from compare(part, plain, engines, run.rows)
+                yield from compare(part, plain, engines, run.rows, run.keep)
 
         run.restore()
         places = dict(map(split_name, (*options.heads, *options.baselines)))

@@ -245,7 +245,9 @@ def _unknown(
     for token in tokens:
         if token.startswith("-"):
             name = token.partition("=")[0]
-            near = get_close_matches(name.replace("_", "-"), options(), 1)
+            # A group's flag has its "no" behind the group: --head.no-slot-bias.
+            form = re.sub(r"^--no-([\w.-]+\.)", r"--\1no-", name.replace("_", "-"))
+            near = get_close_matches(form, options(), 1)
             return f"{name}: no such option; {f'did you mean {near[0]!r}?' if near else advice}"
     token = tokens[0]
     indices = [index for index, word in enumerate(arguments) if word == token]

@@ -136,7 +136,7 @@ def test_targets_and_blocks_that_do_not_fit() -> None:
     config = DFlashConfig.of_target(target, target_name="owner/name")
     assert config.target_states == (2, 10, 18, 26, 34)
     refuse = partial(pytest.raises, InputError)
-    with refuse(match="layers .2, 2, 2, 2, 2. of 4; give target_layers"):
+    with refuse(match="layers .2, 2, 2, 2, 2. of 4; give target_layers .--head.target-layers"):
         DFlashConfig.of_target(replace(target, num_hidden_layers=4))
     public = replace(config, target_hash="")
     with refuse(match=r"made for a target \(owner/name\) of width 32 and .* llama of 64, "):

@@ -202,7 +202,7 @@ def test_other_targets_are_refused() -> None:
     )
     assert public.for_target(target).target_states == (2, 4, 5)
     refuse = partial(pytest.raises, InputError)
-    with refuse(match="layers .2, 3, 3. of 6; give target_layers"):
+    with refuse(match="layers .2, 3, 3. of 6; give target_layers .--head.target-layers"):
         public.for_target(replace(target, num_hidden_layers=6))
     with refuse(match="made for a target of width 32 and"):
         public.for_target(replace(target, hidden_size=64))

@@ -115,6 +115,26 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
     assert "6 rows are measured already" in capsys.readouterr().err
 
 
+def test_a_table_that_is_stopped_in_its_first_part_keeps_its_answers(
+    preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each engine's answers of each run; the same options are asked for."""
+    options = ("--sets", "one", "--turns", "1")
+    straight = measure(tmp_path / "straight", *options)
+    with monkeypatch.context() as patch:
+        breaking(patch, "T", "one", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            measure(tmp_path / "out", *options)
+    with pytest.raises(InputError, match="holds results of gamma 2, but now it is 3"):
+        measure(tmp_path / "out", "--gamma", "3", *options)
+    with monkeypatch.context() as patch:
+        breaking(patch, "M", "one", AssertionError("asked again"))
+        again = measure(tmp_path / "out", *options)
+    assert measured(again) == measured(straight)
+    names = ({file.name for file in (tmp_path / name).iterdir()} for name in ("out", "straight"))
+    assert len({*map(frozenset, names)}) == 1
+
+
 def conversations(preset: EvalConfig, folder: Path) -> EvalConfig:
     rows = [
         {"id": name, "turns": [f"What is {name}?"], "category": "x", "topic": name} for name in SETS

@@ -225,6 +225,11 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
         (["llava15_68m"], "blip_laion_cc_sbu_558k: not in .*docs/data.md"),
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
         (
+            ["mini_text", "--tune.seed", "-1"],
+            "^seed: -1; give a whole number from 0 to 4294967295$",
+        ),
+        (["kv_mini", "--no-head.slot-bias"], "such option; did you mean '--head.no-slot-bias'"),
+        (
             ["llava15_68m", "--data", "llava_v1_5_mix=x"],
             "no stage reads it; did you mean 'llava_v1_5_mix665k'",
         ),

@@ -23,12 +23,16 @@ from eval.lib.standins.replay import RecordedTarget
 from eval.lib.times.passes import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.engine import Engine, EngineConfig, Request, Result
 from jaxspec.engine.metrics import acceptance_metrics, block_fields
 from jaxspec.engine.requests import nth_seed
 from jaxspec.errors import InputError, first_line
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
+
+Keep = Callable[[Record, Callable[[], Any]], Any]
+"""Function of a key and of work with a JSON value, as `Run.keep`."""
 
 
 class Group(NamedTuple):
@@ -45,12 +49,19 @@ class Group(NamedTuple):
 
 
 def compare(
-    config: EvalConfig, plain: Engine, engines: Mapping[str, Engine], before: Sequence[Record] = ()
+    config: EvalConfig,
+    plain: Engine,
+    engines: Mapping[str, Engine],
+    before: Sequence[Record] = (),
+    keep: Keep = lambda _, work: work(),
 ) -> Iterator[Group]:
     """Measure engines of one target, by name, and plain decoding of the same requests.
 
     Yields a group for each part of each set that `before` lacks. If an engine fails, the others are
     still measured.
+
+    Args:
+      keep: `Run.keep`, which keeps the answers of a part that is stopped.
     """
     before = [row for row in before if row["gamma"] == config.gamma]
     passes = {row["row"]: times for row in before if (times := PassTimes.of(row))}
@@ -61,7 +72,7 @@ def compare(
             bar.set_postfix_str(part["dataset"], refresh=False)
             with config.named(part["dataset"]):
                 prompts = prompts_of(config, plain, part)
-                group = _group(config, plain, engines, part, prompts, passes, bar)
+                group = _group(config, plain, engines, part, prompts, passes, keep, bar)
             yield group
 
 
@@ -72,13 +83,16 @@ def _group(
     where: Record,
     prompts: list[Prompt],
     passes: dict[str, PassTimes],
+    keep: Keep,
     bar: tqdm,
 ) -> Group:
     """Run all engines by turns; time the `passes` of each engine once."""
     group = Group([], [], [])
     requests = requests_of(config, prompts)
-    guarded = [_Guarded(engine) for engine in engines.values()]
-    (reference, *answers), rates = interleaved([plain, *guarded], requests, config.repeats, bar)
+    place = where | {"gamma": config.gamma}
+    kept = _Kept(plain, keep, place)
+    guarded = [_Guarded(_Kept(each, keep, place | {"row": name})) for name, each in engines.items()]
+    (reference, *answers), rates = interleaved([kept, *guarded], requests, config.repeats, bar)
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
         engine, settings = guard.engine, guard.engine.config
         assert isinstance(settings, EngineConfig)
@@ -136,11 +150,47 @@ def error_line(error: Exception) -> str:
 
 
 @dataclass
+class _Kept:
+    """An engine whose answers of each run are kept."""
+
+    engine: Engine
+    keep: Keep
+    place: Record
+    runs: int = 0
+
+    def generate(self, requests: list[Request]) -> list[Result]:
+        def records() -> list[Record]:
+            return [_record(result) for result in self.engine.generate(requests)]
+
+        self.runs += 1
+        return [_result(record) for record in self.keep(self.place | {"run": self.runs}, records)]
+
+
+def _record(result: Result) -> Record:
+    """Return the JSON form of a result."""
+    counts = {name: np.asarray(count).tolist() for name, count in vars(result.stats).items()}
+    return vars(result) | {"stats": counts}
+
+
+def _result(record: Record) -> Result:
+    """Return the result of its JSON form."""
+    counts: Record = {
+        name: np.asarray(count) if isinstance(count, list) else count
+        for name, count in record["stats"].items()
+    }
+    return Result(**record | {"tokens": tuple(record["tokens"]), "stats": DecodeStats(**counts)})
+
+
+@dataclass
 class _Guarded:
     """An engine that keeps its first error and does nothing after it."""
 
-    engine: Engine
+    kept: _Kept
     error: str | None = None
+
+    @property
+    def engine(self) -> Engine:
+        return self.kept.engine
 
     def attempt(self, work: Callable[..., Any], *args: Any) -> Any:
         """Return the work's result; None if it fails, or if earlier work failed."""
@@ -152,7 +202,7 @@ class _Guarded:
         return None
 
     def generate(self, requests: list[Request]) -> list[Result]:
-        return self.attempt(self.engine.generate, requests) or []
+        return self.attempt(self.kept.generate, requests) or []
 
 
 def prompts_of(config: EvalConfig, plain: Engine, part: Record) -> list[Prompt]:

@@ -42,6 +42,8 @@ PART = ("dataset", "turn", "follow_up", "gamma", "pairing")
 """Fields that rows measured by turns share; they are saved together, and measured again together if
 one of them failed."""
 PROMPTS = "prompts.jsonl"
+KEPT = "kept"
+"""Folder of the values of a part that is being measured."""
 FILES = (
     *("results.json", "records.jsonl", PROMPTS, "table.md", "report.html", "summary.csv"),
     "*-temperature-*.jsonl",
@@ -120,6 +122,29 @@ class Run:
         if self.prompts:
             write_text(self.folder / PROMPTS, "".join(self.prompts))
         write_results(self.folder, about, self.rows, self.records, text)
+        shutil.rmtree(self.folder / KEPT, ignore_errors=True)
+
+    def keep(self, key: Record, work: Callable[[], Any]) -> Any:
+        """Return the work's JSON value; a run that is stopped before it writes more keeps it."""
+        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+        file = self.folder / KEPT / f"{name}.json"
+
+        def stored() -> list[Any]:
+            with reading(f"{file}: cannot be read", "remove it"):
+                return [json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
+
+        for value in on_first(stored):
+            return value
+        value = work()
+        if not on_first((self.folder / "results.json").exists):
+            self.write()  # by whose options and inputs the value is known again
+
+        def write() -> None:
+            file.parent.mkdir(exist_ok=True)
+            write_text(file, json.dumps(value))
+
+        on_first(write)
+        return value
 
     def restore(self) -> None:
         """Read the measurements of a stopped run with the same options, without failed parts.

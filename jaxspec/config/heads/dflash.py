@@ -334,6 +334,7 @@ def usual_layers(depth: int, count: int) -> tuple[int, ...]:
     layers = tuple(layer + 1 for layer in _outputs(depth, count))
     if sorted(set(layers)) != list(layers) or layers[-1] >= depth:
         raise InputError(
-            f"DFlash head: layers {list(layers)} of {depth}; give target_layers, in order"
+            f"DFlash head: layers {list(layers)} of {depth}; give target_layers "
+            "(--head.target-layers), in order"
         )
     return layers

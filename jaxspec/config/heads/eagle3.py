@@ -232,5 +232,8 @@ def usual_layers(depth: int) -> tuple[int, ...]:
     """Return the layers of a target that EAGLE-3 heads read by default."""
     layers = (2, depth // 2, depth - 3)
     if sorted(set(layers)) != list(layers):
-        raise InputError(f"EAGLE-3 head: layers {layers} of {depth}; give target_layers, in order")
+        raise InputError(
+            f"EAGLE-3 head: layers {layers} of {depth}; give target_layers (--head.target-layers), "
+            "in order"
+        )
     return layers
