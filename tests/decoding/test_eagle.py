@@ -4,18 +4,22 @@ change no answer.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.checkpoints.fitting import named_tensors
+from jaxspec.checkpoints.heads import save_head
+from jaxspec.checkpoints.heads.kind import Server
 from jaxspec.config import (
     Eagle1Config,
     Eagle3Config,
@@ -31,6 +35,7 @@ from jaxspec.models.families import text_params
 from tests import tiny
 from tests.tiny import families
 from tests.tiny.eagle_reference import draft as reference
+from tests.tiny.eagle_reference import states_of
 from tests.tiny.one_pass import check_training_pass, drafted_blocks
 
 J, NEW, BLOCKS = 3, 24, 6
@@ -43,6 +48,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "one-dimensional": ("qwen2_5_vl", {}, {"rope_scaling": RopeScaling()}),
     "EAGLE-3.1": ("qwen2_5_vl", {"images": "zero"}, {"fc_norm": True, "norm_output": True}),
+    "five states": (
+        "llava",
+        {"target_layers": (0, 1, 1, 2, 2)},
+        {"qk_norm": True, "own_embedding": True},
+    ),
     "shown images": ("qwen3_vl", {"images": "embedding"}, {}),
     "EAGLE-1": ("llava", {"feature": "eagle1"}, {}),
     "MSD": (
@@ -65,6 +75,38 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "EAGLE-1, zeros": ("qwen3_vl", {"feature": "eagle1", "images": "zero"}, {}),
 }
 """Target's family, words of `new_head`, and fields of the head's decoder."""
+_TOP: dict[str, Any] = {"eagle_config": None, "architectures": ["LlamaForCausalLM"]}
+_NESTED: dict[str, Any] = {
+    "eagle_aux_hidden_state_layer_ids": None,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 0, 0]},
+}
+_MROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
+PUBLISHERS: dict[str, tuple[str, Server, dict[str, Any]]] = {
+    "llava": ("yuhuili--EAGLE3-Vicuna", "vllm", _TOP),
+    "qwen2_5_vl": ("RedHatAI--Qwen2.5-VL-speculator.eagle3", "speculators", {}),
+    "one-dimensional": ("nvidia--Qwen2.5-VL-Eagle3", "vllm", _NESTED),
+    "EAGLE-3.1": ("Cloudriver--EAGLE3-Qwen2.5-VL-7B-Instruct", "vllm", _TOP),
+    "five states": (
+        "deepseek-ai--eagle3_ttt7",
+        "vllm",
+        {"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "draft_vocab_size": None}
+        | {**_NESTED, "eagle_config": None, "target_layer_ids": [-1, 0, 0, 1, 1]}
+        | {"draft_num_hidden_layers": 1, "ttt_length": 7, "layer_types": ["full_attention"]},
+    ),
+    "shown images": ("Rayzl--qwen2.5-vl-7b-eagle3-sgl", "vllm", _TOP),
+    "EAGLE-1": ("yuhuili--EAGLE-Vicuna", "vllm", {"architectures": ["LlamaForCausalLM"]}),
+    "MSD": ("msd", "vllm", {"architectures": ["LlavaLlamaForCausalLM"], "model_type": "llava"}),
+    "MSD, Qwen": (
+        "msd",
+        "vllm",
+        {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
+        | {"rope_scaling": _MROPE, "rope_parameters": None, "vision_config": {"depth": 32}},
+    ),
+    "EAGLE-1, shown images": ("Cloudriver--EAGLE-Qwen2.5-VL-7B", "vllm", {}),
+    "ViSpec": ("JLKang--ViSpec", "vllm", {"architectures": ["LlavaNextForConditionalGeneration"]}),
+    "ViSpec, biases": ("JLKang--ViSpec", "vllm", {"architectures": ["Qwen2ForCausalLM"]}),
+}
+"""Cases as publishers write them: hub id, layout, and entries of config.json; None removes one."""
 ENGINE = EngineConfig(
     gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16)
 )
@@ -93,6 +135,20 @@ def headed(case: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedH
     )
 
 
+def published(case: str, head: LoadedHead, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Write a head as its publisher does; return its directory, and its config.json."""
+    name, server, changes = PUBLISHERS.get(case, ("own", "vllm", {}))
+    path = folder / f"models--{name}" / "snapshots" / "1234"
+    path.parent.mkdir(parents=True)
+    save_head(path, head.config, head.params, None, server=server)
+    raw = json.loads((path / "config.json").read_text()) | changes
+    if case in PUBLISHERS:
+        del raw["jaxspec"]
+    raw = {key: value for key, value in raw.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(raw))
+    return path, raw
+
+
 @pytest.mark.parametrize(
     ("case", "tree"),
     [
@@ -100,21 +156,20 @@ def headed(case: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedH
         *((case, "2:5") for case in ("qwen2_5_vl", "MSD", "ViSpec")),
     ],
 )
-def test_blocks_are_drafted_as_the_definition_says(case: str, tree: str | None) -> None:
+def test_blocks_are_drafted_as_the_publishers_files_say(
+    case: str, tree: str | None, tmp_path: Path
+) -> None:
     """Rows have two images, and blocks follow others of which more or less was accepted."""
     words = tuple(range(3, 100)) if tree is None and "feature" not in CASES[case][1] else ()
-    target, head = headed(case, words)
+    target, made = headed(case, () if case == "five states" else words)
+    path, config = published(case, made, tmp_path)
+    head, tensors = LoadedHead.load(path, target), load_file(path / "model.safetensors")
+    rule, eagle1 = made.config.images, isinstance(head.config, Eagle1Config)  # pyright: ignore
+    assert eagle1 or head.config.target_states == states_of(config)
     engine = Engine(target, head, replace(ENGINE, tree=tree))
     prompt = engine.encoder.prompt("What?", [tiny.page(0), tiny.page(1)])
     request = Request(prompt, NEW, temperature=8.0, seed=3)
     row = text_params(target.config, target.params)
-    config, eagle1 = head.config.to_dict(), isinstance(head.config, Eagle1Config)
-    tensors = {
-        name if eagle1 else name.replace("layers.0.", "midlayer."): leaf
-        for name, leaf in named_tensors(head.params).items()
-    }
-    if words:
-        tensors["d2t"] = np.asarray(words) - np.arange(len(words))
     embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
     output = np.asarray(row["lm_head"]["weight"], np.float64) if eagle1 else None
     blocks = list(drafted_blocks(engine, request, BLOCKS))
@@ -125,7 +180,7 @@ def test_blocks_are_drafted_as_the_definition_says(case: str, tree: str | None) 
         tokens, states, places = row_tokens[:end], row_states[: end - 1], row_places[: end - 1]
         drafted = np.asarray(draft.tokens)[0, : J - 1] if tree is None else ()
         scores = reference(
-            config, tensors, embedding, states, tokens, places, drafted, images, output
+            config, tensors, embedding, states, tokens, places, drafted, images, output, rule
         )
         probs = np.exp((scores - scores.max(-1, keepdims=True)) / 8.0)
         probs /= probs.sum(-1, keepdims=True)

@@ -1,7 +1,7 @@
 """EAGLE-1 and EAGLE-3 heads in numpy, from their files alone: one row, a token at a time, no cache.
 
-They take what `config.json` and `model.safetensors` hold in SafeAILab's layouts, and what a head
-borrows from its target.
+They take what `config.json` and `model.safetensors` hold in SafeAILab's layouts, DeepSeek's or that
+of speculators, and what a head borrows from its target.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def draft(
     drafted: np.ndarray,
     images: dict[int, np.ndarray] | None = None,
     output: np.ndarray | None = None,
+    rule: str = "placeholder",
 ) -> np.ndarray:
     """Scores [J, V] of the token after each of the newest token and the drafted ones, -inf where
     none is scored.
@@ -34,10 +35,13 @@ def draft(
       drafted: [J - 1], tokens that the head is made to read.
       images: Slot -> the target's embedding there, [D], of slots that show an image.
       output: [V, D], the target's output matrix, for EAGLE-1.
+      rule: The head's rule for images.
     """
+    config = config | config.get("transformer_layer_config", {})
     tensors = {name: leaf.astype(np.float64) for name, leaf in tensors.items()}
-    embedding = tensors.get("embed_tokens.weight", embedding)
-    rule, images = config.get("jaxspec", {}).get("images", "placeholder"), images or {}
+    embedding, images = tensors.get("embed_tokens.weight", embedding), images or {}
+    if output is None:
+        tensors = {name.replace("layers.0.", "midlayer."): leaf for name, leaf in tensors.items()}
     if rule == "zero":
         states = np.where(np.isin(np.arange(len(states)), [*images])[:, None], 0, states)
     embeds = [
@@ -67,6 +71,14 @@ def draft(
             joined.append(joint(tensors, embedding[min(token, len(embedding) - 1)], last))
             places.append(places[-1] + 1)
     return np.stack(out)
+
+
+def states_of(config: dict[str, Any]) -> tuple[int, ...]:
+    """Return the target's states that an EAGLE-3 head reads: 2 is the one after two layers."""
+    if layers := config.get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(layers)
+    outputs = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids", ())
+    return tuple(layer + 1 for layer in outputs or config["target_layer_ids"])
 
 
 def _vispec(
@@ -160,7 +172,7 @@ def scores(
     config: dict[str, Any], tensors: dict[str, np.ndarray], normed: np.ndarray
 ) -> np.ndarray:
     """Scores [V] of all tokens; `d2t` says how far a draft token's id is below the target's."""
-    words = np.arange(config["draft_vocab_size"])
+    words = np.arange(len(tensors["lm_head.weight"]))
     if "d2t" in tensors:
         words = words + tensors["d2t"].astype(int)
     whole = np.full(config["vocab_size"], -np.inf)
