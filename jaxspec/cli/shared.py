@@ -113,6 +113,9 @@ class Question:
     max_pixels: int | None = None
     """Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL: fewer make fewer image
     tokens. By default as their image processor is set."""
+    max_soft_tokens: int | None = None
+    """Most tokens of each image, for Gemma 4: 70, 140, 280, 560 or 1120. By default as its image
+    processor is set, to 280."""
     no_chat_template: bool = False
     """Give the model the bare prompt: for base models."""
 
@@ -234,6 +237,7 @@ class Ask:
             self.output.max_new_tokens,
             stop=self.output.stop,
             max_pixels=self.question.max_pixels,
+            max_soft_tokens=self.question.max_soft_tokens,
             **sampling,
             **self.scores.fields(),
         )

@@ -159,10 +159,10 @@ class Batcher:
         request.settings.check_tokens(self.assembly.lead.model.text.vocab_size)
         check_settings(self.assembly.params.get("combination"), request.settings)
         texts, rows = [caption.text for caption in captions], []
-        most = request.max_pixels
-        target_images = self.assembly.lead.images_within(most)
+        limits = request.image_limits
+        target_images = self.assembly.lead.images_within(limits)
         for form in self.assembly.forms:
-            images = form.model.images_within(most) if form.view.reads_images else None
+            images = form.model.images_within(limits) if form.view.reads_images else None
             showing = Showing(form.view, self.encoder, images, target_images)
             rows.append(prompt_row(showing, request.prompt, texts))
             form.check_row(request, rows[-1])
@@ -179,7 +179,7 @@ class Batcher:
         return Sizes(
             length=bucket(longest, config.prompt_buckets, "prompt tokens"),
             tiles=tuple(
-                image_tiles(model, prompt, config.image_buckets, request.max_pixels)
+                image_tiles(model, prompt, config.image_buckets, request.image_limits)
                 for model in self.assembly.towers
             ),
             new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
@@ -273,7 +273,7 @@ class Batcher:
         """Return the prompts as numpy arrays, padded to the sizes and to `count` rows."""
         padded = [*requests, *[requests[-1]] * (count - len(requests))]
         pictures = decoded_images(requests, count - len(requests))
-        limits = [request.max_pixels for request in requests]
+        limits = [request.image_limits for request in requests]
         images = [
             None if model is None else image_inputs(model, pictures, tiles, limits)
             for model, tiles in zip(self.assembly.towers, sizes.tiles, strict=True)
@@ -307,7 +307,7 @@ class Batcher:
         prompts = []
         for row, model, tiles in zip(rows, self.assembly.towers, request.sizes.tiles):
             (stacked,) = stack_rows([[row.followed_by(tokens)]], width)
-            limits = [request.max_pixels]
+            limits = [request.image_limits]
             images = None if model is None else image_inputs(model, pictures, tiles, limits)
             prompts.append(Prompts(stacked, images))
         return tuple(prompts), np.asarray([len(row) - 1 for row in rows], np.int32)

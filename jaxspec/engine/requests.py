@@ -19,6 +19,7 @@ from jaxspec.decoding.settings import HOTTEST, Settings, count_within, is_count,
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.memory import Sizes
 from jaxspec.errors import InputError, check_counts, check_seed, located
+from jaxspec.models.lvlms.gemma4 import SOFT_TOKENS
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow
@@ -38,6 +39,10 @@ RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "top_p": (lambda value: within(0, 1)(value) and value != 0, "more than 0 and at most 1"),
     "logprobs": (count_within(0, TOP[-1]), f"0 to {TOP[-1]} likeliest tokens"),
     "max_pixels": (count_within(1, QWEN_PIXELS), f"1 to {QWEN_PIXELS}, or leave it out"),
+    "max_soft_tokens": (
+        lambda value: type(value) is int and value in SOFT_TOKENS,
+        f"one of {', '.join(map(str, SOFT_TOKENS))}, or leave it out",
+    ),
     "thinking": (lambda value: isinstance(value, bool), "true or false, or leave it out"),
     **settings.RULES,
 }
@@ -67,6 +72,8 @@ class Request:
         token; 0: only those of the new tokens; None: none.
       max_pixels: Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL; None: as
         their image processor is set.
+      max_soft_tokens: Most tokens of each image, for Gemma 4: 70, 140, 280, 560 or 1120; None: as
+        its image processor is set.
       thinking: Whether the model thinks before it answers, where its chat template has a switch for
         that; None: as the template does by itself.
       min_p: Least probability to sample, in units of the likeliest token's; 0: any.
@@ -97,6 +104,7 @@ class Request:
     messages: Sequence[Mapping[str, Any]] = ()
     logprobs: int | None = None
     max_pixels: int | None = None
+    max_soft_tokens: int | None = None
     thinking: bool | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -134,6 +142,12 @@ class Request:
         ):
             raise InputError(f"stop: {self.stop!r:.60}; give a list of non-empty strings")
         check_seed(self.seed)
+
+    @property
+    def image_limits(self) -> dict[str, int]:
+        """Return the fields that bound each image, where they are set."""
+        limits = {"max_pixels": self.max_pixels, "max_soft_tokens": self.max_soft_tokens}
+        return {name: most for name, most in limits.items() if most is not None}
 
 
 @dataclass(frozen=True)

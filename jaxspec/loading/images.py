@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -19,11 +19,11 @@ def image_inputs(
     model: LoadedModel,
     pictures: Sequence[Sequence[Image]],
     tiles: int,
-    max_pixels: Sequence[int | None] = (),
+    limits: Sequence[Mapping[str, int]] = (),
 ) -> dict[str, Any] | None:
     """Return the tiles [B, U, ...] of each row's images, padded with zeros; None for no tiles.
 
-    max_pixels: Limit of `images_within` for each of the first rows.
+    limits: Limits of `images_within` for each of the first rows.
     """
     if tiles == 0 or model.images is None:
         return None
@@ -32,8 +32,8 @@ def image_inputs(
         name: np.zeros((len(pictures), tiles, *shape), dtype)
         for name, (shape, dtype) in shapes.items()
     }
-    for row, (images, most) in enumerate(zip_longest(pictures, max_pixels)):
-        reader, start = model.images_within(most), 0
+    for row, (images, most) in enumerate(zip_longest(pictures, limits)):
+        reader, start = model.images_within(most or {}), 0
         for arrays in reader.read(images) if reader and images else ():
             for name, values in arrays.items():
                 out[name][row, start : start + len(values)] = values
@@ -45,11 +45,11 @@ def image_tiles(
     model: LoadedModel | None,
     prompt: Prompt[Picture],
     buckets: Sequence[int],
-    max_pixels: int | None = None,
+    limits: Mapping[str, int],
 ) -> int:
     """Return the bucket for the tiles of a prompt's images in a model; 0 without a model."""
     if model is None:
         return 0
-    reader, images = model.images_within(max_pixels), prompt.images
+    reader, images = model.images_within(limits), prompt.images
     count = sum(reader.tiles((x.height, x.width), len(images)) for x in images if reader)
     return bucket(count, buckets, "image tiles of one prompt")

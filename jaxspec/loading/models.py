@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,6 @@ from jaxspec.models.heads.borrowed import borrowed_tokens
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.models.vocabulary import output_rows
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.runtime import parse_dtype, setup_runtime
@@ -205,21 +205,20 @@ class LoadedModel:
         reader = family_of(self.config.model_type).images
         return reader and reader(self.config, self.image_processor)
 
-    def images_within(self, max_pixels: int | None) -> ImageInputs | None:
-        """Return the reader of images with at most so many pixels each after resizing.
+    def images_within(self, limits: Mapping[str, int]) -> ImageInputs | None:
+        """Return the reader of images that obeys a request's `image_limits`.
 
-        None leaves the number to the image processor. Raises InputError for a family whose images
-        have a number of their own.
+        The image processor decides what they do not name. Raises InputError for a family that does
+        not size images so.
         """
-        reader = self.images
-        if max_pixels is None:
-            return reader
-        if not isinstance(reader, QwenImages):
-            kind = self.config.model_type
-            raise InputError(
-                f"max_pixels: {max_pixels}, which {kind!r} does not size images by; leave it out"
-            )
-        return replace(reader, max_pixels=max_pixels)
+        reader: Any = self.images
+        for name, value in limits.items():
+            if not hasattr(reader, name):
+                kind = self.config.model_type
+                raise InputError(
+                    f"{name}: {value}, which {kind!r} does not size images by; leave it out"
+                )
+        return replace(reader, **limits) if limits else reader
 
 
 LoadedDraft = LoadedModel | LoadedHead

@@ -54,7 +54,7 @@ SILENT = {
 """Fields that change no answer."""
 PASSED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "max_soft_tokens"),
 )
 """Fields of a `Request` by the same name."""
 KNOWN = {

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import Engine, EngineConfig, Request
 from jaxspec.config import QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.loading.images import image_inputs
@@ -30,7 +29,6 @@ torch = pytest.importorskip(
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
 from tests.tiny import QUICK, hf, qwen_vl  # noqa: E402
-from tests.tiny.families import FAMILIES  # noqa: E402
 
 SIZES = [(20, 50), (9, 8), (43, 19)]
 """Sizes of images, odd in every way: grids of 3x6, 2x2 (grown) and 5x2 merge groups."""
@@ -266,46 +264,3 @@ def test_prompts(pair):
         assert changed.tokens.tolist() != encoder.prompt("A?", [None]).tokens.tolist()
         with pytest.raises(InputError, match="the tokeniser that belongs to the model"):
             PromptEncoder(words, unknown.image_token_index, unknown.image_marks)
-
-
-@pytest.mark.parametrize("family", qwen_vl.MODELS)
-def test_fewer_pixels_are_the_processors_own(tmp_path, family):
-    """A request with `max_pixels` reads, sizes and plans as a model whose processor has it, also
-    next to a request without.
-    """
-    loaded = LoadedModel.load(qwen_vl.write(tmp_path, qwen_vl.MODELS[family]()))
-    processor = qwen_vl.image_processor(12)
-    assert processor.size["longest_edge"] == 12 * qwen_vl.SIDE**2
-    buckets = EngineConfig(prompt_buckets=(96, 448), image_buckets=(0, 2, 4, 8, 32))
-    engine, fewer = (
-        Engine(model, config=buckets)
-        for model in (loaded, replace(loaded, image_processor=processor))
-    )
-    asked = Request("Is <image> like <image>?", 8, images=qwen_vl.pictures((60, 90), (43, 19)))
-    few = replace(asked, max_pixels=12 * qwen_vl.SIDE**2)
-    whole, limited = engine.batcher.read([asked, few])
-    (expected,) = fewer.batcher.read([asked])
-    jax.tree.map(np.testing.assert_array_equal, vars(limited.rows[0]), vars(expected.rows[0]))
-    assert limited.sizes == expected.sizes
-    assert limited.sizes.length < whole.sizes.length
-    assert limited.sizes.tiles < whole.sizes.tiles
-    mixed = engine.batcher.inputs([whole, limited], whole.sizes, 2)
-    alone = fewer.batcher.inputs([expected], whole.sizes, 1)
-    for name, tiles in alone.images.items():
-        np.testing.assert_array_equal(mixed.images[name][1], tiles[0])
-    plan, same, most = (
-        engines.memory_report(request).total
-        for engines, request in ((engine, few), (fewer, asked), (engine, asked))
-    )
-    assert plan == same < most
-
-
-def test_only_qwens_images_have_a_number_of_pixels(pair):
-    _, loaded = pair
-    config, processor = FAMILIES["llava_onevision"]()
-    other = LoadedModel(config, {}, loaded.tokenizer, processor)
-    with pytest.raises(InputError, match="max_pixels: 100, which 'llava_onevision' does not size"):
-        other.images_within(100)
-    for pixels in (0, True, 1 << 26):
-        with pytest.raises(InputError, match=f"max_pixels: {pixels}; give 1 to 33554432"):
-            Request("Hi", max_pixels=pixels)

@@ -25,6 +25,8 @@ from jaxspec.typing import Array, Float, Int
 
 TILE = 70
 """Squares of a tile: all numbers of squares that a processor takes at most are its multiples."""
+SOFT_TOKENS = (70, 140, 280, 560, 1120)
+"""Most squares of an image, which a processor may be set to."""
 _EPSILON = 1e-5
 
 
@@ -112,7 +114,14 @@ class SquareImages:
 
     config: Gemma4Config
     processor: Any
+    max_soft_tokens: int | None = None
+    """Most squares of an image; None leaves it to the processor's settings."""
     mrope: ClassVar = False
+
+    @property
+    def most(self) -> int:
+        """Return the most squares of an image."""
+        return self.max_soft_tokens or self.processor.max_soft_tokens
 
     @staticmethod
     def shapes(config: Gemma4Config) -> Shapes:
@@ -125,7 +134,7 @@ class SquareImages:
 
     def grid(self, size: Size) -> tuple[int, int]:
         """Return rows and columns of squares: as many as fit the limit, at the image's shape."""
-        most, (height, width) = self.processor.max_soft_tokens, size
+        most, (height, width) = self.most, size
         side = self.config.vision_config.side
         scale = math.sqrt(most * side**2 / (height * width))
         rows, columns = (math.floor(scale * edge / side) for edge in size)
@@ -147,7 +156,8 @@ class SquareImages:
         return Slots(np.arange(count, dtype=np.int32)[:, None], self.tiles(size) * TILE)
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        out = self.processor(images=list(images), return_tensors="np")
+        images = list(images)
+        out = self.processor(images=images, max_soft_tokens=self.most, return_tensors="np")
         patches, counts = np.asarray(out["pixel_values"]), out["num_soft_tokens_per_image"]
         vision = self.config.vision_config
         kernel, patch = vision.pooling_kernel_size, vision.patch_size
