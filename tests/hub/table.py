@@ -123,7 +123,12 @@ QWEN_SAMPLING: dict[str, dict[str, Any]] = {
         "top_p": 0.8,
     },
 }
-"""What the generation_config.json of Qwen2.5-VL and Qwen3-VL sets, besides tokens."""
+"""What the generation_config.json of Qwen2.5-VL and Qwen3-VL sets, besides tokens.
+
+Qwen3-VL's: github QwenLM/Qwen3-VL, issue 1825. Qwen2.5-VL's own file is not seen: the values are
+those of models that were trained from the 3B and the 7B. Its first version had top_k 1 (QwenLM/
+Qwen3-VL, issue 722), and the 32B's AWQ sets tokens only (github binarrii/qwen_vl_object_detect).
+"""
 
 
 def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
@@ -135,6 +140,7 @@ def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
 
 
 def _gemma3(source: str, family: str = "gemma3_text", **changes: Any) -> Twin:
+    """The generation settings are those that scripts write back into Gemma 3's; no file seen."""
     generation = {
         **{"bos_token_id": 2, "cache_implementation": "hybrid", "do_sample": True},
         **{"eos_token_id": ["<eos>", "<end_of_turn>"], "pad_token_id": 0},
@@ -144,6 +150,9 @@ def _gemma3(source: str, family: str = "gemma3_text", **changes: Any) -> Twin:
 
 
 def _gemma4(family: str, entries: str, **changes: Any) -> Twin:
+    """The generation settings are as copies quote them, which have 50 as a third EOS, and later
+    ones the ends of image and audio as suppress_tokens; the words here have neither.
+    """
     generation = {
         **{"bos_token_id": 2, "do_sample": True, "eos_token_id": ["<eos>", "<turn|>"]},
         **{"pad_token_id": 0, "temperature": 1.0, "top_k": 64, "top_p": 0.95},
