@@ -154,6 +154,7 @@ PUBLISHED = (
         _UNKNOWN,
         options="--gamma 7",
     ),
+    _eagle3("deepseek-ai/eagle3_qwen3_8b_ttt7", "Qwen/Qwen3-8B", _UNKNOWN),
     *(
         _eagle3(
             f"RedHatAI/Qwen3-{size}-speculator.eagle3", f"Qwen/Qwen3-{size}", _UNKNOWN, "Apache-2.0"
