@@ -79,6 +79,9 @@ class Sizes:
     it, by default until --images of them fill three quarters of the longest prompt. Models that cut
     images in tiles (LLaVA-NeXT, OneVision) take as many tiles as a square of it has, by default of
     451584 pixels; more are refused."""
+    max_soft_tokens: int | None = None
+    """Most tokens of an image of Gemma 4, to compile for, where a request does not say it: 70, 140,
+    280, 560 or 1120. By default as its image processor is set, to 280."""
     image_pixels: int = 50_331_648
     """Most pixels of an image as it is sent. A waiting request holds 3 bytes for each."""
     max_body: int = 32 * 2**20
@@ -146,7 +149,8 @@ def run(args: Serve) -> None:
     if scaled is not None:
         scaled = sizes.max_pixels or scaled
     side = math.isqrt(scaled or sizes.max_pixels or SQUARE)
-    requests = examples(engine, lengths, images, side, sizes.max_new_tokens, scaled)
+    scales = scaled, sizes.max_soft_tokens
+    requests = examples(engine, lengths, images, side, sizes.max_new_tokens, *scales)
     name = models.model or Path(model_name(models.target)).name
     metrics = Metrics(name)
     plain = None
@@ -168,7 +172,7 @@ def run(args: Serve) -> None:
     say(f"warming up {len(worker.programs)} programs ...")
     folder, pixels = listening.image_dir, sizes.image_pixels
     most = max(lengths), sizes.batch_size
-    limits = Limits(name, images, pixels, *most, folder, plain is not None, models.thinks, scaled)
+    limits = Limits(name, images, pixels, *most, folder, plain is not None, models.thinks, *scales)
     local = listening.host in LOCAL and not key
     settings = Settings(
         limits, key, sizes.max_body, timeout=sizes.timeout, local=local, example=example

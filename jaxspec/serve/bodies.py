@@ -87,6 +87,7 @@ class Limits:
       races: Whether a request may ask for plain decoding.
       thinking: Whether the model thinks where a request does not say it, see `Request`.
       max_pixels: Most pixels to which an image is scaled; None for models that do not scale so.
+      max_soft_tokens: Most tokens of an image where a request does not say it, see `Request`.
     """
 
     model: str
@@ -98,6 +99,7 @@ class Limits:
     races: bool = False
     thinking: bool | None = None
     max_pixels: int | None = None
+    max_soft_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
     count = _count(body, "n", 1)
     if not 1 <= count * len(prompts) <= limits.choices:
         raise InputError(f"n: {count * len(prompts)} answers; give 1 to {limits.choices}")
-    options: dict[str, Any] = {"temperature": None}
+    options: dict[str, Any] = {"temperature": None, "max_soft_tokens": limits.max_soft_tokens}
     options |= {name: body[name] for name in PASSED if body.get(name) is not None}
     if options.get("top_k") == -1:  # vLLM's name for all tokens
         options["top_k"] = 0  # the model's file may set another number

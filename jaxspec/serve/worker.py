@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -124,6 +124,7 @@ def examples(
     side: int,
     new: int,
     max_pixels: int | None = None,
+    max_soft_tokens: int | None = None,
 ) -> list[Request]:
     """Return requests that fill each length of a prompt, without images and with them.
 
@@ -132,14 +133,15 @@ def examples(
       images: Most images of a prompt; 1 and all are tried.
       side: Height and width of the largest image in pixels.
       new: Most new tokens.
-      max_pixels: See `Request`.
+      max_pixels, max_soft_tokens: See `Request`.
     """
     requests: list[Request] = []
+    limits: dict[str, Any] = {"max_pixels": max_pixels, "max_soft_tokens": max_soft_tokens}
     for count in sorted({0, min(images, 1), images}):
         # A small image leaves room for more text, a large one has more tiles.
         for edge in sorted({SMALLEST, side}) if count else (side,):
             prompt = engine.encoder.prompt("Hi", [Image.new("RGB", (edge, edge))] * count)
-            (read,) = engine.batcher.read([Request(prompt, 1, max_pixels=max_pixels)])
+            (read,) = engine.batcher.read([Request(prompt, 1, **limits)])
             spare = [length - len(read.rows[0]) for length in lengths]
             if max(spare) < 0:
                 raise InputError(
@@ -149,7 +151,7 @@ def examples(
             for more in filter(lambda more: more >= 0, spare):
                 tokens = np.append(prompt.tokens, np.repeat(prompt.tokens[-1:], more))
                 filled = replace(prompt, tokens=tokens)
-                requests.append(Request(filled, new, max_pixels=max_pixels))
+                requests.append(Request(filled, new, **limits))
     first, biases = requests[0], dict.fromkeys(range(BIASES), 0.0)
     full = replace(first, logprobs=TOP[-1], presence_penalty=1.0, logit_bias=biases)
     # A request may turn off what the model's file says of penalties and sampling.

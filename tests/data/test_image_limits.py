@@ -12,6 +12,7 @@ from PIL import Image
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.serve.bodies import Limits, chat
+from jaxspec.serve.worker import examples
 from tests import tiny
 from tests.tiny.families import SEEING
 
@@ -81,5 +82,10 @@ def test_other_images_and_values_are_refused(name: str) -> None:
 
 def test_a_body_may_choose_the_tokens_of_its_images() -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_soft_tokens": 70}
-    encoder = Engine(models("gemma4")[0]).encoder
-    assert chat(body, encoder, Limits("m")).requests[0].max_soft_tokens == 70
+    engine = Engine(models("gemma4")[0])
+    for limits in (Limits("m"), Limits("m", max_soft_tokens=140)):
+        assert chat(body, engine.encoder, limits).requests[0].max_soft_tokens == 70
+    (request,) = chat(body | {"max_soft_tokens": None}, engine.encoder, limits).requests
+    assert request.max_soft_tokens == 140
+    sizes = [engine.batcher.read(examples(engine, [256], 1, 56, 4, None, n)) for n in (70, 140)]
+    assert [max(request.sizes.tiles[0] for request in requests) for requests in sizes] == [1, 2]
