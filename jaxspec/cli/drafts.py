@@ -125,6 +125,7 @@ PUBLISHED = (
     ),
     _assistant("google/gemma-4-31B-it"),
     _assistant("google/gemma-4-E4B-it"),
+    _assistant("google/gemma-4-E2B-it"),
     PublishedDraft(
         "z-lab/Qwen3-8B-DFlash-b16",
         "Qwen/Qwen3-8B",

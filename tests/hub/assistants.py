@@ -38,6 +38,7 @@ ASSISTANTS = {
         ("google/gemma-4-12B-it", "gemma4_unified_assistant", 0),
         ("google/gemma-4-31B-it", "gemma4_assistant", 0),
         ("google/gemma-4-E4B-it", "gemma4_assistant", 8),
+        ("google/gemma-4-E2B-it", "gemma4_assistant", 8),
     )
 }
 

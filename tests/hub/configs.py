@@ -491,7 +491,7 @@ def gemma4_unified(words: Mapping[str, int], text: dict[str, Any]) -> Files:
 
 
 def gemma4(words: Mapping[str, int], text: dict[str, Any]) -> Files:
-    """Return the 31B's files, or E4B's for a decoder with per-layer embeddings."""
+    """Return the 31B's files, or E4B's and E2B's for a decoder with per-layer embeddings."""
     small = "hidden_size_per_layer_input" in text
     tower = {
         **{"model_type": "gemma4_vision", "attention_bias": False, "attention_dropout": 0.0},

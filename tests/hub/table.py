@@ -598,6 +598,18 @@ TWINS: dict[str, Twin] = {
             "use_bidirectional_attention": None,
         },
     ),
+    "google/gemma-4-E2B-it": _gemma4(
+        "gemma4",
+        "transformers 5.23, models/gemma4; vision_config as public loaders check it",
+        seed=3,
+        config={
+            **{"attention_k_eq_v": False, "num_global_key_value_heads": None},
+            **{"hidden_size_per_layer_input": 4, "num_kv_shared_layers": 3},
+            **{"layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"]},
+            **{"num_hidden_layers": 6, "num_key_value_heads": 1, "sliding_window": 512},
+            **{"use_bidirectional_attention": None, "use_double_wide_mlp": True},
+        },
+    ),
     "google/gemma-3-1b-it": _gemma3(SISTER.format("google/gemma-3-4b-it"), seed=1),
     "google/gemma-3-270m-it": _gemma3(SISTER.format("google/gemma-3-1b-it")),
     "facebook/opt-125m": Twin("opt", "opt", OPT_KEYS, "float16", bin=True),
