@@ -14,6 +14,7 @@ from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Re
 from jaxspec.engine.running import LiveBatch
 from jaxspec.errors import InputError
 from tests import tiny
+from tests.tiny.oracles import goodness_of_fit
 
 NEW = 16
 CONFIG = EngineConfig(
@@ -81,6 +82,45 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     batch.decode(stride=1)  # an empty batch decodes at once what joins it
     (so_far, ended) = batch.results()
     assert len((so_far | ended)[0].tokens) > 1
+
+
+def test_samples_follow_the_targets_law_while_weights_learn(
+    target: LoadedModel, draft: LoadedModel
+) -> None:
+    """Of four tokens from the two likeliest each; rows of all ages decode together. Weights that
+    learn may round to others than of a request alone, which then draws another such sample.
+    """
+    settings = replace(CONFIG, weighting="mt-paper", batch_size=32, trace=False)
+    engine = Engine(target, draft, settings)
+    prompt, new, count = engine.encoder.prompt("What is it?"), 4, 1500
+    requests = [Request(prompt, new, 1.0, top_k=2, seed=i) for i in range(count)]
+    law = dict[tuple[int, ...], float]({(): 1.0})
+    for _ in range(new):
+        asked = [replace(prompt, tokens=np.append(prompt.tokens, x).astype(np.int32)) for x in law]
+        answers = Engine(target).generate([Request(each, 1, logprobs=5) for each in asked])
+        longer = {}
+        for (tokens, p), answer in zip(law.items(), answers, strict=True):
+            assert answer.top_logprobs is not None
+            best = dict([*answer.top_logprobs[0].items()][:2])
+            total = sum(map(np.exp, best.values()))
+            longer |= {(*tokens, x): p * float(np.exp(log)) / total for x, log in best.items()}
+        law = longer
+    assert not {x for tokens in law for x in tokens} & {*engine.batcher.eos}
+    batch = LiveBatch(engine.batcher, engine.batcher.read(requests[:1]), few=8)
+    waiting, counts = dict(enumerate(engine.batcher.read(requests))), dict.fromkeys(law, 0)
+    drafted = accepted = 0
+    while waiting or batch.busy:
+        some = [i for i, _ in zip(waiting, batch.free[:8])]
+        if some:
+            batch.join({i: waiting.pop(i) for i in some})
+        batch.decode(stride=1)
+        for result in batch.results()[1].values():
+            counts[result.tokens] += 1
+            drafted += int(np.sum(result.stats.drafted_at))
+            accepted += int(np.sum(result.stats.accepted_at))
+    assert 100 < accepted < drafted - 100
+    observed, expected = (np.array([each[x] for x in law]) for each in (counts, law))
+    assert goodness_of_fit(observed, expected) > 1e-3
 
 
 def check_trace(result: Result, alone: Result) -> None:
