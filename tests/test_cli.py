@@ -137,7 +137,7 @@ def test_messages_are_a_prompt_in_another_form(
 
 def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoken = run(capsys, world, "--weights", "1,3")
-    assert spoken.keys() == {"text", "tokens", "finish_reason", "stop_string", "stats"}
+    assert spoken.keys() == {"text", "reasoning", "tokens", "finish_reason", "stop_string", "stats"}
     stats, plain = spoken["stats"], run(capsys, world, draft=None)["stats"]
     assert stats.keys() == plain.keys()
     assert (stats["drafter"], stats["views"], stats["weighting"], stats["gamma"]) == (
