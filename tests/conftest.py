@@ -7,7 +7,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,39 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+COMPILED: Counter[str] = Counter()
+"""Seconds of compilation by test. The workers send theirs with their reports."""
+_UNREPORTED: list[float] = []
+
+
+def _add_compilation(event: str, seconds: float, **_: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        _UNREPORTED.append(seconds)
+
+
+jax.monitoring.register_event_duration_secs_listener(_add_compilation)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    item.user_properties.append(("compiled", sum(_UNREPORTED)))
+    _UNREPORTED.clear()
+    return (yield)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        COMPILED[report.nodeid] += sum(seconds for _, seconds in report.user_properties)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the thirty tests that compile longest."""
+    terminalreporter.section(f"compilation: {COMPILED.total():.0f} s in all")
+    for test, seconds in COMPILED.most_common(30):
+        if seconds > 1:
+            terminalreporter.write_line(f"{seconds:6.1f} s {test}")
 
 
 def pytest_collection_finish() -> None:
