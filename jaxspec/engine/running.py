@@ -281,7 +281,13 @@ class LiveBatch(Rows):
             if images and largest and sizes is None:
                 count = int((request.rows[0].images >= 0).sum())
                 what += f", with {count} for images of {_sides(images)} pixels"
-                mend = f"shorten the text, or give images of at most {_sides(largest)} pixels"
+                tiles = zip(request.sizes.tiles, self.capacity.tiles, strict=True)
+                if all(n <= most for n, most in tiles):
+                    mend = "shorten the text"
+                elif request.max_soft_tokens is not None:
+                    mend = f"give less than {request.max_soft_tokens} max_soft_tokens"
+                else:
+                    mend = f"give images of at most {_sides(largest)} pixels"
             raise InputError(f"{what}; {mend}")
         assert sizes is not None
         return sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,42 +14,51 @@ from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.serve.bodies import Limits, chat
 from jaxspec.serve.worker import Worker, examples, scaled_pixels
+from tests import tiny
 from tests.serve.test_server import data_url
-from tests.tiny.families import write
+from tests.tiny.families import FAMILIES, SQUARES, write
 
 LENGTH = 96
 SIZES = [(40, 30), (1024, 768), (1280, 720), (4032, 3024), (900, 2000), (2400, 500), (2000, 11)]
 
 
-def worker_of(path: Path, family: str, images: int = 1) -> tuple[Worker, int | None]:
-    """Return a server's worker with its defaults, and the pixels that it scales images to."""
-    model = LoadedModel.load(write(path, family) / "target")
-    engine = Engine(model, config=EngineConfig(batch_size=1, prompt_buckets=(LENGTH, 512)))
-    pixels = scaled_pixels(engine, LENGTH, images)
-    side = math.isqrt(pixels or 56**2)
-    return Worker(engine, examples(engine, [LENGTH], images, side, 4, pixels)), pixels
-
-
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_photographs_of_any_size_and_shape_fit(family: str, tmp_path: Path) -> None:
-    worker, pixels = worker_of(tmp_path, family)
+    """With a server's default of the pixels that it scales images to."""
+    model = LoadedModel.load(write(tmp_path, family) / "target")
+    engine = Engine(model, config=EngineConfig(batch_size=1, prompt_buckets=(LENGTH, 512)))
+    pixels = scaled_pixels(engine, LENGTH, 1)
     assert pixels
+    worker = Worker(engine, examples(engine, [LENGTH], 1, math.isqrt(pixels), 4, pixels))
     for size in SIZES:
         request = Request("Hi", images=[Image.new("RGB", size)], max_pixels=pixels)
         encoded = worker.read(request, 4)  # raises an error where no size holds it
         assert (encoded.rows[0].images >= 0).any()
 
 
-@pytest.mark.parametrize(("family", "side"), [("qwen2_5_vl", 64), ("llava_next", 56)])
-def test_what_is_too_long_with_an_image_is_said_in_pixels(
-    family: str, side: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "text", "changes", "words"),
+    [
+        ("qwen2_5_vl", "x" * 150, {}, "shorten the text"),
+        ("llava_next", "x" * 150, {}, "shorten the text"),
+        ("qwen2_5_vl", "Hi", {"max_pixels": None}, "give images of at most 40x40 pixels"),
+        ("gemma4", "Hi", {"max_soft_tokens": 140}, "give less than 140 max_soft_tokens"),
+    ],
+)
+def test_what_has_no_room_with_an_image_is_said_in_pixels(
+    family: str, text: str, changes: dict[str, Any], words: str
 ) -> None:
-    worker, pixels = worker_of(tmp_path, family)
-    request = Request("x" * 90, images=[Image.new("RGB", (1024, 768))], max_pixels=pixels)
-    with pytest.raises(InputError, match=r"prompt tokens: 1\d\d of at most 96, with ") as refused:
-        worker.read(request, 4)
-    mend = f"shorten the text, or give images of at most {side}x{side} pixels"
-    assert f"for images of 1024x768 pixels; {mend}" in str(refused.value)
+    """In a batch of small images, here without a server, which scales Qwen's."""
+    config, processor = (FAMILIES | SQUARES)[family]()
+    model = LoadedModel(config, tiny.random_params(config), tiny.chat_tokenizer(), processor)
+    engine = Engine(model, config=EngineConfig(batch_size=1))
+    small = Request("x" * 40, 4, images=[Image.new("RGB", (40, 40))])
+    batch = engine.live([small])
+    request = replace(small, prompt=text, images=[Image.new("RGB", (1024, 768))], max_pixels=1000)
+    changes = changes if family == "qwen2_5_vl" else {"max_pixels": None} | changes
+    (encoded,) = engine.batcher.read([replace(request, **changes)])
+    with pytest.raises(InputError, match=rf"with \d+ for images of 1024x768 pixels; {words}$"):
+        batch.fit(encoded)
 
 
 def body(*parts: dict[str, Any]) -> dict[str, Any]:
