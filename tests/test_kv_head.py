@@ -65,6 +65,7 @@ def random_head(config: KVHeadConfig, seed: int = 0) -> Params:
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape) + (x.ndim == 1)), shapes)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", VARIANTS)
 def test_anchored_blocks_are_the_loop_over_anchors(name: str, tmp_path: Path) -> None:
     """The loop is run by PyTorch, from the files alone."""

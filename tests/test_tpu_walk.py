@@ -101,11 +101,13 @@ def test_a_step_that_fails_once_is_done_again(fail: str, tmp_path: Path) -> None
         assert (tmp_path / str(number) / "saved").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", ["scp", "apt-get", "new-session", "train.exit", "my-draft", "ssh"])
 def test_a_step_that_always_fails_ends_the_walk(step: str, tmp_path: Path) -> None:
     assert walk(tmp_path / "it", "always", step)[0] != 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("codes", "trained", "ends"), [("143\n143\n0\n", 3, 0), ("2\n", 1, 1), ("1\n", 1, 1)]
 )

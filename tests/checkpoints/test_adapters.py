@@ -305,6 +305,7 @@ def test_modules_of_peft_in_memory_are_known_by_their_names(models: Path, tmp_pa
     np.testing.assert_array_equal(params["model"]["embed_tokens"]["embedding"], EMBEDDING)
 
 
+@pytest.mark.full
 def test_on_a_mesh_in_16_bits_and_in_int8(models: Path, tmp_path: Path) -> None:
     write(tmp_path / "adapter")
     whole = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
@@ -322,6 +323,7 @@ def test_on_a_mesh_in_16_bits_and_in_int8(models: Path, tmp_path: Path) -> None:
     assert_same(small, int8_params(whole), 0)
 
 
+@pytest.mark.full
 def test_the_commands_merge(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

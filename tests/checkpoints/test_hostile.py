@@ -213,6 +213,7 @@ def test_image_processors_fail_when_they_are_read(case, model):
     assert any(words in problem for problem in inspect(model).problems)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_damaged_checkpoints(family, tmp_path):
     """Used or refused, none takes long. `python -m tests.robustness damage` tries thousands

@@ -160,7 +160,7 @@ def test_log_probabilities_are_one_program_for_like_lengths(
     assert len(compile_cache.EXECUTABLES) == 2
 
 
-@pytest.mark.parametrize("kind", ["plain", "chain", "tree", "CoS", "standard"])
+@pytest.mark.parametrize("kind", ["chain", "CoS", *tiny.rarer("plain", "tree", "standard")])
 def test_an_answer_brings_its_log_probabilities(
     kind: str, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +198,7 @@ def test_an_answer_brings_its_log_probabilities(
         assert min(ending[:3]) > max(ending[3 + i] for i, t in enumerate((5, 7, 9)) if t not in top)
 
 
-@pytest.mark.parametrize("kind", ["views", "head", "MSD", "dflash", "lookup"])
+@pytest.mark.parametrize("kind", ["views", *tiny.rarer("head", "MSD", "dflash", "lookup")])
 def test_a_session_answers_as_whole_prompts_do(
     kind: str,
     target: LoadedModel,
@@ -253,6 +253,7 @@ def test_a_session_answers_as_whole_prompts_do(
     assert 0 < kept[1] < kept[2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
 def test_a_session_reads_images_of_later_turns(family: str) -> None:
     """OneVision reads one image as many tiles and several as one tile each: a second image changes
@@ -448,6 +449,7 @@ def test_blank_text_is_banned(target: LoadedModel) -> None:
     assert not {space, newline} & {*engine.generate(replace(asked, bad_words=[" ", "\n"])).tokens}
 
 
+@pytest.mark.full
 def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(
     target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,6 +484,7 @@ def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(
     assert len(opened) == 3, "each image is decoded once"
 
 
+@pytest.mark.full
 def test_settings_of_the_process_change_nothing(
     target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,7 +111,8 @@ def plain(models: tuple[LoadedModel, LoadedHead]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "groups", "tree"), [(TEXT, 0, None), (SHARED, 8, None), (SHARED, 0, "2:6")]
+    ("text", "groups", "tree"),
+    [(TEXT, 0, None), *tiny.rarer((SHARED, 8, None), (SHARED, 0, "2:6"))],
 )
 def test_blocks_are_drafted_as_the_definition_says(
     tmp_path: Path, text: Gemma4TextConfig, groups: int, tree: str | None
@@ -189,7 +190,12 @@ def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[Any, 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"tree": "dynamic:2:6", "gamma": 4}, {"views": ("lookup",), "growing_cache": True}],
+    [
+        {},
+        *tiny.rarer(
+            {"tree": "dynamic:2:6", "gamma": 4}, {"views": ("lookup",), "growing_cache": True}
+        ),
+    ],
     ids=["chain", "tree", "with lookup"],
 )
 def test_answers_are_the_plain_ones(
@@ -202,6 +208,7 @@ def test_answers_are_the_plain_ones(
     assert len({token for answer in plain for token in answer}) > 8
 
 
+@pytest.mark.full
 def test_sessions_and_meshes(models: Any, plain: Any) -> None:
     target, head = models
     one, alone = engine(models), engine(models, drafts=False)
@@ -215,6 +222,7 @@ def test_sessions_and_meshes(models: Any, plain: Any) -> None:
     assert tokens(engine(models).generate(requests())) == plain
 
 
+@pytest.mark.full
 def test_one_width_in_16_bits() -> None:
     text = replace(TEXT, hidden_size=256, head_dim=32, global_head_dim=64)
     models = pair(dtype=jnp.bfloat16, text=text, scale=0.06)
@@ -224,7 +232,7 @@ def test_one_width_in_16_bits() -> None:
     assert sum(int(result.stats.accepted_at.sum()) for result in results)
 
 
-@pytest.mark.parametrize("tree", [None, "2:3"])
+@pytest.mark.parametrize("tree", [None, *tiny.rarer("2:3")])
 def test_samples_follow_the_targets_law(tree: str | None) -> None:
     """The first two tokens of sampled rows follow full passes of the target."""
     rows, rounds, words = 2000, 4, 6

@@ -45,6 +45,7 @@ def test_a_mix_of_requests_needs_few_programs(seed: int) -> None:
     assert len(kinds) <= 8
 
 
+@pytest.mark.full
 def test_limits_and_lengths_share_programs_and_change_no_answer(
     target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def test_every_image_of_both_turns_is_captioned_in_order(
     assert [result.caption_ms for result in plain] == [0.0, 0.0]
 
 
+@pytest.mark.full
 def test_an_lvlm_answers_about_each_image_alone(
     models: EvalConfig, loaded: tuple[LoadedModel, LoadedModel], tmp_path: Path
 ) -> None:

@@ -63,7 +63,9 @@ def requests(engine: Engine) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("config", "gammas"), [(VISUAL, (3, 1)), (THREE, (1, 2, 1))], ids=["visual", "three"]
+    ("config", "gammas"),
+    [(VISUAL, (3, 1)), *tiny.rarer((THREE, (1, 2, 1)))],
+    ids=["visual", "three"],
 )
 def test_who_proposes_does_not_matter(
     config: CollaborationConfig, gammas: tuple[int, ...], models: list[LoadedModel]

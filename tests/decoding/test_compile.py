@@ -55,6 +55,7 @@ def test_a_greedy_program_has_no_branch_and_updates_its_state_in_place(
         assert not {",".join(map(str, order)) for order in orders} & set(copied)
 
 
+@pytest.mark.full
 def test_a_sampled_program_has_a_branch_where_rows_are_filtered():
     assert " conditional(" in compiled(CHAIN, greedy=False)[1].as_text()
 

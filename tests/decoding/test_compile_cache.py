@@ -38,6 +38,7 @@ def tokens(engine: Engine) -> list[tuple[int, ...]]:
     return [result.tokens for result in engine.generate(REQUESTS)]
 
 
+@pytest.mark.full
 def test_one_process_holds_replicas(target: LoadedModel, draft: LoadedModel) -> None:
     """The same programs run on another device, with a draft and a head that were read onto the
     first.
@@ -81,6 +82,7 @@ def test_a_setting_that_changes_programs_compiles_them_anew(
         assert len(compiled) == programs
 
 
+@pytest.mark.full
 def test_the_same_tokens_where_the_process_computes_in_64_bits(
     target: LoadedModel, draft: LoadedModel, settings: Any
 ) -> None:
@@ -90,6 +92,7 @@ def test_the_same_tokens_where_the_process_computes_in_64_bits(
     assert tokens(Engine(target, draft, config)) == expected
 
 
+@pytest.mark.full
 def test_threads_that_ask_at_once_get_programs_of_their_own() -> None:
     """Kinds are numbered, or whatever they are, one a set of parameters; switched often, threads
     come in between.

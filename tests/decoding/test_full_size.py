@@ -20,6 +20,8 @@ from jaxspec.engine.memory import Sizes, abstract_inputs, plan_memory
 from jaxspec.engine.plan import abstract_program
 from tests.tiny import QUICK
 
+pytestmark = pytest.mark.full
+
 OPTIONS = QUICK | {
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     "xla_disable_hlo_passes": "while-loop-invariant-code-motion,"

@@ -56,9 +56,11 @@ def test_a_cache_grows_in_groups_of_slots(target: LoadedModel) -> None:
     "config",
     [
         CHAIN,
-        replace(CONFIG, views=(), tree="2:6"),
-        replace(CONFIG, views=("M",), gamma=2),
-        replace(CONFIG, views=("lookup",), trace=True),
+        *tiny.rarer(
+            replace(CONFIG, views=(), tree="2:6"),
+            replace(CONFIG, views=("M",), gamma=2),
+            replace(CONFIG, views=("lookup",), trace=True),
+        ),
     ],
     ids=["chain", "tree of a head", "EAGLE-3", "lookup"],
 )

@@ -168,6 +168,7 @@ def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | N
     )
 
 
+@pytest.mark.full
 def test_a_target_of_one_layer_is_its_own_head_with_m_rope(tmp_path: Path) -> None:
     """Images take other rotary positions than slots, and the head's tokens go on behind them."""
     target = LoadedModel.load(write(tmp_path, "qwen3_vl") / "target")

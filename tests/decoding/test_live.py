@@ -84,6 +84,7 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     assert len((so_far | ended)[0].tokens) > 1
 
 
+@pytest.mark.full
 def test_samples_follow_the_targets_law_while_weights_learn(
     target: LoadedModel, draft: LoadedModel
 ) -> None:

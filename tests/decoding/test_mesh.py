@@ -65,6 +65,7 @@ DATA_PARALLEL = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", DATA_PARALLEL)
 def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name):
     """Rows are refilled, caches grow and answers are streamed: the state has the shardings that
@@ -92,6 +93,7 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
     assert runs[0] == runs[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options",
     [
@@ -116,6 +118,7 @@ def test_a_kv_head_is_split_as_its_target_is(pair, options):
     assert keys.addressable_shards[0].data.shape[1] == keys.shape[1] // 2
 
 
+@pytest.mark.full
 def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
     """The draft, and what is made of distributions, send nothing."""
     engine = Engine(
@@ -162,6 +165,7 @@ def test_what_each_device_holds(pair):
     assert report.target_cache == keys + lengths
 
 
+@pytest.mark.full
 def test_command_line(pair, capsys, refusal):
     arguments = [
         "generate",

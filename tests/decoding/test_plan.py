@@ -38,10 +38,12 @@ PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     ("devices", "views", "options"),
     [
         (1, (), {}),
-        (2, (), {"feature": "fused", "target_layers": (0, 1, 2)}),
-        (2, (), {"feature": "eagle1", "images": "unfused"}),
-        (2, ("lookup",), {}),
         (2, ("M", "T"), {"weights": "int8"}),
+        *tiny.rarer(
+            (2, (), {"feature": "fused", "target_layers": (0, 1, 2)}),
+            (2, (), {"feature": "eagle1", "images": "unfused"}),
+            (2, ("lookup",), {}),
+        ),
     ],
 )
 def test_it_is_the_engines_own_report(

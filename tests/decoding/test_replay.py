@@ -73,6 +73,7 @@ def test_tokens_and_counts_are_those_of_the_target_itself(
                 np.testing.assert_array_equal(getattr(ours.stats, name), counts, err_msg=name)
 
 
+@pytest.mark.full
 def test_a_text_model_drafts_for_a_recorded_text_target(
     target: LoadedModel, draft: LoadedModel, requests: list[Request], tmp_path: Path
 ) -> None:

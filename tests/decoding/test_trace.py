@@ -14,7 +14,7 @@ import pytest
 from jaxspec.decoding.trace import accepting_shares, trace_record
 from jaxspec.models.families import build
 from jaxspec.sampling import mix
-from tests.tiny import lvlm, noisy, prompts, sampling, speculator, view_rows, weighted
+from tests.tiny import lvlm, noisy, prompts, rarer, sampling, speculator, view_rows, weighted
 
 NEW = 24
 VOCABULARY = IMAGE = 30  # in a full pass, a drawn placeholder would show an image
@@ -22,7 +22,7 @@ TARGET, PARAMS = lvlm(16, 2, seed=3, scale=0.4, vocabulary=VOCABULARY, image=IMA
 DRAFT = noisy(PARAMS, 0.2)
 
 
-@pytest.mark.parametrize("tree", [None, "2"])
+@pytest.mark.parametrize("tree", [None, *rarer("2")])
 def test_every_token_is_accounted_for(tree):
     program = replace(speculator(TARGET, TARGET, ("M", "T"), 3, "mt-paper", tree), traces=True)
     batch = weighted(prompts([4, 6, 5], [1, 1, 1], ("M", "T"), image=IMAGE), 0.75, 0.25)

@@ -14,6 +14,8 @@ from PIL import Image
 from jaxspec.engine.captioners import TransformersCaptioner, captioner_lack
 from tests.tiny.captioners import blip, blip2, florence2
 
+pytestmark = pytest.mark.full
+
 torch = pytest.importorskip("torch", reason="these captioners run in torch")
 
 

@@ -123,6 +123,7 @@ def test_blocks_accept_what_the_tree_has_of_the_answer(tree: str) -> None:
     assert beyond_first > 5, "no path but that of the first choices was ever taken"
 
 
+@pytest.mark.full
 def test_a_tree_of_width_one_is_the_chain() -> None:
     """Token for token and count for count, with drawn tokens and weights that learn."""
     options = tiny.sampling(

@@ -27,6 +27,8 @@ from jaxspec.models.layers import remat_layers, text_norm
 from jaxspec.sharding import make_mesh, shardings
 from tests import tiny
 
+pytestmark = pytest.mark.full
+
 NEW = 24
 SHAPE: dict[str, Any] = {
     "vocab_size": tiny.CONFIG.text_config.vocab_size,

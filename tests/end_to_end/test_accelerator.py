@@ -11,6 +11,8 @@ from eval import accelerator, latency
 from jaxspec.command import preset_names
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.full
+
 PAGE = "# A page\n\n<!-- accelerator: made -->\nof before\n<!-- /accelerator -->\n\nThe rest.\n"
 
 

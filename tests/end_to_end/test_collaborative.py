@@ -14,6 +14,8 @@ from eval import collaborative
 from eval.lib.collaborative.config import Pairing
 from train import text
 
+pytestmark = pytest.mark.full
+
 ROWS = [
     {
         "question": f"Ann has {n} figs and picks {m}. How many?",

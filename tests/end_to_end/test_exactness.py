@@ -58,6 +58,7 @@ def test_script_writes_records_and_table(
     assert len(list((tmp_path / "out").iterdir())) == 3
 
 
+@pytest.mark.full
 def test_int8_answers_are_compared_with_those_of_the_full_weights(
     tiny_preset: Callable[..., EvalConfig], pair: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def captioner(target: LoadedModel) -> LoadedModel:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_transformers_loads_them_and_agrees(name: str, request: pytest.FixtureRequest) -> None:
     torch = pytest.importorskip(
@@ -84,6 +85,7 @@ def test_transformers_loads_them_and_agrees(name: str, request: pytest.FixtureRe
     )
 
 
+@pytest.mark.full
 def test_the_target_sees(target: LoadedModel) -> None:
     accuracy = attribute_accuracy(Engine(target, None, EngineConfig(batch_size=16)), per_kind=16)
     assert accuracy["sign"] > 0.9  # 24 words: chance is 4 %
@@ -99,6 +101,7 @@ def test_all_three_look_through_one_tower(
     assert all(ours is theirs for ours, theirs in zip(*towers, strict=True))
 
 
+@pytest.mark.full
 def test_captions_name_what_is_there(captioner: LoadedModel) -> None:
     """Kind, colour, size and place of the things of a page, and its background, nearly always;
     words often not.
@@ -131,6 +134,7 @@ def test_both_turns_of_every_set_come_out_as_without_a_draft(
     assert accepted > 250
 
 
+@pytest.mark.full
 def test_the_kv_head_drafts_what_one_pass_predicts(target: LoadedModel) -> None:
     """The target's own answers, in exactly the blocks that Target-Draft attention over them
     scores.

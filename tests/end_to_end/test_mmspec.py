@@ -16,6 +16,8 @@ from eval import block_efficiency, mmspec
 from eval.lib.drafts.config import EvalConfig, Variant
 from jaxspec.errors import InputError
 
+pytestmark = pytest.mark.full
+
 
 def rows_of(path: Path) -> list[dict[str, str]]:
     with path.open() as lines:

@@ -20,6 +20,8 @@ from picturebook import test_set as samples_of
 from tests import tiny
 from tests.tiny.families import FAMILIES
 
+pytestmark = pytest.mark.full
+
 INST = (
     "{{ bos_token }}{% for m in messages %}{{ '[INST] ' }}{% for part in m['content'] %}"
     "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{{ ' [/INST]' }}{% endfor %}"

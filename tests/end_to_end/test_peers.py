@@ -14,6 +14,8 @@ from eval.lib.times.peer_methods import Timed
 from jaxspec.prompts.encoder import Prompt
 from tests import tiny
 
+pytestmark = pytest.mark.full
+
 
 def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="peers needs the `parity` extra")

@@ -22,6 +22,8 @@ from jaxspec.loading.pairs import same_tower
 from tests.hub.table import QWEN_SAMPLING
 from tests.tiny import hf, noisy, qwen_vl
 
+pytestmark = pytest.mark.full
+
 NEW, LENGTH, UNITS = 40, 448, 32
 QUESTION = "What is it?"
 SIZES = [(20, 50), (9, 8), (43, 19), (64, 17), (25, 31), (16, 16), (70, 30), (11, 90)]

@@ -19,6 +19,8 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
 
+pytestmark = pytest.mark.full
+
 SETS = ("one", "two")
 PLACE = ("dataset", "turn", "row")
 MEASURED = (*PLACE, "samples", "tokens_per_pass", "acceptance_histogram", "token_identity_rate")

@@ -27,6 +27,8 @@ from jaxspec.prompts.encoder import Prompt  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.tiny import hf, tiles  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 NEW = 32
 SHAPES = [[], [(90, 31)], [(40, 41), (13, 64)], [(20, 30), (55, 21), (12, 12), (33, 34), (25, 80)]]
 """Heights and widths of the images of each prompt."""

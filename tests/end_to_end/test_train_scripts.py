@@ -16,6 +16,8 @@ from jaxspec.training.config import MeshConfig
 from train import recipe, tower
 from train.setup import check_output, own_output
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:

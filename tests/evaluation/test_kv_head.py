@@ -37,6 +37,7 @@ def row(dataset: str, draft: str, gamma: int, tau: float, **fields: Any) -> dict
     } | fields
 
 
+@pytest.mark.full
 def test_a_line_holds_whole_calls_and_loops_of_each_draft_length() -> None:
     rows = [
         row("describe", "T", 3, 2.5),

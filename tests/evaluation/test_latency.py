@@ -87,6 +87,7 @@ def test_operations_are_those_that_the_paper_prints() -> None:
     assert notes[-1].startswith("paper: TABED, Table 14: 66.08")
 
 
+@pytest.mark.full
 def test_the_sweep_over_a_tiny_pair() -> None:
     # All passes have the shapes of the loop's, and target and draft are alike: few programs are
     # compiled.

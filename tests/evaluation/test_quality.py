@@ -204,6 +204,7 @@ def test_the_script_writes_every_model(
     assert "accuracy" in (tmp_path / "out/table.md").read_text()
 
 
+@pytest.mark.full
 def test_combinations_answer_beside_their_models(
     tiny_preset: Callable[..., EvalConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

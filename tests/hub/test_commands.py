@@ -114,6 +114,7 @@ def folder(tmp_path: Path, offline_hub: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", dict.fromkeys(command.text for command in SHORT))
 def test_it_runs_to_its_end(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = Command("", text)
@@ -135,6 +136,7 @@ def left_in(runs: Path) -> set[Path]:
     return {path for path in runs.rglob("*") if "debug" not in path.parts}
 
 
+@pytest.mark.full
 def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(folder: Path) -> None:
     """The commands of docs/training.md, `With a real target`, one after the other, each a trial."""
     runs = folder / "runs"
@@ -176,6 +178,7 @@ def test_a_documented_command_makes_each_data_set_of_a_recipe(name: str) -> None
     } <= SETS.keys()
 
 
+@pytest.mark.full
 def test_sets_of_the_hub_are_prepared_as_documented(folder: Path) -> None:
     """Images with what is said of them, and AASD's three texts."""
     names = make_sets(folder, "onevision_68m", "kv_llava15_7b_answers")
@@ -189,6 +192,7 @@ def test_sets_of_the_hub_are_prepared_as_documented(folder: Path) -> None:
     assert turns["oasst1"] == (("Which animal barks?", "A dog does."),)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not build.TORCH, reason="these captioners run in torch")
 @pytest.mark.parametrize("name", CAPTIONERS)
 def test_a_captioner_is_read_by_its_id_from_the_cache(name: str, tmp_path: Path) -> None:

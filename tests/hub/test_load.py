@@ -29,6 +29,7 @@ from tests.hub.table import HEADS, TWINS
 from tests.tiny import page
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TWINS)
 def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
     twin, model = TWINS[name], load_twin(name)
@@ -52,6 +53,7 @@ def test_a_text_model_lacks_the_image_token_of_its_tokeniser() -> None:
         batcher.read([Request("A <image_soft_token>", 4)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HEADS)
 def test_public_heads_draft_for_their_targets(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -80,6 +82,7 @@ def test_public_heads_draft_for_their_targets(
     assert drafted[0].stats == drafted[1].stats
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", block_heads.HEADS)
 def test_public_heads_draft_blocks_for_their_targets(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -105,6 +108,7 @@ def test_public_heads_draft_blocks_for_their_targets(
         Engine(target, load_draft(name, target), EngineConfig(gamma=sizes["gamma"] + 1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ASSISTANTS)
 def test_an_assistant_drafts_for_its_target(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

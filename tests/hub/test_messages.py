@@ -16,6 +16,8 @@ from jaxspec.prompts.rows import rewrite
 from tests.hub.conftest import load_twin
 from tests.tiny import tiles
 
+pytestmark = pytest.mark.full
+
 READERS = (
     "llava-hf/llava-1.5-7b-hf",
     "llava-hf/llava-v1.6-vicuna-7b-hf",

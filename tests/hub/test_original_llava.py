@@ -24,6 +24,8 @@ from jaxspec.errors import InputError
 from tests.hub.conftest import load_twin
 from tests.hub.original import CLIP, CONVERTED, LLAVA, write_llava, write_weights
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:

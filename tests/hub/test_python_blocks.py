@@ -65,6 +65,7 @@ def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_the_python_of_a_page_runs(
     page: str,

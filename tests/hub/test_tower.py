@@ -22,6 +22,8 @@ from tests.hub.conftest import cached_at, load_twin
 from tests.hub.table import TWINS
 from train.recipe import KIND
 
+pytestmark = pytest.mark.full
+
 TARGET = "llava-hf/llava-1.5-7b-hf"
 
 

@@ -17,6 +17,8 @@ from tests.multiprocess.pairs import run_pair
 from tests.tiny import Talk
 from train import distill_data
 
+pytestmark = pytest.mark.full
+
 CHILD = """
 import json, sys
 import jax

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from jaxspec.checkpoints.huggingface import load
 from tests import tiny
 from tests.multiprocess.pairs import run_pair
+
+pytestmark = pytest.mark.full
 
 CHILD = """
 import json, sys

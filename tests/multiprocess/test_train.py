@@ -21,6 +21,8 @@ from tests.tiny import training
 from tests.training import child
 from tests.training.child import Child
 
+pytestmark = pytest.mark.full
+
 
 def pair(model: str, directory: Path) -> list[Child]:
     address = free_address()

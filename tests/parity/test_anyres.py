@@ -33,6 +33,8 @@ from jaxspec.checkpoints import huggingface  # noqa: E402
 from jaxspec.checkpoints.processors import load_image_processor  # noqa: E402
 from tests.tiny import hf, tiles  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 SIZES = st.tuples(st.integers(9, 400), st.integers(9, 400))
 SIDES = st.integers(1, 4)
 

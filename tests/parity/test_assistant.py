@@ -31,6 +31,8 @@ from tests.tiny import hf
 from tests.tiny.assistant_reference import draft
 from tests.tiny.hf import torch
 
+pytestmark = pytest.mark.full
+
 J, KINDS = 3, ("sliding_attention", "full_attention")
 
 

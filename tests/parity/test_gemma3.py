@@ -39,6 +39,8 @@ from tests.hub import configs, words  # noqa: E402
 from tests.tiny import hf  # noqa: E402
 from tests.tiny.tiles import page  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 SIZES = [(), [(31, 90)], [(9, 7), (40, 41)], [(24, 24), (13, 64), (70, 5)]]
 """Sizes of the images of four prompts, odd in every way but one."""
 QUESTIONS = ("Who?", "What is it?", "Is <image> like <image>?", "Tell me more")

@@ -26,6 +26,8 @@ from jaxspec_demo import models
 from tests.parity import decoders
 from tests.tiny import hf
 
+pytestmark = pytest.mark.full
+
 gguf = pytest.importorskip(
     "gguf", reason="GGUF is read with the gguf package: install the `gguf` extra"
 )

@@ -17,6 +17,8 @@ from jaxspec.checkpoints import huggingface
 from tests.parity import decoders
 from tests.tiny import hf
 
+pytestmark = pytest.mark.full
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "multi-query, head_dim": {"num_key_value_heads": 1, "head_dim": 12},

@@ -80,6 +80,7 @@ def test_prompt_logits(pair):
     assert LlavaConfig.from_hf(checkpoint.config.to_hf()) == checkpoint.config
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changes",
     [

@@ -21,6 +21,8 @@ from jaxspec.checkpoints import huggingface
 from tests.parity import decoders
 from tests.tiny import hf
 
+pytestmark = pytest.mark.full
+
 MODULES = {
     "model/decoder/embed_tokens": "model.decoder.embed_tokens",
     "model/decoder/embed_positions": "model.decoder.embed_positions",

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="torch is the oracle of parity: install the 
 
 from jaxspec.checkpoints import huggingface
 from tests.parity import decoders
-from tests.tiny import hf
+from tests.tiny import hf, rarer
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -42,16 +42,21 @@ QWEN3: dict[str, dict[str, Any]] = {
 }
 
 
+FEW = "tied, theta, eps", "Qwen3"
+
+
 def made(name: str) -> Any:
     return hf.qwen3(**QWEN3[name]) if name in QWEN3 else hf.qwen2(**VARIANTS[name])
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *QWEN3])
+@pytest.mark.parametrize(
+    "name", [*FEW, *rarer(*(name for name in [*VARIANTS, *QWEN3] if name not in FEW))]
+)
 def test_modules(tmp_path, name):
     decoders.check_modules(tmp_path, made(name), decoders.ROTARY)
 
 
-@pytest.mark.parametrize("name", ["tied, theta, eps", "Qwen3"])
+@pytest.mark.parametrize("name", FEW)
 def test_decoding(tmp_path, name):
     model = hf.talkative(made(name))
     checkpoint = huggingface.load(hf.write(tmp_path / "model", model))

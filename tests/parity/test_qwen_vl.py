@@ -30,6 +30,8 @@ torch = pytest.importorskip(
 from jaxspec.checkpoints import huggingface  # noqa: E402
 from tests.tiny import QUICK, hf, qwen_vl  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 SIZES = [(20, 50), (9, 8), (43, 19)]
 """Sizes of images, odd in every way: grids of 3x6, 2x2 (grown) and 5x2 merge groups."""
 

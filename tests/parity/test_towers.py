@@ -16,6 +16,8 @@ torch = pytest.importorskip(
 from jaxspec.checkpoints import huggingface  # noqa: E402
 from tests.tiny import hf, tiles  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 TOWERS = {
     **{f"CLIP, {act}": (hf.llava, {"hidden_act": act}, 2) for act in ("quick_gelu", "gelu")},
     "CLIP, patches and a rest": (hf.llava, {"image_size": 15}, 2),

@@ -12,6 +12,8 @@ from jaxspec.checkpoints import huggingface
 from tests.parity import decoders
 from tests.tiny import hf
 
+pytestmark = pytest.mark.full
+
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Mistral v0.1": (hf.mistral, {"sliding_window": 6}),
     "Qwen2, the last layer slides": (

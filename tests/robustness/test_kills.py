@@ -8,6 +8,8 @@ import pytest
 
 from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize(
     ("kill", "count"), [(kill_trainings, 3), (kill_tables, 4), (kill_preparations, 3)]

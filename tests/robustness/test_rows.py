@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests import tiny
 from tests.robustness.damaged_rows import ROWS, row_outcome
+
+pytestmark = pytest.mark.full
 
 
 def test_damaged_rows_are_read_or_refused_in_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.robustness import trials
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize(("trial", "count"), [(trials.image, 150), (trials.command_line, 60)])
 def test_images_and_command_lines(trial, count, tmp_path: Path) -> None:

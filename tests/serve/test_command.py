@@ -113,6 +113,7 @@ def test_the_python_of_the_page_is_answered(
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.full
 def test_the_demo_serves_what_is_shipped() -> None:
     shipped, (picture, _) = options()
     assert picture.is_file()

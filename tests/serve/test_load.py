@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from eval import serving
 from tests.serve.conftest import Served
+
+pytestmark = pytest.mark.full
 
 
 def test_load_is_measured(served: Served, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ LENGTH = 96
 SIZES = [(40, 30), (1024, 768), (1280, 720), (4032, 3024), (900, 2000), (2400, 500), (2000, 11)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_photographs_of_any_size_and_shape_fit(family: str, tmp_path: Path) -> None:
     """With a server's default of the pixels that it scales images to."""

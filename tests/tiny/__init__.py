@@ -50,3 +50,4 @@ from tests.tiny.models import (
     text_only,
 )
 from tests.tiny.requests import Talk, loaded, page, request_of
+from tests.tiny.tiers import rarer

@@ -90,6 +90,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HeadConfig,
     return path, config, params
 
 
+@pytest.mark.full
 def test_it_learns_to_draft(learned: tuple[Path, HeadConfig, Params]) -> None:
     """From random weights; more of its drafts are accepted than of the untrained ones."""
     path, config, params = learned
@@ -105,6 +106,7 @@ def test_it_learns_to_draft(learned: tuple[Path, HeadConfig, Params]) -> None:
     assert many > few + 0.5
 
 
+@pytest.mark.full
 def test_transformers_reads_it(
     learned: tuple[Path, HeadConfig, Params], monkeypatch: pytest.MonkeyPatch
 ) -> None:

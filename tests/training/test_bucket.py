@@ -18,6 +18,8 @@ from tests.tiny.bucket import Bucket, bucket
 from tests.training.test_preemption import STAGE, batch, train
 from tests.training.test_regenerate import WORK, chunks, engine, options, straight  # noqa: F401
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def place() -> Iterator[str]:

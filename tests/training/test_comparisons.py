@@ -17,6 +17,8 @@ from jaxspec.errors import InputError
 from tests.hub.pages import PARSERS
 from train.alike import HEADS, commands
 
+pytestmark = pytest.mark.full
+
 SMALL = Shapes(
     LlamaConfig(
         vocab_size=64,

@@ -21,6 +21,8 @@ from jaxspec.training.loop.trainer import fit
 from tests.tiny import training
 from tests.training.test_trainer import STAGE, batches, dies_at, loss_fn, params
 
+pytestmark = pytest.mark.full
+
 STATE = {"a": jnp.arange(5000, dtype=jnp.float32), "b": {"c": jnp.ones((3, 4), jnp.bfloat16)}}
 
 

@@ -142,6 +142,7 @@ class Given:
         return list(self.images)
 
 
+@pytest.mark.full
 def test_a_target_of_one_layer_is_its_own_head_with_m_rope() -> None:
     """Text behind an image has other rotary positions than slots."""
     rope = RopeScaling(mrope_section=(2, 1, 1), mrope_interleaved=True)
@@ -317,6 +318,7 @@ def test_a_dflash_heads_loss_is_that_of_its_definition() -> None:
     check_loss(target, params, config, head, Anchoring(anchors=2, decay=0.5), scored)
 
 
+@pytest.mark.full
 def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) -> None:
     """The target is split over both axes, the rows over one; one device keeps what it has read of
     the target.
@@ -331,6 +333,7 @@ def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) 
     np.testing.assert_allclose(mesh, one, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_a_dflash_head_learns_and_drafts(taught: Path, tmp_path: Path) -> None:
     """The trained head, as its files hold it, is accepted more often than not at all."""
     train = replace(child.HEAD_STAGE, steps=40, learning_rate=1e-2, mesh=MeshConfig(data=1))
@@ -352,6 +355,7 @@ def test_a_dflash_head_learns_and_drafts(taught: Path, tmp_path: Path) -> None:
     assert config.markov == 2
 
 
+@pytest.mark.full
 def test_a_head_goes_on_from_one_of_its_kind(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +387,7 @@ def test_a_head_goes_on_from_one_of_its_kind(
         train_head(other, tmp_path, data)
 
 
+@pytest.mark.full
 def test_an_eagle_head_without_an_output_matrix_goes_on_without_one(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

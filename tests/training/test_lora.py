@@ -49,6 +49,7 @@ def test_answers_alone_are_scored() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, full)
 
 
+@pytest.mark.full
 def test_a_recipe_trains_the_updates_and_writes_an_adapter(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,12 +39,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     return losses
 
 
+@pytest.mark.full
 def test_losses_are_those_of_one_device(alone, tmp_path):
     """To rounding, in two parts, and with activations computed anew."""
     training.train(STAGES["mixed"], tmp_path)
     np.testing.assert_allclose(training.losses(tmp_path), alone, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_goes_on_with_other_devices(alone, tmp_path):
     def dies(step):
         if step == 14:

@@ -21,6 +21,8 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.loop.preemption import Preempted, Preemption
 from jaxspec.training.loop.trainer import fit
 
+pytestmark = pytest.mark.full
+
 STAGE = TrainConfig(steps=6, batch=4, learning_rate=0.1, warmup=1, log_every=1, mesh=MeshConfig(1))
 
 

@@ -121,6 +121,7 @@ def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
         train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
 
 
+@pytest.mark.full
 def test_a_text_draft_learns_from_a_teacher(taught: Path, tmp_path: Path) -> None:
     stages = (replace(SECOND, train=replace(TRAIN, accumulate=2)),)
     made = recipe(
@@ -156,6 +157,7 @@ def test_more_tokens_than_are_scored_are_not_compared(taught: Path, tmp_path: Pa
         replace(made, draft_vocabulary=-5)
 
 
+@pytest.mark.full
 def test_a_qwen_vl_draft_learns_a_draft_vocabulary(tmp_path: Path) -> None:
     start = str(families.write(tmp_path, "qwen2_5_vl") / "target")
     stage = Stage("tune", replace(TRAIN, evaluate_every=0), (("talk", 1.0),))
@@ -200,6 +202,7 @@ def test_the_command_writes_a_draft_that_loads(
     assert [entry["step"] for entry in log(tmp_path / "tune")] == [1]
 
 
+@pytest.mark.full
 def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

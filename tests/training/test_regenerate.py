@@ -26,6 +26,8 @@ from tests import tiny
 from tests.tiny import Talk
 from train.distill_data import Options, main
 
+pytestmark = pytest.mark.full
+
 # A quarter of all tokens end an answer, so that some do before the limit and some do not.
 TEXT = replace(
     tiny.CONFIG.text_config, eos_token_id=tuple(range(5, 30)), max_position_embeddings=60

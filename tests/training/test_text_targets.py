@@ -22,6 +22,8 @@ from tests import tiny
 from tests.training import child
 from train import distill_data, prepare
 
+pytestmark = pytest.mark.full
+
 # Some tokens end an answer, so that not all run to the limit.
 TARGET = Qwen2Config.from_hf(
     tiny.CONFIG.text_config.to_hf()

@@ -174,6 +174,7 @@ def log(path):
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.full
 def test_bfloat16_computes_and_float32_remembers(tmp_path):
     """Updates of a thousandth of the weight would be lost in bfloat16."""
     seen = set()
@@ -196,6 +197,7 @@ def test_bfloat16_computes_and_float32_remembers(tmp_path):
     assert (moved > -6e-3).all()
 
 
+@pytest.mark.full
 def test_reports(tmp_path):
     """Every line has speeds but the first, whose step was compiled; TensorBoard has the same."""
     asked = []
@@ -268,6 +270,7 @@ def test_numbers_are_checked_where_they_are_taken(kind, name):
             kind(**{name: value})
 
 
+@pytest.mark.full
 def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
     stage = replace(STAGE, final_rate=1.0)
     straight = fit(stage, params(), loss_fn, batches, tmp_path / "straight")
