@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.typing import Array, Bool, Float, Int, UInt
+from jaxspec.typing import Array, Bool, Float, Int, Shaped, UInt
 
 
 class Biases(struct.PyTreeNode):
@@ -94,7 +94,7 @@ by_place = partial(jax.vmap, in_axes=-2, out_axes=-2)
 """Map a function of [..., V] over the places of a block, [..., T, V]."""
 
 
-def argmax(scores: Float[Array, "... V"]) -> Int[Array, " ..."]:
+def argmax(scores: Shaped[Array, "... V"]) -> Int[Array, " ..."]:
     """Return the first index of the largest score.
 
     Two plain reductions are several times faster on CPUs than `jnp.argmax`.

@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax import Array
-from jaxtyping import Bool, Float, Int, UInt
+from jaxtyping import Bool, Float, Int, Shaped, UInt
 
 Params = Mapping[str, Any]
 """Nested dict of arrays; the keys are Hugging Face's parameter names."""
 
-__all__ = ["Array", "Bool", "Float", "Int", "Params", "UInt"]
+__all__ = ["Array", "Bool", "Float", "Int", "Params", "Shaped", "UInt"]

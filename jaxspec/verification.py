@@ -18,7 +18,7 @@ from flax import struct
 
 from jaxspec.cache import TreeMask
 from jaxspec.sampling import argmax, draw
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int, Shaped
 
 
 class TokenTree(struct.PyTreeNode):
@@ -107,7 +107,7 @@ def verify(
 
 
 def rejection(
-    p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
+    p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
 ) -> Verdict:
     """Verify a chain against the target's distributions at its J places and the place after them.
 
@@ -164,7 +164,7 @@ class _Walk(struct.PyTreeNode):
 
 
 def tree_rejection(
-    p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
+    p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
 ) -> Verdict:
     """Verify a tree against the target's distributions at its nodes; walk down from the root.
 
@@ -246,6 +246,6 @@ def along_path(
     return chain, nodes, read
 
 
-def _pick(values: Float[Array, "B T ..."], at: Int[Array, " B"]) -> Float[Array, "B ..."]:
+def _pick(values: Shaped[Array, "B T ..."], at: Int[Array, " B"]) -> Shaped[Array, "B ..."]:
     """Return values[b, at[b]]."""
     return jnp.take_along_axis(values, at.reshape(-1, *[1] * (values.ndim - 1)), axis=1)[:, 0]

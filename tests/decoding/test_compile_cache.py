@@ -54,6 +54,7 @@ def test_one_process_holds_replicas(target: LoadedModel, draft: LoadedModel) -> 
     }
 
 
+@pytest.mark.full
 def test_a_mesh_of_one_device_is_that_device(target: LoadedModel, draft: LoadedModel) -> None:
     """Its parameters are laid out by their rank, which is not the draft's."""
     places = shardings(target.config, target.params, make_mesh())

@@ -44,7 +44,7 @@ class DraftState(struct.PyTreeNode):
     """
 
     cache: KVCache
-    last: Int[Array, " R*B"]
+    last: Int[Array, " rows"]
     """Last token of each row's prompt, which the first block reads again."""
 
 
