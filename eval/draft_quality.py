@@ -182,8 +182,7 @@ def measure_quality(
     first, _ = next(iter(models.values()))
     context = text_config(first.config).max_position_embeddings
     engines: list[tuple[str, Engine, bool]] = []
-    # Answers differ much in length.
-    plain = replace(config.plain(), continuous_batching=True)
+    plain = config.plain()
     for name, (model, view) in models.items():
         wide = _with_context(model, context)
         engines.append((name, answering(wide, view, plain), False))

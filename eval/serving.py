@@ -83,7 +83,7 @@ def main(
                     run.add([row(count, *pool.apply(ask_all, (url, bodies, count)))])
                 run.write(table(run.rows))
         if target is not None and not has(run.rows, clients=0):
-            config = EngineConfig(gamma=gamma, continuous_batching=True)
+            config = EngineConfig(gamma=gamma)
             loaded = LoadedModel.load(target)
             engine = Engine(loaded, load_draft(draft, loaded) if draft else None, config)
             run.add([offline(engine, [_request(i, new, images) for i in range(requests)])])

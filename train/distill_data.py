@@ -128,7 +128,6 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     )
     config = EngineConfig(
         views=options.views,
-        continuous_batching=True,
         batch_size=options.batch_size,
         prompt_buckets=options.prompt_buckets,
         image_buckets=options.image_buckets,

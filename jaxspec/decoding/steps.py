@@ -76,12 +76,15 @@ def _logits(
 @partial(jax.jit, static_argnames=("slots",))
 def grow(slots: int, state: DecodeState) -> DecodeState:
     """Return the state with `slots` more slots for new tokens in every row."""
+    return place(_grown(slots, state))
 
+
+def _grown(slots: int, state: DecodeState) -> DecodeState:
     def grown(part: Any) -> Any:
         return part.grown(slots) if hasattr(part, "grown") else part
 
     larger = jax.tree.map(grown, state, is_leaf=lambda part: hasattr(part, "grown"))
-    return place(larger.replace(tokens=longer(state.tokens, 1, slots)))
+    return larger.replace(tokens=longer(state.tokens, 1, slots))
 
 
 @partial(jax.jit, static_argnames=("slots",))
@@ -103,13 +106,14 @@ def insert_rows(
 
     Args:
       batch: B, the number of rows of the state.
-      fresh: State of prompts that may have fewer slots.
+      fresh: State that may have fewer slots for prompts and for new tokens.
       rows: Destinations of the fresh rows; B or more drops a row.
     """
 
     def fitted(old: Any, new: Any) -> Any:
         return new.fitted(old) if hasattr(old, "fitted") else new
 
+    fresh = _grown(state.tokens.shape[1] - fresh.tokens.shape[1], fresh)
     fresh = jax.tree.map(fitted, state, fresh, is_leaf=lambda part: hasattr(part, "fitted"))
 
     def put(old: Array, new: Array) -> Array:

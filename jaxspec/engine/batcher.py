@@ -7,6 +7,7 @@ similar sizes are *stacked* into one batch of numpy arrays and *prefilled* toget
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -55,8 +56,6 @@ class Together(NamedTuple):
     """Bucket of all requests."""
     held: Held
     """Program with its parameters."""
-    greedy: bool
-    """Whether no row samples. It selects the loop's program, not prefill's."""
     logprobs: int | None
     """Number of likeliest tokens to record, see `Sampling`."""
     processing: Processing | None
@@ -99,6 +98,8 @@ class Batcher:
     config: Batching
     captioner: Captioner | None = None
     """Captioner of view C, called once for all images of a call."""
+    most = sys.maxsize
+    """Most requests that share a batch, in whose rows they take turns."""
 
     def __post_init__(self) -> None:
         self.program, self.mesh = self.assembly.program, self.assembly.held.mesh
@@ -137,8 +138,7 @@ class Batcher:
                     read += self._captioned(map(decoded, encoded))
                 except InputError as error:
                     refused[i] = str(error)
-        if not self.grows:
-            return read
+        # Batches do not depend on how long their answers may get.
         new = max((request.sizes.new for request in read), default=0)
         return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]
 
@@ -194,9 +194,8 @@ class Batcher:
 
         The draft does not count, so that answers at one width do not depend on it.
         """
-        most = len(read) if self.config.continuous_batching else self.config.batch_size
         members = len(self.program.members)
-        return in_batches([request.sizes.of_members(members) for request in read], most)
+        return in_batches([request.sizes.of_members(members) for request in read], self.most)
 
     def largest(self, requests: Sequence[EncodedRequest]) -> Sizes:
         """Return the bucket that holds all requests."""
@@ -204,16 +203,18 @@ class Batcher:
             raise InputError("requests: []; give one or more")
         return jax.tree.map(lambda *sizes: max(sizes), *(request.sizes for request in requests))
 
-    @property
-    def grows(self) -> bool:
-        """Return whether caches start small and grow."""
-        config = self.config
-        fixed = isinstance(config, EngineConfig) and config.width is not None
-        return config.growing_cache and not config.continuous_batching and not fixed
+    def rows(self, requests: int) -> int:
+        """Return the number of rows of a batch for so many requests."""
+        most = self.config.batch_size
+        return min(bucket(min(requests, most), BATCH_BUCKETS, "batch"), most)
 
     def rooms(self, sizes: Sizes) -> list[int]:
-        """Return the slots for new tokens of the first cache and of each larger one."""
-        return rooms(sizes.new, self.program.most_tokens) if self.grows else [sizes.new]
+        """Return the slots for new tokens of the first cache and of each larger one.
+
+        At one width caches do not grow, because sums round by their size.
+        """
+        fixed = isinstance(self.config, EngineConfig) and self.config.width is not None
+        return [sizes.new] if fixed else rooms(sizes.new, self.program.most_tokens)
 
     def held(self, requests: Sequence[EncodedRequest]) -> Held:
         """Return the program with its parameters, which are the same for all requests."""
@@ -227,25 +228,23 @@ class Batcher:
     ) -> Together:
         """Return the fields that all prefills of these requests share."""
         first = requests[: 1 if one_prompt else self.config.batch_size]
-        greedy = all(request.temperature == 0 for request in requests)
         top = [request.logprobs for request in requests if request.logprobs is not None]
         logprobs = bucket(max(top), TOP, "logprobs") if top else None
         processing = Processing.of([request.settings for request in requests], self.eos)
         return Together(
-            self.largest(requests), self.held(first), greedy, logprobs, processing, one_prompt, past
+            self.largest(requests), self.held(first), logprobs, processing, one_prompt, past
         )
 
     def prefill(
-        self, together: Together, requests: Sequence[EncodedRequest], room: int, least: int = 1
+        self, together: Together, requests: Sequence[EncodedRequest], room: int, width: int
     ) -> tuple[DecodeState, Sampling, float]:
         """Prefill requests and return the state, the sampling options and the milliseconds.
 
         Args:
           room: Slots for new tokens.
-          least: Least number of rows; rows past the requests emit nothing.
+          width: Number of rows; those past the requests emit nothing.
         """
         sizes, past = together.sizes, together.past
-        width = bucket(max(len(requests), least), BATCH_BUCKETS, "batch")
         options = together.options(requests, self.eos, width)
         prompts, count = (requests[:1], 1) if together.one_prompt else (requests, width)
         batch = self.inputs(prompts, sizes, count)
@@ -254,7 +253,7 @@ class Batcher:
         if self.mesh is not None:  # without a placement the compiler chooses one
             options = jax.device_put(options, replicated(self.mesh))
         state, ms = timed(run_prefill, together.held, batch, options, static=(room,))
-        return state, options.replace(greedy=together.greedy), ms
+        return state, options, ms
 
     def _behind(
         self, past: KVCache, request: EncodedRequest, slots: int, batch: PromptBatch
@@ -322,14 +321,6 @@ def rooms(new: int, block: int) -> list[int]:
     while sizes[-1] < new:
         sizes.append(FACTOR * sizes[-1])
     return [size for size in sizes[:-1] if size > block] + [new]
-
-
-def rows_per_insert(batch_size: int) -> int:
-    """Return the number of finished rows at which the loop returns to insert waiting requests.
-
-    Fewer rows waste less; more rows share one prefill.
-    """
-    return max(1, batch_size // 4)
 
 
 def in_batches(sizes: Sequence[Sizes], most: int) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from jaxspec.decoding.collaboration.combination import Combination, parse_combination
 from jaxspec.decoding.drafting.shapes import parse_tree
@@ -23,6 +23,12 @@ _FEW_IMAGES = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256)
 IMAGE_BUCKETS = (*_FEW_IMAGES, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
+GONE = {
+    "continuous_batching": "waiting requests always take the rows of finished ones",
+    "growing_cache": "caches always begin small and grow, except at one width",
+}
+"""Options of earlier versions, and what holds now."""
+
 Method = Literal["alternating", "naive", "speculative", "standard"]
 GenerationConfig = Literal["auto", "ignore"]
 
@@ -31,10 +37,10 @@ GenerationConfig = Literal["auto", "ignore"]
 class Batching:
     """Choose how requests run together. Each bucket is one compiled program.
 
+    Requests that wait take the rows of finished ones. Caches start small and grow.
+
     Attributes:
       batch_size: Most requests that decode together, 1 to 64.
-      continuous_batching: Whether waiting requests take the rows of finished ones.
-      growing_cache: Whether caches start small and grow, so that a batch ignores `max_new_tokens`.
       prompt_buckets: Prompt lengths to compile for; each prompt is padded to the next.
       image_buckets: Numbers of image tiles, or attention windows, to compile for.
       new_buckets: Numbers of new tokens to compile for.
@@ -45,14 +51,18 @@ class Batching:
     """
 
     batch_size: int = 8
-    continuous_batching: bool = False
-    growing_cache: bool = True
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     new_buckets: tuple[int, ...] = NEW_BUCKETS
     keep_going: bool = False
     data_parallel_processes: bool = False
     generation_config: GenerationConfig = "auto"
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Raise InputError for an option of earlier versions."""
+        for name in options.keys() & GONE.keys():
+            raise InputError(f"{name}: {GONE[name]}; leave it out")
+        return super().__new__(cls)
 
     def __init_subclass__(cls) -> None:
         """Append these attributes to the subclass's docstring, so that `help` shows all."""

@@ -6,9 +6,8 @@ Lengths, temperatures, limits, weights and keys are traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -17,15 +16,15 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxspec.cluster import map_over_processes
-from jaxspec.decoding.state import DecodeState, Pause
-from jaxspec.decoding.steps import grow, run_decode, run_logprobs
+from jaxspec.decoding.state import DecodeState
+from jaxspec.decoding.steps import run_logprobs
 from jaxspec.engine.assembly import collaboration, speculation
-from jaxspec.engine.batcher import Batcher, rows_per_insert
-from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
+from jaxspec.engine.batch import STRIDE, Batch
+from jaxspec.engine.batcher import Batcher
+from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
-from jaxspec.engine.memory import MemoryReport, plan_memory
-from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded_images, nth_seed
-from jaxspec.engine.running import STRIDE, LiveBatch, RunningBatch
+from jaxspec.engine.memory import MemoryReport
+from jaxspec.engine.requests import Request, Result, decoded_images, nth_seed
 from jaxspec.errors import InputError, check_counts, warn_once
 from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights
@@ -137,10 +136,7 @@ class Engine:
         indices = [i for i in range(len(requests)) if i not in results]
         for members in self.batcher.batches(read):
             some = [read[i] for i in members]
-            if len(some) > self.batcher.config.batch_size:
-                done = self._refilled(some)
-            else:
-                *_, done = self._run(some)
+            *_, done = Batch(self.batcher, some).answers(some)
             results.update(zip([indices[i] for i in members], done, strict=True))
         return [results[i] for i in range(len(requests))]
 
@@ -152,58 +148,21 @@ class Engine:
         """
         (read,) = self.batcher.read([request])
         text, reasoning, whole = "", "", None
-        for (whole,) in self._run([read], STRIDE):
+        for (whole,) in Batch(self.batcher, [read]).answers([read], STRIDE):
             text = text_so_far(text, whole.text, read.stop)
             reasoning = text_so_far(reasoning, whole.reasoning, ())
             yield replace(whole, text=text, reasoning=reasoning)
         assert whole is not None
         yield whole
 
-    def _run(
-        self, requests: list[EncodedRequest], stride: int | None = None, one_prompt: bool = False
-    ) -> Iterator[list[Result]]:
-        """Decode a batch and yield its results.
-
-        Args:
-          stride: Number of tokens between two yields of results so far; None yields once.
-          one_prompt: Whether the requests are samples of one prompt.
-        """
-        batch = RunningBatch(self.batcher, requests, one_prompt)
-        while batch.busy:
-            batch.decode(stride)
-            if stride or not batch.busy:
-                yield batch.results()
-            batch.grow()
-
-    def _refilled(self, requests: list[EncodedRequest]) -> list[Result]:
-        """Decode requests in a batch whose free rows take the next ones."""
-        batch, waiting = self._refilling(requests), dict(enumerate(requests))
-        results: dict[int, Result] = {}
-        while waiting or batch.busy:
-            while waiting and (rows := len(batch.free)):
-                batch.join({i: waiting.pop(i) for i in list(waiting)[: min(batch.few, rows)]})
-            batch.decode(ended=batch.few if waiting else batch.rows)
-            results |= batch.results()[1]
-        times = {
-            "prefill_ms": batch.prefill_ms,
-            "decode_ms": batch.decode_ms,
-            "batch": len(requests),
-            "compile_ms": compiled_ms() - batch.compiled,
-        }
-        return [replace(results[i], **times) for i in range(len(requests))]
-
-    def _refilling(self, requests: Sequence[EncodedRequest]) -> LiveBatch:
-        """Return an empty batch of one bucket, which holds all these requests."""
-        sizes, few = self.batcher.largest(requests), rows_per_insert(self.batcher.config.batch_size)
-        return LiveBatch(self.batcher, [replace(r, sizes=sizes) for r in requests], few)
-
-    def live(self, examples: Sequence[Request | str]) -> LiveBatch:
+    def live(self, examples: Sequence[Request | str]) -> Batch:
         """Return an empty batch which requests may join and leave while others decode.
 
         It has `batch_size` rows with room for the longest of the examples in each. In float32 an
         answer equals that of `generate` to its request alone.
         """
-        return LiveBatch(self.batcher, self.batcher.read(examples))
+        rows = self.batcher.config.batch_size
+        return Batch(self.batcher, self.batcher.read(examples), rows, live=True)
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
         """Draw several answers to one prompt, which is prefilled once.
@@ -215,12 +174,9 @@ class Engine:
         (read,) = self.batcher.read([request])
         if read.temperature == 0:
             raise InputError("temperature: 0 makes all samples equal; give more than 0")
-        most = min(count, BATCH_BUCKETS[-1])
         seeds = [replace(read, seed=nth_seed(read.seed, i)) for i in range(count)]
-        results: list[Result] = []
-        for start in range(0, count, most):
-            *_, done = self._run(seeds[start : start + most], one_prompt=True)
-            results += done
+        rows = bucket(min(count, BATCH_BUCKETS[-1]), BATCH_BUCKETS, "batch")
+        *_, results = Batch(self.batcher, seeds, rows, one_prompt=True).answers(seeds)
         return results
 
     def logprobs(self, request: Request | str, tokens: Sequence[int]) -> np.ndarray:
@@ -248,52 +204,25 @@ class Engine:
     def prefill(self, requests: Sequence[Request | str]) -> DecodeState:
         """Prefill at most `batch_size` requests as one batch and return the state."""
         read = self.batcher.read(requests)
-        together = self.batcher.together(read)
-        return self.batcher.prefill(together, read, together.sizes.new)[0]
+        together, rows = self.batcher.together(read), self.batcher.rows(len(read))
+        return self.batcher.prefill(together, read, together.sizes.new, rows)[0]
 
     def warmup(self, requests: Request | str | Sequence[Request | str]) -> None:
         """Compile all programs that these requests need, with a progress bar on terminals."""
-        batcher, most = self.batcher, self.batcher.config.batch_size
-        read = batcher.read(_listed(requests))
-        kinds: dict[Any, list[EncodedRequest]] = {}
-        steps: list[Callable[[], object]] = []
-        for members in batcher.batches(read):
-            some = [read[i] for i in members]
-            if len(some) > most:
-                steps += self._refilling(some).programs()
-                continue
-            width = bucket(len(some), BATCH_BUCKETS, "batch")
-            kinds.setdefault((batcher.together(some), width), some)
-        count = len(steps) + sum(2 * len(batcher.rooms(kind.sizes)) for kind, _ in kinds)
-        pause = Pause(np.int32(0), np.int32(0))  # type: ignore[arg-type]
+        batcher, read = self.batcher, self.batcher.read(_listed(requests))
+        batches = [Batch(batcher, [read[i] for i in some]) for some in batcher.batches(read)]
+        alike = {(batch.together, batch.rows, batch.waits): batch for batch in batches}
+        count = sum(len(batch.programs()) for batch in alike.values())
         with tqdm(total=count, unit="program", desc="compiling", delay=1, disable=None) as bar:
-            for step in steps:
-                step()
-                bar.update()
-            for (together, _), some in kinds.items():
-                room, *larger = batcher.rooms(together.sizes)
-                state, options, _ = batcher.prefill(together, some, room)
-                executable(run_decode, together.held, state, options, pause)
-                bar.update(2)
-                for size in larger:
-                    state, _ = timed(grow, Held(size - room, batcher.mesh, state))
-                    executable(run_decode, together.held, state, options, pause)
-                    bar.update(2)
-                    room = size
+            while alike:
+                _, batch = alike.popitem()  # frees its state
+                for step in batch.programs():
+                    step()
+                    bar.update()
 
     def memory_report(self, requests: Request | str | Sequence[Request | str]) -> MemoryReport:
         """Return the bytes that the largest batch of these requests will take on a device."""
-        batcher, most = self.batcher, self.batcher.config.batch_size
-        read = batcher.read(_listed(requests))
-        sizes = batcher.largest(read)
-        waits = batcher.config.continuous_batching and len(read) > most
-        batch = most if waits else bucket(min(len(read), most), BATCH_BUCKETS, "batch")
-        fresh = bucket(rows_per_insert(most), BATCH_BUCKETS, "batch") if waits else 0
-        smaller = max(batcher.rooms(sizes)[:-1], default=0)
-        options_of = partial(batcher.together(read).options, [], batcher.eos)
-        return plan_memory(
-            self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller, options_of
-        )
+        return Batch(self.batcher, self.batcher.read(_listed(requests))).memory()
 
 
 def _listed(requests: Any) -> Sequence[Request | str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -120,7 +120,7 @@ def plan_memory(
     batch: int,
     sizes: Sizes,
     fresh: int = 0,
-    smaller: int = 0,
+    rooms: Sequence[int] = (),
     options_of: Callable[[int], Sampling] | None = None,
 ) -> MemoryReport:
     """Return the bytes that B rows of these sizes will take.
@@ -128,12 +128,14 @@ def plan_memory(
     Args:
       params: Parameters, or their shapes (`jax.ShapeDtypeStruct`); nothing is allocated.
       fresh: Number of rows prefilled next to the batch for its free rows.
-      smaller: Number of new tokens of the caches before they grow to the sizes; 0: they do not.
+      rooms: Slots for new tokens of the first cache and of each larger one; (): it does not grow.
       options_of: Returns the options of B rows; None for rows without processors and logprobs.
     """
     planned = partial(plan_memory, program, params, options_of=options_of)
-    waiting = planned(fresh, sizes) if fresh else None
-    before = planned(batch, sizes._replace(new=smaller)) if smaller else None
+    *smaller, _ = rooms or [sizes.new]
+    first = sizes._replace(new=(*smaller, sizes.new)[0])
+    waiting = planned(fresh, first) if fresh else None
+    before = planned(batch, sizes._replace(new=smaller[-1])) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
     options = options_of(batch) if options_of else options
     state = abstract_state(program, params, inputs, options, sizes.new)

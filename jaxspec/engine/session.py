@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxspec.cache import KVCache
 from jaxspec.data.images import ImageSource
+from jaxspec.engine.batch import Batch
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import Request, Result, contents, encoder_of
-from jaxspec.engine.running import RunningBatch
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
 from jaxspec.models.inputs import TEXT
@@ -61,11 +61,8 @@ class Session:
         request = replace(request, prompt=prompt, images=(), messages=(), thinking=None)
         (read,) = self.engine.batcher.read([request])
         row = read.rows[0]
-        batch = RunningBatch(self.engine.batcher, [read], past=self._past(row))
-        while batch.busy:
-            batch.decode()
-            batch.grow()
-        (result,) = batch.results()
+        batch = Batch(self.engine.batcher, [read], past=self._past(row))
+        *_, (result,) = batch.answers([read])
         self._prompt, self._answer, self._cache = read.prompt, result.tokens, batch.state.target
         # As far as plain decoding has read when it writes the last token. A block may have read
         # past a stop string, and a token rounds differently in a pass and in the next prefill.

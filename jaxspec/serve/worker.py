@@ -21,9 +21,9 @@ import numpy as np
 from PIL import Image
 
 from jaxspec.config import text_config
+from jaxspec.engine.batch import Batch
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import TOP, EncodedRequest, Request, Result, decoded
-from jaxspec.engine.running import LiveBatch
 from jaxspec.errors import InputError
 from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.prompts.stops import text_so_far
@@ -153,14 +153,16 @@ def examples(
                 filled = replace(prompt, tokens=tokens)
                 requests.append(Request(filled, new, **limits))
     first, biases = requests[0], dict.fromkeys(range(BIASES), 0.0)
-    full = replace(first, logprobs=TOP[-1], presence_penalty=1.0, logit_bias=biases)
+    full = replace(
+        first, temperature=1.0, logprobs=TOP[-1], presence_penalty=1.0, logit_bias=biases
+    )
     # A request may turn off what the model's file says of penalties and sampling.
     plain = replace(first, repetition_penalty=1.0, min_p=0.0)
     sampled = [replace(request, temperature=1.0) for request in (first, plain)]
     return [*requests, *sampled, plain, full]
 
 
-def _scaled(batch: LiveBatch, request: Request) -> EncodedRequest:
+def _scaled(batch: Batch, request: Request) -> EncodedRequest:
     """Read a request; scale its images, where the model can, until the batch has their tiles.
 
     A long image has more tiles than a square one of as many pixels.
@@ -200,7 +202,7 @@ class Worker(threading.Thread):
         engines: dict[Lane, Engine] = {"drafted": engine}
         if plain is not None:
             engines["plain"] = plain
-        self.lanes: dict[Lane, LiveBatch] = {
+        self.lanes: dict[Lane, Batch] = {
             name: engine.live(examples) for name, engine in engines.items()
         }
         self.waiting: deque[Ticket] = deque()
@@ -219,7 +221,7 @@ class Worker(threading.Thread):
         """Mean time that an answer takes, for `Full`."""
 
     @property
-    def batch(self) -> LiveBatch:
+    def batch(self) -> Batch:
         return self.lanes["drafted"]
 
     def read(self, request: Request, most: int | None, lane: Lane = "drafted") -> EncodedRequest:
@@ -333,7 +335,7 @@ class Worker(threading.Thread):
             self.tickets[number] = ticket
             return number
 
-    def _publish(self, lane: LiveBatch) -> None:
+    def _publish(self, lane: Batch) -> None:
         busy, ended = lane.results()
         for number, result in busy.items():
             ticket = self.tickets[number]

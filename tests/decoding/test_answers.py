@@ -168,7 +168,7 @@ def test_an_answer_brings_its_log_probabilities(
     had, next to rows that ask for none or fewer.
     """
     monkeypatch.setattr(batcher, "FIRST", 8)
-    options = {"batch_size": 2, "continuous_batching": kind == "tree"}
+    options = {"batch_size": 2}
     config = replace(CONFIG, **options, tree="2:5" if kind == "tree" else None)
     if kind in ("chain", "tree"):
         engine = Engine(target, draft, config)
@@ -209,13 +209,8 @@ def test_a_session_answers_as_whole_prompts_do(
     """An image in the first turn, none in the second, another in the third. Caches of views and
     of a DFlash head grow; the head's third turn samples. Penalties count earlier turns.
     """
-    monkeypatch.setattr(batcher, "FIRST", 8)
-    sizes = {
-        "prompt_buckets": (256,),
-        "image_buckets": (2,),
-        "growing_cache": kind in ("views", "dflash"),
-    }
-    engine = engines(target, draft, head, **sizes)[kind]
+    monkeypatch.setattr(batcher, "FIRST", 8 if kind in ("views", "dflash") else 128)
+    engine = engines(target, draft, head, prompt_buckets=(256,), image_buckets=(2,))[kind]
     session, prompt, read = Session(engine), None, []
     prefill = engine.batcher.prefill
     monkeypatch.setattr(
@@ -263,9 +258,7 @@ def test_a_session_reads_images_of_later_turns(family: str) -> None:
     params = tiny.random_params(config, scale=0.5)
     target = LoadedModel(config, jax.device_put(params), tiny.chat_tokenizer(), processor)
     draft = replace(target, params=jax.device_put(tiny.noisy(params, 0.1)))
-    sizes = EngineConfig(
-        gamma=2, prompt_buckets=(512,), image_buckets=(64,), new_buckets=(8,), growing_cache=False
-    )
+    sizes = EngineConfig(gamma=2, prompt_buckets=(512,), image_buckets=(64,), new_buckets=(8,))
     pages = [tiny.page(0, 40, 28)], [tiny.page(1, 28, 40)], [tiny.page(2, 28, 28)], []
     engine = Engine(target, draft, sizes)
     session, prompt, answer = Session(engine), None, ()
@@ -373,6 +366,14 @@ def test_wrong_arguments_are_one_line(
             lambda: Request("Hi", no_repeat_ngram_size=2**31),
         ),
         ("batch_size: 4.0; give 1 to 64", lambda: EngineConfig(batch_size=4.0)),
+        (
+            "continuous_batching: waiting requests always take the rows of finished ones; leave",
+            lambda: EngineConfig(continuous_batching=True),
+        ),
+        (
+            "growing_cache: caches always begin small and grow, except at one width; leave it out",
+            lambda: CollaborationConfig(growing_cache=False),
+        ),
         ("width: 8.0; give 1 to 256", lambda: EngineConfig(width=8.0)),
         ("gammas: 2; give each model 1 or more", lambda: CollaborationConfig(gammas=2)),
         ("gammas: ('2',); give each model 1", lambda: CollaborationConfig(gammas=("2",))),
@@ -502,7 +503,7 @@ def test_settings_of_the_process_change_nothing(
             for name, value in values.items():
                 jax.config.update(name, value)
             engine = Engine(target, draft, CONFIG)
-            queue = Engine(target, draft, replace(CONFIG, batch_size=2, continuous_batching=True))
+            queue = Engine(target, draft, replace(CONFIG, batch_size=2))
             answers = [
                 *engine.generate(asked),
                 *queue.generate(asked),
@@ -532,7 +533,7 @@ def test_a_warm_engine_compiles_nothing(
     assert known == 4  # prefill, decode, growth to 32 tokens, and decode there
     engine.generate(asked)
     assert len(compiled) == known
-    refilled = Engine(target, config=replace(CONFIG, views=(), continuous_batching=True))
+    refilled = Engine(target, config=replace(CONFIG, views=()))
     many = [asked] * (CONFIG.batch_size + 1)
     refilled.warmup(many)
     known = len(compiled)

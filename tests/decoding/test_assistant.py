@@ -190,12 +190,7 @@ def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[Any, 
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        *tiny.rarer(
-            {"tree": "dynamic:2:6", "gamma": 4}, {"views": ("lookup",), "growing_cache": True}
-        ),
-    ],
+    [{}, *tiny.rarer({"tree": "dynamic:2:6", "gamma": 4}, {"views": ("lookup",)})],
     ids=["chain", "tree", "with lookup"],
 )
 def test_answers_are_the_plain_ones(

@@ -62,9 +62,8 @@ def test_limits_and_lengths_share_programs_and_change_no_answer(
     ]
     together = engine.generate(requests)
     assert len(compiled) <= 4  # prefill and decode; as answers grow, growth and decode
-    alone = Engine(
-        target, draft, replace(config, growing_cache=False, prompt_buckets=(64,), new_buckets=(32,))
-    )
+    monkeypatch.setattr(batcher, "FIRST", 128)
+    alone = Engine(target, draft, replace(config, prompt_buckets=(64,), new_buckets=(32,)))
     assert [result.tokens for result in together] == [
         alone.generate(request).tokens for request in requests
     ]

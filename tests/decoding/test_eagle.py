@@ -201,7 +201,7 @@ def test_one_pass_predicts_the_blocks(case: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     "options",
-    [{"continuous_batching": True, "batch_size": 2}, {"tree": "dynamic:2:6", "batch_size": 4}],
+    [{"batch_size": 2}, {"tree": "dynamic:2:6", "batch_size": 4}],
     ids=["chain", "tree"],
 )
 def test_a_vispec_head_changes_no_answer(options: dict[str, Any]) -> None:

@@ -71,15 +71,8 @@ def test_results_are_in_the_order_of_requests_and_as_if_alone(engine: Engine) ->
 @pytest.mark.parametrize(
     "config",
     [
-        replace(
-            CONFIG, continuous_batching=True, weighting="inverse_error_power:window=3", trace=True
-        ),
-        *tiny.rarer(
-            replace(
-                CONFIG, continuous_batching=True, batch_size=2, tree="2:5", views=("M", "lookup")
-            ),
-            None,
-        ),
+        replace(CONFIG, weighting="inverse_error_power:window=3", trace=True),
+        *tiny.rarer(replace(CONFIG, batch_size=2, tree="2:5", views=("M", "lookup")), None),
     ],
     ids=["chain", "tree", "plain"],
 )
@@ -89,9 +82,7 @@ def test_a_row_that_is_done_takes_in_the_next_request(
     """Eleven requests of one bucket: each as if alone, in fewer steps than batch after batch would
     take.
     """
-    engine = Engine(
-        target, config and draft, config or replace(CONFIG, views=(), continuous_batching=True)
-    )
+    engine = Engine(target, config and draft, config or replace(CONFIG, views=()))
     lengths = [NEW, 2, 3, NEW, 1, 5, 2, NEW, 4, 3, 2]
     requests = [
         request_of(
@@ -100,8 +91,7 @@ def test_a_row_that_is_done_takes_in_the_next_request(
         for i, length in enumerate(lengths)
     ]
     together = engine.generate(requests)
-    # prefill of as many rows as are refilled at once, insertion, and decoding of greedy rows and of
-    # others
+    # prefill of all rows, and of as many as are refilled at once, insertion, and decoding
     assert len(compiled) == 4
     assert {result.batch for result in together} == {11}
     for request, result in zip(requests, together, strict=True):
@@ -164,9 +154,7 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
     assert small.target_weights == large.target_weights == weights
     assert large.target_cache == 4 * small.target_cache
     assert str(large).startswith("memory ")
-    inserting = Engine(
-        engine.target, engine.draft, replace(CONFIG, continuous_batching=True, batch_size=2)
-    )
+    inserting = Engine(engine.target, engine.draft, replace(CONFIG, batch_size=2))
     assert inserting.memory_report(requests[:2]).insert == 0  # none waits
     report = inserting.memory_report(requests)
     assert report.insert == small.target_cache + small.draft_cache + small.weighting + small.inputs
@@ -289,7 +277,7 @@ def test_settings_of_scores_in_one_batch(engine: Engine) -> None:
         replace(asked, no_repeat_ngram_size=2, temperature=1.0, min_p=0.1),
         replace(asked, presence_penalty=1.5, repetition_penalty=1.2),
     ]
-    config = replace(CONFIG, batch_size=4, continuous_batching=True)
+    config = replace(CONFIG, batch_size=4)
     drafted = Engine(engine.target, engine.draft, config).generate(requests)
     plain = Engine(engine.target, config=replace(config, views=None)).generate(requests)
     assert [result.tokens for result in drafted[:4]] == [result.tokens for result in plain[:4]]

@@ -35,11 +35,6 @@ def head(target: LoadedModel) -> LoadedHead:
     return LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params, 0.05, **options))
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher, "FIRST", 8)
-
-
 def requests_of(engine: Engine, *temperatures: float) -> list[Request]:
     return [
         tiny.request_of(engine, "What?", seed=i, temperature=temperature, max_new_tokens=length)
@@ -64,9 +59,12 @@ def test_a_cache_grows_in_groups_of_slots(target: LoadedModel) -> None:
     ],
     ids=["chain", "tree of a head", "EAGLE-3", "lookup"],
 )
-@pytest.mark.usefixtures("small")
 def test_answers_and_counts_are_those_of_whole_caches(
-    config: EngineConfig, target: LoadedModel, head: LoadedHead, draft: LoadedModel
+    config: EngineConfig,
+    target: LoadedModel,
+    head: LoadedHead,
+    draft: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     eagle = tiny.kv_head(target.model, target.params, feature="fused", target_layers=(0, 1, 2))
     drafts = {
@@ -75,11 +73,12 @@ def test_answers_and_counts_are_those_of_whole_caches(
         (): [head],
         ("lookup",): [],
     }[config.views or ()]
-    growing, whole = (
-        Engine(target, drafts, replace(config, growing_cache=grows)) for grows in (True, False)
-    )
-    requests = requests_of(whole, 0.0, 1.0, 1.0, 0.0)
-    for ours, theirs in zip(growing.generate(requests), whole.generate(requests), strict=True):
+    engine = Engine(target, drafts, config)
+    requests, runs = requests_of(engine, 0.0, 1.0, 1.0, 0.0), []
+    for first in (8, 128):
+        monkeypatch.setattr(batcher, "FIRST", first)
+        runs.append(engine.generate(requests))
+    for ours, theirs in zip(*runs, strict=True):
         assert (ours.tokens, ours.trace) == (theirs.tokens, theirs.trace)
         for field, value in vars(theirs.stats).items():
             np.testing.assert_array_equal(getattr(ours.stats, field), value, err_msg=field)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxspec.engine import compile_cache
+from jaxspec.engine.batch import Batch
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.engine.running import LiveBatch
 from jaxspec.errors import InputError
 from tests import tiny
 from tests.tiny.oracles import goodness_of_fit
@@ -56,10 +56,7 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     waiting, results = dict(enumerate(engine.batcher.read(requests))), dict[int, Result]()
     gone = {5, 11, 12}
     while waiting or batch.busy:
-        for _ in batch.free:
-            if waiting:
-                i = min(waiting)
-                batch.join({i: waiting.pop(i)})
+        batch.join(waiting)
         batch.decode(stride=1)
         so_far, ended = batch.results()
         results |= ended
@@ -107,13 +104,11 @@ def test_samples_follow_the_targets_law_while_weights_learn(
             longer |= {(*tokens, x): p * float(np.exp(log)) / total for x, log in best.items()}
         law = longer
     assert not {x for tokens in law for x in tokens} & {*engine.batcher.eos}
-    batch = LiveBatch(engine.batcher, engine.batcher.read(requests[:1]), few=8)
+    batch = Batch(engine.batcher, engine.batcher.read(requests))
     waiting, counts = dict(enumerate(engine.batcher.read(requests))), dict.fromkeys(law, 0)
     drafted = accepted = 0
     while waiting or batch.busy:
-        some = [i for i, _ in zip(waiting, batch.free[:8])]
-        if some:
-            batch.join({i: waiting.pop(i) for i in some})
+        batch.join(waiting)
         batch.decode(stride=1)
         for result in batch.results()[1].values():
             counts[result.tokens] += 1
@@ -156,9 +151,8 @@ def test_a_request_that_does_not_fit_is_refused(
     request = replace(Request("What is it?", NEW), **options)
     with pytest.raises(InputError, match=words):
         batch.fit(*engine.batcher.read([request]))
-    assert isinstance(batch, LiveBatch)
-    with pytest.raises(InputError, match=words):  # also behind one that fits
-        batch.join({i: engine.batcher.read([each])[0] for i, each in enumerate((fitting, request))})
+    with pytest.raises(InputError, match=words):
+        batch.join({0: engine.batcher.read([request])[0]})
     assert not batch.busy
 
 

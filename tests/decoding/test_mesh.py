@@ -14,8 +14,8 @@ from jaxspec import CollaborationConfig, Engine, EngineConfig, LoadedModel, Requ
 from jaxspec.cli import main
 from jaxspec.decoding.steps import run_decode
 from jaxspec.engine import batcher
+from jaxspec.engine.batch import Batch
 from jaxspec.engine.compile_cache import executable
-from jaxspec.engine.running import RunningBatch
 from jaxspec.loading.models import LoadedHead
 from jaxspec.sharding import make_mesh
 from tests import tiny
@@ -57,11 +57,10 @@ DATA_PARALLEL = {
         views=("M", "lookup"),
         gamma=3,
         batch_size=2,
-        continuous_batching=True,
         weighting="mt-paper",
         trace=True,
     ),
-    "together": CollaborationConfig(gammas=(2, 1), batch_size=2, continuous_batching=True),
+    "together": CollaborationConfig(gammas=(2, 1), batch_size=2),
 }
 
 
@@ -126,9 +125,9 @@ def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
         LoadedModel.load(pair[1]),
         EngineConfig(gamma=3),
     )
-    batch = RunningBatch(
-        engine.batcher, engine.batcher.read([Request(engine.encoder.prompt("Hi", []), NEW)])
-    )
+    requests = engine.batcher.read([Request(engine.encoder.prompt("Hi", []), NEW)])
+    batch = Batch(engine.batcher, requests)
+    batch.join(dict(enumerate(requests)))
     block = ProgramText(
         executable(run_decode, batch.together.held, batch.state, batch.options).as_text()
     ).block()

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.decoding import steps
-from jaxspec.engine import batcher, compile_cache, running
+from jaxspec.engine import batch, batcher, compile_cache
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.prompts.encoder import PromptEncoder
@@ -71,7 +71,7 @@ def test_who_stops_reading_stops_the_decoding(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, decodes = Engine(target, config=CONFIG), []
-    for module in (batcher, running):
+    for module in (batch, batcher):
         monkeypatch.setattr(
             module, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k)
         )

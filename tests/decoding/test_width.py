@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import DFlashConfig, LvlmConfig, PixelConfig, QwenTowerConfig
-from jaxspec.engine.running import LiveBatch, RunningBatch
+from jaxspec.engine.batch import Batch
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
@@ -139,9 +139,11 @@ def test_caches_hold_the_same_bits(family):
         one = engine(models, **options, prompt_buckets=(448,), image_buckets=(tiles,))
         pages = [[tiny.page(i, 25, 31)] * sees for i in range(4)]
         asked = [Request(one.encoder.completion(*prompt), NEW) for prompt in zip(WORDS, pages)]
-        batch = RunningBatch(one.batcher, one.batcher.read(asked))
+        requests = one.batcher.read(asked)
+        batch = Batch(one.batcher, requests)
+        batch.join(dict(enumerate(requests)))
         begun = bits(batch)
-        batch.decode()
+        batch.decode(ended=batch.rows)
         runs.append((begun, bits(batch)))
         if options:
             assert batch.state.stats.accepted_at.sum() > NEW
@@ -172,7 +174,7 @@ def pair_of(family: str) -> tuple[Any, ...]:
     return *(LoadedModel(config, one, tiny.tokenizer(), processor) for one in models), None
 
 
-def bits(batch: RunningBatch) -> list[np.ndarray]:
+def bits(batch: Batch) -> list[np.ndarray]:
     """Return the lengths of the target's cache, and its keys and values up to them."""
     cache = jax.tree.map(np.asarray, batch.state.target)
     return [
@@ -193,7 +195,7 @@ def test_streams_sessions_and_freed_rows(models):
             turns.ask(text, images=images, max_new_tokens=20)
             for text, images in (("Hi", [tiny.page()]), ("Why?", []))
         ]
-        queued = engine(models, batch_size=2, continuous_batching=True, **options).generate(ASKED)
+        queued = engine(models, batch_size=2, **options).generate(ASKED)
         runs.append(tokens([streamed, *talk, *queued]))
     assert runs[0] == runs[1]
 
@@ -266,14 +268,13 @@ def test_a_live_batch_answers_as_if_alone_whatever_drafts(models):
     assert runs[0] == runs[1] == runs[2] == runs[3]
 
 
-def live_answers(batch: LiveBatch, waves: list[dict[int, Any]]) -> list[tuple[int, ...]]:
+def live_answers(batch: Batch, waves: list[dict[int, Any]]) -> list[tuple[int, ...]]:
     """Let requests join as rows become free, one wave after the other."""
     results: dict[int, Any] = {}
     for wave in waves:
         waiting = dict(wave)
         while waiting or batch.busy:
-            for i in list(waiting)[: len(batch.free)]:
-                batch.join({i: waiting.pop(i)})
+            batch.join(waiting)
             batch.decode(stride=1)
             results |= batch.results()[1]
     return tokens(results[i] for i in sorted(results))

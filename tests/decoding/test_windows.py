@@ -118,7 +118,7 @@ def test_every_draft_writes_the_plain_answers(
     monkeypatch.setattr(batcher, "FIRST", 8)
     kind, drafts, options = DRAFTS[name]
     target, expected = plain[kind]
-    results = engine(target, drafts, growing_cache=True, **options).generate(asked())
+    results = engine(target, drafts, **options).generate(asked())
     assert tokens(results) == expected
     assert sum(int(result.stats.accepted_at.sum()) for result in results) > 3
     assert len({token for answer in expected for token in answer}) > 8

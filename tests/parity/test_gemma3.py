@@ -205,7 +205,7 @@ def expected(pair) -> list[list[int]]:
 
 
 DRAFTS: dict[str, dict[str, Any]] = {
-    "plain, in growing caches": {"growing_cache": True},
+    "plain, in growing caches": {},
     "a chain, with images and pooled": {"views": ("M", "P"), "gamma": 3},
     "a tree and lookup": {"views": ("T", "lookup"), "tree": "dynamic:2:6", "gamma": 3},
 }

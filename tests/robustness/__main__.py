@@ -136,7 +136,6 @@ def settings(
         "with a KV head": lambda row: "head" in (row["views"] or ()),
         "chains": lambda row: row["kind"] == "draft" and row["tree"] is None,
         "trees": lambda row: bool(row.get("tree")),
-        "continuous batching": lambda row: row.get("continuous_batching"),
         "weights that learn": lambda row: (
             row.get("weighting", "static") not in ("static", "random")
         ),

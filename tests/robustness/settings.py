@@ -103,7 +103,6 @@ def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
         gamma=int(rng.integers(1, 8)),
         tree=None if chance(0.6) else one(TREES),
         batch_size=batch,
-        continuous_batching=chance(0.2),
         trace=chance(0.2),
         **sizes,
     )

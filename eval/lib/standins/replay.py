@@ -25,8 +25,9 @@ from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.decoding.settings import Processing
 from jaxspec.engine.batcher import Batcher
 from jaxspec.engine.compile_cache import Held
-from jaxspec.engine.config import BATCH_BUCKETS, EngineConfig
+from jaxspec.engine.config import EngineConfig
 from jaxspec.engine.engine import Engine, LoadedModel, Request
+from jaxspec.engine.memory import Sizes
 from jaxspec.engine.requests import EncodedRequest, each, encode
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedDraft
@@ -34,7 +35,6 @@ from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt
-from jaxspec.prompts.rows import bucket
 from jaxspec.typing import Array, Float, Int, Params
 
 PREFIX = "replay:"
@@ -154,7 +154,18 @@ class RecordedTarget(LoadedModel):
 
 
 class RecordedBatcher(Batcher):
-    """Gives each batch its recorded answers in place of the target's parameters."""
+    """Gives each batch its recorded answers in place of the target's parameters.
+
+    Answers belong to the rows of one batch, so no row takes a second request.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.most = self.config.batch_size
+
+    def rooms(self, sizes: Sizes) -> list[int]:
+        """Return one size, since caches hold nothing."""
+        return [sizes.new]
 
     def read(
         self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
@@ -181,8 +192,8 @@ class RecordedBatcher(Batcher):
         return target
 
     def held(self, requests: Sequence[EncodedRequest]) -> Held:
-        batch = bucket(len(requests), BATCH_BUCKETS, "batch")
-        answers = self.recorded.table([request.prompt for request in requests], batch)
+        rows = self.rows(len(requests))
+        answers = self.recorded.table([request.prompt for request in requests], rows)
         return Held(self.program, self.mesh, {**self.assembly.params, "target": answers})
 
 
@@ -190,9 +201,6 @@ class RecordedEngine(Engine):
     """An engine whose target is a `RecordedTarget`."""
 
     def __post_init__(self) -> None:
-        # Answers belong to the rows of one batch, and caches hold nothing.
-        settings = self.config or EngineConfig()
-        self.config = replace(settings, continuous_batching=False, growing_cache=False)
         super().__post_init__()
         assert isinstance(self.config, EngineConfig)
         self.batcher = RecordedBatcher(self.assembly, self.config, self.batcher.captioner)

@@ -1,0 +1,424 @@
+"""Decode requests in the rows of a batch, in several runs of the loop between which it may change.
+
+*Coming and going*. A finished row costs computation until its batch ends. So requests join the
+free rows of a batch while the others decode, and leave it when they end or nobody waits for them.
+The number of rows never changes. A request's draws depend only on its own key and position, not on
+its batch.
+
+*Growing caches*. A pass reads all slots of a cache, filled or not. So caches start with room for
+128 new tokens and grow fourfold whenever an answer needs more. Each size is a program of its own,
+compiled when the first answer reaches it. Tokens do not change, because a row attends only to the
+slots that it has filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache import KVCache
+from jaxspec.data.images import Picture
+from jaxspec.decoding.state import DecodeState, Pause
+from jaxspec.decoding.steps import grow, insert_rows, run_decode
+from jaxspec.decoding.trace import trace_record
+from jaxspec.engine.batcher import Batcher
+from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
+from jaxspec.engine.memory import (
+    MemoryReport,
+    Sizes,
+    abstract_inputs,
+    abstract_state,
+    plan_memory,
+)
+from jaxspec.engine.requests import EncodedRequest, Result
+from jaxspec.errors import InputError
+from jaxspec.prompts.stops import ReasonedText
+from jaxspec.runtime import usual_settings
+from jaxspec.sampling import Sampling
+from jaxspec.sharding import replicated
+
+STRIDE = 8
+"""Tokens between two looks at an answer that is streamed or may stop at a string."""
+
+
+class Kind(NamedTuple):
+    """Choose the loop's program by what its rows need."""
+
+    changed: bool
+    """Whether a row has processors or `logprobs`."""
+    sampled: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[EncodedRequest]) -> Kind:
+        """Return the least kind that decodes these requests together."""
+        changed = any(r.logprobs is not None or r.settings.changed for r in requests)
+        return cls(changed, any(r.temperature > 0 for r in requests))
+
+    def serves(self, other: Kind) -> bool:
+        """Return whether this loop also decodes requests of another kind."""
+        return all(have or not need for have, need in zip(self, other))
+
+
+class Batch:
+    """Decode requests that join and leave while others decode.
+
+    `join` prefills requests into free rows, `decode` runs the loop, `results` tells how far each
+    answer is, and `leave` frees the rows of requests that nobody waits for. `answers` does all of
+    it for a list of requests.
+
+    Args:
+      examples: Requests whose sizes and kinds of loop the batch has programs for. All others must
+        fit in these sizes.
+      rows: Number of rows; None: as many as the examples need.
+      live: Whether requests come one by one without an end. The batch then begins empty and with
+        room for the longest answer, and a prompt is padded to the smallest example that holds it.
+      one_prompt: Whether the requests are samples of one prompt.
+      past: Cache of an earlier turn, whose slots begin the only prompt.
+    """
+
+    state: DecodeState
+    options: Sampling
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        examples: Sequence[EncodedRequest],
+        rows: int | None = None,
+        *,
+        live: bool = False,
+        one_prompt: bool = False,
+        past: KVCache | None = None,
+    ) -> None:
+        self.batcher, self.examples = batcher, examples
+        self.together = batcher.together(examples, one_prompt, past)
+        self.rows = rows or batcher.rows(len(examples))
+        self.few = 1 if live else max(1, self.rows // 4)
+        """Number of rows that are prefilled while others decode: fewer waste less of the loop,
+        more share one prefill."""
+        self.waits = live or len(examples) > self.rows
+        """Whether requests join while others decode."""
+        self.sizes = _sizes(batcher, examples) if live else [self.capacity]
+        self.kinds = sorted({Kind.of(examples)} | {Kind.of([r]) for r in examples if live})
+        self.room, *self.larger = [self.capacity.new] if live else batcher.rooms(self.capacity)
+        self.requests: dict[int, EncodedRequest] = {}
+        """Requests that have a row or had one, by a number of the caller's."""
+        self.busy: dict[int, int] = {}
+        """Number of the request that each row decodes."""
+        self.texts: dict[int, ReasonedText] = {}
+        """Tokens and texts so far, by number of the request."""
+        self.so_far: dict[int, dict[str, Any]] = {}
+        """Fields of the results so far, by number of the request."""
+        self.times: dict[int, tuple[float, float]] = {}
+        """Milliseconds of each request's prefill, and of the loop before it joined."""
+        self.prefill_ms, self.decode_ms, self.compiled = 0.0, 0.0, compiled_ms()
+        self.started = live
+        """Whether there is a state; otherwise the first requests that join make it."""
+        if live:
+            self._start_empty()
+
+    def _start_empty(self) -> None:
+        """Make a state without any request."""
+        program, params, mesh = self.batcher.program, self.together.held.params, self.batcher.mesh
+        inputs, _ = abstract_inputs(program, self.rows, self.capacity)
+        options = self._empty_options(self.rows)
+        shapes = abstract_state(program, params, inputs, options, self.room)
+        with usual_settings():
+            empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
+            self.state = empty.replace(done=~empty.done)
+        self.options = options if mesh is None else jax.device_put(options, replicated(mesh))
+
+    def _empty_options(self, rows: int) -> Sampling:
+        return self.together.options([], self.batcher.eos, rows)
+
+    @property
+    def capacity(self) -> Sizes:
+        """Return the sizes of the batch, which hold every request."""
+        return self.together.sizes
+
+    @property
+    def kind(self) -> Kind:
+        """Return the kind of the loop's next run."""
+        needed = Kind.of([self.requests[i] for i in self.busy.values()])
+        return next(kind for kind in self.kinds if kind.serves(needed))
+
+    @property
+    def free(self) -> list[int]:
+        """Return the rows that decode nothing."""
+        return [row for row in range(self.rows) if row not in self.busy]
+
+    @property
+    def longest(self) -> int:
+        """Return the number of tokens of the longest unfinished answer; 1 before any is read."""
+        counts = (len(self.texts[i].tokens) for i in self.busy.values() if i in self.texts)
+        return max(counts, default=1)
+
+    @property
+    def stops(self) -> bool:
+        """Return whether an answer may end at a string, which the loop does not see."""
+        return any(self.requests[i].stop for i in self.busy.values())
+
+    @property
+    def full(self) -> int:
+        """Return the number of tokens of an answer at which the caches must grow."""
+        return self.room - self.batcher.program.most_tokens + 1 if self.larger else self.room + 1
+
+    def answers(
+        self, requests: Sequence[EncodedRequest], stride: int | None = None
+    ) -> Iterator[list[Result]]:
+        """Decode these requests; yield the answers so far at each pause, at last the whole ones.
+
+        stride: Number of tokens between two pauses; None pauses only where the batch must.
+        """
+        waiting, results = dict(enumerate(requests)), dict[int, Result]()
+        while waiting or self.busy:
+            self.join(waiting)
+            self.decode(stride, self.few if waiting else self.rows)
+            busy, ended = self.results()
+            results |= busy | ended
+            times: dict[str, Any] = {"prefill_ms": self.prefill_ms, "decode_ms": self.decode_ms}
+            times |= {"batch": len(requests), "compile_ms": compiled_ms() - self.compiled}
+            yield [replace(results[i], **times) for i in sorted(results)]
+
+    def fit(self, request: EncodedRequest) -> Sizes:
+        """Return the smallest sizes that hold the request; InputError if none does."""
+        sizes = next((sizes for sizes in self.sizes if _holds(sizes, request.sizes)), None)
+        limits = {"max_new_tokens": (request.max_new_tokens, self.capacity.new)}
+        limits |= self.together.limits(request, self.batcher.eos)
+        length, images = len(request.rows[0]), request.prompt.images
+        largest = max((example.prompt.images for example in self.examples), key=_pixels)
+        if sizes is None:
+            limits |= {"images": (len(images), len(largest))}
+            limits |= {"prompt tokens": (length, self.capacity.length)}
+        over = (f"{name}: {n} of at most {most}" for name, (n, most) in limits.items() if n > most)
+        if what := next(over, "" if sizes else "prompt: no room"):
+            mend = "shorten the request"
+            if images and largest and sizes is None:
+                count = int((request.rows[0].images >= 0).sum())
+                what += f", with {count} for images of {_sides(images)} pixels"
+                tiles = zip(request.sizes.tiles, self.capacity.tiles, strict=True)
+                if all(n <= most for n, most in tiles):
+                    mend = "shorten the text"
+                elif request.max_soft_tokens is not None:
+                    mend = f"give less than {request.max_soft_tokens} max_soft_tokens"
+                else:
+                    mend = f"give images of at most {_sides(largest)} pixels"
+            raise InputError(f"{what}; {mend}")
+        assert sizes is not None
+        return sizes
+
+    def join(self, waiting: dict[int, EncodedRequest]) -> None:
+        """Prefill requests into the free rows, in order, and take them out of `waiting`.
+
+        waiting: Requests by a number of the caller's, which names them in `results` and `leave`.
+        """
+        while waiting and (rows := self.free):
+            count = min(self.few, len(rows)) if self.started else self.rows
+            some = {i: waiting[i] for i in islice(waiting, count)}
+            sizes = max(map(self.fit, some.values()))  # of one, or all the same
+            ms = self._prefill(sizes, [*some.values()], rows[: len(some)])
+            self.prefill_ms += ms
+            self.busy |= dict(zip(rows, some))
+            self.requests |= some
+            self.times |= dict.fromkeys(some, (ms, self.decode_ms))
+            for i in some:
+                del waiting[i]
+
+    def _prefill(
+        self, sizes: Sizes, requests: Sequence[EncodedRequest], rows: Sequence[int]
+    ) -> float:
+        """Prefill requests into these rows, or into none; return the prefill's milliseconds."""
+        together = self.together._replace(sizes=sizes)
+        width = self.few if self.started else self.rows
+        room = self.batcher.rooms(sizes)[0]
+        fresh, options, ms = self.batcher.prefill(together, requests, room, width)
+        if not self.started:
+            self.state, self.options, self.started = fresh, options, True
+            return ms
+        dropped = [self.rows] * (width - len(rows))
+        destinations = np.asarray([*rows, *dropped], np.int32)
+        held = Held(self.rows, self.batcher.mesh, self.state)
+        (self.state, self.options), _ = timed(
+            insert_rows, held, self.options, fresh, options, destinations
+        )
+        return ms
+
+    def leave(self, gone: Collection[int]) -> None:
+        """Free the rows of requests that nobody waits for; they have no result."""
+        done = np.array(self.state.done)
+        done[[row for row, i in self.busy.items() if i in gone]] = True
+        self.end(done)
+        self.busy = {row: i for row, i in self.busy.items() if i not in gone}
+        self._forget(gone)
+
+    def decode(self, stride: int | None = None, ended: int = 1) -> None:
+        """Run the loop until `ended` more rows have ended, or until `stride` tokens are added.
+
+        It also pauses where the caches are full, and enlarges them before the next run.
+
+        stride: Number of tokens that the longest answer gains, 1 for one block; None runs on.
+        """
+        self.grow()
+        stride = stride or (STRIDE if self.stops else self.full)
+        rows, count = min(len(self.free) + ended, self.rows), min(self.full, self.longest + stride)
+        state, kind = self.state, self.kind
+        pause: Any = np.asarray([rows, count], np.int32)
+        self.state, ms = timed(run_decode, self.together.held, *self._read_by(kind), Pause(*pause))
+        if not kind.changed:
+            self.state = self.state.replace(logprobs=state.logprobs, prompt=state.prompt)
+        self.decode_ms += ms
+        self.read()
+
+    def _read_by(self, kind: Kind) -> tuple[DecodeState, Sampling]:
+        """Return the state and the options with what a loop of this kind reads."""
+        state, options = self.state, self.options.replace(greedy=not kind.sampled)
+        if kind.changed:
+            return state, options
+        rest = state.replace(logprobs=None, prompt=None)
+        return rest, options.replace(processors=None, logprobs=None)
+
+    def grow(self) -> None:
+        """Enlarge the caches if the longest answer has filled them."""
+        if self.larger and self.longest >= self.full:
+            self._enlarge()
+
+    def _enlarge(self) -> None:
+        more = self.larger[0] - self.room
+        self.state, ms = timed(grow, Held(more, self.batcher.mesh, self.state))
+        self.decode_ms += ms
+        self.room, *self.larger = self.larger
+
+    def read(self) -> None:
+        """Read the answers of all busy rows, and free the rows whose answers have ended."""
+        names = ("done", "tokens", "count", "stats", "trace", "logprobs")
+        columns = jax.tree.map(np.array, {name: getattr(self.state, name) for name in names})
+        done, eos, stopped = columns["done"], self.batcher.eos, False
+        for row, i in self.busy.items():
+            text = self._extend(i, row, columns)
+            stop = text.stop is not None
+            stopped |= stop and not done[row]
+            done[row] |= stop
+            if done[row]:
+                stop |= any(token in eos for token in text.tokens[-1:])
+                self.so_far[i]["finish_reason"] = "stop" if stop else "length"
+        if stopped:
+            self.end(done)
+        self.busy = {row: i for row, i in self.busy.items() if not done[row]}
+
+    def _extend(self, i: int, row: int, columns: Mapping[str, Any]) -> ReasonedText:
+        """Add the new tokens of a row to the answer to request `i`."""
+        trace, record = columns["trace"], columns["logprobs"]
+        request, fields = self.requests[i], self.so_far.setdefault(i, {})
+        if i not in self.texts:
+            encoder, records = self.batcher.encoder, trace is not None
+            self.texts[i] = ReasonedText(encoder, request.prompt, request.stop, records)
+        text = self.texts[i]
+        before = len(text.tokens)
+        text.extend(columns["tokens"][row, before : columns["count"][row]].tolist())
+        new = slice(before, len(text.tokens))
+        if trace is not None:
+            part = {"pieces": text.pieces[new], "reasoning": text.reasons[new]}
+            part |= trace_record(trace, row, new)
+            earlier = fields.get("trace", {})
+            fields["trace"] = {name: [*earlier.get(name, ()), *part[name]] for name in part}
+        if record is not None and request.logprobs is not None:
+            part = record.of_row(row, new, request.logprobs)
+            fields |= {name: (*fields.get(name, ()), *part[name]) for name in part}
+        fields |= {
+            "text": text.text,
+            "reasoning": text.reasoning,
+            "tokens": tuple(text.tokens),
+            "stats": jax.tree.map(
+                lambda x: x[row].item() if x.ndim == 1 else x[row], columns["stats"]
+            ),
+            "stop_string": text.stop,
+        }
+        return text
+
+    def end(self, done: np.ndarray) -> None:
+        """Let these rows be done."""
+        self.state = self.state.replace(done=jax.device_put(done, self.state.done.sharding))
+
+    def results(self) -> tuple[dict[int, Result], dict[int, Result]]:
+        """Return the answers so far of busy rows, and those that have ended, which it forgets."""
+        every = {i: self._result(i) for i in self.so_far}
+        busy = set(self.busy.values())
+        ended = {i: result for i, result in every.items() if i not in busy}
+        self._forget(ended)
+        return {i: result for i, result in every.items() if i in busy}, ended
+
+    def _result(self, i: int) -> Result:
+        prefill_ms, before = self.times[i]
+        times = {"prefill_ms": prefill_ms, "decode_ms": self.decode_ms - before}
+        captions = self.requests[i].caption_ms
+        return Result(**self.so_far[i], **times, batch=len(self.busy), caption_ms=captions)
+
+    def _forget(self, numbers: Collection[int]) -> None:
+        for fields in (self.requests, self.texts, self.so_far, self.times):
+            for i in numbers:
+                fields.pop(i, None)
+
+    def memory(self) -> MemoryReport:
+        """Return the bytes that the batch takes on a device."""
+        return plan_memory(
+            self.batcher.program,
+            self.together.held.params,
+            self.rows,
+            self.capacity,
+            self.few if self.waits else 0,
+            [self.room, *self.larger],
+            self._empty_options,
+        )
+
+    def programs(self) -> Sequence[Callable[[], object]]:
+        """Return calls that compile, in order, each program that the examples need."""
+
+        def prefill(sizes: Sizes) -> None:
+            example = next(each for each in self.examples if _holds(sizes, each.sizes))
+            self._prefill(sizes, [example], [])
+
+        def decode(kind: Kind) -> None:
+            pause: Any = np.zeros(2, np.int32)
+            executable(run_decode, self.together.held, *self._read_by(kind), Pause(*pause))
+
+        inserts = [partial(prefill, sizes) for sizes in self.sizes if self.waits]
+        of_room = [*inserts, *(partial(decode, kind) for kind in self.kinds)]
+        steps = [] if self.started else [partial(prefill, self.capacity)]
+        steps += of_room
+        for _ in self.larger:
+            steps += [self._enlarge, *of_room]
+        return steps
+
+
+def _sizes(batcher: Batcher, examples: Sequence[EncodedRequest]) -> list[Sizes]:
+    """Return the sizes of the examples and, with images and without, their maxima, in order."""
+    alike: dict[tuple[bool, ...], list[EncodedRequest]] = {}
+    for example in examples:
+        alike.setdefault(_reading(example.sizes), []).append(example)
+    return sorted({example.sizes for example in examples} | {*map(batcher.largest, alike.values())})
+
+
+def _sides(images: Sequence[Picture]) -> str:
+    """Return the images' sizes in pixels, as people write them."""
+    return ", ".join(f"{image.width}x{image.height}" for image in images)
+
+
+def _pixels(images: Sequence[Picture]) -> int:
+    return sum(image.width * image.height for image in images)
+
+
+def _reading(sizes: Sizes) -> tuple[bool, ...]:
+    """Return which towers read images; prompts for the same towers have the same fields."""
+    return tuple(map(bool, sizes.tiles))
+
+
+def _holds(sizes: Sizes, smaller: Sizes) -> bool:
+    """Return whether prompts of the smaller sizes can be padded to these."""
+    pairs = zip(sizes.flat, smaller.flat, strict=True)
+    return _reading(sizes) == _reading(smaller) and all(most >= size for most, size in pairs)
