@@ -9,7 +9,6 @@ import tyro
 
 from jaxspec.cli.shared import Ask, answer
 from jaxspec.cli.speculation import Drafting, Model, load_engine
-from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.engine.config import capped_gamma
 from jaxspec.engine.engine import Result
 from jaxspec.engine.metrics import acceptance_metrics, block_fields
@@ -50,7 +49,7 @@ def run(args: Generate) -> None:
         stats = acceptance_metrics([result.stats]) | block
         length = stats["tokens_per_pass"]
         stats["views"] = list(names) or None
-        stats["weighting"] = str(parse_weighting(config.weighting)) if names else None
+        stats["weighting"] = str(config.rule) if names else None
         return stats, f"{'-' if length is None else f'{length:.2f}'} tokens per target pass"
 
     answer(ask, models, engine, request, describe, *reports)

@@ -10,9 +10,7 @@ from typing import Any
 from jaxspec.config import LvlmConfig, text_config
 from jaxspec.decoding.collaboration.alternating import Alternating
 from jaxspec.decoding.collaboration.one_proposer import OneProposer
-from jaxspec.decoding.drafting.shapes import parse_tree
 from jaxspec.decoding.drafting.trees import make_drafter
-from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.sources.source import Source
@@ -81,6 +79,8 @@ class Assembly:
     """Model whose tokeniser and chat template write the prompts."""
     mixture: Mixture = NOTHING
     """What drafts."""
+    weights: tuple[float, ...] = ()
+    """Weights of the first block, one for each part of the mixture."""
 
     @cached_property
     def held(self) -> Held:
@@ -118,7 +118,8 @@ def speculation(
         params[source.name] = put(tree, sharding)
     program = build_program(target.model, sources, config)
     towers = target, *(draft if source.tower else None for source in sources)
-    return Assembly(program, params, tuple(forms), towers, target, parts)
+    weights = parse_weights(config.weights, len(parts.names)) if sources else ()
+    return Assembly(program, params, tuple(forms), towers, target, parts, weights)
 
 
 def build_program(
@@ -127,7 +128,7 @@ def build_program(
     """Return the program of a target with its sources of drafts; without sources it is plain."""
     if not sources:
         return Autoregressive(target, config.width or 1)
-    tree = None if config.tree is None else parse_tree(config.tree, config.gamma)
+    tree = config.shape
     scored = min(source.vocabulary for source in sources)
     if tree is not None and tree.width > scored:
         raise InputError(f"tree: {config.tree!r} has more branches than there are tokens, {scored}")
@@ -137,9 +138,7 @@ def build_program(
                 f"gamma: {config.gamma} is more than the {source.longest} tokens that the draft "
                 f"writes in one pass; give at most {source.longest}"
             )
-    parse_weights(config.weights, sum(source.width for source in sources))
     drafter = make_drafter(sources, config.gamma, target.text.vocab_size, tree)
-    weighting = parse_weighting(config.weighting)
     block = drafter.nodes + 1
     # Nodes of a tree are in other cache slots than a chain's tokens, so sums round differently.
     if config.width is not None and tree is not None:
@@ -147,7 +146,7 @@ def build_program(
     width = config.width or block
     if width < block:
         raise InputError(f"width: {width}, but a block has {block} tokens; give {block} or more")
-    return Speculator(target, drafter, weighting, config.trace, width)
+    return Speculator(target, drafter, config.rule, config.trace, width)
 
 
 def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:

@@ -41,7 +41,6 @@ from jaxspec.loading.images import image_inputs, image_tiles
 from jaxspec.loading.models import prompt_encoder
 from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows
-from jaxspec.prompts.views import parse_weights
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh, replicated
 
@@ -122,7 +121,7 @@ class Batcher:
     def read(
         self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
     ) -> list[EncodedRequest]:
-        """Return the requests with captions, token rows for each form, and sizes.
+        """Return the requests with captions, token rows for each form, and sizes, once.
 
         refused: Takes the error of each request that cannot be read, by index, which is then left
           out; None raises the first one.
@@ -144,7 +143,9 @@ class Batcher:
 
     def _captioned(self, encoded: Iterable[EncodedRequest]) -> list[EncodedRequest]:
         read = list(encoded)
-        return each(self._written, read, self._captions(read))
+        fresh = [request for request in read if not request.rows]
+        written = iter(each(self._written, fresh, self._captions(fresh)))
+        return [request if request.rows else next(written) for request in read]
 
     def _captions(self, read: Sequence[EncodedRequest]) -> list[list[Caption]]:
         counts = [len(request.prompt.images) for request in read]
@@ -279,12 +280,9 @@ class Batcher:
         ]
         forms, members = zip(*(request.rows for request in padded)), len(self.program.members)
         rows = [stack_rows([form], sizes.length)[0] for form in islice(forms, members)]
-        weights: Any = None
-        sources: list[Any] = []
-        if isinstance(self.config, EngineConfig) and self.program.sources:
-            mixed = sum(source.width for source in self.program.sources)
-            share = np.asarray(parse_weights(self.config.weights, mixed), np.float32)
-            weights = np.tile(share, (count, 1))
+        weights, sources = None, list[Any]()
+        if self.assembly.weights:
+            weights = np.tile(np.asarray(self.assembly.weights, np.float32), (count, 1))
         slot_images = [request.rows[0].images for request in padded]
         for source, tiles, source_sizes in zip(
             self.program.sources, images[members:], sizes.sources

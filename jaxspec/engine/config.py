@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from typing import Any, Literal, Self, get_args
 
 from jaxspec.decoding.collaboration.combination import Combination, parse_combination
-from jaxspec.decoding.drafting.shapes import parse_tree
-from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.decoding.drafting.shapes import TreeSpec, parse_tree
+from jaxspec.decoding.drafting.weighting import Weighting, parse_weighting
 from jaxspec.decoding.settings import LARGEST, count_within
 from jaxspec.engine.drafts import read_views
 from jaxspec.errors import InputError, check_counts
@@ -117,12 +118,20 @@ class EngineConfig(Batching):
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name == "weighting"):
                 raise InputError(f"{name}: {value!r}; give a string, as {example!r}")
-        if self.tree is not None:
-            parse_tree(self.tree, self.gamma)
         if isinstance(self.views, str) or not all(isinstance(v, str) for v in self.views or ()):
             raise InputError(f"views: {self.views!r}; give a tuple of names, as ('M', 'T')")
         read_views(self.views or ())
-        parse_weighting(self.weighting)
+        _ = self.shape, self.rule
+
+    @cached_property
+    def shape(self) -> TreeSpec | None:
+        """Return the shape of a block that is a tree."""
+        return None if self.tree is None else parse_tree(self.tree, self.gamma)
+
+    @cached_property
+    def rule(self) -> Weighting:
+        """Return the rule by which weights learn."""
+        return parse_weighting(self.weighting)
 
 
 @dataclass(frozen=True, kw_only=True)

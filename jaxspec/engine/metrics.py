@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from jaxspec.decoding.collaboration.proposals import CollaborationStats
-from jaxspec.decoding.drafting.shapes import parse_tree
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.config import EngineConfig
 
 
 def block_fields(config: EngineConfig) -> dict[str, Any]:
     """Return the fields of a record that describe blocks; `tree_nodes` are a block's drafts."""
-    spec = None if config.tree is None else parse_tree(config.tree, config.gamma)
+    spec = config.shape
     return {
         "drafter": "tree" if spec else "chain",
         "gamma": config.gamma,

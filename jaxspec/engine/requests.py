@@ -234,6 +234,9 @@ def encode(
             if not isinstance(request, Request | str):
                 kind = type(request).__name__
                 raise InputError(f"requests: a {kind}; give a Request, or a question as a string")
+            if isinstance(request, EncodedRequest):
+                encoded.append(request)
+                continue
             request = Request(request) if isinstance(request, str) else request
             prompt = request.prompt
             if not isinstance(prompt, Prompt):

@@ -144,7 +144,7 @@ def test_every_image_of_both_turns_is_captioned_in_order(
     assert rows[1][2].sources is not None
 
     captioner.asked.clear()
-    results = engine.generate(requests)
+    results = engine.generate(engine.batcher.read(requests))  # which does not read them again
     assert captioner.asked == [image_hash(x) for x in pages]  # once a call, before prefill
     assert [result.caption_ms for result in results] == [0.0, 6.0]
     plain = Engine(loaded[0], config=EngineConfig(batch_size=4)).generate(requests)

@@ -22,7 +22,6 @@ from eval.lib.questions.prompts import prompt_records
 from eval.lib.standins.replay import RecordedTarget
 from eval.lib.times.passes import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.engine import Engine, EngineConfig, Request, Result
 from jaxspec.engine.metrics import acceptance_metrics, block_fields
@@ -271,7 +270,7 @@ def engine_fields(row: str, engine: Engine, config: EvalConfig) -> Record:
     return {
         "row": row,
         "views": list(engine.assembly.mixture.names),
-        "weighting": str(parse_weighting(settings.weighting)),
+        "weighting": str(settings.rule),
         **block_fields(settings),
         "dtype": config.dtype,
         "device": config.device,

@@ -21,7 +21,6 @@ from jaxspec.cache import KVCache, TreeMask
 from jaxspec.config import LlavaConfig, text_config, with_text
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import text_of
-from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.decoding.settings import Processing
 from jaxspec.engine.batcher import Batcher
 from jaxspec.engine.compile_cache import Held
@@ -204,7 +203,7 @@ class RecordedEngine(Engine):
         super().__post_init__()
         assert isinstance(self.config, EngineConfig)
         self.batcher = RecordedBatcher(self.assembly, self.config, self.batcher.captioner)
-        if self.assembly.program.sources and not parse_weighting(self.config.weighting).hard_labels:
+        if self.assembly.program.sources and not self.config.rule.hard_labels:
             raise InputError(
                 f"weighting {self.config.weighting}: learns from probabilities, but recorded "
                 "answers have none"
