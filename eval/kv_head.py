@@ -37,10 +37,11 @@ from eval.lib.output.tables import (
 )
 from eval.lib.questions.sets import remarks
 from jaxspec.command import input_errors, script_name
-from jaxspec.config import KVHeadConfig, LvlmConfig
+from jaxspec.config import LvlmConfig
 from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
+from jaxspec.heads.kinds.kv_head import KVHeadConfig
 from jaxspec.loading.models import LoadedHead, LoadedModel
 
 

@@ -50,7 +50,10 @@ _DECODER = r"(?:(?:language_model/)?model/(?:decoder/)?)?"
 """Prefix of a decoder's parameters; a KV head's have none."""
 _TOWER = r"(?:vision_tower|visual)/(?:.+/)?"
 
-TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+Axes = tuple[tuple[str, tuple[str | None, ...]], ...]
+"""Regex of a parameter's whole path -> logical axis of each dimension; () replicates any rank."""
+
+TABLE: Axes = (
     # the decoder
     (_DECODER + r"embed_tokens(?:_per_layer)?/embedding", ("vocab", "embed")),
     (_DECODER + r"embed_positions/embedding", (None, "embed")),
@@ -104,17 +107,8 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     # both
     (r"(?:.*/)?\w*(?:norm|norm[12]|norm_\d|layrnorm|ln_q)/(?:weight|bias)", (None,)),
     (r"image_newline", (None,)),
-    # heads
-    (r"kv_projector/(?:k|v|queries)|slot_bias|masks|markov_(?:in|out)", ()),
-    (r"markov_head/markov_w1/embedding|markov_head/markov_w2/weight", ()),
-    (r"fc/weight", (None, "embed")),
-    (r"(?:img_)?fc/bias|imadpt/[kv]_proj/bias", (None,)),
-    (r"img_fc/weight|imadpt/[kvo]_proj/weight", (None, "embed")),
-    (r"imadpt/q", ()),
-    (r"(?:pre|post)_projection/weight|masked_embedding/centroids/weight", (None, "embed")),
-    (r"masked_embedding/token_ordering", ()),
 )
-"""Regex of the whole path -> logical axis of each dimension; () replicates arrays of any rank."""
+"""Rows of models' parameters. A kind of head adds its own."""
 
 
 def make_mesh(
@@ -172,14 +166,16 @@ def abstract_mesh(model: int = 1, fsdp: int = 1) -> AbstractMesh:
     return AbstractMesh((1, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def logical_axes(path: str) -> tuple[str | None, ...]:
+def logical_axes(path: str, more: Axes = ()) -> tuple[str | None, ...]:
     """Return the logical axes of a parameter's path, from the one row that matches.
 
     The scales of an int8 matrix are split like its rows.
+
+    more: Rows besides those of `TABLE`.
     """
     if path.endswith("/scale"):
         return logical_axes(path.removesuffix("scale") + "weight")[:1]
-    rows = [axes for pattern, axes in TABLE if re.fullmatch(pattern, path)]
+    rows = [axes for pattern, axes in (*TABLE, *more) if re.fullmatch(pattern, path)]
     if len(rows) != 1:
         raise ValueError(
             f"jaxspec.sharding.TABLE: {len(rows)} rows match {path!r}; exactly one must"
@@ -188,17 +184,23 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
 
 
 def spec(
-    config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+    config: ModelConfig,
+    path: str,
+    shape: tuple[int, ...],
+    mesh: Mesh | AbstractMesh,
+    more: Axes = (),
 ) -> PartitionSpec:
     """Return the split of a parameter. Heads stay whole, so their number must divide.
 
     Layers may have numbers of their own.
+
+    more: See `logical_axes`.
     """
     text = text_config(config)
     if match := re.match(_DECODER + r"layers_(\d+)/", path):
         text = text.of_layer(int(match[1]))
     heads = {"heads": text.num_attention_heads, "kv_heads": text.num_key_value_heads}
-    axes = logical_axes(path)
+    axes = logical_axes(path, more)
     return partition(mesh, axes, [heads.get(axis or "", size) for axis, size in zip(axes, shape)])
 
 
@@ -223,12 +225,17 @@ def _size(mesh: Mesh | AbstractMesh, name: str | tuple[str, ...] | None) -> int:
     return math.prod(mesh.shape[part] for part in parts)
 
 
-def shardings(config: ModelConfig, params: Params, mesh: Mesh | AbstractMesh) -> Any:
-    """Return the sharding of every parameter; the leaves of `params` need only have shapes."""
+def shardings(
+    config: ModelConfig, params: Params, mesh: Mesh | AbstractMesh, more: Axes = ()
+) -> Any:
+    """Return the sharding of every parameter; the leaves of `params` need only have shapes.
+
+    more: See `logical_axes`.
+    """
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
         name = "/".join(key.key for key in path)
-        return NamedSharding(mesh, spec(config, name, leaf.shape, mesh))
+        return NamedSharding(mesh, spec(config, name, leaf.shape, mesh, more))
 
     return jax.tree_util.tree_map_with_path(sharding, params)
 

@@ -19,12 +19,12 @@ import pytest
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.export import Target, export
-from jaxspec.checkpoints.heads import save_head
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import RotaryConfig
 from jaxspec.errors import InputError
+from jaxspec.heads.blocks import joined
+from jaxspec.heads.loading import save_head
 from jaxspec.models.families import build
-from jaxspec.models.heads.borrowed import joined
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import narrowed

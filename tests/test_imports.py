@@ -24,7 +24,7 @@ STAGES = (
     {"sharding", "cache", "sampling", "verification"},
     {"models"},
     {"prompts"},
-    {"checkpoints", "data"},
+    {"checkpoints", "data", "heads"},
     {"loading"},
     {"decoding"},
     {"engine"},

@@ -8,7 +8,6 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +16,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.heads import save_head
-from jaxspec.config import KVHeadConfig, OnePassConfig, Qwen2Config, Qwen3Config
-from jaxspec.models.heads.kinds import init_head, module_of
-from jaxspec.models.heads.reading import head_rows
+from jaxspec.config import Qwen2Config, Qwen3Config
+from jaxspec.heads.blocks import TargetPass, read_blocks
+from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.kinds.one_pass import OnePassConfig
+from jaxspec.heads.loading import save_head
+from jaxspec.heads.making import init_head
+from jaxspec.models.inputs import PromptRows
+from jaxspec.prompts.rows import image_spans
 from jaxspec.typing import Array, Params
 from tests import tiny
 
@@ -74,23 +77,29 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str, tmp_path: Path) ->
 
     config, rng = VARIANTS[name], np.random.default_rng(1)
     pages = [np.full(LENGTH, -1)] * 3 if "text target" in name else SHOWN
-    rows = head_rows(config, pages, LENGTH + 2, 0 if "text target" in name else 3)
+    spans = image_spans(pages, 0 if "text target" in name else 3)
     shape = (3, LENGTH, TEXT.num_key_value_heads * max(len(config.key_layers), 1), TEXT.head_dim)
     k, v = rng.normal(size=shape), rng.normal(size=shape)
-    heads = k.swapaxes(1, 2), v.swapaxes(1, 2)  # as a cache has them
-    embeds = rng.normal(size=(3, 3, J, TEXT.hidden_size))
+    groups = np.asarray([np.split(x, len(config.key_layers) or 1, axis=2) for x in (k, v)])
+    order = [config.key_layers.index(i) if config.key_layers else 0 for i in config.target_keys]
+    keys, values = groups[:, order].swapaxes(3, 4)  # as a cache has them
+    table, hidden = (rng.normal(size=(n, TEXT.hidden_size)) for n in (TEXT.vocab_size, 3 * LENGTH))
+    tokens, hidden = rng.integers(0, len(table), (3, LENGTH)), hidden.reshape(3, LENGTH, -1)
+    places, rows = ANCHORS[..., None] + np.arange(J), np.arange(3)[:, None]
+    embeds, before = table[tokens[rows[..., None], places]], hidden[rows, ANCHORS - 1]
     weights = rng.normal(size=embeds.shape)
-    before = rng.normal(size=(3, 3, TEXT.hidden_size))
-    feature = before if config.reads_hidden else None
     with jax.enable_x64(True):
         params = random_head(config)
 
         @partial(jax.jit, compiler_options=tiny.QUICK)
         @partial(jax.grad, has_aux=True)
         def together(params: Params) -> tuple[Array, Array]:
-            places = ANCHORS[..., None] + jnp.arange(J)
-            given = embeds, jnp.asarray(ANCHORS), places, *heads, rows, feature
-            out: Any = module_of(config).apply({"params": params}, *given)
+            target = {"model": {"embed_tokens": {"embedding": jnp.asarray(table)}}}
+            seen = TargetPass(jnp.asarray(hidden), tuple(keys), tuple(values))
+            whole = PromptRows(jnp.asarray(tokens), jnp.full(3, LENGTH))
+            out = read_blocks(
+                config, params, target, seen, whole, jnp.asarray(places), jnp.asarray(spans)
+            )
             return (out * weights).sum(), out
 
         gradient, ours = jax.device_get(together(params))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jaxspec.config.heads.kinds import new_head
 from jaxspec.errors import InputError
+from jaxspec.heads.making import new_head
 from tests import tiny
 
 

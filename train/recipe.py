@@ -25,7 +25,6 @@ import jax
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.export import export
-from jaxspec.checkpoints.heads import save_head
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.model_card import Terms
 from jaxspec.checkpoints.orbax import forget
@@ -34,13 +33,14 @@ from jaxspec.cli.export import OnHub
 from jaxspec.cli.options import listing, paragraphs, parse_options
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, preset_names, preset_texts, script_name
-from jaxspec.config.heads.kinds import Feature
-from jaxspec.config.heads.kv_head import KVHeadOptions
-from jaxspec.config.heads.states import ImageRule
 from jaxspec.errors import InputError
+from jaxspec.heads.kinds.kv_head import KVHeadOptions
+from jaxspec.heads.loading import save_head
+from jaxspec.heads.making import Feature
+from jaxspec.heads.states import ImageRule
 from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype
-from jaxspec.training.heads.recipe import HeadRecipe, train_head
+from jaxspec.training.head_recipe import HeadRecipe, train_head
 from jaxspec.training.recipes import (
     DataSets,
     Recipe,

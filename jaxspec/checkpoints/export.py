@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
-from jaxspec.checkpoints.heads import is_head, kind_of, list_head, load_head, save_head
-from jaxspec.checkpoints.heads.kind import ExportOptions, Server
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.checkpoints.model_card import (
@@ -24,16 +22,13 @@ from jaxspec.checkpoints.model_card import (
 )
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.checkpoints.served_draft import check_served
-from jaxspec.config import (
-    HeadConfig,
-    ModelConfig,
-    RotaryConfig,
-    TextConfig,
-    text_config,
-    with_text,
-)
-from jaxspec.config.heads.states import ImageRule
+from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config, with_text
 from jaxspec.errors import InputError, located
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.files import ExportOptions, Server
+from jaxspec.heads.kinds import kind_of
+from jaxspec.heads.loading import is_head, list_head, load_head, save_head
+from jaxspec.heads.states import ImageRule
 from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import first_tokens, narrowed, widened
 from jaxspec.prompts.chat_templates import chat_templates

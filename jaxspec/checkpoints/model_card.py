@@ -11,10 +11,11 @@ from typing import Any
 import jax
 
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.heads import kind_of
 from jaxspec.checkpoints.locating import model_name
-from jaxspec.config import HeadConfig, ModelConfig, text_config
+from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.kinds import kind_of
 from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.plugins import plugins

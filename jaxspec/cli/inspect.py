@@ -20,11 +20,13 @@ from rich.text import Text
 from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.formats.gguf_files import stored_kinds
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
-from jaxspec.checkpoints.heads import is_head, kind_of, list_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.config import HeadConfig, text_config
+from jaxspec.config import text_config
 from jaxspec.errors import InputError, collected, printable
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.kinds import kind_of
+from jaxspec.heads.loading import is_head, list_head
 from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.runtime import human_bytes, setup_runtime

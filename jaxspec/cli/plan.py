@@ -13,8 +13,6 @@ from typing import Annotated, Any
 import tyro
 
 from jaxspec.checkpoints.directories import read_config, read_raw_config
-from jaxspec.checkpoints.heads import read_draft_config
-from jaxspec.checkpoints.heads.kinds import kind_of_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import QWEN_PIXELS
 from jaxspec.cli.shared import view_names
@@ -22,6 +20,7 @@ from jaxspec.config import ModelConfig, QwenVLConfig
 from jaxspec.engine.drafts import DraftConfig, mixture
 from jaxspec.engine.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
 from jaxspec.errors import InputError, check_counts, nearest, needing, printable
+from jaxspec.heads.loading import kind_of_head, read_draft_config
 from jaxspec.models.int8 import Weights
 from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.runtime import parse_dtype

@@ -9,14 +9,14 @@ from typing import Any
 import tyro
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.heads import is_head, read_draft_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.shared import Loading, clear, numbers, progress, view_names
-from jaxspec.config.heads.states import ImageRule
 from jaxspec.engine.captioners import check_captioner, load_captioner
 from jaxspec.engine.drafts import Mixture, mixture
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
+from jaxspec.heads.loading import is_head, read_draft_config
+from jaxspec.heads.states import ImageRule
 from jaxspec.loading.models import load_draft
 from jaxspec.prompts.views import needs_captioner, parse_weights
 from jaxspec.sharding import make_mesh

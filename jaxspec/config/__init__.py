@@ -17,15 +17,6 @@ from jaxspec.config.gemma4_images import (
     Gemma4VisionConfig,
     PixelConfig,
 )
-from jaxspec.config.heads.assistant import AssistantConfig
-from jaxspec.config.heads.dflash import DFlashConfig
-from jaxspec.config.heads.eagle1 import Eagle1Config, Eagle1Text
-from jaxspec.config.heads.eagle3 import Eagle3Config, EagleConfig
-from jaxspec.config.heads.head import HeadConfig
-from jaxspec.config.heads.kv_head import KVHeadConfig
-from jaxspec.config.heads.one_pass import OnePassConfig
-from jaxspec.config.heads.states import StateHeadConfig
-from jaxspec.config.heads.vispec import VispecConfig
 from jaxspec.config.lvlm import (
     Gemma3Config,
     LlavaConfig,
@@ -37,6 +28,7 @@ from jaxspec.config.lvlm import (
 from jaxspec.config.rope import RopeScaling
 from jaxspec.config.text import (
     LlamaConfig,
+    MimoConfig,
     MistralConfig,
     OptConfig,
     Qwen2Config,
@@ -47,12 +39,6 @@ from jaxspec.config.text import (
 from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVisionConfig, VisionConfig
 
 __all__ = [
-    "AssistantConfig",
-    "DFlashConfig",
-    "Eagle1Config",
-    "Eagle1Text",
-    "Eagle3Config",
-    "EagleConfig",
     "Gemma3Config",
     "Gemma3TextConfig",
     "Gemma4Config",
@@ -60,16 +46,14 @@ __all__ = [
     "Gemma4UnifiedConfig",
     "Gemma4UnifiedTextConfig",
     "Gemma4VisionConfig",
-    "HeadConfig",
-    "KVHeadConfig",
     "LlamaConfig",
     "LlavaConfig",
     "LlavaNextConfig",
     "LlavaOnevisionConfig",
     "LvlmConfig",
+    "MimoConfig",
     "MistralConfig",
     "ModelConfig",
-    "OnePassConfig",
     "OptConfig",
     "PixelConfig",
     "Qwen2Config",
@@ -81,10 +65,8 @@ __all__ = [
     "QwenVisionConfig",
     "RopeScaling",
     "RotaryConfig",
-    "StateHeadConfig",
     "TextConfig",
     "VisionConfig",
-    "VispecConfig",
     "text_config",
     "untied",
     "with_text",

@@ -6,7 +6,14 @@ from typing import Any
 
 from jaxspec.config.gemma import Gemma3TextConfig
 from jaxspec.config.gemma4 import Gemma4TextConfig, Gemma4UnifiedTextConfig
-from jaxspec.config.text import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, RotaryConfig
+from jaxspec.config.text import (
+    LlamaConfig,
+    MimoConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    RotaryConfig,
+)
 from jaxspec.errors import InputError
 
 
@@ -15,7 +22,7 @@ def decoder_config(raw: dict[str, Any], default: str = LlamaConfig.model_type) -
 
     Raises InputError for a decoder that is not of Llama's shape.
     """
-    llamas = (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+    llamas = (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, MimoConfig)
     gemmas = (Gemma3TextConfig, Gemma4TextConfig, Gemma4UnifiedTextConfig)
     kinds: dict[str, type[RotaryConfig]] = {kind.model_type: kind for kind in (*llamas, *gemmas)}
     model_type = raw.get("model_type") or default

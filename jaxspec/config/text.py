@@ -314,6 +314,15 @@ class Qwen2Config(RotaryConfig):
 
 
 @dataclass(frozen=True)
+class MimoConfig(Qwen2Config):
+    """Describe MiMo-7B, a Qwen2 whose files also hold an MTP head (`jaxspec.heads.kinds.mtp`)."""
+
+    model_type: str = "mimo"
+
+    architecture = "MiMoForCausalLM"
+
+
+@dataclass(frozen=True)
 class Qwen3Config(Qwen2Config):
     """Describe dense Qwen3."""
 

@@ -213,7 +213,8 @@ class Speculator(TargetProgram[States]):
             state.weighting, step_keys(options, state.count, WEIGHTS_STREAM)
         )
         with jax.named_scope("draft"):
-            committed = Committed(params, state.tokens, state.count, state.target)
+            reads = self.drafter.reads
+            committed = Committed(params, state.tokens, state.count, state.target, reads)
             draft, scratch = self.drafter.draft(committed, state.drafter, weights, options, history)
         with jax.named_scope("extend"):
             tokens = jnp.concatenate([last[:, None], draft.tokens], axis=1)

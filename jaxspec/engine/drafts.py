@@ -6,50 +6,23 @@ model is shown the prompt, and may add lookup, which needs no files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxspec.config import (
-    AssistantConfig,
-    DFlashConfig,
-    Eagle1Config,
-    Eagle3Config,
-    HeadConfig,
-    KVHeadConfig,
-    LvlmConfig,
-    ModelConfig,
-    OnePassConfig,
-    VispecConfig,
-)
+from jaxspec.config import LvlmConfig, ModelConfig
 from jaxspec.decoding.inputs import Member
-from jaxspec.decoding.sources.assistant import Assistant
-from jaxspec.decoding.sources.dflash import DFlash
 from jaxspec.decoding.sources.draft_model import DraftModel
-from jaxspec.decoding.sources.eagle1 import Eagle1
-from jaxspec.decoding.sources.eagle3 import Eagle3
 from jaxspec.decoding.sources.head import HeadSource
-from jaxspec.decoding.sources.kv_head import KVHeadSource
 from jaxspec.decoding.sources.lookup import LOOKUP, Lookup
-from jaxspec.decoding.sources.one_pass import OnePassSource
 from jaxspec.decoding.sources.source import Source
-from jaxspec.decoding.sources.vispec import Vispec
 from jaxspec.errors import InputError
+from jaxspec.heads.config import HeadConfig
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.views import View, parse_views
 
 HEAD = "head"
 """Name of a head among the parts of a mixture, for tables and records."""
 DraftConfig = ModelConfig | HeadConfig
-HEAD_SOURCES: dict[type[HeadConfig], Callable[..., HeadSource]] = {
-    KVHeadConfig: KVHeadSource,
-    OnePassConfig: OnePassSource,
-    Eagle1Config: Eagle1,
-    VispecConfig: Vispec,
-    Eagle3Config: Eagle3,
-    DFlashConfig: DFlash,
-    AssistantConfig: Assistant,
-}
-"""Kinds of heads, and how they draft."""
 
 
 class Mixture(NamedTuple):
@@ -118,7 +91,7 @@ def sources_of(
         sources.append(DraftModel(views, shares_tower))
     if parts.head is not None:
         head = parts.head.for_target(target.config)
-        sources.append(HEAD_SOURCES[type(head)](head, gamma, target))
+        sources.append(HeadSource(head, gamma, target))
     if parts.lookup:
         sources.append(Lookup(target.text.vocab_size, alone=not sources))
     return tuple(sources)

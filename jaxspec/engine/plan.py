@@ -10,14 +10,15 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxspec.config import HeadConfig, ModelConfig
-from jaxspec.config.heads.kinds import new_head
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.sources.source import Buckets
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.engine.assembly import build_program
 from jaxspec.engine.config import EngineConfig
 from jaxspec.engine.drafts import DraftConfig, mixture, sources_of
 from jaxspec.engine.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.making import new_head
 from jaxspec.loading.pairs import check_views
 from jaxspec.models.families import abstract_params, towers_alike
 from jaxspec.models.int8 import Weights
@@ -150,11 +151,11 @@ def plan(
         params = split_over(program, params, abstract_mesh(model=devices))
     report = plan_memory(program, params, batch, sizes)
     plain = bytes_held(read_by_pass(params["target"])) + report.target_cache
-    gamma = program.most_tokens - 1
-    drafted = sum(
-        source.passes(gamma) * (bytes_held(read_by_pass(source.weights(params))) + cache)
-        for source, cache in zip(program.sources, report.draft_caches, strict=True)
-    )
+    gamma, drafted = program.most_tokens - 1, 0
+    for source, cache in zip(program.sources, report.draft_caches, strict=True):
+        cache += int(source.target_share * report.target_cache)
+        weights = bytes_held(read_by_pass(source.weights(params)))
+        drafted += source.passes(gamma) * (weights + cache)
     return Plan(report, plain, plain + drafted)
 
 

@@ -16,24 +16,18 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.generation import GenerationSettings, read_generation_settings
-from jaxspec.checkpoints.heads import is_head, load_head
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import (
     load_image_processor,
     load_tokenizer,
     single_tile_processor,
 )
-from jaxspec.config import (
-    HeadConfig,
-    LlavaNextConfig,
-    LvlmConfig,
-    ModelConfig,
-    text_config,
-    with_text,
-)
+from jaxspec.config import LlavaNextConfig, LvlmConfig, ModelConfig, text_config, with_text
 from jaxspec.errors import InputError, check_path
+from jaxspec.heads.blocks import borrowed_tokens
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.loading import holds_head, is_head, load_head
 from jaxspec.models.families import family_of, split_tower, text_params
-from jaxspec.models.heads.borrowed import borrowed_tokens
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
 from jaxspec.models.language_model import LanguageModel
@@ -240,7 +234,7 @@ def load_draft(
       images: A head's rule for images, see `LoadedHead.load`.
     """
     path = locate(path_or_id, revision)
-    if is_head(path):
+    if is_head(path) or holds_head(path):
         return LoadedHead.load(path, target, images)
     if images is not None:
         raise InputError(f"{path}: a model, which follows no image rule {images!r}; leave that out")

@@ -6,15 +6,16 @@ Scores and their softmax are float32. No function holds the scores of all pairs 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from jaxspec.models.layers import never_alone
+from jaxspec.models.layers import never_alone, wide
 from jaxspec.sharding import CACHE_AXES, partition
 from jaxspec.typing import Array, Bool, Float, Int
 
@@ -92,6 +93,47 @@ def attend_whole(
     )
     probs = probs.reshape(batch, kv_heads, -1, k.shape[2])
     out = never_alone(lambda rows: jnp.einsum("BKQS,BKSH->BKQH", rows, v), probs, 2)
+    return out.reshape(batch, heads, count, width).swapaxes(1, 2)
+
+
+class Segment(struct.PyTreeNode):
+    """Hold slots that queries read together with those of other segments, in one softmax."""
+
+    k: Float[Array, "B K S H"]
+    v: Float[Array, "B K S H"]
+    seen: Bool[Array, "#B #T S"]
+    """Slots that each query reads."""
+    bias: Float[Array, "#B S"] | None = None
+    """Bias of the scores of each slot."""
+
+
+def attend_segments(
+    q: Float[Array, "B T N H"], segments: Sequence[Segment]
+) -> Float[Array, "B T N H"]:
+    """Return the attention of queries to all segments' slots; nothing is copied together."""
+    batch, count, heads, width = q.shape
+    kv_heads = segments[0].k.shape[1]
+    groups, rows = heads // kv_heads, _by_head(q, kv_heads)
+
+    def scores(segment: Segment) -> Array:
+        def scored(rows: Array) -> Array:
+            return jnp.einsum(
+                "BKQH,BKSH->BKQS", rows, segment.k, preferred_element_type=wide(rows.dtype)
+            )
+
+        scores = never_alone(scored, rows, 2) * width**-0.5
+        if segment.bias is not None:
+            scores += segment.bias[:, None, None]
+        scores = scores.reshape(batch, kv_heads, groups, count, segment.k.shape[2])
+        return jnp.where(segment.seen[:, None, None], scores, -jnp.inf)
+
+    probs = jax.nn.softmax(jnp.concatenate([*map(scores, segments)], axis=-1), axis=-1)
+    probs = probs.astype(segments[0].v.dtype).reshape(batch, kv_heads, rows.shape[2], -1)
+    start, out = 0, jnp.zeros((), probs.dtype)
+    for v in (segment.v for segment in segments):
+        part = jax.lax.slice_in_dim(probs, start, start + v.shape[2], axis=3)
+        out += never_alone(lambda part, v=v: jnp.einsum("BKQS,BKSH->BKQH", part, v), part, 2)
+        start += v.shape[2]
     return out.reshape(batch, heads, count, width).swapaxes(1, 2)
 
 

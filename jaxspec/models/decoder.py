@@ -175,6 +175,10 @@ class Layer(nn.Module):
             x = self.add_input(x, more) if c.hidden_size_per_layer_input else x + more
         return x * self.layer_scalar if c.layer_scalar else x, cache
 
+    def keys_values(self, x: Float[Array, "B T D"], rotary: Array) -> tuple[Array, Array]:
+        """Return the layer's keys, rotated, and values of T tokens."""
+        return self.self_attn.keys_values(self.input_layernorm(x), rotary)
+
 
 def run_layers(
     layers: Sequence[Callable[..., Any]],

@@ -21,11 +21,11 @@ from jaxspec.config import (
     Gemma4TextConfig,
     Gemma4UnifiedConfig,
     Gemma4UnifiedTextConfig,
-    KVHeadConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaNextConfig,
     LlavaOnevisionConfig,
+    MimoConfig,
     MistralConfig,
     ModelConfig,
     OptConfig,
@@ -37,7 +37,6 @@ from jaxspec.config import (
 )
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
-from jaxspec.models.heads.kinds import DECODERS
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.lvlms.anyres import LlavaNextImages, LlavaOnevisionImages
@@ -96,6 +95,9 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(LlamaConfig, CausalLM, _LLAMA_LAYOUTS, title="Llama, Vicuna"),
     "mistral": Family(MistralConfig, CausalLM, _LLAMA_LAYOUTS, title="Mistral"),
     "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen2, Qwen2.5"),
+    "mimo": Family(
+        MimoConfig, CausalLM, _LLAMA_LAYOUTS, title="MiMo", unread=r"model\.mtp_layers\."
+    ),
     "qwen3": Family(Qwen3Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen3"),
     "gemma3_text": Family(Gemma3TextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 3"),
     "gemma4_text": Family(Gemma4TextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 4"),
@@ -158,7 +160,7 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(model_type: str) -> Family:
     """Return the entry of a model type. Raises InputError for an unknown one."""
-    if model_type == KVHeadConfig.model_type:
+    if model_type == "jaxspec_kv_head":
         raise InputError("config.json: a head, not a model; give it as a draft")
     if model_type not in FAMILIES:
         raise InputError(
@@ -170,8 +172,6 @@ def family_of(model_type: str) -> Family:
 
 def build(config: ModelConfig) -> nn.Module:
     """Return the (stateless, hashable) module of a configuration."""
-    if decoder := DECODERS.get(type(config)):  # whose files name a Llama
-        return decoder(config)
     return family_of(config.model_type).module(config)
 
 

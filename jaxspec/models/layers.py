@@ -85,7 +85,11 @@ def loop_layers(layers: Sequence[Any], x: Array, *args: Any) -> tuple[Array, Arr
 
 
 def apply(
-    module: nn.Module, params: Params, *args: Any, method: str | None = None, **inputs: Any
+    module: nn.Module,
+    params: Params,
+    *args: Any,
+    method: str | Callable[..., Any] | None = None,
+    **inputs: Any,
 ) -> Any:
     """Return module.method(*args, **inputs) with these parameters and full float32 products.
 

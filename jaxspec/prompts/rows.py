@@ -181,6 +181,19 @@ def stack_rows(forms: Sequence[Sequence[PromptRow]], width: int) -> tuple[Prompt
     return tuple(_stack(rows, width, mrope) for rows in forms)
 
 
+def image_spans(slot_images: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """Return the first slot and the number of slots of each image, int32 [B, most, 2].
+
+    slot_images: Index of the image in each slot of each row; -1 for text.
+    """
+    spans = np.zeros((len(slot_images), most, 2), np.int32)
+    for row, images in enumerate(slot_images):
+        for i in range(images.max(initial=-1) + 1):
+            slots = np.flatnonzero(images == i)
+            spans[row, i] = slots[0], len(slots)
+    return spans
+
+
 def _stack(rows: Sequence[PromptRow], width: int, mrope: bool) -> PromptRows:
     tokens, length = pad_rows([row.tokens for row in rows], width)
     sources = _pad([row.sources for row in rows], width, TEXT)

@@ -15,15 +15,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.export import Target, export
-from jaxspec.checkpoints.heads import is_head, load_head, read_draft_config, save_head
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
-from jaxspec.config import DFlashConfig, Qwen2Config, RopeScaling
+from jaxspec.config import Qwen2Config, RopeScaling
 from jaxspec.errors import InputError
+from jaxspec.heads.blocks import TargetPass, corrected, embedder, joined, pick, read_blocks
+from jaxspec.heads.kinds.dflash import DFlashConfig
+from jaxspec.heads.loading import is_head, load_head, read_draft_config, save_head
 from jaxspec.loading.models import LoadedHead
-from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks
-from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.reading import Reading
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.typing import Params
@@ -66,7 +65,7 @@ def scores(config: DFlashConfig, params: Params) -> np.ndarray:
     config = config.for_target(TEXT)
     tokens, states = (jnp.asarray(leaf)[None] for leaf in row())
     rows, block = PromptRows(tokens, jnp.asarray([LENGTH])), ANCHOR + jnp.arange(J)[None, None]
-    reading = Reading(jnp.zeros((1, LENGTH, 32)), states=states)
+    reading = TargetPass(jnp.zeros((1, LENGTH, 32)), states=states)
     hidden = read_blocks(config, params, TARGET, reading, rows, block, None)
     drafts = LanguageModel(config.text_config)
     scored = drafts.scores(joined(params, TARGET, config.text_config.draft_vocabulary), hidden[0])

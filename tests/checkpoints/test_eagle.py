@@ -17,15 +17,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.export import export
-from jaxspec.checkpoints.heads import is_head, load_head, read_draft_config, save_head
 from jaxspec.cli import main
-from jaxspec.config import Eagle3Config, LlamaConfig
+from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
+from jaxspec.heads.blocks import TargetPass, joined, read_blocks
+from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.loading import is_head, load_head, read_draft_config, save_head
 from jaxspec.loading.models import LoadedHead, LoadedModel
-from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.eagle3 import Eagle3Head
+from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.models.layers import apply
 from jaxspec.typing import Params
 from tests import tiny
 from tests.tiny.eagle_reference import draft as reference
@@ -60,15 +60,17 @@ def scores(
     """Ours [J, V], of the block whose newest token is the anchor, in the forced tokens of the
     row.
     """
+    config = config.for_target(TEXT)
     own = joined(params, TARGET, config.text_config.draft_vocabulary)
-    embeds = own["model"]["embed_tokens"]["embedding"][tokens][None]
     block = jnp.arange(J)[None, None] + anchor
-    row = embeds[:, :-1], states[None], jnp.arange(len(states))[None]
-    given = embeds[:, anchor + np.arange(J)][:, None], jnp.asarray([[anchor]]), block - 1, row
+    rows = PromptRows(jnp.asarray(tokens[None, : len(states)]), jnp.asarray([len(states)]))
+    seen = TargetPass(
+        jnp.zeros((1, len(states), TEXT.hidden_size)), states=jnp.asarray(states[None])
+    )
 
     @partial(jax.jit, compiler_options=tiny.QUICK)
     def unroll(params: Params, own: Params) -> Any:
-        out = apply(Eagle3Head(config), params, *given, states[None, None, anchor - 1])
+        out = read_blocks(config, params, TARGET, seen, rows, block, None)
         return LanguageModel(config.text_config).logits(own, out)
 
     return np.asarray(unroll(params, own))[0, 0]

@@ -13,12 +13,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.export import Target, export
-from jaxspec.checkpoints.heads import is_head, list_head, load_head, read_draft_config, save_head
 from jaxspec.checkpoints.huggingface import SaveOptions
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
-from jaxspec.config import Eagle1Config, LlamaConfig
+from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
+from jaxspec.heads.kinds.eagle1 import Eagle1Config
+from jaxspec.heads.loading import is_head, list_head, load_head, read_draft_config, save_head
 from tests import tiny
 
 TEXT = LlamaConfig(

@@ -26,13 +26,13 @@ from transformers import (  # noqa: E402
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
-from jaxspec.checkpoints.heads import load_head  # noqa: E402
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save  # noqa: E402
 from jaxspec.checkpoints.model_card import licence_of  # noqa: E402
 from jaxspec.checkpoints.processors import load_tokenizer  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
+from jaxspec.heads.loading import load_head  # noqa: E402
 from jaxspec.loading.pairs import check_tokens  # noqa: E402
 from jaxspec.models.families import FAMILIES, abstract_params, build, text_params  # noqa: E402
 from jaxspec.models.language_model import LanguageModel  # noqa: E402

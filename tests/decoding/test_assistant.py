@@ -16,17 +16,17 @@ from safetensors.numpy import load_file
 
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request, load_draft
-from jaxspec.checkpoints.heads import save_head
-from jaxspec.config import AssistantConfig, Gemma4TextConfig
+from jaxspec.config import Gemma4TextConfig
 from jaxspec.decoding.drafting.shapes import parse_tree, static_tree
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
+from jaxspec.heads.blocks import joined, read_blocks, read_whole
+from jaxspec.heads.kinds.assistant import AssistantConfig
+from jaxspec.heads.loading import save_head
+from jaxspec.heads.making import abstract_head
 from jaxspec.loading.models import LoadedHead
-from jaxspec.models.heads.blocks import read_blocks, read_whole
-from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.kinds import abstract_head
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import make_mesh, shardings

@@ -18,11 +18,10 @@ from safetensors.numpy import load_file
 
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.checkpoints.heads import save_head
-from jaxspec.checkpoints.heads.kind import Server
-from jaxspec.config import DFlashConfig
-from jaxspec.config.heads.dflash import DFlashText
 from jaxspec.errors import InputError
+from jaxspec.heads.files import Server
+from jaxspec.heads.kinds.dflash import DFlashConfig, DFlashText
+from jaxspec.heads.loading import save_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
 from tests import tiny

@@ -18,18 +18,15 @@ from safetensors.numpy import load_file
 
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.checkpoints.heads import save_head
-from jaxspec.checkpoints.heads.kind import Server
-from jaxspec.config import (
-    Eagle1Config,
-    Eagle3Config,
-    RopeScaling,
-    VispecConfig,
-    text_config,
-)
-from jaxspec.config.heads.kinds import new_head
+from jaxspec.config import RopeScaling, text_config
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
+from jaxspec.heads.files import Server
+from jaxspec.heads.kinds.eagle1 import Eagle1Config
+from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.kinds.vispec import VispecConfig
+from jaxspec.heads.loading import save_head
+from jaxspec.heads.making import new_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
 from tests import tiny

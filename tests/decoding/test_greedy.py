@@ -47,6 +47,7 @@ HEADS = {
         markov=2,
         anchored=True,
     ),
+    "MTP": tiny.kv_head(TARGET, TARGET_PARAMS, feature="mtp"),
 }
 """Each drafts as `head`; here it has a name of its own."""
 SHAPES = [
@@ -67,6 +68,7 @@ GRID = [
     (("DFlash",), 5, None),
     (("DSpark",), 3, "2:5"),
     (("M", "DSpark", "lookup"), 3, None),
+    (("MTP",), 3, None),
     (("lookup",), 3, None),
 ]
 """Each view, kind of head, shape and mixture once."""
@@ -80,6 +82,7 @@ RARER = [
     (("M", "T", "one pass"), 3, None),
     (("one pass", "lookup"), 3, "dynamic:2:6"),
     (("DFlash",), 3, "dynamic:2:6"),
+    (("MTP", "lookup"), 3, "dynamic:2:6"),
     (("lookup",), 3, "2:5"),
     (("M", "eagle", "lookup"), 3, None),
     (("KV head", "lookup"), 3, None),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +14,18 @@ import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import KVCache, TreeMask, hidden_before
-from jaxspec.config import KVHeadConfig
-from jaxspec.config.heads.kinds import new_head
-from jaxspec.decoding.sources.kv_head import pack
-from jaxspec.decoding.sources.source import Committed, Verified
-from jaxspec.engine.drafts import HEAD_SOURCES
+from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.sources.head import HeadSource
+from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.errors import InputError
+from jaxspec.heads.blocks import corrected, embedder, read_blocks, read_whole
+from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.making import init_head, new_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params
-from jaxspec.models.heads.blocks import corrected, embedder
-from jaxspec.models.heads.kinds import init_head, module_of
-from jaxspec.models.heads.kv_head import keys_of
-from jaxspec.models.heads.reading import head_rows, states_before
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.prompts.rows import image_spans
 from jaxspec.typing import Array, Params
 from tests import tiny
 from tests.tiny.families import write
@@ -76,15 +73,6 @@ def dialogues() -> tuple[Array, list[np.ndarray]]:
     return jnp.asarray(rows), shown
 
 
-def read(tokens: Array, pixels: Array) -> KVCache:
-    """The target's cache of whole rows, hidden states included."""
-    batch, length = tokens.shape
-    rows = PromptRows(tokens, jnp.full(batch, length), in_order(tokens == IMAGE))
-    embeds = TARGET.embed(PARAMS, rows, TARGET.encode(PARAMS, {"pixels": pixels}))
-    hidden, cache = TARGET.read(PARAMS, embeds, rows, length)
-    return cache.replace(hidden=hidden[:, None])
-
-
 @pytest.mark.parametrize("name", HEADS)
 def test_decoding_scores_what_training_scored(name: str) -> None:
     """Blocks of forced tokens, of which 1, 0, 2, 3 are accepted in turn: the logits of each are
@@ -98,48 +86,38 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
     start, blocks = length - NEW, [2, 1, 3, 4]
     starts = np.cumsum([start, *blocks])[: len(blocks)]
     pixels = jnp.asarray(np.random.default_rng(1).normal(size=(3, 2, 8, 8, 3)), jnp.float32)
+    spans = jnp.asarray(image_spans(shown, 2))
+    rows = PromptRows(tokens, jnp.full(3, length), in_order(tokens == IMAGE))
 
     def both(params: Params) -> tuple[Array, Array]:
-        target = read(tokens, pixels)
-        at = jnp.asarray(starts[:, None] + np.arange(J))
-        embeds = LanguageModel(TEXT).embed(
-            PARAMS["language_model"], PromptRows(tokens, tokens[:, 0]), None
-        )
-        blocks_of = jnp.broadcast_to(at, (3, *at.shape))
-        anchors = jnp.broadcast_to(jnp.asarray(starts), (3, len(starts)))
-        rows = head_rows(config, shown, length, 2)
-        before = states_before(target.hidden[:, 0], anchors) if config.reads_hidden else None
-        target = target if config.reads_hidden else target.replace(hidden=None)
-        hidden: Any = module_of(config).apply(
-            {"params": params},
-            embeds[:, at],
-            anchors,
-            blocks_of,
-            *keys_of(config, target),
-            rows,
-            before,
-        )
-        block = tokens[:, at].reshape(3, -1)
+        features = TARGET.encode(PARAMS, {"pixels": pixels})
+        seen = read_whole(TARGET, PARAMS, rows, features, config)
+        at = jnp.broadcast_to(jnp.asarray(starts[:, None] + np.arange(J)), (3, len(starts), J))
+        hidden = read_blocks(config, params, PARAMS, seen, rows, at, spans)
+        block = tokens[:, at[0]].reshape(3, -1)
         logits = TARGET.logits(PARAMS, hidden).reshape(*block.shape, -1)
         embed = embedder(config, params, PARAMS)
         trained = corrected(config, params, logits, block, embed).reshape(*hidden.shape[:3], -1)
 
-        prompt = head_rows(config, [image[:start] for image in shown], start, 2)
-        source = HEAD_SOURCES[type(config)](config, J, TARGET)
+        embeds = TARGET.embed(PARAMS, rows, features)
+        _, target = TARGET.read(PARAMS, embeds, rows, length + J, config.target_states)
+        source = HeadSource(config, J, TARGET)
         shared = {"target": PARAMS, source.name: params}
         read_so_far = target.replace(length=jnp.full(3, start))
-        state = pack(config, params, read_so_far, prompt, start + NEW + J)
+        prompt = jax.tree.map(lambda x: x[:, :start] if x.ndim > 1 else x, rows)
+        batch = PromptBatch(prompt, None, jnp.ones((3, 1)), ())
+        state = source.prefill(Prefilled(shared, batch, None, read_so_far, NEW + J), spans)
         decoded = []
         for begin, emitted in zip(starts, blocks, strict=True):
-            committed = Committed(shared, tokens, jnp.full(3, begin + 1), read_so_far)
+            committed = Committed(shared, tokens, jnp.full(3, begin + 1), read_so_far, J)
             logits, scratch = source.begin(committed, state)
             steps = [logits[0, :, 0]]
             for s in range(1, J):
                 logits, scratch = source.score(committed, scratch, tokens[:, begin + s, None])
                 steps.append(logits[0, :, 0])
             decoded.append(jnp.stack(steps, axis=1))
-            done = target.replace(length=jnp.full(3, begin + emitted))
-            state = source.commit(state, scratch, Verified(done, jnp.full(3, emitted)))
+            read_so_far = target.replace(length=jnp.full(3, begin + emitted))
+            state = source.commit(state, scratch, Verified(read_so_far, jnp.full(3, emitted)))
         return trained, jnp.stack(decoded, axis=1)
 
     trained, decoded = jax.jit(both, compiler_options=tiny.QUICK)(params)

@@ -17,12 +17,12 @@ import pytest
 from configs.latency.llava7b_68m import config as LLAVA
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import whole_slots
-from jaxspec.checkpoints.heads import save_head
 from jaxspec.cli import main
 from jaxspec.config import Gemma4TextConfig
-from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine.memory import bytes_held
 from jaxspec.engine.plan import abstract_program, plan, sizes_of
+from jaxspec.heads.loading import save_head
+from jaxspec.heads.making import new_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.int8 import Weights
 from jaxspec.models.lvlms.qwen_vl import QwenImages

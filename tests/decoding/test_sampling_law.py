@@ -57,6 +57,7 @@ HEADS = {
     "DSpark": kv_head(
         TARGET, PARAMS, feature="block", target_layers=(1,), layers=1, markov=4, anchored=True
     ),
+    "MTP": kv_head(TARGET, PARAMS, feature="mtp"),
 }
 
 
@@ -245,6 +246,9 @@ CASES = [
         | {"few_words": True},
         id="mixed one pass, few words",
         marks=pytest.mark.full,
+    ),
+    pytest.param(
+        2, {"temperature": 1.0, "views": ("head",), "weights": (1.0,), "kind": "MTP"}, id="MTP"
     ),
     pytest.param(
         3,

@@ -18,10 +18,11 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.config import DFlashConfig, LvlmConfig, PixelConfig, QwenTowerConfig
+from jaxspec.config import LvlmConfig, PixelConfig, QwenTowerConfig
 from jaxspec.engine.batch import Batch
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
+from jaxspec.heads.kinds.dflash import DFlashConfig
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel

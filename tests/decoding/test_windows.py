@@ -16,12 +16,11 @@ import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import Gemma3TextConfig, MistralConfig, Qwen2Config, RotaryConfig
-from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
+from jaxspec.heads.making import init_head, new_head
 from jaxspec.loading.models import LoadedHead
-from jaxspec.models.heads.kinds import init_head
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.layers import remat_layers, text_norm
 from jaxspec.sharding import make_mesh, shardings

@@ -13,9 +13,10 @@ from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.heads import kind_of
-from jaxspec.config import AssistantConfig, Gemma4TextConfig, text_config
-from jaxspec.models.heads.kinds import abstract_head
+from jaxspec.config import Gemma4TextConfig, text_config
+from jaxspec.heads.kinds import kind_of
+from jaxspec.heads.kinds.assistant import AssistantConfig
+from jaxspec.heads.making import abstract_head
 
 KINDS = ("sliding_attention", "full_attention")
 

@@ -13,9 +13,10 @@ from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.heads import kind_of
-from jaxspec.checkpoints.heads.kind import Server
-from jaxspec.config import DFlashConfig, text_config
+from jaxspec.config import text_config
+from jaxspec.heads.files import Server
+from jaxspec.heads.kinds import kind_of
+from jaxspec.heads.kinds.dflash import DFlashConfig
 from tests.tiny.models import eagle_params, random_params
 
 

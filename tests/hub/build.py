@@ -19,9 +19,10 @@ from safetensors.numpy import load_file, save_file
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config, read_config
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.heads import kind_of
-from jaxspec.config import VispecConfig, text_config
-from jaxspec.config.heads.kinds import new_head
+from jaxspec.config import text_config
+from jaxspec.heads.kinds import kind_of
+from jaxspec.heads.kinds.vispec import VispecConfig
+from jaxspec.heads.making import new_head
 from tests.hub import block_heads, configs, words
 from tests.hub.assistants import ASSISTANTS, write_assistant
 from tests.hub.data import DATA

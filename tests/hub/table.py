@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxspec.checkpoints.heads.kind import Server
+from jaxspec.heads.files import Server
 from tests.hub import quantised
 
 UNSEEN = "file list not seen"

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from jaxspec.checkpoints.heads import is_head, load_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.prepared import Prepared
 from jaxspec.engine.captioners import load_captioner
+from jaxspec.heads.loading import is_head, load_head
 from jaxspec.loading.models import LoadedModel
 from tests.conftest import PAGES, page_name
 from tests.hub import build

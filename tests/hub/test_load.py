@@ -47,10 +47,11 @@ def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
 
 def test_a_text_model_lacks_the_image_token_of_its_tokeniser() -> None:
     """Gemma 3's small models have as many embeddings as their tokeniser has other tokens."""
-    batcher = Engine(load_twin("google/gemma-3-1b-it")).batcher
-    batcher.read([Request("Hi", 4)])
+    engine = Engine(load_twin("google/gemma-3-1b-it"))
+    batcher = engine.batcher
+    batcher.read([Request("A <image_soft_token>", 4)])  # of a user, whose text is text
     with pytest.raises(InputError, match=r"'<image_soft_token>' is token (\d+), .* has \1; leave"):
-        batcher.read([Request("A <image_soft_token>", 4)])
+        batcher.read([Request(engine.encoder.completion("A <image_soft_token>"), 4)])
 
 
 @pytest.mark.full

@@ -21,10 +21,10 @@ from transformers.cache_utils import DynamicCache
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.heads import load_head
-from jaxspec.config import AssistantConfig
 from jaxspec.config import Gemma4TextConfig as Gemma4Text
-from jaxspec.models.heads.assistant import keys_of
+from jaxspec.heads.blocks import keys_of
+from jaxspec.heads.kinds.assistant import AssistantConfig
+from jaxspec.heads.loading import load_head
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from tests.tiny import hf

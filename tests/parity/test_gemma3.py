@@ -16,13 +16,12 @@ from PIL import Image
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import Gemma3Config, Gemma3TextConfig, with_text
-from jaxspec.config.heads.kinds import new_head
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
+from jaxspec.heads.making import init_head, new_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import abstract_params, build, text_params
-from jaxspec.models.heads.kinds import init_head
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.messages import Message
 from jaxspec.sharding import make_mesh, shardings
@@ -34,7 +33,7 @@ torch = pytest.importorskip(
 
 from eval.exactness import forward_logits, whole_row  # noqa: E402
 from jaxspec.checkpoints import huggingface  # noqa: E402
-from jaxspec.checkpoints.heads import save_head  # noqa: E402
+from jaxspec.heads.loading import save_head  # noqa: E402
 from tests.hub import configs, words  # noqa: E402
 from tests.tiny import hf  # noqa: E402
 from tests.tiny.tiles import page  # noqa: E402

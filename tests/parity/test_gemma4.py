@@ -20,13 +20,14 @@ import pytest
 from PIL import Image
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.config import AssistantConfig, Gemma4Config
+from jaxspec.config import Gemma4Config
 from jaxspec.data.images import Picture
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
+from jaxspec.heads.kinds.assistant import AssistantConfig
+from jaxspec.heads.making import abstract_head
 from jaxspec.loading.images import image_inputs
 from jaxspec.loading.models import LoadedHead
-from jaxspec.models.heads.kinds import abstract_head
 from jaxspec.models.inputs import Pool
 from jaxspec.models.lvlms.gemma4 import SquareImages
 from jaxspec.sharding import make_mesh, shardings

@@ -12,16 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.checkpoints import heads, huggingface
-from jaxspec.config import (
-    Gemma4TextConfig,
-    KVHeadConfig,
-    LlamaConfig,
-    LlavaConfig,
-    ModelConfig,
-    VisionConfig,
-)
-from jaxspec.models.heads.kinds import init_head
+from jaxspec.checkpoints import huggingface
+from jaxspec.config import Gemma4TextConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
+from jaxspec.heads import loading
+from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.making import init_head
 from jaxspec.typing import Params
 from tests.tiny.models import noisy, random_params
 
@@ -134,7 +129,7 @@ def save_pair(directory: Path) -> tuple[Path, Path]:
 def save_head(path: Path, target: LlavaConfig, params: Params) -> None:
     """A KV head that begins as the target's last layer."""
     config = KVHeadConfig.of_target(target, image_slots=1, slot_bias=True, target_name="target")
-    heads.save_head(
+    loading.save_head(
         path, config, init_head(config, params["language_model"], jax.random.key(0)), np.float32
     )
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import HeadConfig
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.settings import Processing, Settings
 from jaxspec.decoding.sources.draft_model import ViewRows
@@ -18,9 +17,10 @@ from jaxspec.decoding.state import DecodeState
 from jaxspec.engine.assembly import build_program
 from jaxspec.engine.config import EngineConfig
 from jaxspec.engine.drafts import mixture, sources_of
-from jaxspec.models.heads.kinds import module_of
+from jaxspec.heads.config import HeadConfig
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.prompts.rows import image_spans
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 from tests.tiny.models import EOS, VOCABULARY
@@ -63,8 +63,7 @@ def prompts(
     if views:
         inputs.append(ViewRows(tuple(forms[v] for v in views), tiles))
     if head is not None:
-        rows = module_of(head).slots(shown, width, max(images))
-        inputs.append(jax.tree.map(jnp.asarray, rows))
+        inputs.append(jnp.asarray(image_spans(shown, max(images))) if head.reads_spans else None)
     if "lookup" in names:
         inputs.append(None)
     return PromptBatch(forms["M"], tiles, jnp.full((len(lengths), count), 1 / count), tuple(inputs))

@@ -11,19 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import (
-    DFlashConfig,
-    Eagle1Config,
-    HeadConfig,
-    LlamaConfig,
-    LlavaConfig,
-    ModelConfig,
-    StateHeadConfig,
-    VisionConfig,
-)
-from jaxspec.config.heads.kinds import new_head
+from jaxspec.config import LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.kinds.dflash import DFlashConfig
+from jaxspec.heads.kinds.eagle1 import Eagle1Config
+from jaxspec.heads.making import abstract_head, new_head
+from jaxspec.heads.states import StateHeadConfig
 from jaxspec.models.families import abstract_params
-from jaxspec.models.heads.kinds import abstract_head
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.typing import Params

@@ -15,19 +15,17 @@ import numpy as np
 
 from eval.exactness import whole_row
 from jaxspec import Engine, EngineConfig, Request
-from jaxspec.config import HeadConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.sources.source import Committed
 from jaxspec.engine.batcher import sampling_options
+from jaxspec.heads.blocks import corrected, embedder, joined, pick, read_blocks, read_whole
+from jaxspec.heads.config import HeadConfig
 from jaxspec.loading.models import LoadedHead, LoadedModel, prompt_encoder
-from jaxspec.models.heads.blocks import corrected, embedder, pick, read_blocks, read_whole
-from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.kinds import module_of
-from jaxspec.models.heads.reading import HeadRows
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.rows import image_spans
 from jaxspec.verification import Draft
 from tests.tiny.requests import page
 
@@ -45,7 +43,7 @@ def drafted_blocks(
 
     @jax.jit
     def block(state: Any) -> tuple[Draft, Any]:
-        committed = Committed(params, state.tokens, state.count, state.target)
+        committed = Committed(params, state.tokens, state.count, state.target, spec.drafter.reads)
         draft, _ = spec.drafter.draft(committed, state.drafter, jnp.ones((1, 1)), options)
         return draft, spec.block(params, state, options)
 
@@ -111,16 +109,9 @@ def _agreement(
     """Return whether step s of a draft from token t equals the answer's token t + s + 1, [T, J]."""
     rows, images = whole_row(target, prompt, answer)
     begin = int(rows.length[0]) - len(answer)
-    prompts = module_of(head.config).slots(
-        [_shown(target, prompt)], rows.tokens.shape[1], len(prompt.images)
-    )
-    # The head reads the answer too, as far as a draft's beginning: its slots are text.
-    if prompts is not None:
-        prompts.text[0, (prompts.text[0] >= 0).sum() :][: len(answer)] = np.arange(
-            begin, begin + len(answer)
-        )
+    spans = image_spans([_shown(target, prompt)], len(prompt.images))
     params = {"target": target.params, "head": head.params}
-    agrees = _drafted(target.model, head.config, gamma, params, rows, images, prompts)[0, begin:][
+    agrees = _drafted(target.model, head.config, gamma, params, rows, images, spans)[0, begin:][
         : len(answer)
     ]
     last = np.arange(len(answer))[:, None] + np.arange(1, gamma + 1)
@@ -147,7 +138,7 @@ def _drafted(
     params: dict[str, Any],
     rows: PromptRows,
     images: dict[str, Any] | None,
-    prompts: HeadRows | None,
+    spans: jax.Array,
 ) -> jax.Array:
     """Return `_agreement` for drafts that begin at each token of a row, [1, L, J]."""
     features = None if images is None else model.encode(params["target"], images)
@@ -155,7 +146,7 @@ def _drafted(
     length = rows.tokens.shape[1]
     at = np.minimum(np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1)
     block = jnp.asarray(at[..., :-1])
-    hidden = read_blocks(config, params["head"], params["target"], reading, rows, block, prompts)
+    hidden = read_blocks(config, params["head"], params["target"], reading, rows, block, spans)
     embed = embedder(config, params["head"], params["target"])
     drafts = LanguageModel(config.text_config)
     own = joined(params["head"], params["target"], drafts.text.draft_vocabulary)

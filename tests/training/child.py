@@ -22,8 +22,8 @@ import numpy as np
 from jaxspec.cluster import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.heads.anchors import Anchoring
-from jaxspec.training.heads.recipe import HeadRecipe
+from jaxspec.training.head_batches import Anchoring
+from jaxspec.training.head_recipe import HeadRecipe
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.recipes import Stage
 from tests.conftest import ROOT

@@ -12,21 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.cache import KVCache
 from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.heads import load_head, save_head
 from jaxspec.checkpoints.huggingface import save
-from jaxspec.config import AssistantConfig, HeadConfig
-from jaxspec.config.heads.kinds import new_head
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.head import Places, Reading, empty_room
+from jaxspec.heads.kinds.assistant import AssistantConfig
+from jaxspec.heads.loading import load_head, save_head
+from jaxspec.heads.making import init_head, module_of, new_head
 from jaxspec.loading.models import LoadedHead
-from jaxspec.models.heads.kinds import init_head, module_of
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.heads.anchors import Anchoring
-from jaxspec.training.heads.recipe import HeadRecipe, train_head
+from jaxspec.training.head_batches import Anchoring
+from jaxspec.training.head_recipe import HeadRecipe, train_head
 from jaxspec.training.recipes import Stage
 from jaxspec.typing import Params
 from tests import tiny
@@ -138,9 +139,11 @@ def test_transformers_reads_it(
             shared_kv_states={kind: tuple(torch.tensor(pair)) for kind, pair in keys.items()},
             use_cache=False,
         )
-    k, v = zip(*(keys[kind] for kind in config.text_config.layer_types), strict=True)
-    cache = KVCache(k=k, v=v, length=jnp.full(1, length), shift=jnp.zeros(1, jnp.int32))
-    scores, after = apply(module_of(config), read, token, state, cache, method="draft")
+    here, text = jnp.full((1, 1), length), config.text_config
+    at = Places(here, here, 0, jnp.ones((1, 1, 0), bool))
+    rest = (), Reading(*zip(keys[SLIDING], keys[FULL], strict=True)), empty_room(text, 1, 0, "f4")
+    hidden, after, _ = apply(module_of(config), read, token, state, at, *rest, method="step")
+    scores = LanguageModel(text).logits(read, hidden)
     hf.assert_close(scores, theirs.logits.numpy())
     hf.assert_close(after, theirs.last_hidden_state.numpy())
 

@@ -12,8 +12,8 @@ import pytest
 from eval.lib.times.trainers import Shapes, our_step, specjax_step
 from eval.trainers import compiled, timed
 from jaxspec.config import LlamaConfig
-from jaxspec.config.heads.kinds import new_head
 from jaxspec.errors import InputError
+from jaxspec.heads.making import new_head
 from tests.hub.pages import PARSERS
 from train.alike import HEADS, commands
 

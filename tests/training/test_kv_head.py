@@ -13,31 +13,24 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.checkpoints.heads import load_head, save_head
-from jaxspec.config import (
-    DFlashConfig,
-    Eagle3Config,
-    HeadConfig,
-    KVHeadConfig,
-    Qwen2Config,
-    Qwen3Config,
-    RopeScaling,
-)
-from jaxspec.config.heads.kinds import new_head
+from jaxspec.config import Qwen2Config, Qwen3Config, RopeScaling
 from jaxspec.data.prepared import prepare
 from jaxspec.errors import InputError
+from jaxspec.heads.blocks import TargetPass
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.kinds.dflash import DFlashConfig
+from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.loading import load_head, save_head
+from jaxspec.heads.making import init_head, new_head
 from jaxspec.loading.models import LoadedHead, LoadedModel
 from jaxspec.models.families import text_params
-from jaxspec.models.heads.kinds import init_head
-from jaxspec.models.heads.reading import Reading
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
-from jaxspec.training.heads.anchors import Anchoring, HeadBatches, draw_anchors
-from jaxspec.training.heads.loss import make_loss, read_target
-from jaxspec.training.heads.readings import KeptReadings
-from jaxspec.training.heads.recipe import train_head
+from jaxspec.training.head_batches import Anchoring, HeadBatches, KeptReadings, draw_anchors
+from jaxspec.training.head_recipe import make_loss, read_target, train_head
 from jaxspec.training.losses import draft_loss
 from tests import tiny
 from tests.tiny import families, training
@@ -84,7 +77,7 @@ def test_processes_share_a_batch_with_its_anchors() -> None:
         made, halves = whole(step), [part(step) for part in parts]
         same(made, joined(*halves))
         drawn += (made.anchors >= 0).sum()
-        images += (made.slots.images >= 0).any(axis=-1).sum()
+        images += (made.spans[..., 1] > 0).sum()
     assert drawn
     assert images
 
@@ -365,7 +358,7 @@ def test_a_head_goes_on_from_one_of_its_kind(
         begun.append(params["head"])
         return {"head": params["head"]}
 
-    monkeypatch.setattr("jaxspec.training.heads.recipe.fit", begin)
+    monkeypatch.setattr("jaxspec.training.head_recipe.fit", begin)
     data = {"talk": taught / "talk"}
     recipe = replace(child.HEAD, target=str(taught / "target"), draft_vocabulary=20)
     config, head = train_head(recipe, tmp_path, data)
@@ -391,9 +384,7 @@ def test_a_head_goes_on_from_one_of_its_kind(
 def test_an_eagle_head_without_an_output_matrix_goes_on_without_one(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "jaxspec.training.heads.recipe.fit", lambda config, params, *_, **__: params
-    )
+    monkeypatch.setattr("jaxspec.training.head_recipe.fit", lambda config, params, *_, **__: params)
     target = LoadedModel.load(taught / "target")
     options = {"feature": "fused", "target_layers": (0, 1, 2)}
     config = new_head(target.config, **options)
@@ -449,9 +440,7 @@ def test_a_start_decides_what_is_not_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the command line changes, it decides, or the start is refused."""
-    monkeypatch.setattr(
-        "jaxspec.training.heads.recipe.fit", lambda config, params, *_, **__: params
-    )
+    monkeypatch.setattr("jaxspec.training.head_recipe.fit", lambda config, params, *_, **__: params)
     target = LoadedModel.load(taught / "target")
     layers = (0, 1, 2) if start["feature"] == "fused" else (0, 1)
     options = {"target_layers": layers, **start}
@@ -472,11 +461,13 @@ def test_a_start_decides_what_is_not_chosen(
 def test_each_row_is_read_once(tmp_path: Path) -> None:
     """Keys of two sizes; in older files those of one have no number."""
 
-    def reading(batch: ConversationBatch) -> Reading:
+    def reading(batch: ConversationBatch) -> TargetPass:
         hidden = jnp.asarray(batch.tokens)[..., None] * jnp.ones(3)
         shades = batch.images["pixels"].sum((1, 2, 3, 4)).reshape(-1, 1, 1, 1)
         keys = hidden[:, None]
-        return Reading(hidden=hidden, k=(keys, keys[..., :2]), v=(keys + shades, 2 * keys[..., :2]))
+        return TargetPass(
+            hidden=hidden, k=(keys, keys[..., :2]), v=(keys + shades, 2 * keys[..., :2])
+        )
 
     read: list[ConversationBatch] = []
     keep = KeptReadings(lambda batch: read.append(batch) or reading(batch), tmp_path)

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxspec.checkpoints.heads import save_head
 from jaxspec.config import Qwen2Config
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.heads.loading import save_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.heads.recipe import train_head
+from jaxspec.training.head_recipe import train_head
 from jaxspec.training.recipes import Recipe, Stage, train_draft
 from tests import tiny
 from tests.training import child

@@ -21,7 +21,7 @@ import pytest
 from jaxspec.errors import Diverged, InputError
 from jaxspec.models.lora import Lora
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.heads.anchors import Anchoring
+from jaxspec.training.head_batches import Anchoring
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import StagedRecipe

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.train.recipes.eagle3_qwen25vl_7b import config as eagle3_qwen25vl_7b
-from jaxspec.training.heads.anchors import Anchoring
+from jaxspec.training.head_batches import Anchoring
 
 config = replace(
     eagle3_qwen25vl_7b,

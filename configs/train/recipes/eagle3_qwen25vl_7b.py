@@ -5,8 +5,8 @@ mixture.
 from __future__ import annotations
 
 from configs.train.recipes.kv_llava15_7b import IMAGES
-from jaxspec.training.heads.anchors import Anchoring
-from jaxspec.training.heads.recipe import HeadRecipe
+from jaxspec.training.head_batches import Anchoring
+from jaxspec.training.head_recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
 config = HeadRecipe(

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from configs.train.recipes.eagle3_qwen25vl_7b import config as eagle3_qwen25vl_7b
 from configs.train.recipes.kv_llava15_7b import IMAGES
-from jaxspec.training.heads.anchors import Anchoring
+from jaxspec.training.head_batches import Anchoring
 from jaxspec.training.recipes import Stage
 
 config = replace(

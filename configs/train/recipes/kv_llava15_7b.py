@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.heads.anchors import Anchoring
-from jaxspec.training.heads.recipe import HeadRecipe
+from jaxspec.training.head_batches import Anchoring
+from jaxspec.training.head_recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
 TEXT = TrainConfig(

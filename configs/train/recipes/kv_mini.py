@@ -8,8 +8,8 @@ from __future__ import annotations
 from configs.train.recipes.mini_draft import TARGET
 from configs.train.recipes.mini_target import config as mini_target
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.heads.anchors import Anchoring
-from jaxspec.training.heads.recipe import HeadRecipe
+from jaxspec.training.head_batches import Anchoring
+from jaxspec.training.head_recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
 TRAIN = TrainConfig(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from configs.train.recipes.smollm2_eyes import config as smollm2_eyes
 from configs.train.recipes.smollm2_kv import READINGS
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.heads.anchors import Anchoring
-from jaxspec.training.heads.recipe import HeadRecipe
+from jaxspec.training.head_batches import Anchoring
+from jaxspec.training.head_recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
 ANSWERS = (("eyes_pages_t0", 1.0),)

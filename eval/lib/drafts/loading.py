@@ -19,7 +19,6 @@ from eval.lib.standins.replay import RecordedTarget, engine_of
 from eval.lib.standins.synthetic import PREFIX as SYNTHETIC
 from eval.lib.standins.synthetic import parse_synthetic, synthetic_model
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.heads import is_head, read_draft_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
 from jaxspec.data.rows import local_rows
@@ -29,6 +28,7 @@ from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine, EngineConfig
 from jaxspec.errors import InputError
 from jaxspec.files import local_path
+from jaxspec.heads.loading import is_head, read_draft_config
 from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.prompts.captions import Captioner

@@ -6,18 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from eval.lib.times.random_pair import LatencyConfig
-from jaxspec.config import (
-    AssistantConfig,
-    Eagle1Config,
-    Eagle3Config,
-    Gemma4TextConfig,
-    HeadConfig,
-    text_config,
-)
-from jaxspec.config.heads.kinds import new_head
+from jaxspec.config import Gemma4TextConfig, text_config
 from jaxspec.config.text import FULL, SLIDING
 from jaxspec.engine.plan import usual_head
 from jaxspec.errors import InputError
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.kinds.assistant import AssistantConfig
+from jaxspec.heads.kinds.eagle1 import Eagle1Config
+from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.making import new_head
 
 ASSISTANTS = {3840: (1024, 8192, 16, 0), 2560: (256, 2048, 4, 2048)}
 """Width of a target -> width, MLP, attention heads and groups of tokens of its assistant."""

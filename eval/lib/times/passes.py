@@ -148,7 +148,7 @@ def _run_drafts(
     def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
         tokens, before = carry
         draft, scratch = drafter.draft(
-            Committed(params, tokens, count, target), before, weights, options
+            Committed(params, tokens, count, target, drafter.reads), before, weights, options
         )
         after = drafter.commit(before, scratch, Verified(target, jnp.zeros_like(count)))
         return tokens.at[:, 0].set(draft.tokens[:, 0]), rewound(after, states)

@@ -21,16 +21,17 @@ import numpy as np
 import optax
 
 from jaxspec.checkpoints.fitting import layouts_of
-from jaxspec.config import Eagle3Config, LlamaConfig
+from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
+from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.making import abstract_head
 from jaxspec.models.families import abstract_params
-from jaxspec.models.heads.kinds import abstract_head
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.heads.anchors import Anchoring, HeadBatch
-from jaxspec.training.heads.loss import make_loss
+from jaxspec.training.head_batches import Anchoring, HeadBatch
+from jaxspec.training.head_recipe import make_loss
 from jaxspec.training.loop.step import init_state, make_optimizer, make_step, partition
 
 

@@ -1,32 +1,78 @@
-"""Define what sources share that are a head on the target: configuration, parameters, gamma."""
+"""Draft with a head on the target: token by token, or a block in one pass.
+
+All kinds of heads draft so. What differs is their module (`jaxspec.heads.head`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import struct
 
-from jaxspec.cache import KVCache, TreeMask, hidden_before
-from jaxspec.config import HeadConfig
-from jaxspec.decoding.sources.source import Committed, Scratch, Source, State
-from jaxspec.models.heads.borrowed import joined
-from jaxspec.models.heads.kinds import abstract_head, module_of
+from jaxspec.cache import KVCache, TreeMask, hidden_before, unread, written
+from jaxspec.decoding.inputs import Images
+from jaxspec.decoding.sources.source import (
+    Buckets,
+    Committed,
+    Prefilled,
+    Source,
+    Verified,
+)
+from jaxspec.heads.blocks import correction, embedder, joined, keys_of, mask_of
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.head import Head, KeysValues, Places, Prompt, Reading, empty_room
+from jaxspec.heads.making import abstract_head, head_shardings, module_of
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
-from jaxspec.sharding import shardings
+from jaxspec.models.vocabulary import fill_vocabulary
+from jaxspec.prompts.rows import bucket, image_spans
+from jaxspec.sharding import gather
 from jaxspec.typing import Array, Float, Int, Params
 
 
+class Drafted(struct.PyTreeNode):
+    """Hold a block that is drafted token by token."""
+
+    context: Any
+    room: tuple[KeysValues, ...]
+    """Keys and values of the tokens that were read."""
+    states: Float[Array, "B room D"] | None
+    """The head's hidden states at them; None for a head that reads none."""
+    read: Int[Array, ""]
+    """Their number."""
+
+
+class Planned(struct.PyTreeNode):
+    """Hold the scores of a block from one pass; its tokens are chosen one by one."""
+
+    context: Any
+    scores: Float[Array, "B J V"]
+    place: Int[Array, ""]
+    """Place of the next token, 0 at first; all nodes of a tree's level have the same."""
+
+
 @dataclass(frozen=True)
-class HeadSource(Source[State, Scratch]):
-    """Draft with layers that read the target's cache, and borrow what they lack from the target."""
+class HeadSource(Source[Any, Any]):
+    """Draft with a head, which reads the target's cache and borrows what it lacks."""
 
     config: HeadConfig
     gamma: int
     target: LanguageModel
+
+    @property
+    def name(self) -> str:  # pyright: ignore
+        return self.config.name
+
+    @property
+    def module(self) -> Head:
+        return module_of(self.config)
 
     @property
     def model(self) -> LanguageModel:
@@ -40,6 +86,223 @@ class HeadSource(Source[State, Scratch]):
     @property
     def target_states(self) -> tuple[int, ...] | None:
         return self.config.target_states
+
+    @property
+    def target_share(self) -> float:
+        return len(self.config.target_keys) / self.target.text.cached_layers
+
+    @property
+    def longest(self) -> int | None:
+        return self.config.gamma if self.module.in_one_pass else None
+
+    def passes(self, gamma: int) -> int:
+        return 1 if self.module.in_one_pass else gamma
+
+    def prefill(self, prefilled: Prefilled, inputs: Any) -> Any:
+        params, rows, target = prefilled.params, prefilled.batch.prompt, prefilled.target
+        width, images = rows.tokens.shape[1], prefilled.features
+        slots = jnp.broadcast_to(jnp.arange(width), rows.tokens.shape)
+        follows = rows.rotary is not None and self.config.text_config.rope_scaling.mrope_section
+        shown = None
+        if self.config.shows_images and rows.images is not None and images is not None:
+            shown = self.target.embed(params["target"], rows, images)
+            shown = shown[..., : self.config.text_config.hidden_size]  # without DeepStack's
+        prompt = Prompt(
+            self._embed(params, rows.tokens) if self.module.behind else None,
+            rows.rotary if follows and rows.rotary is not None else slots,
+            inputs,
+            rows.images if images is not None else None,
+            shown,
+            0 if images is None else images.shape[1],
+        )
+        context = self._run(params, "context", self._reading(target), prompt)
+        if not isinstance(context, KVCache):
+            return context
+        return context.grown(prefilled.room).replace(length=target.length - self.module.behind)
+
+    def begin(
+        self, committed: Committed, state: Any
+    ) -> tuple[Float[Array, "one B one V"], Drafted | Planned]:
+        """Read only the newest token, since the target has read the others."""
+        context, target = self._caught_up(committed, state), committed.target
+        newest, before = committed.newest(1, 1), None
+        if target.hidden is not None and self.module.reads_before:
+            before = hidden_before(target, 1, None)
+            before = self._run(committed.params, "combine", before)
+        if self.module.in_one_pass:
+            return self._planned(committed, context, newest, before)
+        text, count = self.config.text_config, len(newest)
+        room = empty_room(text, count, committed.reads, target.k[0].dtype)
+        block = Drafted(context, room, None, jnp.zeros((), jnp.int32))
+        return self._read(committed, block, newest, before, None)
+
+    def score(
+        self,
+        committed: Committed,
+        scratch: Drafted | Planned,
+        tokens: Int[Array, "B T"],
+        tree: TreeMask | None = None,
+    ) -> tuple[Float[Array, "one B T V"], Drafted | Planned]:
+        """Read drafted tokens, each next to the head's own state before it.
+
+        A block from one pass was read already: return what follows each token at the plan's place.
+        """
+        if isinstance(scratch, Planned):
+            scores = jax.lax.dynamic_slice_in_dim(scratch.scores, scratch.place, 1, axis=1)
+            scores = jnp.broadcast_to(scores, (*tokens.shape, scores.shape[-1]))
+            return self._follow(committed, scores, tokens), scratch.replace(place=scratch.place + 1)
+        before = None
+        if scratch.states is not None:
+            above = scratch.read[None, None] - 1
+            if tree is not None:
+                above = tree.parents(tokens.shape[1])
+            before = jnp.take_along_axis(scratch.states, above[..., None], axis=1)
+        return self._read(committed, scratch, tokens, before, tree)
+
+    def commit(self, state: Any, scratch: Drafted | Planned, verified: Verified) -> Any:
+        """Keep the context, which the next block extends by what was verified."""
+        return scratch.context
+
+    def _caught_up(self, committed: Committed, context: Any) -> Any:
+        """Return the context with the keys of all tokens that the target has read.
+
+        These are the tokens of the last block, of each row as many as it emitted. All J + 1 are
+        made, and the next ones overwrite those that a row has fewer.
+        """
+        module, target = self.module, committed.target
+        if not module.makes_keys:
+            return context
+        assert target.hidden is not None
+        width = self.gamma + 1
+        length = target.length - module.behind
+        states, slots = unread(target.hidden, context.length, width)
+        after = None
+        if module.behind:  # slot p is of token p + 1
+            tokens = committed.newest(length - context.length + 1, width)
+            after = self._embed(committed.params, tokens)
+        made = self._run(
+            committed.params, "keys", states, after, slots, self._rotary(target, slots), context
+        )
+        keys, values = (
+            tuple(written(leaf, new, slots, None) for leaf, new in zip(leaves, news, strict=True))
+            for leaves, news in zip((context.k, context.v), zip(*made, strict=True), strict=True)
+        )
+        return context.replace(k=keys, v=values, length=length)
+
+    def _read(
+        self,
+        committed: Committed,
+        block: Drafted,
+        tokens: Int[Array, "B T"],
+        before: Float[Array, "B T D"] | None,
+        tree: TreeMask | None,
+    ) -> tuple[Float[Array, "one B T V"], Drafted]:
+        """Read T tokens of a block; return the scores after each, and the block with them."""
+        params, target, module = committed.params, committed.target, self.module
+        slots = jnp.arange(committed.reads)
+        if tree is None:
+            depth, seen = block.read[None, None], (slots <= block.read)[None, None]
+        else:
+            depth, room = tree.depth, ((0, 0), (0, 0), (0, committed.reads - tree.seen.shape[-1]))
+            seen = jnp.pad(tree.seen, room)
+        newest = target.length[:, None]
+        first = newest - module.behind + (depth if module.moves else 0)
+        first = jnp.broadcast_to(first, tokens.shape)
+        at = Places(newest, self._rotary(target, first), block.read, seen)
+        hidden, states, room = self._run(
+            params,
+            "step",
+            self._embed(params, tokens),
+            before,
+            at,
+            block.context,
+            self._reading(target),
+            block.room,
+        )
+        kept = block.states
+        if before is not None:
+            if kept is None:
+                shape = (len(states), committed.reads, states.shape[-1])
+                kept = jnp.zeros(shape, states.dtype)
+            kept = jax.lax.dynamic_update_slice_in_dim(kept, states, block.read, axis=1)
+        block = block.replace(room=room, states=kept, read=block.read + tokens.shape[1])
+        return self._scores(params, hidden)[None], block
+
+    def _planned(
+        self,
+        committed: Committed,
+        context: Any,
+        newest: Int[Array, "B one"],
+        before: Float[Array, "B one D"] | None,
+    ) -> tuple[Float[Array, "one B one V"], Drafted | Planned]:
+        """Return the scores of the token after the newest one, and the plan of a block."""
+        params, target, module = committed.params, committed.target, self.module
+        width = self.config.slots_of(self.gamma)
+        mask = mask_of(self.config, partial(self._embed, params))
+        x = self._run(params, "block", self._embed(params, newest), before, mask, width)[:, 0]
+        slots = target.length[:, None] + jnp.arange(width)
+        at = Places(
+            target.length[:, None],
+            self._rotary(target, slots),
+            0,
+            jnp.asarray(module.whole_block(width))[None],
+        )
+        room = empty_room(self.config.text_config, len(x), width, x.dtype)
+        x, _ = self._run(params, "read", x, at, context, self._reading(target), room)
+        hidden, _ = self._run(params, "closed", x[:, -self.gamma :])
+        scores = self._scores(params, hidden)
+        return self.score(committed, Planned(context, scores, jnp.zeros((), jnp.int32)), newest)
+
+    def _follow(
+        self, committed: Committed, scores: Float[Array, "B T V"], tokens: Int[Array, "B T"]
+    ) -> Float[Array, "one B T V"]:
+        """Return the scores after tokens, with the terms of a Markov head for these tokens."""
+        if self.config.corrects:
+            params, embed = committed.params, partial(self._embed, committed.params)
+            added = correction(self.config, params[self.name], tokens, embed)
+            scores += fill_vocabulary(self.model.text, added)
+        return scores[None]
+
+    def _scores(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Return the scores of hidden states, whole rows on each device of a mesh."""
+        if self.config.scores_itself:
+            return gather(self._run(params, "scores", hidden), "batch")
+        return gather(self.model.logits(self.weights(params), hidden), "batch")
+
+    def _reading(self, target: KVCache) -> Reading:
+        states = None if target.hidden is None else target.hidden[:, 0]
+        return Reading(*keys_of(self.config, target), states)
+
+    def _rotary(self, target: KVCache, slots: Int[Array, "B T"]) -> Int[Array, "B T"]:
+        """Return the positions of the target's slots, which images shift with M-RoPE."""
+        follows = self.config.text_config.rope_scaling.mrope_section
+        return slots + target.shift[:, None] if follows else slots
+
+    def _embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        return embedder(self.config, params[self.name], params["target"])(tokens)
+
+    def _run(self, params: Params, method: str, *inputs: Any) -> Any:
+        """Return what a method of the head's module does with its own parameters."""
+        return apply(self.module, params[self.name], *inputs, method=method)
+
+    # the host's side
+
+    def sizes(
+        self, lengths: Sequence[int], slot_images: np.ndarray, buckets: Buckets
+    ) -> tuple[int, ...]:
+        if not self.config.reads_spans:
+            return ()
+        images = int(slot_images.max(initial=-1)) + 1
+        return (bucket(images, buckets.images, "images of one prompt"),)
+
+    def inputs(
+        self,
+        rows: Sequence[PromptRows],
+        images: Images,
+        slot_images: Sequence[np.ndarray],
+        sizes: tuple[int, ...],
+    ) -> np.ndarray | None:
+        return image_spans(slot_images, *sizes) if self.config.reads_spans else None
 
     def shapes(self, dtype: Any) -> Params:
         """Return the head's shapes, with the target's rows of a draft vocabulary."""
@@ -56,30 +319,9 @@ class HeadSource(Source[State, Scratch]):
 
     def places(self, params: Params, mesh: Any) -> Any:
         """Return the placement of its parameters on a mesh: split as the target's."""
-        return shardings(self.config.text_config, params, mesh)
+        return head_shardings(self.config, params, mesh)
 
     def weights(self, params: Params) -> Params:
-        """Return the head's parameters with the borrowed ones, as its `model` reads them."""
-        return joined(params[self.name], params["target"], self.model.text.draft_vocabulary)
-
-    def run(self, params: Params, method: str, *inputs: Any) -> Any:
-        """Return what a method of the head's module does with its own parameters."""
-        return apply(module_of(self.config), params[self.name], *inputs, method=method)
-
-    def read_fused(
-        self,
-        committed: Committed,
-        cache: KVCache,
-        tokens: Int[Array, "B T"],
-        tree: TreeMask | None,
-    ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Read tokens, each next to the hidden state before it."""
-        model, weights = self.model, self.weights(committed.params)
-        embeds = model.embed(weights, PromptRows(tokens, cache.length), None)
-        before = hidden_before(cache, tokens.shape[1], tree)
-        fused = self.fused(committed.params, cache, embeds, before)
-        return model.advance(weights, fused, cache, tree)
-
-    def fused(self, params: Params, cache: KVCache, embeds: Array, before: Array) -> Array:
-        """Return what the layers read of tokens with these embeddings and hidden states."""
-        return self.run(params, "fuse", embeds, before)
+        """Return the head's decoder with the parts that it borrows, as its `model` reads them."""
+        head = params[self.name].get("model", params[self.name])
+        return joined(head, params["target"], self.model.text.draft_vocabulary)

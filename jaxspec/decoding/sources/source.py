@@ -62,6 +62,8 @@ class Committed:
     """Number of committed new tokens."""
     target: KVCache
     """The target's cache, of all committed tokens except the newest."""
+    reads: int = 1
+    """Number of tokens that sources read in a block: the newest, and drafted ones."""
 
     def newest(self, count: int | Array, width: int) -> Int[Array, "B T"]:
         """Return `width` new tokens, of which the first `count` are the newest committed ones."""
@@ -127,6 +129,11 @@ class Source(ABC, Generic[State, Scratch]):
     def target_states(self) -> tuple[int, ...] | None:
         """Return the hidden states that the target's cache must keep, as `KVCache.kept`."""
         return None
+
+    @property
+    def target_share(self) -> float:
+        """Return the share of the target's cache that a pass reads."""
+        return 0.0
 
     @property
     def forms(self) -> tuple[Member, ...]:

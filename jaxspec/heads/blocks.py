@@ -1,0 +1,219 @@
+"""Compute a head's blocks over whole rows that the target reads in one pass, as in training.
+
+The blocks of a row's anchors are one forest: step s reads the s-th token of each block, as decoding
+reads a level of a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxspec.cache import KVCache
+from jaxspec.config import TextConfig
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.head import Head, Places, Prompt, Reading, Spans, empty_room
+from jaxspec.heads.making import module_of
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.language_model import LanguageModel
+from jaxspec.models.layers import apply
+from jaxspec.models.vocabulary import output_rows
+from jaxspec.typing import Array, Float, Int, Params
+
+
+def borrowed_tokens(head: TextConfig, target: TextConfig) -> tuple[int, ...]:
+    """Return the tokens whose columns a head takes of its target's output matrix.
+
+    () takes the matrix as it is. A tied target has none: its embedding becomes one, unless the head
+    is tied too.
+    """
+    if head.draft_vocabulary or head.tie_word_embeddings or not target.tie_word_embeddings:
+        return head.draft_vocabulary
+    return tuple(range(head.vocab_size))
+
+
+def joined(head: Params, target: Params, vocabulary: tuple[int, ...] = ()) -> Params:
+    """Return the head's parameters as a `CausalLM`, which borrows missing parts from the target.
+
+    Embedding and output matrix may be missing. With a draft vocabulary the output matrix has the
+    rows of its tokens, which `head` may hold.
+    """
+    target = target.get("language_model", target)
+    parts = {
+        name: leaf
+        for name, leaf in head.items()
+        if name in ("norm", "embed_tokens") or name.startswith("layers_")
+    }
+    model = {"embed_tokens": target["model"]["embed_tokens"]} | parts
+    if vocabulary or "lm_head" in head:
+        return {
+            "model": model,
+            "lm_head": head.get("lm_head") or {"weight": output_rows(target, vocabulary)},
+        }
+    return {"model": model} | ({"lm_head": target["lm_head"]} if "lm_head" in target else {})
+
+
+class TargetPass(struct.PyTreeNode):
+    """Hold the part of a target's pass over whole rows that a head reads and learns from."""
+
+    hidden: Float[Any, "B L D"]
+    """Final-normed hidden states."""
+    k: tuple[Float[Any, "B K L H"], ...] = ()
+    """Keys of the target's layers that the head reads."""
+    v: tuple[Float[Any, "B K L H"], ...] = ()
+    states: Float[Any, "B L fused"] | None = None
+    """Hidden states of several layers, for a head that reads these."""
+    embeds: Float[Any, "B L D"] | None = None
+    """The target's embeddings, for a head that reads those of images."""
+
+
+def read_whole(
+    target: LanguageModel,
+    params: Params,
+    rows: PromptRows,
+    features: Float[Array, "B U P E"] | None,
+    config: HeadConfig,
+) -> TargetPass:
+    """Return the target's pass over whole rows, for a head."""
+    count, length = rows.tokens.shape
+    whole = rows.replace(length=jnp.full(count, length))
+    embeds = target.embed(params, whole, features)
+    layers = config.target_states
+    hidden, cache = target.read(params, embeds, whole, length, layers)
+    states = cache.hidden[:, 0] if layers and cache.hidden is not None else None
+    k, v = keys_of(config, cache)
+    width = config.text_config.hidden_size  # without DeepStack's
+    return TargetPass(hidden, k, v, states, embeds[..., :width] if config.shows_images else None)
+
+
+def keys_of(config: HeadConfig, cache: KVCache) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Return the keys and values of the target's cache that a head reads."""
+    k, v = (tuple(leaves[i] for i in config.target_keys) for leaves in (cache.k, cache.v))
+    return k, v
+
+
+def read_blocks(
+    config: HeadConfig,
+    head: Params,
+    target: Params,
+    target_pass: TargetPass,
+    rows: PromptRows,
+    block: Int[Array, "B A J"],
+    spans: Spans | None,
+) -> Float[Array, "B A J D"]:
+    """Return the states that a head scores in blocks of J tokens.
+
+    Args:
+      block: Slots of the blocks' tokens, of which the first is the anchor.
+      spans: Slots of the rows' images, for a KV head.
+    """
+    module, embed, anchors = module_of(config), embedder(config, head, target), block[..., 0]
+    count, anchored, steps = block.shape
+    states = None
+    if config.states_width:
+        states = target_pass.hidden if target_pass.states is None else target_pass.states
+    reading = Reading(target_pass.k, target_pass.v, states)
+    slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+
+    def rotary(slots: Int[Array, "B T"]) -> Array:
+        if rows.rotary is None or not config.text_config.rope_scaling.mrope_section:
+            return slots
+        return jax.vmap(lambda row, slots: row[:, slots])(rows.rotary, slots)
+
+    prompt = Prompt(
+        embed(rows.tokens) if module.behind else None,
+        rotary(slots),
+        spans,
+        rows.images,
+        target_pass.embeds,
+        1 if spans is None else spans.shape[1],
+    )
+
+    def forest(head_module: Head) -> Array:
+        context = head_module.context(reading, prompt)
+        before = None
+        if states is not None and module.reads_before:
+            last = jnp.maximum(anchors - 1, 0)[..., None]
+            before = head_module.combine(jnp.take_along_axis(states, last, axis=1))
+        if module.in_one_pass:
+            newest, width = embed(pick(rows.tokens, block[..., :1])[..., 0]), config.slots_of(steps)
+            x = head_module.block(newest, before, mask_of(config, embed), width)
+            x = x.reshape(count, anchored * width, -1)
+            at = Places(
+                jnp.repeat(anchors, width, axis=1),
+                rotary((anchors[..., None] + jnp.arange(width)).reshape(count, -1)),
+                0,
+                jnp.asarray(np.kron(np.eye(anchored, dtype=bool), module.whole_block(width)))[None],
+            )
+            room = empty_room(config.text_config, count, anchored * width, x.dtype)
+            x, _ = head_module.read(x, at, context, reading, room)
+            hidden, _ = head_module.closed(x)
+            return hidden.reshape(count, anchored, width, -1)[:, :, -steps:]
+        room = empty_room(config.text_config, count, anchored * steps, target_pass.hidden.dtype)
+        same, out = np.eye(anchored, dtype=bool), []
+        for step in range(steps):
+            embeds = embed(pick(rows.tokens, block[..., step : step + 1])[..., 0])
+            first = anchors if not module.moves else block[..., step]
+            seen = np.kron(np.arange(steps) <= step, same)  # step by step, each of all blocks
+            at = Places(
+                anchors,
+                rotary(jnp.maximum(first - module.behind, 0)),
+                step * anchored,
+                jnp.asarray(seen)[None],
+            )
+            hidden, state, room = head_module.step(embeds, before, at, context, reading, room)
+            before = None if before is None else state
+            out.append(hidden)
+        return jnp.stack(out, axis=2)
+
+    return apply(module, head, method=forest)
+
+
+def mask_of(config: HeadConfig, embed: Callable[[Array], Array]) -> Float[Array, " D"] | None:
+    """Return the embedding of a head's mask token; None for a head without one."""
+    return None if config.mask is None else embed(jnp.full((1, 1), config.mask))[0, 0]
+
+
+def embedder(
+    config: HeadConfig, head: Params, target: Params
+) -> Callable[[Int[Array, "B T"]], Float[Array, "B T D"]]:
+    """Return the function that embeds tokens as a head does."""
+    reader = LanguageModel(config.embedding)
+    params = joined(head, target, config.text_config.draft_vocabulary)
+    return lambda tokens: reader.embed(params, PromptRows(tokens, tokens[:, 0]), None)
+
+
+def corrected(
+    config: HeadConfig,
+    head: Params,
+    scores: Float[Array, "B T words"],
+    tokens: Int[Array, "B T"],
+    embed: Callable[[Array], Array],
+) -> Float[Array, "B T words"]:
+    """Return the scores of tokens, with the correction of a head that has one.
+
+    Args:
+      tokens: The tokens before them.
+      embed: What `embedder` returns.
+    """
+    return scores + correction(config, head, tokens, embed) if config.corrects else scores
+
+
+def correction(
+    config: HeadConfig,
+    head: Params,
+    tokens: Int[Array, "B T"],
+    embed: Callable[[Array], Array],
+) -> Float[Array, "B T words"]:
+    """Return what tokens add to the scores of those after them, by a head's Markov head."""
+    return apply(module_of(config), head, tokens, embed(tokens), method="correction")
+
+
+def pick(values: Array, at: Int[Array, "B A J"]) -> Array:
+    """Return values[b, at[b, a, j]]."""
+    return values[jnp.arange(values.shape[0])[:, None, None], at]

@@ -1,0 +1,289 @@
+"""Describe what all heads share: layers of their own, a target, and the length of their drafts.
+
+A head knows the target that it was made for by a hash of the target's configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+from jaxspec.config.rope import RopeScaling
+from jaxspec.config.text import RotaryConfig, TextConfig
+from jaxspec.errors import InputError, check_counts
+
+_NEUTRAL: dict[str, Any] = {
+    **{"rope_is_neox_style": True, "is_neox_style": True, "final_logit_softcapping": None},
+    "logit_scale": 1,
+}
+"""Entries that change any head's scores, with the value for which they do not."""
+_NONE = re.compile("(?!)")
+
+
+@dataclass(frozen=True)
+class HeadConfig(ABC):
+    """Describe a head's layers and target."""
+
+    text_config: RotaryConfig
+    """Its own layers, as a decoder."""
+    target_hash: str
+    """`target_hash` of the target's configuration; empty where the head's files lack it."""
+    target_name: str = ""
+    """Name of the target, for people."""
+    gamma: int = 5
+    """J: draft length of its training."""
+
+    title: ClassVar[str]
+    """Name of the kind, for people."""
+    free: ClassVar[tuple[str, ...]] = ("gamma", "target_name")
+    """Fields that may change when a trained head is trained on."""
+    model_type: ClassVar[str]
+    """Name of the kind in config.json, or its title where public files name none."""
+    name: ClassVar[str]
+    """Name of the kind among a program's parameters."""
+    orders_vocabulary: ClassVar[bool] = False
+    """Whether its files have the draft vocabulary in the order of the ids."""
+    reads_spans: ClassVar[bool] = False
+    """Whether it reads which slots show which image."""
+
+    def __post_init__(self) -> None:
+        check_counts(gamma=self.gamma)
+
+    @property
+    @abstractmethod
+    def target_states(self) -> tuple[int, ...] | None:
+        """Return the target's hidden states that it reads, as `KVCache.kept`, or None."""
+
+    @property
+    @abstractmethod
+    def states_width(self) -> int:
+        """Return the numbers of a token's hidden states that it reads; 0 for none."""
+
+    @property
+    def key_layers_read(self) -> tuple[int, ...]:
+        """Return the target's layer whose keys each of its layers reads; () for none."""
+        return ()
+
+    @property
+    def target_keys(self) -> tuple[int, ...]:
+        """Return the target's layers whose keys it reads, without repeats."""
+        return tuple(sorted({*self.key_layers_read}))
+
+    @property
+    def key_places(self) -> tuple[int, ...]:
+        """Return the index in `target_keys` of what each of its layers reads."""
+        return tuple(map(self.target_keys.index, self.key_layers_read))
+
+    @property
+    def scores_itself(self) -> bool:
+        """Return whether its module scores tokens, and not an output matrix."""
+        return False
+
+    @property
+    def mask(self) -> int | None:
+        """Return the token whose embedding stands for those to draft; None without one."""
+        return None
+
+    def slots_of(self, gamma: int) -> int:
+        """Return the slots of a block that drafts this many tokens in one pass."""
+        return gamma
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        """Return the configuration that a head's config.json describes."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entries of config.json."""
+
+    @abstractmethod
+    def _fitted(self, target: Any, text: TextConfig) -> Self:
+        """Return the configuration with the layers of this target that it reads.
+
+        text: The target's decoder.
+        """
+
+    def for_target(self, target: Any) -> Self:
+        """Return the configuration with the layers of this target that it reads.
+
+        Raises InputError for a target that the head was not made for.
+        """
+        digest = target_hash(target)
+        if self.target_hash and digest != self.target_hash:
+            raise InputError(
+                f"{self.title}: made for a target of configuration {self.target_hash}"
+                f"{self._named}, but this {target.model_type} is {digest}; "
+                "use the head's own target"
+            )
+        return self._fitted(target, getattr(target, "text_config", target))
+
+    @property
+    def _named(self) -> str:
+        """Return the target's name as a part of a sentence."""
+        return f" ({self.target_name})" if self.target_name else ""
+
+    @property
+    def embedding(self) -> RotaryConfig:
+        """Return the decoder whose embedding of tokens it reads."""
+        return self.text_config
+
+    def options(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+    @property
+    def shows_images(self) -> bool:
+        """Return whether it reads the target's embeddings of images."""
+        return False
+
+    def with_images(self, rule: str) -> Self:
+        """Return the configuration with another rule for images, see `ImageRule`.
+
+        Raises InputError for a rule that the kind cannot follow.
+        """
+        raise InputError(f"{self.title}: follows no image rule, {rule!r}; leave the rule out")
+
+    @property
+    @abstractmethod
+    def reads(self) -> tuple[Any, ...]:
+        """Return the part of a target pass that it reads in training; equal heads can share it."""
+
+    @property
+    @abstractmethod
+    def keeps_vocabulary(self) -> bool:
+        """Return whether its parameters have a fixed draft vocabulary."""
+
+    @property
+    def kept_options(self) -> dict[str, Any]:
+        """Return the options of `new_head` that a start decides, by name."""
+        return {}
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Return the names of its parameters that training leaves as they are."""
+        return ()
+
+    @property
+    def corrects(self) -> bool:
+        """Return whether the token before adds to a token's scores (a Markov head)."""
+        return False
+
+    def started(self, trained: HeadConfig, vocabulary: tuple[int, ...], target: Any) -> Self:
+        """Return the configuration of a trained head that is trained on as this one says.
+
+        vocabulary: Its draft vocabulary; () keeps the one of `trained`.
+
+        Raises InputError where the two differ in more than `free` and `kept_options`.
+        """
+        if type(trained) is not type(self):
+            raise InputError(f"its kind is {trained.title!r}, the recipe's {self.title!r}")
+        trained_vocabulary = trained.text_config.draft_vocabulary
+        if vocabulary not in ((), trained_vocabulary) and trained.keeps_vocabulary:
+            raise InputError("has its own draft vocabulary; give --draft-vocabulary 0")
+        return self._started(trained, vocabulary or trained_vocabulary, target)
+
+    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
+        config, stored = (
+            replace(each, text_config=replace(each.text_config, draft_vocabulary=vocabulary))
+            for each in (self, trained)
+        )
+        for name in (field.name for field in fields(config) if field.name not in self.free):
+            if (expected := getattr(config, name)) != (actual := getattr(stored, name)):
+                raise InputError(f"its {name} is {actual!r:.60}, the recipe's {expected!r:.60}")
+        return config
+
+
+def check_entries(
+    title: str,
+    entries: Mapping[str, Any],
+    neutral: Mapping[str, Any] | None = None,
+    suspects: re.Pattern[str] = _NONE,
+    known: frozenset[str] = frozenset(),
+) -> None:
+    """Raise InputError for entries of config.json that change scores and are not supported.
+
+    Args:
+      neutral: More entries with the value for which a head computes what it does here.
+      suspects: Parts of the names of other entries that may change a head's computation.
+      known: Entries with such names that are read, or change nothing.
+    """
+    neutral = _NEUTRAL | dict(neutral or {})
+    unsupported = [
+        f"{key} {json.dumps(value):.40}"
+        for key, value in entries.items()
+        if (
+            value not in (None, neutral[key])
+            if key in neutral
+            else value and key not in known and suspects.search(key)
+        )
+    ]
+    if unsupported:
+        listing = ", ".join(unsupported)
+        raise InputError(f"{title}: config.json has {listing}, which is not supported")
+
+
+def refuse_window(title: str, window: Any) -> None:
+    """Raise InputError for a head whose layers slide over so many tokens; None: over all."""
+    if window is not None:
+        raise InputError(
+            f"{title}: sliding_window {window!r:.40}, and heads have no windows; give a head whose "
+            "layers are all full"
+        )
+
+
+def check_rotary(text: TextConfig) -> RotaryConfig:
+    """Return a target's decoder; InputError for one without rotary keys."""
+    if not isinstance(text, RotaryConfig):
+        raise InputError(
+            f"target: a {text.model_type} has no rotary keys, which heads read; give another"
+        )
+    return text
+
+
+def shared_sizes(text: RotaryConfig) -> dict[str, Any]:
+    """Return the fields of a target's decoder that the layers of a new head have too."""
+    names = (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+        *("rope_theta", "bos_token_id", "eos_token_id", "pad_token_id"),
+    )
+    return {name: getattr(text, name) for name in names}
+
+
+_DEPENDS_ON = (
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta"),
+    *("rope_scaling", "tie_word_embeddings"),
+)
+"""Fields of a decoder that a head relies on."""
+
+
+def target_hash(target: Any) -> str:
+    """Return 16 hexadecimal digits of SHA-256 over the target's fields that a head relies on."""
+    text: TextConfig = getattr(target, "text_config", target)
+    fields: dict[str, Any] = {name: getattr(text, name, None) for name in _DEPENDS_ON}
+    if isinstance(fields["rope_scaling"], RopeScaling):
+        rope = asdict(fields["rope_scaling"])
+        # Fields that older heads' targets did not have.
+        for name in ("mrope_interleaved", "partial_rotary_factor"):
+            if rope[name] == getattr(RopeScaling(), name):
+                del rope[name]
+        fields["rope_scaling"] = rope
+    for name in ("global_head_dim", "num_global_key_value_heads"):
+        if hasattr(text, name):
+            fields[name] = getattr(text, name)
+    if text is not target:
+        vision = target.vision_config  # of an LVLM
+        fields["images"] = [
+            target.model_type,
+            target.image_token_index,
+            vision.hidden_size,
+            vision.patch_size,
+        ]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

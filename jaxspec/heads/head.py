@@ -1,0 +1,304 @@
+"""Define what a kind of head computes, once for decoding and training.
+
+A head drafts blocks. Within a block its layers read *segments*, in one softmax: slots of the
+target's cache, slots that the head made of what the target has read (its *context*), and the tokens
+of the block so far (its *room*). With gamma = 3 and the newest token x at slot 7, `step` reads x,
+then the drafted tokens a and b:
+
+    step(x)  reads slots before 7, x
+    step(a)  reads slots before 7, x a
+    step(b)  reads slots before 7, x a b
+
+In a tree, and in training, a step reads several tokens, and a mask says which of the room each one
+reads. Training runs the blocks of all anchors of a row side by side, as a forest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxspec.cache import KVCache
+from jaxspec.config import RotaryConfig
+from jaxspec.heads.config import HeadConfig
+from jaxspec.models.attention import Segment, attend_segments
+from jaxspec.models.decoder import Attention
+from jaxspec.models.layers import call_layer
+from jaxspec.typing import Array, Bool, Float, Int, Params
+
+KeysValues = tuple[Float[Array, "B K S H"], Float[Array, "B K S H"]]
+"""Keys and values of a layer."""
+Spans = Int[Any, "B I 2"]
+"""First slot and number of slots of each image of a prompt; 0 slots for an absent one."""
+
+
+class Reading(struct.PyTreeNode):
+    """Hold what a head reads of its target's tokens: S slots of a cache, or whole rows."""
+
+    k: tuple[Float[Array, "B K S H"], ...] = ()
+    """Keys of the target's layers that it reads, without repeats."""
+    v: tuple[Float[Array, "B K S H"], ...] = ()
+    states: Float[Array, "B S fused"] | None = None
+    """Hidden states; None for a head that reads keys only."""
+
+
+class Prompt(struct.PyTreeNode):
+    """Hold the rest of what a head reads of prompts, or of whole rows in training."""
+
+    embeds: Float[Array, "B L D"] | None
+    """The head's embeddings of the tokens; None for a head that reads none."""
+    rotary: Int[Array, "B L"] | Int[Array, "B 3 L"]
+    """Positions of the tokens."""
+    spans: Spans | None = None
+    """Slots of images, for a KV head."""
+    images: Bool[Array, "B L"] | None = None
+    """Slots that show an image; None without images."""
+    shown: Float[Array, "B L D"] | None = None
+    """The target's embeddings there, for a head that reads them."""
+    most: int = struct.field(pytree_node=False, default=0)
+    """Most images of a row."""
+
+
+class Places(struct.PyTreeNode):
+    """Place T tokens of blocks."""
+
+    newest: Int[Array, "B roots"]
+    """Slot of the newest committed token, with which a block begins: of all, or of each token."""
+    rotary: Int[Array, "B T"] | Int[Array, "B 3 T"]
+    """Positions of the rotary angles."""
+    read: Int[Array, ""] | int
+    """Number of tokens in the room so far, behind which these go."""
+    seen: Bool[Array, "#B T room"]
+    """Tokens of the room that each token reads, itself included."""
+
+
+class BlockAttention(Attention):
+    """Attend to segments, and to the tokens of the own block."""
+
+    last: ClassVar[float | None] = None
+    """Bias of the block's tokens."""
+
+    def read(
+        self,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B T K H"],
+        v: Float[Array, "B T K H"],
+        at: Any,
+        cache: Any,
+    ) -> tuple[Float[Array, "B T N H"], Any]:
+        segments, room = cache
+        k, v = (
+            jax.lax.dynamic_update_slice_in_dim(old, new.swapaxes(1, 2), at.read, axis=2)
+            for old, new in zip(room, (k, v), strict=True)
+        )
+        bias = None if self.last is None else jnp.full((1, at.seen.shape[-1]), self.last)
+        return attend_segments(q, [*segments, Segment(k, v, at.seen, bias)]), (segments, (k, v))
+
+    def attend(self, q: Float[Array, "B T N H"], at: Any, cache: Any) -> Float[Array, "B T N H"]:
+        """Attend to segments only, of a layer that makes no keys."""
+        return attend_segments(q, cache[0])
+
+
+class Head(nn.Module):
+    """Hold a head's parameters, and compute its blocks. `setup` makes `layers` and `norm`."""
+
+    config: HeadConfig
+
+    behind: ClassVar[int] = 0
+    """Slots by which its own tokens lie before the target's: slot p of an EAGLE head is of token
+    p + 1."""
+    moves: ClassVar[bool] = True
+    """Whether each token of a block has a position of its own, not the newest token's."""
+    makes_keys: ClassVar[bool] = False
+    """Whether its context is a cache of keys made of the target's states, see `keys`."""
+    in_one_pass: ClassVar[bool] = False
+    """Whether it drafts a block in one pass, see `block`."""
+    causal: ClassVar[bool] = True
+    """Whether a token of such a block sees only those up to itself."""
+
+    @property
+    def reads_before(self) -> bool:
+        """Return whether a block's tokens read the state before them, if the head reads states."""
+        return not self.in_one_pass or not self.makes_keys
+
+    def whole_block(self, count: int) -> np.ndarray:
+        """Return which tokens of a block of one pass each of them sees, bool [count, count]."""
+        return np.tri(count, dtype=bool) if self.causal else np.ones((count, count), bool)
+
+    # what a block reads
+
+    def context(self, reading: Reading, prompt: Prompt) -> Any:
+        """Return what the head makes of prompts, or of whole rows in training; () for nothing."""
+        return ()
+
+    def segments(
+        self,
+        context: Any,
+        reading: Reading,
+        newest: Int[Array, "B roots"],
+    ) -> list[list[Segment]]:
+        """Return the segments that each layer reads."""
+        unseen = newest[..., None] - self.behind
+        seen = jnp.arange(context.slots) < unseen
+        return [
+            [Segment(k, v, seen, context.bias)] for k, v in zip(context.k, context.v, strict=True)
+        ]
+
+    def keys(
+        self,
+        states: Float[Array, "B T fused"],
+        after: Float[Array, "B T D"] | None,
+        slots: Int[Array, "B T"],
+        rotary: Int[Array, "B T"],
+        context: Any,
+    ) -> list[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
+        """Return each layer's keys and values of tokens that the target has read.
+
+        Args:
+          states: The target's hidden states at their slots.
+          after: Embeddings of the tokens behind them; None for a head that is not `behind`.
+        """
+        raise NotImplementedError
+
+    # what a block computes
+
+    def combine(self, states: Float[Array, "... fused"]) -> Float[Array, "... D"]:
+        """Return the hidden states that the head reads of the target's."""
+        return states
+
+    def fuse(
+        self,
+        embeds: Float[Array, "B T D"],
+        before: Float[Array, "B T D"] | None,
+        context: Any,
+        newest: Int[Array, "B roots"],
+    ) -> Float[Array, "B T width"]:
+        """Return the layers' inputs from embeddings and the hidden states that predicted them."""
+        raise NotImplementedError
+
+    def closed(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Array]:
+        """Return the states that are scored, and those that the next tokens read, of the layers'
+        output."""
+        normed = self.norm(x)  # pyright: ignore
+        return normed, normed
+
+    def step(
+        self,
+        embeds: Float[Array, "B T D"],
+        before: Float[Array, "B T D"] | None,
+        at: Places,
+        context: Any,
+        reading: Reading,
+        room: tuple[KeysValues, ...],
+    ) -> tuple[Float[Array, "B T D"], Array, tuple[KeysValues, ...]]:
+        """Read T tokens; return the states to score, those that the next tokens read, and the room.
+
+        Args:
+          embeds: Embeddings of the tokens.
+          before: Hidden state before each token: `combine` of the target's, or what a step
+            returned.
+        """
+        x, room = self.read(
+            self.fuse(embeds, before, context, at.newest), at, context, reading, room
+        )
+        return *self.closed(x), room
+
+    def read(
+        self,
+        x: Float[Array, "B T width"],
+        at: Places,
+        context: Any,
+        reading: Reading,
+        room: tuple[KeysValues, ...],
+    ) -> tuple[Float[Array, "B T D"], tuple[KeysValues, ...]]:
+        """Run the layers over T tokens of blocks."""
+        filled = []
+        segments = self.segments(context, reading, at.newest)
+        for layer, segment, own in zip(self.layers, segments, room, strict=True):  # pyright: ignore
+            x, (_, own) = call_layer(layer, x, at, (segment, own))
+            filled.append(own)
+        return x, tuple(filled)
+
+    def block(
+        self,
+        embeds: Float[Array, "B A D"],
+        before: Float[Array, "B A D"] | None,
+        mask: Float[Array, " D"] | None,
+        count: int,
+    ) -> Float[Array, "B A count width"]:
+        """Return the layers' inputs of blocks of `count` tokens, of which the first is known.
+
+        Args:
+          embeds: Embeddings of the first tokens.
+          before: The hidden states that predicted them.
+          mask: Embedding of the mask token, of a head that has one.
+        """
+        raise NotImplementedError
+
+    # what is copied or drawn
+
+    @nn.nowrap
+    def initial(self, target: Params | None, key: jax.Array) -> Params:
+        """Return initial parameters, float32: random, or copied from the target."""
+        raise NotImplementedError
+
+    def everything(self, count: int = 1) -> Any:
+        """Run every part once on a row of `count` tokens, so that all parameters are made."""
+        c, text = self.config, self.config.text_config
+        makers = {place: text.of_layer(layer) for layer, place in enumerate(c.key_places)}
+        leaves = tuple(
+            jnp.zeros((1, maker.num_key_value_heads, count, maker.head_dim))
+            for _, maker in sorted(makers.items())
+        )
+        embeds = jnp.zeros((1, count, c.embedding.hidden_size))
+        states = jnp.zeros((1, count, c.states_width)) if c.states_width else None
+        whole = jnp.arange(count)[None]
+        spans = jnp.asarray([[[0, count]]])
+        reading = Reading(leaves, leaves, states)
+        prompt = Prompt(embeds, whole, spans, jnp.ones((1, count), bool), embeds, 1)
+        context = self.context(reading, prompt)
+        before = None if states is None else self.combine(states[:, :1])
+        at = Places(whole[:, :1], whole[:, :1], 0, jnp.ones((1, 1, 1), bool))
+        token, room = embeds[:, :1], empty_room(text, 1, 1, embeds.dtype)
+        if not self.in_one_pass:
+            return self.step(token, before, at, context, reading, room)
+        x = self.block(token, before, embeds[0, 0], 1)[:, 0]
+        return self.closed(self.read(x, at, context, reading, room)[0])
+
+
+def empty_room(text: RotaryConfig, batch: int, count: int, dtype: Any) -> tuple[KeysValues, ...]:
+    """Return room for the keys and values of `count` tokens, of each layer; nothing for a layer
+    that makes none."""
+    layers = (text.of_layer(i) for i in range(text.num_hidden_layers))
+    shapes = (
+        (batch, layer.num_key_value_heads, count * bool(text.cached_layers), layer.head_dim)
+        for layer in layers
+    )
+    return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes)
+
+
+def cache_of(
+    keys: Sequence[tuple[Float[Array, "B L K H"], Float[Array, "B L K H"]]], **fields: Any
+) -> KVCache:
+    """Return a context of the keys and values of whole rows."""
+    k, v = (tuple(leaf.swapaxes(1, 2) for leaf in leaves) for leaves in zip(*keys, strict=True))
+    zero = jnp.zeros(len(k[0]), jnp.int32)
+    return KVCache(k, v, length=zero, shift=zero, split=True, **fields)
+
+
+@partial(jax.jit, static_argnums=0)
+def drawn(head: nn.Module, key: jax.Array) -> Params:
+    """Return random parameters of a head's module."""
+    return dict(head.init(key, method="everything")["params"])
+
+
+def in_float32(params: Params) -> Params:
+    """Return a copy of parameters in float32."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)

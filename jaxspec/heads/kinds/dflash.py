@@ -1,0 +1,584 @@
+"""Define DFlash's head (Chen et al. 2026, arXiv 2602.06036), which drafts a block in one pass.
+
+Its layers are Qwen3's. They read keys and values of two kinds: of committed tokens, made of the
+target's hidden states c = norm(fc(states)), which no layer changes, so that each layer's are made
+once a token; and of the block, whose tokens all see each other. With gamma = 2 and the newest token
+x, a block is x m m, and the slots of the masks m score their own tokens.
+
+DSpark's slots score the token after them: its block is x m. Its Markov head adds W2 W1[t] to the
+scores of the token after t.
+
+Two public layouts exist. z-lab's has the layers' entries of config.json at the top level, counts
+target layers from 0 and names their outputs. speculators' has them under
+`transformer_layer_config`, and its numbers are hidden states after so many layers. z-lab's 1 is
+speculators' 2, and here 2. The tensors are named alike:
+
+| tensor                                                          | shape                          |
+|-----------------------------------------------------------------|--------------------------------|
+| `fc.weight`                                                     | [D, n D] of n target states    |
+| `hidden_norm.weight`, `norm.weight`                             | [D]                            |
+| `layers.i.{input,post_attention}_layernorm.weight`              | [D]                            |
+| `layers.i.self_attn.{q,k,v,o}_proj.weight`, `{q,k}_norm.weight` | as a Qwen3's                   |
+| `layers.i.mlp.{gate,up,down}_proj.weight`                       | as a Qwen3's                   |
+| `markov_head.markov_w1.weight`, `markov_w2.weight`              | DSpark: [V, r], [words, r]     |
+| `embed_tokens.weight`, `lm_head.weight`                         | optional: [V, D], [words, D]   |
+| `d2t`, `t2d`                                                    | see `heads/files.py`           |
+
+speculators' files have copies of the target's embedding and output matrix. `confidence_head`
+(DSpark) chooses the length of drafts; no score depends on it, and it is not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache import KVCache
+from jaxspec.checkpoints.formats.tensor_files import StoredTensor
+from jaxspec.config.rope import RopeScaling
+from jaxspec.config.schema import known_fields
+from jaxspec.config.text import SLIDING, Qwen3Config, TextConfig
+from jaxspec.errors import InputError, reading
+from jaxspec.heads.config import (
+    HeadConfig,
+    check_entries,
+    check_rotary,
+    refuse_window,
+    shared_sizes,
+    target_hash,
+)
+from jaxspec.heads.files import (
+    ExportOptions,
+    Kind,
+    Server,
+    draft_words,
+    renamed,
+    speculators_entries,
+    with_target,
+    with_words,
+)
+from jaxspec.heads.head import BlockAttention, Head, Prompt, Reading, cache_of, drawn, in_float32
+from jaxspec.models.decoder import Layer
+from jaxspec.models.layers import INIT, Dense, RMSNorm
+from jaxspec.models.vocabulary import output_rows
+from jaxspec.typing import Array, Float, Int, Params
+
+ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel")
+"""Names in config.json: z-lab's, and DSpark's own."""
+_NEUTRAL = {"markov_head_type": "vanilla", "causal": False, "is_causal": False}
+"""Entries with the value for which a head computes as it does here."""
+_NEEDED = {
+    "block_size": "the slots of a block",
+    "mask_token_id": "the token whose embedding stands for those to draft",
+}
+"""Entries without which a head cannot be read, and their meaning."""
+_READ = frozenset(
+    {
+        *(
+            "rms_norm_eps",
+            "dflash_config",
+            "draft_vocab_size",
+            "num_target_layers",
+            "mask_token_id",
+        ),
+        *("block_size", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+        *("enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal"),
+        *("markov_rank", "markov_head_type", "sample_from_anchor", "target_hidden_size"),
+        *("target_layer_ids", "aux_hidden_state_layer_ids", "rope_scaling", "num_anchors"),
+    }
+)
+_OF_HEADS = re.compile(
+    "norm|scale|scaling|softcap|multiplier|neox|conv|selector|sink|gate|causal|swa|window|fc|mask"
+    "|predicts"
+)
+"""Parts of the names of entries that may change a head's computation."""
+
+
+@dataclass(frozen=True)
+class DFlashText(Qwen3Config):
+    """Describe layers of Qwen3, which may read the embedding of a target of another family."""
+
+    embed_scale: float = 1.0  # pyright: ignore
+
+    def to_hf(self) -> dict[str, Any]:
+        out = super().to_hf()
+        del out["embed_scale"]
+        return out
+
+
+@dataclass(frozen=True)
+class DFlashConfig(HeadConfig):
+    """Describe a head whose one pass reads the newest token and masks, each seeing all others."""
+
+    text_config: DFlashText
+    mask_token: int = 0
+    """Token whose embedding replaces those of the tokens to draft."""
+    target_layers: tuple[int, ...] = ()
+    """Hidden states of the target that `fc` reads: 2 is the state after two layers."""
+    target_depth: int = 0
+    """Layers of the target; 0 where its files do not say."""
+    anchored: bool = False
+    """Whether each slot of a block scores the token after it, the newest token's too (DSpark).
+    Otherwise a mask's slot scores its own token, and a block has one slot more than drafts."""
+    markov: int = 0
+    """r: rank of DSpark's Markov head, which adds a term for the token before to a token's score;
+    0: none."""
+    own_embedding: bool = False
+    """Whether the head has an embedding of its own, not the target's."""
+    scaled: bool = True
+    """Whether it reads a Gemma's embedding with the Gemma's factor, as z-lab's heads were trained;
+    speculators' were trained without."""
+    own_output: bool = False
+    """Whether the head has an output matrix of its own; one with a draft vocabulary always has."""
+
+    title: ClassVar = "DFlash head"
+    name: ClassVar = "dflash"
+    model_type: ClassVar = title
+    orders_vocabulary: ClassVar = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layers, vocabulary = list(self.target_layers), self.text_config.vocab_size
+        if not layers or layers != sorted(set(layers)) or layers[0] < 0:
+            raise InputError(f"DFlash head: reads target layers {layers}; give them in order")
+        if not 0 <= self.mask_token < vocabulary:
+            raise InputError(f"DFlash head: mask token {self.mask_token} of {vocabulary} tokens")
+
+    def slots_of(self, gamma: int) -> int:
+        """Return the slots of a block that drafts this many tokens."""
+        return gamma + (not self.anchored)
+
+    @property
+    def of_dspark(self) -> bool:
+        """Return whether it is of DSpark's form: anchored, or with a Markov head."""
+        return self.anchored or self.markov > 0
+
+    @property
+    def has_output(self) -> bool:
+        """Return whether its output matrix is a parameter."""
+        return self.own_output or bool(self.text_config.draft_vocabulary)
+
+    @property
+    def mask(self) -> int:
+        return self.mask_token
+
+    @property
+    def states_width(self) -> int:
+        return len(self.target_layers) * self.text_config.hidden_size
+
+    @property
+    def target_states(self) -> tuple[int, ...]:
+        return self.target_layers
+
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        return "states", self.target_states
+
+    @property
+    def keeps_vocabulary(self) -> bool:
+        return self.has_output or self.markov > 0
+
+    @property
+    def corrects(self) -> bool:
+        return self.markov > 0
+
+    @property
+    def kept_options(self) -> dict[str, Any]:
+        layers = self.text_config.num_hidden_layers
+        return {"layers": layers, "target_layers": self.target_layers, "markov": self.markov}
+
+    def _fitted(self, target: Any, text: TextConfig) -> Self:
+        decoder, layers, depth = self.text_config, self.target_layers, text.num_hidden_layers
+        fits = layers[-1] < depth and self.target_depth in (0, depth)
+        if not fits or (text.hidden_size, text.vocab_size) != (
+            decoder.hidden_size,
+            decoder.vocab_size,
+        ):
+            raise InputError(
+                f"DFlash head: made for a target{self._named} of width {decoder.hidden_size} and "
+                f"{decoder.vocab_size} tokens, with layers {list(layers)}, and not for this "
+                f"{target.model_type} of {text.hidden_size}, {text.vocab_size} and {depth} layers"
+            )
+        tied = text.tie_word_embeddings and not self.has_output and not self.own_embedding
+        scale = text.embed_scale if self.scaled and not self.own_embedding else 1.0
+        decoder = replace(decoder, tie_word_embeddings=tied, embed_scale=scale)
+        return replace(self, text_config=decoder, target_depth=depth)
+
+    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
+        """Return the trained configuration, with this one's block and target."""
+        names = ("gamma", "target_name", "target_hash")
+        return replace(trained.for_target(target), **{name: getattr(self, name) for name in names})
+
+    @classmethod
+    def of_target(
+        cls,
+        target: Any,
+        layers: int = 5,
+        target_layers: tuple[int, ...] = (),
+        mask_token: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return the configuration of a new head for a target, with layers of the target's sizes.
+
+        Rotary positions are the target's slots, also where the target has M-RoPE.
+
+        Args:
+          target: A `ModelConfig`.
+          layers: Decoder layers of the head, and by default the number of states that it reads.
+          target_layers: Hidden states that it reads; () means `usual_layers`.
+          mask_token: By default the last one, which padded vocabularies do not use.
+          options: Further fields.
+        """
+        text = check_rotary(getattr(target, "text_config", target))
+        decoder = DFlashText(
+            **shared_sizes(text),
+            num_hidden_layers=layers,
+            tie_word_embeddings=text.tie_word_embeddings,
+            rope_scaling=_one_axis(text.rope_scaling),
+        )
+        return cls(
+            decoder,
+            target_hash(target),
+            mask_token=text.vocab_size - 1 if mask_token is None else mask_token,
+            target_layers=tuple(target_layers) or usual_layers(text.num_hidden_layers, layers),
+            target_depth=text.num_hidden_layers,
+            **options,
+        )
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        """Read any public layout; InputError for options that this library lacks.
+
+        The draft vocabulary has the right size, and its tokens are in the file `d2t`.
+        """
+        with reading("DFlash head: config.json is not readable", "fetch it again"):
+            entries = {**raw, **(raw.get("dflash_config") or {})}
+            layers = raw.get("transformer_layer_config") or raw
+            whole = {**layers, **entries}
+            check_entries(cls.title, whole, _NEUTRAL, _OF_HEADS, _READ)
+            for key, meaning in _NEEDED.items():
+                if entries.get(key) is None:
+                    raise InputError(f"{cls.title}: config.json lacks {key}; add {meaning}")
+            extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
+            text = _decoder(layers, entries)
+            if "aux_hidden_state_layer_ids" in entries:
+                states = entries["aux_hidden_state_layer_ids"]
+            else:
+                outputs = entries.get("target_layer_ids") or _outputs(
+                    entries["num_target_layers"], text.num_hidden_layers
+                )
+                states = [layer + 1 for layer in outputs]
+            markov = entries.get("markov_rank") or 0
+            anchored = entries.get("sample_from_anchor")
+            if anchored is None:
+                anchored = _is_anchored(raw, markov)
+            fields = known_fields(
+                cls,
+                {
+                    "target_hash": extra.get("target_hash"),
+                    "target_name": extra.get("target_name")
+                    or (spec.get("verifier") or {}).get("name_or_path"),
+                    "mask_token": entries["mask_token_id"],
+                    "target_layers": states,
+                    "target_depth": entries.get("num_target_layers"),
+                    "anchored": anchored,
+                    "scaled": "speculators_model_type" not in raw,
+                    "markov": markov,
+                    "gamma": entries["block_size"] - (not anchored),
+                },
+            )
+            return cls(**{"text_config": text, "target_hash": ""} | fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entries in z-lab's layout, or in DSpark's own."""
+        out = self.text_config.to_hf() | {"tie_word_embeddings": False}
+        out.pop("draft_vocabulary", None)
+        states = {
+            "mask_token_id": self.mask_token,
+            "target_layer_ids": [layer - 1 for layer in self.target_layers],
+        }
+        kind = states if self.of_dspark else {"dflash_config": states}
+        if self.of_dspark:
+            kind |= {"markov_rank": self.markov, "markov_head_type": "vanilla"}
+            kind |= {"enable_confidence_head": False}
+        return (
+            out
+            | kind
+            | {
+                "architectures": [ARCHITECTURES[self.of_dspark]],
+                "block_size": self.slots_of(self.gamma),
+                "num_target_layers": self.target_depth or self.target_layers[-1] + 1,
+                "draft_vocab_size": self.text_config.scored_tokens,
+                "sample_from_anchor": self.anchored,
+                "layer_types": ["full_attention"] * self.text_config.num_hidden_layers,
+                "jaxspec": {"target_hash": self.target_hash, "target_name": self.target_name},
+            }
+        )
+
+
+def _is_anchored(raw: Mapping[str, Any], markov: int) -> bool:
+    """Return whether a head is anchored whose config.json does not say so.
+
+    speculators' DSpark heads are since 0.7.0, as its classes and vLLM read files without the entry.
+    Development versions of 0.7.0 that left it out trained the other form.
+    """
+    kind, version = raw.get("speculators_model_type"), str(raw.get("speculators_version") or "")
+    if kind is not None:
+        older = re.match(r"0\.[0-6]\.|0\.7\.0\.?(dev|a|b|rc)", version)
+        return kind == "dspark" and not older
+    names = raw.get("architectures") or ()
+    return markov > 0 or any("dspark" in str(name).lower() for name in names)
+
+
+def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> DFlashText:
+    """Return the layers' configuration, with as many draft words as the file has."""
+    heads = {"head_dim": layers["hidden_size"] // layers["num_attention_heads"]}
+    fixed = {"model_type": Qwen3Config.model_type, "draft_vocabulary": None}
+    usual = {} if layers.get("model_type") == Qwen3Config.model_type else heads
+    text = DFlashText.from_hf({**usual, **layers, **fixed})
+    refuse_window(DFlashConfig.title, _window({**layers, **entries}, text.context))
+    size = entries.get("draft_vocab_size")
+    if size is not None and (type(size) is not int or size < 1):
+        raise InputError(f"DFlash head: draft_vocab_size {size!r:.40}; give 1 or more")
+    vocabulary = tuple(range(size)) if size is not None and size < text.vocab_size else ()
+    scaling = _one_axis(text.rope_scaling)
+    return replace(
+        text, draft_vocabulary=vocabulary, rope_scaling=scaling, tie_word_embeddings=False
+    )
+
+
+def _window(entries: Mapping[str, Any], context: int) -> int | None:
+    """Return the window of sliding layers; None where they compute what full ones do.
+
+    Unless the file says otherwise, sliding layers are causal in a block, however long their window.
+    """
+    uses = entries.get("use_sliding_window")
+    slides = SLIDING in (entries.get("layer_types") or ()) if uses is None else uses
+    window, _ = Qwen3Config.windows({**entries, "use_sliding_window": slides})
+    free = entries.get("sliding_window_non_causal") or False in (
+        entries.get("causal"),
+        entries.get("is_causal"),
+    )
+    return None if window is None or (free and window >= context) else window
+
+
+def _one_axis(scaling: RopeScaling) -> RopeScaling:
+    """Return the scaling of positions without M-RoPE's axes."""
+    return replace(scaling, mrope_section=(), mrope_interleaved=False)
+
+
+def _outputs(depth: int, count: int) -> list[int]:
+    """Return z-lab's numbers of the layers whose outputs a head of `count` layers reads."""
+    if count == 1:
+        return [depth // 2]
+    return [round(1 + i * (depth - 4) / (count - 1)) for i in range(count)]
+
+
+def usual_layers(depth: int, count: int) -> tuple[int, ...]:
+    """Return the states of a target of `depth` layers that heads of `count` layers read."""
+    layers = tuple(layer + 1 for layer in _outputs(depth, count))
+    if sorted(set(layers)) != list(layers) or layers[-1] >= depth:
+        raise InputError(
+            f"DFlash head: layers {list(layers)} of {depth}; give target_layers "
+            "(--head.target-layers), in order"
+        )
+    return layers
+
+
+class MarkovHead(nn.Module):
+    """Return what tokens add to the scores of their followers, by a matrix of low rank."""
+
+    config: DFlashConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.markov_w1 = nn.Embed(c.text_config.vocab_size, c.markov, embedding_init=INIT)
+        self.markov_w2 = Dense(c.text_config.scored_tokens, bias=False, widens=True)
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T words"]:
+        return self.markov_w2(self.markov_w1(tokens)).astype(jnp.float32)
+
+
+class DFlashHead(Head):
+    """Hold a head's parameters, and compute its blocks."""
+
+    config: DFlashConfig
+
+    makes_keys: ClassVar[bool] = True
+    in_one_pass: ClassVar[bool] = True
+    causal: ClassVar[bool] = False
+
+    def setup(self) -> None:
+        text = self.config.text_config
+        self.layers = [Layer(text, BlockAttention) for _ in range(text.num_hidden_layers)]
+        self.norm, self.hidden_norm = RMSNorm(text.rms_norm_eps), RMSNorm(text.rms_norm_eps)
+        self.fc = Dense(text.hidden_size, bias=False)
+        if self.config.markov:
+            self.markov_head = MarkovHead(self.config)
+
+    def context(self, reading: Reading, prompt: Prompt) -> KVCache:
+        states, width = reading.states, prompt.rotary.shape[-1]
+        assert states is not None
+        slots = jnp.broadcast_to(jnp.arange(width), (len(states), width))
+        return cache_of(self.keys(states[:, :width], None, slots, slots, None))
+
+    def keys(
+        self,
+        states: Float[Array, "B T fused"],
+        after: Float[Array, "B T D"] | None,
+        slots: Int[Array, "B T"],
+        rotary: Int[Array, "B T"],
+        context: Any,
+    ) -> list[tuple[Array, Array]]:
+        combined = self.hidden_norm(self.fc(states))
+        return [layer.self_attn.keys_values(combined, slots) for layer in self.layers]
+
+    def block(
+        self,
+        embeds: Float[Array, "B A D"],
+        before: Float[Array, "B A D"] | None,
+        mask: Float[Array, " D"] | None,
+        count: int,
+    ) -> Float[Array, "B A count D"]:
+        assert mask is not None
+        shape = (*embeds.shape[:-1], count - 1, embeds.shape[-1])
+        masks = jnp.broadcast_to(mask, shape)
+        return jnp.concatenate([embeds[..., None, :], masks], axis=-2)
+
+    def correction(
+        self, tokens: Int[Array, "B T"], embeds: Float[Array, "B T D"]
+    ) -> Float[Array, "B T words"]:
+        """Return what tokens add to the scores of their followers."""
+        return self.markov_head(tokens)
+
+    @nn.nowrap
+    def initial(self, target: Params | None, key: jax.Array) -> Params:
+        """Return initial parameters, float32: random, but the target's norm and output matrix.
+
+        The Markov head adds nothing at first.
+        """
+        c, text = self.config, self.config.text_config
+        params = drawn(self, key)
+        if c.markov:
+            params["markov_head"] = {
+                "markov_w1": {"embedding": INIT(key, (text.vocab_size, c.markov), jnp.float32)},
+                "markov_w2": {"weight": jnp.zeros((text.scored_tokens, c.markov))},
+            }
+        if c.has_output:
+            shape = (text.hidden_size, text.scored_tokens)
+            params["lm_head"] = {"weight": INIT(key, shape, jnp.float32).T}
+        if c.own_embedding:
+            shape = (text.vocab_size, text.hidden_size)
+            params["embed_tokens"] = {"embedding": INIT(key, shape, jnp.float32)}
+        if target is None:
+            return params
+        params |= in_float32({"norm": target["model"]["norm"]})
+        if c.has_output:
+            tokens = text.draft_vocabulary or tuple(range(text.vocab_size))
+            params |= in_float32({"lm_head": {"weight": output_rows(target, tokens)}})
+        return params
+
+
+_UNREAD = re.compile(r"confidence_head\.|verifier_(norm|lm_head)\.|(d2t|t2d)$")
+"""Tensors that no score depends on, or that the configuration holds."""
+
+
+@dataclass(frozen=True)
+class DFlashKind(Kind[DFlashConfig]):
+    """Read heads in any public layout, and write them for the programs that serve them."""
+
+    def resembles(
+        self, raw: Mapping[str, Any], names: Sequence[str], tensors: Collection[str]
+    ) -> str:
+        return "DFlash" if "hidden_norm.weight" in tensors or "dflash_config" in raw else ""
+
+    unread = ("mask_embedding.pt",)  # vLLM's, in place of the mask token's embedding
+
+    def completed(
+        self, config: DFlashConfig, stored: dict[str, StoredTensor]
+    ) -> tuple[DFlashConfig, dict[str, StoredTensor]]:
+        stored = renamed(config.title, stored, lambda name: name.removeprefix("model."))
+        vocabulary = draft_words(config.title, stored, config.text_config)
+        config = replace(
+            config,
+            text_config=replace(config.text_config, draft_vocabulary=vocabulary),
+            own_embedding="embed_tokens.weight" in stored,
+            own_output="lm_head.weight" in stored,
+        )
+        return config, {name: stored[name] for name in stored if not _UNREAD.match(name)}
+
+    def written(
+        self,
+        config: DFlashConfig,
+        tensors: dict[str, np.ndarray],
+        server: Server,
+        architectures: list[str] | None,
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        raw = config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}
+        if config.text_config.draft_vocabulary:
+            tensors = with_words(config.text_config, tensors)
+        if server != "speculators":
+            return raw, tensors
+        layers = {*config.text_config.to_hf(), "layer_types"} - {"architectures"}
+        placed = {*layers, "architectures", "dflash_config", "target_layer_ids"}
+        kind = "dspark" if config.of_dspark else "dflash"
+        return {
+            "architectures": ["DSparkDraftModel" if config.of_dspark else "DFlashDraftModel"],
+            "transformer_layer_config": {name: raw[name] for name in raw if name in layers},
+            "aux_hidden_state_layer_ids": list(config.target_layers),
+            "mask_token_id": config.mask_token,
+            "tie_word_embeddings": False,
+            **{name: raw[name] for name in raw if name not in placed},
+            **speculators_entries(kind, config, architectures),
+        }, tensors
+
+    def exported(
+        self, config: DFlashConfig, params: Params, options: ExportOptions
+    ) -> tuple[DFlashConfig, Params]:
+        if options.server == "sglang" and config.keeps_vocabulary:
+            parts = "output matrix, vocabulary or Markov head"
+            raise InputError(f"{options.source}: has its own {parts}, which sglang does not read")
+        return with_target(config, options), params
+
+    def command(self, config: DFlashConfig, path: str, server: Server) -> str:
+        target, method = config.target_name or "TARGET", "dspark" if config.of_dspark else "dflash"
+        if server == "speculators":
+            return f"vllm serve {path}"
+        if server == "sglang":
+            return (
+                f"python -m sglang.launch_server --model-path {target} "
+                f"--speculative-algorithm DFLASH --speculative-draft-model-path {path}"
+            )
+        spec = f'"method": "{method}", "model": "{path}", "num_speculative_tokens": {config.gamma}'
+        return f"vllm serve {target} --speculative-config '{{{spec}}}'"
+
+    def facts(self, config: DFlashConfig) -> dict[str, str]:
+        layers = ", ".join(map(str, config.target_layers))
+        slot = "newest token" if config.anchored else "first mask"
+        facts = {
+            "reads": f"the target's hidden states after layers {layers}",
+            "drafts": f"{config.gamma} tokens a pass; the {slot}'s slot scores the first",
+        }
+        return facts | ({"Markov head": f"rank {config.markov}"} if config.markov else {})
+
+
+KIND = DFlashKind(
+    config=DFlashConfig,
+    module=DFlashHead,
+    titles=("DFlash", "DSpark"),
+    about="DFlash head: a draft of a block in one pass, from hidden states of its target",
+    features=("block",),
+    options=("layers", "target_layers", "markov", "mask_token", "anchored"),
+    names={"dflash": "DFlash", "dspark": "DSpark"},
+    axes=(
+        (r"fc/weight", (None, "embed")),
+        (r"markov_head/markov_w1/embedding|markov_head/markov_w2/weight", ()),
+    ),
+)

@@ -1,0 +1,479 @@
+"""Define AASD's KV head: decoder layers that read the target's keys and values.
+
+It embeds a token, runs it through its own layers and scores the next token. Embedding and output
+head are the target's, frozen. Its queries attend to three kinds of keys and values: the target's
+for text, in place; the target's for each image, pooled from n to k slots by the KV projector
+(K* = W_K K and V* = W_V V); and its own for the tokens that it drafts.
+
+Cached keys are rotated already, and pooling them pools scores: q . (sum_j W_cj K_j) =
+sum_j W_cj (q . K_j). So queries and the head's own keys take the tokens' positions in the target's
+row, with uncompressed images.
+
+The format is this library's own, also of one-pass heads. `config.json` is `KVHeadConfig.to_dict`:
+model_type "jaxspec_kv_head", the decoder of the head's layers (`text_config`, with its depth, head
+counts, rotary fields and draft vocabulary), how images are pooled, and the target: its path or hub
+id (`target_name`) and the hash of its configuration. All layers of the head read the rotated keys
+and values of the target's last layer, or of its `key_layers`.
+
+| tensor                                             | shape     | where                         |
+|----------------------------------------------------|-----------|-------------------------------|
+| `layers.i.{input,post_attention}_layernorm.weight` | [D]       | Llama's layers, as everywhere |
+| `layers.i.self_attn.{q,k,v,o}_proj.weight`         | [out, in] | (`.bias` where the target     |
+| `layers.i.mlp.{gate,up,down}_proj.weight`          | [out, in] | has one)                      |
+| `norm.weight`                                      | [D]       | before the output matrix      |
+| `kv_projector.{k,v}`                               | [k, n]    | pooling "linear"              |
+| `kv_projector.queries`                             | [k, K, H] | pooling "attention"           |
+| `slot_bias`                                        | [1]       | `slot_bias`                   |
+| `fc.weight`                                        | [D, 2 D]  | feature "last_hidden"         |
+| `masks`                                            | [J-1, D]  | `parallel`                    |
+| `markov_in`                                        | [D, r]    | `markov` r                    |
+| `markov_out`                                       | [r, V]    | `markov` r; V: tokens scored  |
+
+Embedding and output matrix are the target's and are not stored. `fc` reads a token's embedding and,
+behind it, the hidden state that the token was predicted from. EAGLE heads use the same names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxspec.cache import longer
+from jaxspec.config.decoders import decoder_config
+from jaxspec.config.schema import check_choice, known_fields
+from jaxspec.config.text import TextConfig
+from jaxspec.errors import InputError, reading
+from jaxspec.heads.config import HeadConfig, check_rotary, target_hash
+from jaxspec.heads.files import ExportOptions, Kind, Server
+from jaxspec.heads.head import BlockAttention, Head, Prompt, Reading, drawn, in_float32
+from jaxspec.models.attention import Segment
+from jaxspec.models.decoder import Layer
+from jaxspec.models.inputs import Pool
+from jaxspec.models.layers import INIT, Dense, text_norm, wide
+from jaxspec.models.vocabulary import first_tokens
+from jaxspec.typing import Array, Bool, Float, Int, Params
+
+Pooling = Literal["linear", "attention", "none", "drop"]
+"""How the keys and values of one image become slots; `linear` learns the paper's W_K and W_V."""
+
+Feature = Literal["none", "last_hidden"]
+"""Input that a head reads next to a token's embedding.
+
+none: nothing, as in the paper.
+last_hidden: the final-normed hidden state that predicted the token (EAGLE's input): the target's
+  for a block's first token, the head's own for the others.
+"""
+
+_MOST_POOLED = 1 << 24
+"""Numbers in a pooling matrix."""
+
+
+@dataclass(frozen=True)
+class KVHeadOptions:
+    """Hold the fields of a KV head that a recipe's command line can change."""
+
+    pooling: Pooling = "linear"
+    """Pooling of an image to slots: by learned matrices (linear, the paper's), by learned queries
+    (attention, for images of any size), none, or no image slots at all (drop)."""
+    image_slots: int = 0
+    """Slots that an image is pooled to, k; each recipe has its own number."""
+    slot_bias: bool = False
+    """Learn a bias on the scores of image slots, ln(n / k) at first: a slot then has the weight of
+    the n / k slots it was pooled from (Bolya et al. 2023, proportional attention)."""
+    reads_text: bool = True
+    """Read the target's keys and values of text."""
+    key_layers: tuple[int, ...] = ()
+    """Target layers, from 0, whose keys and values the head's layers read, one for each, as
+    "9 19 29"; by default all read the last one."""
+    own_keys: bool = True
+    """Also read the head's own keys and values of the tokens that it drafts; Gemma 4's assistants
+    read only the target's."""
+
+
+@dataclass(frozen=True)
+class KVHeadConfig(KVHeadOptions, HeadConfig):
+    """Describe a head that reads keys and values of its target, one token a pass."""
+
+    image_tokens: int = 0
+    """n: number of slots that are read of an image, from its first: a tiled image's base tile."""
+    feature: Feature = "none"
+
+    title: ClassVar = "KV head"
+    name: ClassVar = "kv_head"
+    reads_spans: ClassVar = True
+    model_type: ClassVar = "jaxspec_kv_head"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("KV head", self, "pooling", *get_args(Pooling))
+        check_choice("KV head", self, "feature", *get_args(Feature))
+        layers, depth = list(self.key_layers), self.text_config.num_hidden_layers
+        slots, tokens = self.image_slots, self.image_tokens
+        refused = {
+            f"key_layers {layers} for {depth} layers; give one for each layer of the head": (
+                layers and len(layers) != depth
+            ),
+            f"{slots} slots for the {tokens} tokens of an image; give 1 to {tokens}": (
+                self.pools and not 0 < slots <= tokens
+            ),
+            f"{slots} slots for {tokens} tokens take too large matrices; give fewer": (
+                slots * tokens > _MOST_POOLED
+            ),
+        }
+        for reason, holds in refused.items():
+            if holds:
+                raise InputError(f"KV head: {reason}")
+
+    @property
+    def pools(self) -> bool:
+        """Return whether images become slots of their own."""
+        return self.pooling in ("linear", "attention")
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Return whether the head reads hidden states."""
+        return self.feature != "none"
+
+    @property
+    def target_states(self) -> tuple[int, ...] | None:
+        return () if self.reads_hidden else None
+
+    @property
+    def states_width(self) -> int:
+        return self.text_config.hidden_size if self.reads_hidden else 0
+
+    @property
+    def key_layers_read(self) -> tuple[int, ...]:
+        return self.key_layers or (-1,) * self.text_config.num_hidden_layers
+
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        return "keys", self.target_keys
+
+    @property
+    def keeps_vocabulary(self) -> bool:
+        return False
+
+    def _fitted(self, target: Any, text: TextConfig) -> Self:
+        self.check_key_layers(text)
+        return self
+
+    def check_key_layers(self, target: TextConfig) -> None:
+        """Raise InputError for layers that the target does not have, or of unequal sizes."""
+        layers, depth = list(self.key_layers), target.cached_layers
+        if not all(0 <= layer < depth for layer in layers):
+            raise InputError(f"KV head: key_layers {layers}; give layers 0 to {depth - 1}")
+        kinds = map(target.of_layer, layers)
+        if len(sizes := {(kind.num_key_value_heads, kind.head_dim) for kind in kinds}) > 1:
+            raise InputError(
+                f"KV head: key_layers {layers} have heads of {len(sizes)} sizes; give layers of one"
+            )
+
+    @classmethod
+    def of_target(
+        cls, target: Any, layers: int = 1, image_tokens: int | None = None, **options: Any
+    ) -> Self:
+        """Return the configuration of a new head for a target.
+
+        Args:
+          target: A `ModelConfig`.
+          layers: Decoder layers of the head; with `key_layers`, one for each of them.
+          image_tokens: n; the default is the tokens of one tile, 0 for tiles of any size.
+          options: Further fields. Those of images are ignored if the target reads none, or images
+            of any size, which cannot be pooled; `pooling` none reads all keys of these.
+        """
+        text: TextConfig = getattr(target, "text_config", target)
+        if image_tokens is None:
+            image_tokens = int(getattr(target, "image_tokens", 0))
+        if text is target or not (image_tokens or options.get("pooling") == "none"):
+            image_tokens = 0
+            options |= {"pooling": "drop", "image_slots": 0, "slot_bias": False}
+        key_layers = options.get("key_layers", ()) or (text.cached_layers - 1,) * layers
+        config = cls(
+            check_rotary(text).for_head(key_layers),
+            target_hash(target),
+            image_tokens=image_tokens,
+            **options,
+        )
+        config.check_key_layers(text)
+        return config
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        with reading("KV head: config.json is not readable", "export it again"):
+            entries = known_fields(cls, raw)
+            entries["text_config"] = decoder_config(raw["text_config"])
+            return cls(**entries)
+
+    def to_dict(self) -> dict[str, Any]:
+        entries = self.options() | {"text_config": self.text_config.to_hf()}
+        return {"model_type": self.model_type} | entries
+
+    def options(self) -> dict[str, Any]:
+        """Return the fields by name, those that older heads lack only if they are changed."""
+        options = super().options()
+        for name in ("key_layers", "own_keys"):
+            if getattr(self, name) == getattr(KVHeadOptions, name):
+                del options[name]
+        return options
+
+
+class KVProjector(nn.Module):
+    """Pool the keys and values of images from n slots to k."""
+
+    config: KVHeadConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        k: Float[Array, "B I tokens K H"],
+        v: Float[Array, "B I tokens K H"],
+        there: Bool[Array, "B I tokens"],
+        group: int,
+    ) -> tuple[Float[Array, "B I slots K H"], Float[Array, "B I slots K H"]]:
+        c, heads = self.config, k.shape[3]
+        if c.pooling == "attention":
+            shape = (c.image_slots, max(len(c.key_layers), 1) * heads, k.shape[-1])
+            queries = self.param("queries", INIT, shape)[:, group * heads :][:, :heads]
+            scores = jnp.einsum(
+                "cKH,BInKH->BIKcn", queries, k, preferred_element_type=wide(k.dtype)
+            )
+            # Finite, because all slots of an absent image are masked.
+            scores = jnp.where(there[:, :, None, None], scores * k.shape[-1] ** -0.5, -1e30)
+            weights = jax.nn.softmax(scores, axis=-1).astype(k.dtype)
+            return jnp.einsum("BIKcn,BInKH->BIcKH", weights, k), jnp.einsum(
+                "BIKcn,BInKH->BIcKH", weights, v
+            )
+
+        def pooled(name: str, x: Array) -> Array:
+            matrix = self.param(name, lambda _: jnp.asarray(average_pooling(c)))
+            out = jnp.einsum(
+                "cn,BInKH->BIcKH", matrix.astype(x.dtype), x, preferred_element_type=wide(x.dtype)
+            )
+            return out.astype(x.dtype)
+
+        return pooled("k", k), pooled("v", v)
+
+
+def average_pooling(config: KVHeadConfig) -> np.ndarray:
+    """Return float32 [k, n] of averages over squares of the image, or over runs.
+
+    Squares need square numbers n and k.
+    """
+    square = math.isqrt(config.image_tokens) ** 2 == config.image_tokens
+    square &= math.isqrt(config.image_slots) ** 2 == config.image_slots
+    return Pool(config.image_slots, "avg2d" if square else "avg1d").matrix(config.image_tokens)
+
+
+class ImageKeys(struct.PyTreeNode):
+    """Hold what a KV head makes of prompts: keys of pooled images, and which slots are no text.
+
+    Zeros mean absent images and slots of text, so that rows may be padded with zeros.
+    """
+
+    k: tuple[Float[Array, "B K pooled H"], ...]
+    """Keys of each layer: I images of `image_slots` slots, in order."""
+    v: tuple[Float[Array, "B K pooled H"], ...]
+    ends: Int[Array, "B pooled"]
+    """Slot behind the image's last one; a pooled slot is read from there on."""
+    hidden_slots: Bool[Array, "B P"]
+    """The target's slots that are not read as text; all those behind are."""
+
+    def fitted(self, other: ImageKeys) -> ImageKeys:
+        """Return the context with as many images and prompt slots as another, larger one."""
+        slots = other.hidden_slots.shape[1] - self.hidden_slots.shape[1]
+        pooled = other.ends.shape[1] - self.ends.shape[1]
+        k, v = (tuple(longer(leaf, 2, pooled) for leaf in leaves) for leaves in (self.k, self.v))
+        return ImageKeys(k, v, longer(self.ends, 1, pooled), longer(self.hidden_slots, 1, slots))
+
+
+class LastResort(BlockAttention):
+    """Attend to a block's tokens only where a query can read no other slot."""
+
+    last: ClassVar[float | None] = -1e30
+
+
+class KVHead(Head):
+    """Hold a head's parameters, and compute its blocks."""
+
+    config: KVHeadConfig
+
+    def setup(self) -> None:
+        c, text = self.config, self.config.text_config
+        layers = map(text.of_layer, range(text.num_hidden_layers))
+        attention = BlockAttention if c.own_keys else LastResort
+        self.layers = [Layer(layer, attention) for layer in layers]
+        self.norm = text_norm(text)
+        if c.reads_hidden:
+            self.fc = Dense(text.hidden_size, bias=False)
+        if c.pools:
+            self.kv_projector = KVProjector(c)
+        if c.pools and c.slot_bias:
+            weight = math.log(c.image_tokens / c.image_slots)
+            self.slot_bias = self.param("slot_bias", lambda _: jnp.full((1,), weight, jnp.float32))
+
+    def context(self, reading: Reading, prompt: Prompt) -> ImageKeys:
+        c, spans = self.config, prompt.spans
+        assert spans is not None
+        first, count = spans[..., 0], spans[..., 1]
+        slots = jnp.arange(prompt.rotary.shape[-1])
+        behind = first + count
+        inside = (slots >= first[..., None]) & (slots < behind[..., None])
+        hidden = inside.any(1) & (c.pooling != "none")
+        if not c.pools:
+            return ImageKeys((), (), jnp.zeros((len(spans), 0), jnp.int32), hidden)
+        place = jnp.arange(c.image_tokens)
+        there = place < count[..., None]
+        at = jnp.where(there, first[..., None] + place, -1)
+        pooled = [
+            self.kv_projector(_gather(reading.k[i], at), _gather(reading.v[i], at), there, group)
+            for group, i in enumerate(c.key_places[: len(c.key_layers) or 1])
+        ]
+        if not c.key_layers:  # all layers read the same keys
+            pooled *= len(self.layers)
+        k, v = (
+            tuple(leaf.reshape(len(at), -1, *leaf.shape[3:]).swapaxes(1, 2) for leaf in leaves)
+            for leaves in zip(*pooled, strict=True)
+        )
+        return ImageKeys(k, v, jnp.repeat(behind * (count > 0), c.image_slots, 1), hidden)
+
+    def segments(
+        self,
+        context: ImageKeys,
+        reading: Reading,
+        newest: Int[Array, "B roots"],
+    ) -> list[list[Segment]]:
+        c, newest = self.config, newest[..., None]
+        slots = jnp.arange(reading.k[0].shape[2])
+        hidden = jnp.pad(
+            context.hidden_slots, ((0, 0), (0, len(slots) - context.hidden_slots.shape[1]))
+        )
+        text = (slots < newest) & ~hidden[:, None]
+        images = (context.ends[:, None] > 0) & (context.ends[:, None] <= newest)
+        bias = None
+        if c.pools and c.slot_bias:
+            bias = jnp.broadcast_to(self.slot_bias, (1, images.shape[-1]))
+        segments = []
+        for layer, i in enumerate(c.key_places):
+            parts = [Segment(reading.k[i], reading.v[i], text)] if c.reads_text else []
+            if c.pools:
+                parts.append(Segment(context.k[layer], context.v[layer], images, bias))
+            segments.append(parts)
+        return segments
+
+    def fuse(
+        self,
+        embeds: Float[Array, "... D"],
+        before: Float[Array, "... D"] | None,
+        context: Any = None,
+        newest: Any = None,
+    ) -> Float[Array, "... D"]:
+        if before is None:
+            return embeds
+        return self.fc(jnp.concatenate([embeds, before], axis=-1))
+
+    def everything(self, count: int = 1) -> Any:
+        return super().everything(max(self.config.image_tokens, count))
+
+    @nn.nowrap
+    def initial(self, target: Params | None, key: jax.Array) -> Params:
+        """Return initial parameters, float32.
+
+        Layers are copies of the target's last ones, or of those whose keys they read, and the norm
+        is its norm; without a target all are random. The KV projector averages.
+        """
+        c, text = self.config, self.config.text_config
+        params = drawn(self, key)
+        if c.reads_hidden:  # at first only the embedding
+            params["fc"] = {"weight": jnp.eye(text.hidden_size, 2 * text.hidden_size)}
+        if target is None:
+            return params
+        decoder = target["model"]
+        layers = sorted(
+            (name for name in decoder if name.startswith("layers_")),
+            key=lambda name: int(name.split("_")[1]),
+        )
+        makers = [decoder[name] for name in layers if "k_proj" in decoder[name]["self_attn"]]
+        like = c.key_layers or range(-text.num_hidden_layers, 0)
+        for i, at in enumerate(like):
+            parts = params[f"layers_{i}"]
+            params[f"layers_{i}"] = in_float32({name: makers[at][name] for name in parts})
+        return params | in_float32({"norm": decoder["norm"]})
+
+
+def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B I tokens"]) -> Array:
+    """Return the slots `at`, [B, I, tokens, K, H]; zeros for -1, so that all values are finite."""
+    slots = jnp.maximum(at, 0).reshape(len(at), 1, -1, 1)
+    rows = jnp.take_along_axis(leaf, slots, axis=2).swapaxes(1, 2)
+    return jnp.where((at < 0)[..., None, None], 0, rows.reshape(*at.shape, *rows.shape[2:]))
+
+
+@dataclass(frozen=True)
+class KVHeadKind(Kind[KVHeadConfig]):
+    """Read and write KV heads, by this library's own names."""
+
+    one_pass: bool = False
+    """Whether they draft a block in one pass."""
+
+    def claims(self, raw: Mapping[str, Any]) -> str:
+        name = "one-pass" if raw.get("parallel") is True else "KV"
+        ours = raw.get("model_type") == KVHeadConfig.model_type
+        return name if ours and self.one_pass == (name == "one-pass") else ""
+
+    def written(
+        self,
+        config: KVHeadConfig,
+        tensors: dict[str, np.ndarray],
+        server: Server,
+        architectures: list[str] | None,
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return config.to_dict(), tensors
+
+    def exported(
+        self, config: KVHeadConfig, params: Params, options: ExportOptions
+    ) -> tuple[KVHeadConfig, Params]:
+        source, text = options.source, config.text_config
+        if options.server is not None:
+            advice = f"which {options.server} cannot serve; train an EAGLE-3 head"
+            raise InputError(f"{source}: a {config.title}, {advice}")
+        if options.target is not None:
+            raise InputError(f"{source}: {config.title}s take no vocab-of; leave it out")
+        if options.draft_vocabulary is None:
+            return config, params
+        vocabulary = first_tokens(source, text.draft_vocabulary, options.draft_vocabulary)
+        config = replace(config, text_config=replace(text, draft_vocabulary=vocabulary))
+        if "markov_out" in params:
+            params = {**params, "markov_out": params["markov_out"][:, : len(vocabulary)]}
+        return config, params
+
+    def image_slots(self, config: KVHeadConfig) -> int | None:
+        return config.image_slots if config.pools else None
+
+    def facts(self, config: KVHeadConfig) -> dict[str, str]:
+        if not config.pools:
+            return {}
+        slots = f"{config.image_slots} an image, from {config.image_tokens} tokens"
+        return {"image slots": f"{slots} ({config.pooling})"}
+
+
+ABOUT = "KV head: a draft that reads its target's key-value cache"
+POOLED = ("pooling", "image_slots", "slot_bias", "image_tokens")
+"""Options of `new_head` about pooled images."""
+OPTIONS = (*POOLED, "layers", "key_layers", "reads_text")
+KIND = KVHeadKind(
+    config=KVHeadConfig,
+    module=KVHead,
+    titles=("KV",),
+    about=ABOUT,
+    features=get_args(Feature),
+    options=(*OPTIONS, "own_keys"),
+    axes=((r"kv_projector/(?:k|v|queries)|slot_bias", ()), (r"fc/weight", (None, "embed"))),
+)

@@ -1,0 +1,145 @@
+"""Batches of blocks that begin at anchors, which are drawn by row number and seed.
+
+The target's passes over rows, kept in files: each row is read once.
+
+So the target reads a row once, for all epochs and for all heads that need the same reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from flax import struct
+from safetensors.flax import load_file, save_file
+
+from jaxspec.errors import check_counts, check_numbers
+from jaxspec.files import whole
+from jaxspec.heads.blocks import TargetPass
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.head import Spans
+from jaxspec.prompts.rows import image_spans
+from jaxspec.training.conversations import ConversationBatch, ConversationBatches
+from jaxspec.typing import Bool, Int
+
+Loss = Literal["kl", "ce"]
+"""KL(target || head) at each token of a block, or cross entropy of the tokens themselves."""
+
+
+@dataclass(frozen=True)
+class Anchoring:
+    """Set the anchors of blocks in dialogues, and their loss."""
+
+    anchors: int
+    """A: sampled blocks of a row. Memory grows with it."""
+    loss: Loss = "kl"
+    """kl, to the target's distributions, or ce, cross entropy of the answers."""
+    decay: float = 0.8
+    """Step s has the weight decay^s (EAGLE-3's)."""
+
+    def __post_init__(self) -> None:
+        check_counts(anchors=self.anchors)
+        check_numbers(decay=self.decay)
+
+
+class HeadBatch(struct.PyTreeNode):
+    """Hold conversations with the anchors of their blocks."""
+
+    conversations: ConversationBatch
+    anchors: Int[Any, "B A"]
+    """Assistant tokens that another one follows; -1 fills rows with fewer. When a block begins at
+    an anchor, the target has not yet computed its key."""
+    spans: Spans | None
+    """Slots of images, for a head that reads which slots show which."""
+    reading: TargetPass | None = None
+    """The target's pass; None makes it in the step's program."""
+
+    @property
+    def tokens(self) -> Int[Any, "B L"]:
+        return self.conversations.tokens
+
+
+@dataclass(frozen=True)
+class HeadBatches:
+    """Make this process's rows of a step, with anchors drawn by row number and seed."""
+
+    batches: ConversationBatches
+    config: HeadConfig
+    anchoring: Anchoring
+    seed: int = 0
+    readings: KeptReadings | None = None
+
+    def __call__(self, step: int) -> HeadBatch:
+        batch = self.batches(step)
+        room = next(iter(batch.images.values())).shape[1] if batch.images else 0
+        # Rows with more images than the bucket teach nothing.
+        slot_images = [np.where(row < room, row, -1) for row in self.batches.shown(step)]
+        spans = image_spans(slot_images, room) if self.config.reads_spans else None
+        draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
+        anchors = draw_anchors(batch.mask, self.anchoring.anchors, draws)
+        return HeadBatch(batch, anchors, spans, self.readings and self.readings(batch))
+
+
+def draw_anchors(
+    mask: Bool[np.ndarray, "B L"], count: int, draws: Iterable[np.random.Generator]
+) -> Int[np.ndarray, "B A"]:
+    """Draw `count` slots of each row where a block can begin, without replacement.
+
+    They are sorted; -1 fills rows with fewer slots.
+    """
+    anchors = np.full((len(mask), count), -1, np.int32)
+    for row, (starts, rng) in enumerate(zip(mask[:, :-1] & mask[:, 1:], draws, strict=True)):
+        (slots,) = np.nonzero(starts)
+        sample = np.sort(rng.permutation(slots)[:count])
+        anchors[row, : len(sample)] = sample
+    return anchors
+
+
+@dataclass(frozen=True, eq=False)
+class KeptReadings:
+    """Return the target's reading of a batch; each row is read once, and kept in a file."""
+
+    read: Callable[[ConversationBatch], TargetPass]
+    folder: Path
+    """Holds a row's reading [1, ...], unpadded, under the digest of its tokens and images."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, batch: ConversationBatch) -> TargetPass:
+        rows, width = batch.tokens.shape
+        each = [self._row(jax.tree.map(itemgetter(slice(i, i + 1)), batch)) for i in range(rows)]
+        return jax.tree.map(
+            lambda *parts: np.concatenate([_widened(part, width) for part in parts]), *each
+        )
+
+    def _row(self, row: ConversationBatch) -> TargetPass:
+        length, digest = int(row.rows.length[0]), hashlib.blake2b(digest_size=16)
+        for leaf in (row.tokens[:, :length], *jax.tree.leaves(row.images)):
+            digest.update(leaf.tobytes())
+        file = self.folder / f"{digest.hexdigest()}.safetensors"
+        with self.lock:
+            if not file.exists():
+                leaves, _ = jax.tree_util.tree_flatten_with_path(self.read(row))
+                with whole(file) as fresh:
+                    save_file({_name(path): leaf[..., :length, :] for path, leaf in leaves}, fresh)
+        parts: dict[str, list[np.ndarray]] = {}
+        for name, leaf in sorted(load_file(file).items()):
+            parts.setdefault(name.partition(".")[0], []).append(np.asarray(leaf))
+        k, v = (tuple(parts.pop(name, ())) for name in ("k", "v"))
+        return TargetPass(k=k, v=v, **{name: leaf for name, (leaf,) in parts.items()})
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """Return the name of a leaf in a file: `hidden`, or `k.0`; older files have `k`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _widened(leaf: np.ndarray, width: int) -> np.ndarray:
+    """Return the slots padded with zeros, which the loss never reads."""
+    return np.pad(leaf, [(0, 0)] * (leaf.ndim - 2) + [(0, width - leaf.shape[-2]), (0, 0)])
