@@ -237,13 +237,13 @@ def compiled(
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
     if name == "train":
         lowered, flops = training_step(config, devices, shape)
-        caches, least = 0, flops / (CHIPS[kind].tflops * 1e9)
+        caches, least, own = 0, flops / (CHIPS[kind].tflops * 1e9), {}
     else:
-        lowered, caches = decoding(config, name, devices, shape, width)
+        lowered, caches, own = decoding(config, name, devices, shape, width)
         least = 0.0
     start = time.process_time()
     try:
-        done = lowered.compile(compiler_options=options)
+        done = lowered.compile(compiler_options=own | options)
     except jax.errors.JaxRuntimeError as error:
         needs = re.search(r"\(([\d.]+)G\) exceeds", str(error))
         if needs is None and options and "No such compile option" in str(error):
@@ -280,8 +280,8 @@ def compiled(
 
 def decoding(
     config: LatencyConfig, name: Name, devices: list[Any], shape: Shape, width: int | None
-) -> tuple[Any, int]:
-    """Return a lowered decoding program, and the bytes of its caches."""
+) -> tuple[Any, int, dict[str, bool]]:
+    """Return a lowered decoding program, the bytes of its caches, and its options of XLA."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
     program, params = assembled(config, name, width)
     whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
@@ -291,11 +291,13 @@ def decoding(
     options = options.replace(greedy=True)
     with on_mesh(mesh):
         if name in WHOLE:
-            return run_prefill.lower(program, params, inputs, options, shape.new), 0
+            lowered = run_prefill.lower(program, params, inputs, options, shape.new)
+            return lowered, 0, program.compiler_options
         state = abstract_state(program, params, inputs, options, shape.new)
         placed = state if mesh else at_place(state, whole)
         lowered = run_decode.lower(program, params, placed, options)
-        return lowered, bytes_held((state.target, state.drafter))
+        caches = bytes_held((state.target, state.drafter))
+        return lowered, caches, program.compiler_options
 
 
 def training_step(config: LatencyConfig, devices: list[Any], shape: Shape) -> tuple[Any, float]:
