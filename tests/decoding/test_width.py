@@ -8,7 +8,9 @@ several (try it: width=1 in `expected`).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,11 +20,21 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.config import LvlmConfig, PixelConfig, QwenTowerConfig
+from jaxspec.config import LvlmConfig, ModelConfig, PixelConfig, QwenTowerConfig
+from jaxspec.decoding.state import DecodeState
 from jaxspec.engine.batch import Batch
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
+from jaxspec.heads import kinds
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.kinds.assistant import AssistantConfig
 from jaxspec.heads.kinds.dflash import DFlashConfig
+from jaxspec.heads.kinds.eagle1 import Eagle1Config
+from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.kinds.mtp import MtpConfig
+from jaxspec.heads.kinds.one_pass import OnePassConfig
+from jaxspec.heads.kinds.vispec import VispecConfig
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
@@ -101,25 +113,6 @@ def test_answers_do_not_depend_on_the_draft(models, expected, name, size):
 
 
 @pytest.mark.full
-def test_a_dflash_head_in_16_bits():
-    """Prompts have up to three images, and the head drafts the likeliest tokens of the answers."""
-    (target, *_), sizes = trio(jnp.bfloat16), {"image_buckets": (4,)}
-    asked = [replace(each, images=[tiny.page(i)] * i) for i, each in enumerate(ASKED[:4])]
-    plain = Engine(target, config=replace(PLAIN, **sizes)).generate(asked)
-    counts = Counter(token for result in plain for token in result.tokens).most_common(4)
-    config = DFlashConfig.of_target(CONFIG, 2, (0, 1), markov=2)
-    vocabulary = tuple(sorted(token for token, _ in counts))
-    text = replace(config.text_config, draft_vocabulary=vocabulary)
-    config = replace(config, text_config=text).for_target(CONFIG)
-    params = tiny.eagle_params(config, target.params)
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params)
-    drafted = Engine(target, LoadedHead(config, params), replace(PLAIN, gamma=5, **sizes))
-    results = drafted.generate(asked)
-    assert tokens(results) == tokens(plain)
-    assert sum(result.stats.accepted_at.sum() for result in results) > 8
-
-
-@pytest.mark.full
 def test_processed_answers_do_not_depend_on_the_draft(models):
     settings = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "no_repeat_ngram_size": 4}
     requests = [replace(request, **settings) for request in ASKED]
@@ -129,27 +122,86 @@ def test_processed_answers_do_not_depend_on_the_draft(models):
     assert sum(result.stats.accepted_at.sum() for result in results)
 
 
+HEADS: dict[str, Callable[[ModelConfig], HeadConfig]] = {
+    "KV": partial(KVHeadConfig.of_target, image_slots=2),
+    "one-pass": partial(OnePassConfig.of_target, image_slots=2, markov=2),
+    "MTP": MtpConfig.of_target,
+    "MSD": partial(Eagle1Config.of_target, images="unfused"),
+    "ViSpec": VispecConfig.of_target,
+    "EAGLE-3": partial(Eagle3Config.of_target, target_layers=(0, 1, 2)),
+    "DFlash": partial(DFlashConfig.of_target, layers=1, target_layers=(0, 1)),
+    "DSpark": partial(
+        DFlashConfig.of_target, layers=1, target_layers=(1,), markov=2, anchored=True
+    ),
+    "assistant": partial(AssistantConfig.of_target, layers=2, width=64),
+}
+"""Makers of heads, by the kind's name."""
+DRAFTING = {
+    "llava": ("ViSpec", "DFlash"),
+    "llava_next": ("MSD", "MTP"),
+    "llava_onevision": ("KV", "one-pass"),
+    "qwen2_5_vl": ("EAGLE-3",),
+    "qwen3_vl": ("M", "DSpark"),
+    "opt": ("T", "lookup"),
+    "gemma4": ("assistant",),
+    "gemma4_unified": ("assistant",),
+}
+"""What drafts for a family: views alone, and heads alone and in a mixture."""
+
+
+def test_every_family_and_kind_of_head_has_its_bits_compared():
+    drafting = {kind for names in DRAFTING.values() for kind in names}
+    heads = {type(make(tiny.CONFIG)) for name, make in HEADS.items() if name != "assistant"}
+    assert DRAFTING.keys() == (FAMILIES | SQUARES).keys()
+    assert drafting >= HEADS.keys()
+    assert heads | {AssistantConfig} == {kind.config for kind in kinds.KINDS}
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("family", FAMILIES | SQUARES)
+@pytest.mark.parametrize("family", DRAFTING)
 def test_caches_hold_the_same_bits(family):
-    """Caches do not depend on the program that wrote them, in every family, in bfloat16."""
-    models = pair_of(family)
-    sees, tiles = models[0].images is not None, 1 if family in SQUARES else 32
-    runs = []
-    for options in ({}, {"views": ("M",) if sees else ("T",), "gamma": 3}):
-        one = engine(models, **options, prompt_buckets=(448,), image_buckets=(tiles,))
-        pages = [[tiny.page(i, 25, 31)] * sees for i in range(4)]
-        asked = [Request(one.encoder.completion(*prompt), NEW) for prompt in zip(WORDS, pages)]
-        requests = one.batcher.read(asked)
-        batch = Batch(one.batcher, requests)
-        batch.join(dict(enumerate(requests)))
-        begun = bits(batch)
-        batch.decode(ended=batch.rows)
-        runs.append((begun, bits(batch)))
-        if options:
-            assert batch.state.stats.accepted_at.sum() > NEW
-    for plain, drafted in zip(*runs):
-        jax.tree.map(np.testing.assert_array_equal, plain, drafted)
+    """Caches do not depend on the program that wrote them, in bfloat16: every family's, and with
+    every kind of draft. Heads draft alone, and next to a draft model and lookup.
+    """
+    target, draft, _ = pair_of(family)
+    caches, plain = written(family, target)
+    counts = Counter(plain.tokens.ravel().tolist())
+    likeliest = sorted(token for token, _ in counts.most_common(4))
+    view = "M" if target.images is not None else "T"
+    for kind in DRAFTING[family]:
+        heads = [head_of(kind, target, likeliest)] if kind in HEADS else []
+        alone = {"views": () if heads else (kind,), "drafts": [draft] * (kind == view) + heads}
+        mixed = {"views": (view, "lookup"), "drafts": [draft, *heads]}
+        for options in (alone, mixed) if heads else (alone,):
+            found, state = written(family, target, gamma=3, **options)
+            jax.tree.map(np.testing.assert_array_equal, found, caches)
+            assert state.stats.accepted_at.sum() > 0
+
+
+def head_of(kind: str, target: LoadedModel, words: list[int]) -> LoadedHead:
+    """Return a head of random weights, which drafts only these tokens where its kind lets it."""
+    config = HEADS[kind](target.config)
+    if not isinstance(config, AssistantConfig):
+        text = replace(config.text_config, draft_vocabulary=tuple(words))
+        config = replace(config, text_config=text).for_target(target.config)
+    params = tiny.eagle_params(config, target.params)
+    return LoadedHead(config, jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params))
+
+
+def written(
+    family: str, target: LoadedModel, drafts: Sequence[Any] = (), **options: Any
+) -> tuple[Any, DecodeState]:
+    """Return the target's cache after prefill and after the loop, and the loop's last state."""
+    sizes = {"prompt_buckets": (448,), "image_buckets": (1 if family in SQUARES else 32,)}
+    one = Engine(target, drafts, replace(PLAIN, **sizes, **options))
+    pages = [[tiny.page(i, 25, 31)] * (target.images is not None) for i in range(4)]
+    asked = [Request(one.encoder.completion(*prompt), NEW) for prompt in zip(WORDS, pages)]
+    requests = one.batcher.read(asked)
+    batch = Batch(one.batcher, requests)
+    batch.join(dict(enumerate(requests)))
+    begun = bits(batch)
+    batch.decode(ended=batch.rows)
+    return (begun, bits(batch)), batch.state
 
 
 def pair_of(family: str) -> tuple[Any, ...]:
@@ -230,21 +282,6 @@ def test_a_mesh(models):
         for options in ({}, DRAFTS["view and head"])
     )
     assert found == plain
-
-
-@pytest.mark.full
-def test_a_head_that_reads_images_changes_no_answer():
-    """An MSD head in bfloat16: its program shows the target's images twice."""
-    target, *_ = trio(jnp.bfloat16)
-    config, params = tiny.kv_head(
-        target.model, target.params, feature="eagle1", images="unfused", gamma=7
-    )
-    head = LoadedHead(config, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params))
-    plain, drafted = (
-        tokens(Engine(target, drafts, replace(PLAIN, gamma=7)).generate(ASKED))
-        for drafts in ([], [head])
-    )
-    assert drafted == plain
 
 
 def test_what_cannot_have_one_width_is_refused(models):
