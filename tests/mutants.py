@@ -323,6 +323,34 @@ MUTANTS = (
         "next_weights = jnp.where(count[:, None] < 0, next_weights, state.initial)",
         f"{YIELD}[KV head, T and lookup by the grid]",
     ),
+    Mutant(
+        "a head reads the wrong layer",
+        "heads/kinds/kv_head.py",
+        "return self.key_layers or (-1,) * self.text_config.num_hidden_layers",
+        "return self.key_layers or (0,) * self.text_config.num_hidden_layers",
+        f"{YIELD}[KV head]",
+    ),
+    Mutant(
+        "blocks of training see one another",
+        "heads/blocks.py",
+        "same, out = np.eye(anchored, dtype=bool), []",
+        "same, out = np.ones((anchored, anchored), bool), []",
+        "training/test_goldens.py::test_kv_heads",
+    ),
+    Mutant(
+        "a head does not catch up with what was verified",
+        "decoding/sources/head.py",
+        "return context.replace(k=keys, v=values, length=length)",
+        "return context.replace(length=length)",
+        "decoding/test_mtp.py::test_blocks_are_drafted_as_the_published_layer_says",
+    ),
+    Mutant(
+        "a drafted token reads the state of another one",
+        "decoding/sources/head.py",
+        "above = scratch.read[None, None] - 1",
+        "above = scratch.read[None, None] - 2",
+        "decoding/test_mtp.py::test_blocks_are_drafted_as_the_published_layer_says",
+    ),
 )
 
 
