@@ -32,9 +32,9 @@ class KVCache(struct.PyTreeNode):
     """Number of valid tokens of each row."""
     shift: Int[Array, " B"]
     """Rotary position of a new token minus its slot. It is 0, unless images have other positions
-    than slots (M-RoPE), or fewer slots than positions (KV heads)."""
+    than slots (M-RoPE)."""
     bias: Float[Array, "B S"] | None = None
-    """Bias of each slot's attention scores; None adds nothing."""
+    """Bias of each slot's attention scores, in the context of a draft head; None adds nothing."""
     hidden: Float[Array, "B 1 S D"] | None = None
     """Hidden states of the tokens, in the layout of one head's keys; None if no draft head reads
     them."""
@@ -55,7 +55,7 @@ class KVCache(struct.PyTreeNode):
         slots = whole_slots(self.slots + slots) - self.slots
         k, v = (tuple(longer(leaf, 2, slots) for leaf in leaves) for leaves in (self.k, self.v))
         bias = self.bias if self.bias is None else longer(self.bias, 1, slots)
-        # An empty row uses its last slot, see `hidden_before`.
+        # An empty row uses its last slot, see `newest_hidden`.
         hidden = self.hidden if self.hidden is None else longer(self.hidden, 2, slots, tail=1)
         return self.replace(k=k, v=v, bias=bias, hidden=hidden)
 
@@ -80,8 +80,8 @@ def longer(leaf: Array, axis: int, slots: int, tail: int = 0) -> Array:
     return jnp.concatenate([front, space, back], axis)
 
 
-LayerCache = tuple[Array, ...]
-"""Keys, values and, where the cache has one, the bias of its slots."""
+LayerCache = tuple[Array, Array]
+"""Keys and values."""
 
 
 class TreeMask(struct.PyTreeNode):
@@ -185,7 +185,7 @@ def remember(
     if cache is None:
         return k.swapaxes(1, 2), v.swapaxes(1, 2)
     keys, values = (written(leaf, new, positions, live) for leaf, new in zip(cache, (k, v)))
-    return keys, values, *cache[2:]
+    return keys, values
 
 
 def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -> KVCache:
@@ -207,15 +207,8 @@ def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -
     return cache.replace(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)), hidden=hidden)
 
 
-def hidden_before(cache: KVCache, count: int, tree: TreeMask | None) -> Float[Array, "B T D"]:
-    """Return the hidden state before each of the next `count` tokens.
-
-    The state before a tree's node is its parent's.
-    """
-    slots = cache.length[:, None] + jnp.arange(count) - 1
-    if tree is not None:
-        root = cache.length + count - tree.seen.shape[-1]
-        slots = root[:, None] + tree.parents(count)
+def newest_hidden(cache: KVCache) -> Float[Array, "B one D"]:
+    """Return the hidden state of each row's newest token."""
     assert cache.hidden is not None
     # An empty row keeps the state before its first token in its last slot, -1.
-    return jnp.take_along_axis(cache.hidden, slots[:, None, :, None], axis=2)[:, 0]
+    return jnp.take_along_axis(cache.hidden[:, 0], cache.length[:, None, None] - 1, axis=1)

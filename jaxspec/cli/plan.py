@@ -20,7 +20,7 @@ from jaxspec.config import ModelConfig, QwenVLConfig
 from jaxspec.engine.drafts import DraftConfig, mixture
 from jaxspec.engine.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
 from jaxspec.errors import InputError, check_counts, nearest, needing, printable
-from jaxspec.heads.loading import kind_of_head, read_draft_config
+from jaxspec.heads.loading import read_draft_config, recognised
 from jaxspec.models.int8 import Weights
 from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.runtime import parse_dtype
@@ -228,6 +228,6 @@ def _draft(name: str, target: ModelConfig) -> DraftConfig:
         return usual_head(target)
     path = locate(name, files=("config.json",))
     raw = read_raw_config(path)
-    if kind_of_head(raw) or raw.get("num_hidden_layers") == 1:
+    if recognised(raw) or raw.get("num_hidden_layers") == 1:
         path = locate(name)  # a head's sizes, and often its kind, are known by its tensors
     return read_draft_config(path)

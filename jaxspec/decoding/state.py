@@ -91,17 +91,28 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
     """What processors read of the prompts, if there are processors."""
 
 
-def map_caches(
-    change: Callable[[KVCache], KVCache],
-    tree: Tree,
-    change_leaf: Callable[[Array], Array] = lambda leaf: leaf,
-) -> Tree:
-    """Map `change` over the caches of a tree, and `change_leaf` over its other leaves."""
+def map_caches(change: Callable[[KVCache], KVCache], tree: Tree) -> Tree:
+    """Map `change` over the caches of a tree."""
 
     def changed(part: KVCache | Array) -> KVCache | Array:
-        return change(part) if isinstance(part, KVCache) else change_leaf(part)
+        return change(part) if isinstance(part, KVCache) else part
 
     return jax.tree.map(changed, tree, is_leaf=lambda part: isinstance(part, KVCache))
+
+
+def map_placed(split: Callable[[Any], Any], whole: Callable[[Any], Any], tree: Tree) -> Tree:
+    """Map `split` over keys and values that a mesh splits, and `whole` over all else.
+
+    What holds such keys and values has them as `k` and `v`, and says so by `split`.
+    """
+
+    def placed(part: Any) -> Any:
+        if not getattr(part, "split", False):
+            return whole(part)
+        keys = jax.tree.map(split, (part.k, part.v))
+        return whole(part.replace(k=(), v=())).replace(k=keys[0], v=keys[1])
+
+    return jax.tree.map(placed, tree, is_leaf=lambda part: hasattr(part, "split"))
 
 
 def whole(tree: Tree) -> Tree:
@@ -110,17 +121,8 @@ def whole(tree: Tree) -> Tree:
 
 
 def place(tree: Tree) -> Tree:
-    """Split the caches that are split over a mesh (`KVCache.split`), and replicate the rest."""
-
-    def placed(cache: KVCache) -> KVCache:
-        if not cache.split:
-            return whole(cache)
-        k, v = (
-            tuple(constrain(leaf, *CACHE_AXES) for leaf in leaves) for leaves in (cache.k, cache.v)
-        )
-        return whole(cache.replace(k=(), v=())).replace(k=k, v=v)
-
-    return map_caches(placed, tree, constrain)
+    """Split keys and values over a mesh, and replicate the rest."""
+    return map_placed(lambda leaf: constrain(leaf, *CACHE_AXES), whole, tree)
 
 
 def init_state(

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from jaxspec.cache import KVCache
 from jaxspec.config import (
     Gemma4Config,
     Gemma4UnifiedConfig,
@@ -25,7 +24,7 @@ from jaxspec.config import (
 from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.sources.source import Source
-from jaxspec.decoding.state import DecodeState, map_caches
+from jaxspec.decoding.state import DecodeState, map_placed
 from jaxspec.models.attention import BLOCK, owner_block
 from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import Pool, PromptRows
@@ -168,17 +167,11 @@ def abstract_state(
     mesh = mesh_of(program.weights(params)[0])
     if mesh is None:
         return state
-    whole = partial(at_place, sharding=replicated(mesh))
-
-    def placed(cache: KVCache) -> KVCache:
-        if not cache.split:
-            return whole(cache)
-        keys = jax.tree.map(
-            lambda x: x.update(sharding=cache_sharding(mesh, x.shape)), (cache.k, cache.v)
-        )
-        return whole(cache.replace(k=(), v=())).replace(k=keys[0], v=keys[1])
-
-    return map_caches(placed, state, whole)
+    return map_placed(
+        lambda leaf: leaf.update(sharding=cache_sharding(mesh, leaf.shape)),
+        partial(at_place, sharding=replicated(mesh)),
+        state,
+    )
 
 
 def at_place(tree: Any, sharding: Any) -> Any:

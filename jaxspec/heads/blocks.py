@@ -110,7 +110,7 @@ def read_blocks(
 
     Args:
       block: Slots of the blocks' tokens, of which the first is the anchor.
-      spans: Slots of the rows' images, for a KV head.
+      spans: Slots of the rows' images, for a head that reads them.
     """
     module, embed, anchors = module_of(config), embedder(config, head, target), block[..., 0]
     count, anchored, steps = block.shape
@@ -118,21 +118,12 @@ def read_blocks(
     if config.states_width:
         states = target_pass.hidden if target_pass.states is None else target_pass.states
     reading = Reading(target_pass.k, target_pass.v, states)
-    slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+    prompt = prompt_of(config, embed, rows, spans, target_pass.embeds)
 
     def rotary(slots: Int[Array, "B T"]) -> Array:
-        if rows.rotary is None or not config.text_config.rope_scaling.mrope_section:
+        if rows.rotary is None or not config.follows_mrope:
             return slots
         return jax.vmap(lambda row, slots: row[:, slots])(rows.rotary, slots)
-
-    prompt = Prompt(
-        embed(rows.tokens) if module.behind else None,
-        rotary(slots),
-        spans,
-        rows.images,
-        target_pass.embeds,
-        1 if spans is None else spans.shape[1],
-    )
 
     def forest(head_module: Head) -> Array:
         context = head_module.context(reading, prompt)
@@ -172,6 +163,25 @@ def read_blocks(
         return jnp.stack(out, axis=2)
 
     return apply(module, head, method=forest)
+
+
+def prompt_of(
+    config: HeadConfig,
+    embed: Callable[[Array], Array],
+    rows: PromptRows,
+    spans: Spans | None,
+    shown: Float[Array, "B L D"] | None,
+) -> Prompt:
+    """Return what a head reads of prompts, or of whole rows, besides the target's pass.
+
+    Args:
+      embed: What `embedder` returns.
+      shown: The target's embeddings, for a head that reads those of images.
+    """
+    slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+    rotary = rows.rotary if config.follows_mrope else None
+    embeds = embed(rows.tokens) if module_of(config).behind else None
+    return Prompt(embeds, slots if rotary is None else rotary, spans, rows.images, shown)
 
 
 def mask_of(config: HeadConfig, embed: Callable[[Array], Array]) -> Float[Array, " D"] | None:

@@ -85,6 +85,11 @@ class HeadConfig(ABC):
         return False
 
     @property
+    def follows_mrope(self) -> bool:
+        """Return whether its positions are the target's where images shift them (M-RoPE)."""
+        return bool(self.text_config.rope_scaling.mrope_section)
+
+    @property
     def mask(self) -> int | None:
         """Return the token whose embedding stands for those to draft; None without one."""
         return None
@@ -226,6 +231,19 @@ def check_entries(
     if unsupported:
         listing = ", ".join(unsupported)
         raise InputError(f"{title}: config.json has {listing}, which is not supported")
+
+
+def placeholder_words(title: str, entries: Mapping[str, Any], tokens: int) -> tuple[int, ...]:
+    """Return as many draft words as config.json says; () for all tokens. `d2t` has their ids.
+
+    Raises InputError for what is not a number of words.
+
+    tokens: Size of the target's vocabulary.
+    """
+    size = entries.get("draft_vocab_size")
+    if size is not None and (type(size) is not int or size < 1):
+        raise InputError(f"{title}: draft_vocab_size {size!r:.40}; give 1 or more")
+    return tuple(range(size)) if size is not None and size < tokens else ()
 
 
 def refuse_window(title: str, window: Any) -> None:

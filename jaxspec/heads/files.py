@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -62,16 +62,16 @@ class Kind(ABC, Generic[Config]):
     """Values of `new_head`'s feature that make one; () for a kind that is not trained."""
     options: tuple[str, ...] = ()
     """Options of `new_head` that not every kind has."""
-    names: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Pattern of lower-case names of architectures and speculators' types -> name of the kind."""
+    names: str = "(?!)"
+    """Pattern of lower-case names of architectures and of speculators' types."""
     tensors: str = "(?!)"
     """Pattern of tensors that only this kind has."""
     axes: Axes = ()
     """Rows of `jaxspec.sharding.TABLE` for parameters that decoders lack."""
 
-    def claims(self, raw: Mapping[str, Any]) -> str:
-        """Return the name of the kind if config.json says it in this kind's own entries, or ""."""
-        return ""
+    def claims(self, raw: Mapping[str, Any]) -> bool:
+        """Return whether config.json names this kind in entries of its own."""
+        return False
 
     def within(self, raw: Mapping[str, Any]) -> bool:
         """Return whether a model's own files hold such a head, by its config.json."""
@@ -79,15 +79,15 @@ class Kind(ABC, Generic[Config]):
 
     def resembles(
         self, raw: Mapping[str, Any], names: Sequence[str], tensors: Collection[str]
-    ) -> str:
-        """Return the name of the kind if files without such names may be one, or "".
+    ) -> bool:
+        """Return whether files without such names may hold this kind.
 
         Args:
           raw: config.json.
           names: Lower-case names, as for `names`.
           tensors: Names of the tensors, if they were listed.
         """
-        return ""
+        return False
 
     def read(self, path: Path, raw: dict[str, Any]) -> Config:
         """Return the configuration of the head in a directory.

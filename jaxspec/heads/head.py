@@ -15,6 +15,7 @@ reads. Training runs the blocks of all anchors of a row side by side, as a fores
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -57,13 +58,11 @@ class Prompt(struct.PyTreeNode):
     rotary: Int[Array, "B L"] | Int[Array, "B 3 L"]
     """Positions of the tokens."""
     spans: Spans | None = None
-    """Slots of images, for a KV head."""
+    """Slots of images, for a head that `reads_spans`."""
     images: Bool[Array, "B L"] | None = None
     """Slots that show an image; None without images."""
     shown: Float[Array, "B L D"] | None = None
     """The target's embeddings there, for a head that reads them."""
-    most: int = struct.field(pytree_node=False, default=0)
-    """Most images of a row."""
 
 
 class Places(struct.PyTreeNode):
@@ -116,17 +115,12 @@ class Head(nn.Module):
     p + 1."""
     moves: ClassVar[bool] = True
     """Whether each token of a block has a position of its own, not the newest token's."""
-    makes_keys: ClassVar[bool] = False
-    """Whether its context is a cache of keys made of the target's states, see `keys`."""
     in_one_pass: ClassVar[bool] = False
     """Whether it drafts a block in one pass, see `block`."""
     causal: ClassVar[bool] = True
     """Whether a token of such a block sees only those up to itself."""
-
-    @property
-    def reads_before(self) -> bool:
-        """Return whether a block's tokens read the state before them, if the head reads states."""
-        return not self.in_one_pass or not self.makes_keys
+    reads_before: ClassVar[bool] = True
+    """Whether a block's tokens read the state before them, of a head that reads states."""
 
     def whole_block(self, count: int) -> np.ndarray:
         """Return which tokens of a block of one pass each of them sees, bool [count, count]."""
@@ -138,34 +132,11 @@ class Head(nn.Module):
         """Return what the head makes of prompts, or of whole rows in training; () for nothing."""
         return ()
 
+    @abstractmethod
     def segments(
-        self,
-        context: Any,
-        reading: Reading,
-        newest: Int[Array, "B roots"],
+        self, context: Any, reading: Reading, newest: Int[Array, "B roots"]
     ) -> list[list[Segment]]:
         """Return the segments that each layer reads."""
-        unseen = newest[..., None] - self.behind
-        seen = jnp.arange(context.slots) < unseen
-        return [
-            [Segment(k, v, seen, context.bias)] for k, v in zip(context.k, context.v, strict=True)
-        ]
-
-    def keys(
-        self,
-        states: Float[Array, "B T fused"],
-        after: Float[Array, "B T D"] | None,
-        slots: Int[Array, "B T"],
-        rotary: Int[Array, "B T"],
-        context: Any,
-    ) -> list[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
-        """Return each layer's keys and values of tokens that the target has read.
-
-        Args:
-          states: The target's hidden states at their slots.
-          after: Embeddings of the tokens behind them; None for a head that is not `behind`.
-        """
-        raise NotImplementedError
 
     # what a block computes
 
@@ -175,13 +146,13 @@ class Head(nn.Module):
 
     def fuse(
         self,
-        embeds: Float[Array, "B T D"],
-        before: Float[Array, "B T D"] | None,
+        embeds: Float[Array, "... D"],
+        before: Float[Array, "... D"] | None,
         context: Any,
-        newest: Int[Array, "B roots"],
-    ) -> Float[Array, "B T width"]:
+        newest: Int[Array, "B roots"] | None,
+    ) -> Float[Array, "... width"]:
         """Return the layers' inputs from embeddings and the hidden states that predicted them."""
-        raise NotImplementedError
+        return embeds
 
     def closed(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Array]:
         """Return the states that are scored, and those that the next tokens read, of the layers'
@@ -205,9 +176,8 @@ class Head(nn.Module):
           before: Hidden state before each token: `combine` of the target's, or what a step
             returned.
         """
-        x, room = self.read(
-            self.fuse(embeds, before, context, at.newest), at, context, reading, room
-        )
+        x = self.fuse(embeds, before, context, at.newest)
+        x, room = self.read(x, at, context, reading, room)
         return *self.closed(x), room
 
     def read(
@@ -240,14 +210,24 @@ class Head(nn.Module):
           before: The hidden states that predicted them.
           mask: Embedding of the mask token, of a head that has one.
         """
-        raise NotImplementedError
+        masks = self.stand_ins(mask, count - 1).astype(embeds.dtype)
+        masks = jnp.broadcast_to(masks, (*embeds.shape[:-1], *masks.shape))
+        x = jnp.concatenate([embeds[..., None, :], masks], axis=-2)
+        if before is not None:
+            before = jnp.broadcast_to(before[..., None, :], x.shape)
+        return self.fuse(x, before, None, None)
+
+    def stand_ins(self, mask: Float[Array, " D"] | None, count: int) -> Float[Array, "count D"]:
+        """Return what a block of one pass reads in place of the tokens that are not known."""
+        assert mask is not None
+        return jnp.broadcast_to(mask, (count, len(mask)))
 
     # what is copied or drawn
 
     @nn.nowrap
     def initial(self, target: Params | None, key: jax.Array) -> Params:
         """Return initial parameters, float32: random, or copied from the target."""
-        raise NotImplementedError
+        return drawn(self, key)
 
     def everything(self, count: int = 1) -> Any:
         """Run every part once on a row of `count` tokens, so that all parameters are made."""
@@ -262,15 +242,43 @@ class Head(nn.Module):
         whole = jnp.arange(count)[None]
         spans = jnp.asarray([[[0, count]]])
         reading = Reading(leaves, leaves, states)
-        prompt = Prompt(embeds, whole, spans, jnp.ones((1, count), bool), embeds, 1)
+        prompt = Prompt(embeds, whole, spans, jnp.ones((1, count), bool), embeds)
         context = self.context(reading, prompt)
-        before = None if states is None else self.combine(states[:, :1])
+        before = None if states is None or not self.reads_before else self.combine(states[:, :1])
         at = Places(whole[:, :1], whole[:, :1], 0, jnp.ones((1, 1, 1), bool))
         token, room = embeds[:, :1], empty_room(text, 1, 1, embeds.dtype)
         if not self.in_one_pass:
             return self.step(token, before, at, context, reading, room)
         x = self.block(token, before, embeds[0, 0], 1)[:, 0]
         return self.closed(self.read(x, at, context, reading, room)[0])
+
+
+class KeyedHead(Head):
+    """Read keys of its own, which it makes of the target's hidden states. They are its context."""
+
+    @abstractmethod
+    def keys(
+        self,
+        states: Float[Array, "B T fused"],
+        after: Float[Array, "B T D"] | None,
+        slots: Int[Array, "B T"],
+        rotary: Int[Array, "B T"],
+        context: Any,
+    ) -> list[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
+        """Return each layer's keys and values of tokens that the target has read.
+
+        Args:
+          states: The target's hidden states at their slots.
+          after: Embeddings of the tokens behind them; None for a head that is not `behind`.
+        """
+
+    def segments(
+        self, context: KVCache, reading: Reading, newest: Int[Array, "B roots"]
+    ) -> list[list[Segment]]:
+        seen = jnp.arange(context.slots) < newest[..., None] - self.behind
+        return [
+            [Segment(k, v, seen, context.bias)] for k, v in zip(context.k, context.v, strict=True)
+        ]
 
 
 def empty_room(text: RotaryConfig, batch: int, count: int, dtype: Any) -> tuple[KeysValues, ...]:

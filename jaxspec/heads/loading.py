@@ -38,7 +38,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError, collected
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import Kind, Server
-from jaxspec.heads.kinds import KINDS, eagle1, kind_of, vispec
+from jaxspec.heads.kinds import KINDS, kind_of
 from jaxspec.heads.making import abstract_head
 from jaxspec.typing import Params
 
@@ -52,56 +52,42 @@ _OTHER_NAMES = {
 _OTHER_TENSORS = {r"(medusa_head\.)?\d+\.\d+\.linear\.weight": "Medusa"}
 
 
-def kind_of_head(
-    raw: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]] | None = None
-) -> str:
-    """Return the kind of draft head that files describe, such as "EAGLE-3"; "" for no known one.
+def recognised(
+    raw: Mapping[str, Any], tensors: Iterable[StoredTensor] = (), name: str = ""
+) -> Kind[Any] | str:
+    """Return the kind of draft head that files describe, or the name of one that is not read.
+
+    "" means no known kind.
 
     Args:
       raw: config.json.
-      tensors: Shapes of the tensors, if they were listed.
+      tensors: Tensors, if they were listed.
+      name: Name of the repository, where config.json may be another kind's.
     """
-    return recognised(raw, tensors)[0]
-
-
-def recognised(
-    raw: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]] | None = None
-) -> tuple[str, Kind[Any] | None]:
-    """Return the name of `kind_of_head`, and the kind; None for one that this library lacks."""
     for kind in KINDS:
-        if title := kind.claims(raw):
-            return title, kind
-    stored = {name.removeprefix("model.") for name in tensors or {}}
+        if kind.claims(raw):
+            return kind
+    stored = {tensor.name.removeprefix("model.") for tensor in tensors}
     architectures = raw.get("architectures")
     names = [*(architectures if isinstance(architectures, list) else ())]
-    names = [str(name).lower() for name in (*names, raw.get("speculators_model_type") or "")]
-    by_name = [(None, _OTHER_NAMES), *((kind, kind.names) for kind in KINDS)]
-    for kind, patterns in by_name:
-        for pattern, title in patterns.items():
-            if any(re.search(pattern, name) for name in names):
-                return title, kind
+    names = [str(part).lower() for part in (*names, raw.get("speculators_model_type") or "", name)]
+    for pattern, other in _OTHER_NAMES.items():
+        if any(re.search(pattern, part) for part in names):
+            return other
     for kind in KINDS:
-        if any(re.match(kind.tensors, name) for name in stored):
-            return kind.titles[0], kind
-    for pattern, title in _OTHER_TENSORS.items():
-        if any(re.match(pattern, name) for name in stored):
-            return title, None
+        if any(re.search(kind.names, part) for part in names):
+            return kind
     for kind in KINDS:
-        if title := kind.resembles(raw, names, stored):
-            return title, kind
-    return "", None
-
-
-def holds_head(path: Path) -> bool:
-    """Return whether a model's own directory holds a draft head for it."""
-    if not (path / "config.json").is_file():
-        return False
-    raw = read_raw_config(path)
-    return any(kind.within(raw) for kind in KINDS)
+        if any(re.match(kind.tensors, part) for part in stored):
+            return kind
+    for pattern, other in _OTHER_TENSORS.items():
+        if any(re.match(pattern, part) for part in stored):
+            return other
+    return next((kind for kind in KINDS if kind.resembles(raw, names, stored)), "")
 
 
 def is_head(path: str | Path) -> bool:
-    """Return whether a local directory holds a draft head, of whatever kind.
+    """Return whether a local directory holds a draft head by itself, of whatever kind.
 
     Where config.json does not tell, the tensors' names do. Heads have one weight file.
     """
@@ -109,21 +95,28 @@ def is_head(path: str | Path) -> bool:
     if not (path / "config.json").is_file():
         return False
     raw = read_raw_config(path)
-    if kind_of_head(raw):
+    if recognised(raw):
         return True
     file = next((path / name for name in (SINGLE, BIN) if (path / name).is_file()), None)
     with suppress(InputError):  # whoever reads the model reports it
-        return file is not None and bool(kind_of_head(raw, _shapes(list_file(file))))
+        return file is not None and bool(recognised(raw, list_file(file)))
     return False
 
 
-def _shapes(tensors: Iterable[StoredTensor]) -> dict[str, tuple[int, ...]]:
-    return {tensor.name: tensor.shape for tensor in tensors}
+def holds_head(path: Path) -> bool:
+    """Return whether a directory holds a draft head, by itself or in a model's own files."""
+    return is_head(path) or (
+        (path / "config.json").is_file() and _within(read_raw_config(path)) is not None
+    )
+
+
+def _within(raw: Mapping[str, Any]) -> Kind[Any] | None:
+    return next((kind for kind in KINDS if kind.within(raw)), None)
 
 
 def read_draft_config(path: Path) -> ModelConfig | HeadConfig:
     """Return the configuration of a draft model or head in a directory; no tensor is read."""
-    return list_head(path)[0] if is_head(path) or holds_head(path) else read_config(path)
+    return list_head(path)[0] if holds_head(path) else read_config(path)
 
 
 def save_head(
@@ -170,14 +163,10 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
         if (quantisation := quantisation_of(path, raw)) is not None:
             raise InputError(f"{path}: a quantised head ({quantisation.method}); take the original")
     stored = {tensor.name: tensor for tensor in list_directory(path, problems)}
-    name, kind = recognised(raw, _shapes(stored.values()))
-    kind = kind or next((kind for kind in KINDS if kind.within(raw)), None)
-    if kind is eagle1.KIND and not stored and "vispec" in model_name(path).lower():
-        kind = vispec.KIND  # whose config.json is an EAGLE-1 head's
-    if kind is None:
-        article = "an" if name.startswith(("E", "MTP")) else "a"
+    kind = recognised(raw, stored.values(), "" if stored else model_name(path)) or _within(raw)
+    if not isinstance(kind, Kind):
         kinds = ", ".join(title for kind in KINDS for title in kind.titles)
-        raise InputError(f"{path}: {article} {name} head; give one of {kinds}")
+        raise InputError(f"{path}: a {kind} head; give one of {kinds}")
     for file in kind.unread:
         if (path / file).exists():
             raise InputError(f"{path}: {file} is not read; give a head without one")
@@ -196,7 +185,7 @@ def load_head(path: str | Path, dtype: Any | None = None) -> tuple[HeadConfig, P
       dtype: Dtype of its parameters; None keeps the file's.
     """
     path = locate(path)
-    if not (is_head(path) or holds_head(path)):
+    if not holds_head(path):
         raise InputError(f"{path}: the directory of another model; give a head's directory")
     config, stored, wrong = list_head(path)
     if wrong:

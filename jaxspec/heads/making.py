@@ -11,7 +11,6 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.errors import InputError, check_counts, check_numbers
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.files import Kind
 from jaxspec.heads.kinds import KINDS, kind_of, kv_head, one_pass
 from jaxspec.sharding import shardings
 from jaxspec.typing import Params
@@ -41,13 +40,12 @@ def new_head(
 
     Raises InputError for options that the kind lacks, and what `of_target` raises.
     """
-    kind = one_pass.KIND if parallel else _kind_with(feature)
-    title = kind.config.title
-    if feature in kv_head.KIND.features:
+    kind = next(kind for kind in KINDS if feature in kind.features)
+    if kind is kv_head.KIND:
         options["feature"] = feature
+        kind = one_pass.KIND if parallel else kind
     elif parallel:
-        title = _kind_with(feature).config.title
-        raise InputError(f"{title}: parallel is an option of KV heads; leave it out")
+        raise InputError(f"{kind.config.title}: parallel is an option of KV heads; leave it out")
     check_counts(layers=options.get("layers", 1), width=options.get("width", 1))
     check_numbers(markov=options.get("markov", 0))
     every = (*kv_head.POOLED, *_DEFAULTS)
@@ -56,14 +54,10 @@ def new_head(
         if value != _DEFAULTS.get(name, value):
             kinds = ", ".join(other.config.title for other in KINDS if name in other.options)
             raise InputError(
-                f"{title}: {name} {value!r} is not an option of this kind; leave it out, or "
-                f"make one of {kinds}"
+                f"{kind.config.title}: {name} {value!r} is not an option of this kind; leave it "
+                f"out, or make one of {kinds}"
             )
     return kind.config.of_target(target, **options)
-
-
-def _kind_with(feature: str) -> Kind[Any]:
-    return next(kind for kind in KINDS if feature in kind.features)
 
 
 def module_of(config: HeadConfig) -> Any:

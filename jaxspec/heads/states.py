@@ -23,7 +23,7 @@ from jaxspec.config.schema import check_choice
 from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import Kind
-from jaxspec.heads.head import BlockAttention, Head, Prompt, Reading, cache_of, drawn
+from jaxspec.heads.head import BlockAttention, KeyedHead, Prompt, Reading, cache_of
 from jaxspec.models.layers import INIT
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -61,11 +61,6 @@ class StateHeadConfig(HeadConfig):
         return "states", self.target_states, self.shows_images
 
     @property
-    def own_states(self) -> tuple[int, ...]:
-        """Return its own hidden states that it reads, as `KVCache.kept`."""
-        return ()
-
-    @property
     @abstractmethod
     def embedding_rows(self) -> int:
         """Return the rows of its own embedding; 0 for a head that reads the target's."""
@@ -100,13 +95,12 @@ class StateHeadConfig(HeadConfig):
             )
 
 
-class StateHead(Head):
+class StateHead(KeyedHead):
     """Hold a head's parameters but those of its embedding and output matrix, and compute blocks."""
 
     config: StateHeadConfig
 
     behind: ClassVar[int] = 1
-    makes_keys: ClassVar[bool] = True
     layer: ClassVar[Callable[..., Any]]
     """Its decoder layer."""
 
@@ -149,7 +143,7 @@ class StateHead(Head):
     @nn.nowrap
     def initial(self, target: Params | None, key: jax.Array) -> Params:
         """Return random parameters, with an embedding if the head has its own."""
-        text, params = self.config.text_config, drawn(self, key)
+        text, params = self.config.text_config, dict(super().initial(target, key))
         if rows := self.config.embedding_rows:
             shape = (rows, text.hidden_size)
             params["embed_tokens"] = {"embedding": INIT(key, shape, jnp.float32)}

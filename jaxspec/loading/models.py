@@ -234,7 +234,7 @@ def load_draft(
       images: A head's rule for images, see `LoadedHead.load`.
     """
     path = locate(path_or_id, revision)
-    if is_head(path) or holds_head(path):
+    if holds_head(path):
         return LoadedHead.load(path, target, images)
     if images is not None:
         raise InputError(f"{path}: a model, which follows no image rule {images!r}; leave that out")

@@ -29,7 +29,6 @@ def attend(
     v: Float[Array, "B K S H"],
     positions: Int[Array, "B T"],
     mask: Bool[Array, "#B T tree"] | None = None,
-    bias: Float[Array, "B S"] | None = None,
     window: int | None = None,
     reach: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N H"]:
@@ -40,15 +39,14 @@ def attend(
     Args:
       mask: Slots of a token tree that each query reads. The queries are the tree's last T nodes,
         and also read all slots before the tree.
-      bias: Bias of the scores of each slot.
       window: Number of positions that a query reads, its own the last; None reads all. In a tree
         a node's position is its depth behind the root's.
       reach: Last slot that each query reads, outside of trees; None means its own. TPUs' kernel
         has no mask for it, so long prompts are then read in blocks there too.
     """
     count = q.shape[1]
-    if count < 2 * BLOCK or mask is not None or bias is not None:
-        return attend_whole(q, k, v, positions, mask, bias, window, reach)
+    if count < 2 * BLOCK or mask is not None:
+        return attend_whole(q, k, v, positions, mask, window, reach)
     if count < k.shape[2] or reach is not None:
         return _attend_blocks(window, q, k, v, positions, reach)
     return jax.lax.platform_dependent(
@@ -67,7 +65,6 @@ def attend_whole(
     v: Array,
     positions: Array,
     mask: Array | None = None,
-    bias: Array | None = None,
     window: int | None = None,
     reach: Array | None = None,
 ) -> Array:
@@ -80,8 +77,6 @@ def attend_whole(
         return jnp.einsum("BKQH,BKSH->BKQS", rows, k, preferred_element_type=jnp.float32)
 
     scores = never_alone(scored, rows, 2) * width**-0.5
-    if bias is not None:
-        scores += bias[:, None, None]
     scores = scores.reshape(batch, kv_heads, -1, count, k.shape[2])
     slots = jnp.arange(k.shape[2])
     if mask is not None:

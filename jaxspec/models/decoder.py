@@ -123,11 +123,9 @@ class Attention(nn.Module):
         self, q: Float[Array, "B T N H"], at: Places, cache: LayerCache
     ) -> Float[Array, "B T N H"]:
         """Attend to the visible slots of a cache."""
-        k, v, *bias = cache
-        k, v = k[:, :, : at.live], v[:, :, : at.live]
-        slot_bias = bias[0][:, : at.live] if bias else None
+        k, v = (leaf[:, :, : at.live] for leaf in cache)
         window, reach = self.config.sliding_window, at.reach if self.config.joint_images else None
-        return attend(q, k, v, at.slots, at.seen, slot_bias, window, reach)
+        return attend(q, k, v, at.slots, at.seen, window, reach)
 
 
 class Layer(nn.Module):
@@ -201,8 +199,7 @@ def run_layers(
         return looped[0], None
     leaves: list[Any] = [None] * len(layers)
     if cache is not None:
-        bias = () if cache.bias is None else (cache.bias,)
-        leaves = [(k, v, *bias) for k, v in zip(cache.k, cache.v, strict=True)]
+        leaves = [*zip(cache.k, cache.v, strict=True)]
     states = [x]
     for i, (layer, source) in enumerate(zip(layers, key_layers or range(len(layers)), strict=True)):
         x, leaves[source] = call_layer(layer, x, at, leaves[source], *inputs[i : i + 1])
@@ -211,7 +208,7 @@ def run_layers(
         return x, None
     if cache.kept:
         cache = keep_hidden(cache, jnp.concatenate([states[i] for i in cache.kept], axis=-1), at)
-    return x, cache.replace(k=tuple(k for k, *_ in leaves), v=tuple(v for _, v, *_ in leaves))
+    return x, cache.replace(k=tuple(k for k, _ in leaves), v=tuple(v for _, v in leaves))
 
 
 def keep_hidden(cache: KVCache, states: Float[Array, "B T D"], at: Places) -> KVCache:
@@ -260,10 +257,8 @@ class CausalLM(nn.Module):
 
     config: RotaryConfig
 
-    decoder: ClassVar[type[Decoder]] = Decoder
-
     def setup(self) -> None:
-        self.model = self.decoder(self.config)
+        self.model = Decoder(self.config)
         c = self.config
         if c.draft_vocabulary or not c.tie_word_embeddings:
             self.lm_head = Dense(c.scored_tokens, bias=False, widens=True)
@@ -334,14 +329,11 @@ class CausalLM(nn.Module):
         embeds: Float[Array, "B T D"],
         cache: KVCache,
         tree: TreeMask | None = None,
-        scored: Int[Array, "B one"] | None = None,
         reach: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Append T tokens with these embeddings, as `extend` does.
 
-        Args:
-          scored: Index of the only token to return logits of, [B, 1, V].
-          reach: Index of the last token that each token reads, see `Places`.
+        reach: Index of the last token that each token reads, see `Places`.
         """
         count = embeds.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
@@ -352,8 +344,6 @@ class CausalLM(nn.Module):
         reach = None if reach is None else cache.length[:, None] + reach
         hidden, cache_after = self.hidden(embeds, positions, cache, None, rotary, mask, reach)
         assert cache_after is not None
-        if scored is not None:
-            hidden = jnp.take_along_axis(hidden, scored[..., None], axis=1)
         return self.logits(hidden), cache_after.replace(length=cache.length + count)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:

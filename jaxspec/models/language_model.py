@@ -161,11 +161,10 @@ class LanguageModel:
         embeds: Float[Array, "B T D"],
         cache: KVCache,
         tree: TreeMask | None = None,
-        scored: Int[Array, "B one"] | None = None,
         reach: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Append T tokens with these embeddings, as `CausalLM.advance` does."""
-        logits, cache = self._text(params, "advance", embeds, cache, tree, scored, reach)
+        logits, cache = self._text(params, "advance", embeds, cache, tree, reach)
         return gather(logits, "batch"), cache
 
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:

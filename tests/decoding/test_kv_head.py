@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.cache import KVCache, TreeMask, hidden_before
+from jaxspec.cache import KVCache, newest_hidden
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
@@ -167,23 +167,11 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope(tmp_path: Path) -> No
     )
 
 
-def test_nodes_of_a_tree_follow_their_parents() -> None:
-    slots = jnp.arange(9.0)
-    cache = KVCache(
-        (),
-        (),
-        jnp.asarray([6, 7]),
-        jnp.zeros(2, jnp.int32),
-        hidden=jnp.tile(slots[:, None], (2, 1, 1, 1)),
-    )
-    assert hidden_before(cache, 2, None)[..., 0].tolist() == [[5, 6], [6, 7]]
-    # A root, its two children, and of three nodes below them the last two: one child of the first,
-    # one of the second.
-    seen = jnp.asarray([[1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 1]], bool)
-    assert hidden_before(cache, 2, TreeMask(jnp.full((1, 2), 2), seen[None]))[..., 0].tolist() == [
-        [3, 4],
-        [4, 5],
-    ]
+def test_an_empty_row_reads_the_state_before_its_first_token() -> None:
+    """It lies in the last slot."""
+    hidden = jnp.tile(jnp.arange(9.0)[:, None], (3, 1, 1, 1))
+    cache = KVCache((), (), jnp.asarray([6, 7, 0]), jnp.zeros(3, jnp.int32), hidden=hidden)
+    assert newest_hidden(cache)[..., 0].tolist() == [[5], [6], [8]]
 
 
 def test_a_head_takes_its_own_target_only() -> None:

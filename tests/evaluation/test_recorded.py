@@ -58,7 +58,7 @@ def test_the_replay_drafts_as_the_source_does(
     source, prompt = LookupSource(10, alone=True), jnp.asarray([tokens[:-1]])
     rows = PromptRows(prompt, jnp.asarray([prompt.shape[1]]), in_order(prompt == IMAGE))
     cache: Any = None
-    committed = Committed({}, jnp.asarray([tokens[-1:]]), jnp.asarray([1]), cache)
+    committed = Committed({}, jnp.asarray([tokens[-1:]]), jnp.asarray([1]), cache, 1)
     first, begun = source.begin(committed, Text.of(rows, 4))
     scores, scratch = [first[0, 0, 0]], begun
     for token in drafted:

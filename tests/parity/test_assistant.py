@@ -74,9 +74,8 @@ def test_the_keys_of_a_target_that_shares_them(tmp_path: Path, changes: dict[str
     embeds = model.embed(lm.params, rows, None)
     _, cache = jax.jit(model.read, static_argnums=3)(lm.params, embeds, rows, len(row))
     assert len(cache.k) == text.num_hidden_layers - changes["num_kv_shared_layers"]
-    read = keys_of(config, cache)
-    for i, kind in enumerate(KINDS):
-        for ours, theirs in zip((read.k[i], read.v[i]), out.shared_kv_states[kind], strict=True):
+    for *read, kind in zip(*keys_of(config, cache), KINDS, strict=True):
+        for ours, theirs in zip(read, out.shared_kv_states[kind], strict=True):
             hf.assert_close(ours, theirs)
 
 

@@ -63,7 +63,9 @@ def prompts(
     if views:
         inputs.append(ViewRows(tuple(forms[v] for v in views), tiles))
     if head is not None:
-        inputs.append(jnp.asarray(image_spans(shown, max(images))) if head.reads_spans else None)
+        inputs.append(
+            jnp.asarray(image_spans(shown, max(*images, 1))) if head.reads_spans else None
+        )
     if "lookup" in names:
         inputs.append(None)
     return PromptBatch(forms["M"], tiles, jnp.full((len(lengths), count), 1 / count), tuple(inputs))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import KVCache, TreeMask, hidden_before, unread, written
+from jaxspec.cache import KVCache, TreeMask, newest_hidden, unread, written
 from jaxspec.decoding.inputs import Images
 from jaxspec.decoding.sources.source import (
     Buckets,
@@ -24,9 +24,9 @@ from jaxspec.decoding.sources.source import (
     Source,
     Verified,
 )
-from jaxspec.heads.blocks import correction, embedder, joined, keys_of, mask_of
+from jaxspec.heads.blocks import correction, embedder, joined, keys_of, mask_of, prompt_of
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.head import Head, KeysValues, Places, Prompt, Reading, empty_room
+from jaxspec.heads.head import Head, KeyedHead, KeysValues, Places, Reading, empty_room
 from jaxspec.heads.making import abstract_head, head_shardings, module_of
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
@@ -100,23 +100,15 @@ class HeadSource(Source[Any, Any]):
 
     def prefill(self, prefilled: Prefilled, inputs: Any) -> Any:
         params, rows, target = prefilled.params, prefilled.batch.prompt, prefilled.target
-        width, images = rows.tokens.shape[1], prefilled.features
-        slots = jnp.broadcast_to(jnp.arange(width), rows.tokens.shape)
-        follows = rows.rotary is not None and self.config.text_config.rope_scaling.mrope_section
-        shown = None
-        if self.config.shows_images and rows.images is not None and images is not None:
-            shown = self.target.embed(params["target"], rows, images)
-            shown = shown[..., : self.config.text_config.hidden_size]  # without DeepStack's
-        prompt = Prompt(
-            self._embed(params, rows.tokens) if self.module.behind else None,
-            rows.rotary if follows and rows.rotary is not None else slots,
-            inputs,
-            rows.images if images is not None else None,
-            shown,
-            0 if images is None else images.shape[1],
-        )
+        shown, width = None, self.config.text_config.hidden_size
+        if prefilled.features is None:
+            rows = rows.replace(sources=None)
+        elif self.config.shows_images and rows.images is not None:
+            embeds = self.target.embed(params["target"], rows, prefilled.features)
+            shown = embeds[..., :width]  # without DeepStack's
+        prompt = prompt_of(self.config, partial(self._embed, params), rows, inputs, shown)
         context = self._run(params, "context", self._reading(target), prompt)
-        if not isinstance(context, KVCache):
+        if not isinstance(self.module, KeyedHead):
             return context
         return context.grown(prefilled.room).replace(length=target.length - self.module.behind)
 
@@ -126,9 +118,8 @@ class HeadSource(Source[Any, Any]):
         """Read only the newest token, since the target has read the others."""
         context, target = self._caught_up(committed, state), committed.target
         newest, before = committed.newest(1, 1), None
-        if target.hidden is not None and self.module.reads_before:
-            before = hidden_before(target, 1, None)
-            before = self._run(committed.params, "combine", before)
+        if self.config.states_width and self.module.reads_before:
+            before = self._run(committed.params, "combine", newest_hidden(target))
         if self.module.in_one_pass:
             return self._planned(committed, context, newest, before)
         text, count = self.config.text_config, len(newest)
@@ -170,7 +161,7 @@ class HeadSource(Source[Any, Any]):
         made, and the next ones overwrite those that a row has fewer.
         """
         module, target = self.module, committed.target
-        if not module.makes_keys:
+        if not isinstance(module, KeyedHead):
             return context
         assert target.hidden is not None
         width = self.gamma + 1
@@ -275,8 +266,7 @@ class HeadSource(Source[Any, Any]):
 
     def _rotary(self, target: KVCache, slots: Int[Array, "B T"]) -> Int[Array, "B T"]:
         """Return the positions of the target's slots, which images shift with M-RoPE."""
-        follows = self.config.text_config.rope_scaling.mrope_section
-        return slots + target.shift[:, None] if follows else slots
+        return slots + target.shift[:, None] if self.config.follows_mrope else slots
 
     def _embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         return embedder(self.config, params[self.name], params["target"])(tokens)

@@ -62,7 +62,7 @@ class Committed:
     """Number of committed new tokens."""
     target: KVCache
     """The target's cache, of all committed tokens except the newest."""
-    reads: int = 1
+    reads: int
     """Number of tokens that sources read in a block: the newest, and drafted ones."""
 
     def newest(self, count: int | Array, width: int) -> Int[Array, "B T"]:

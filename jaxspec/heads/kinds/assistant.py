@@ -37,7 +37,7 @@ from jaxspec.config.text import FULL, SLIDING, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import ExportOptions, Kind, Server, with_target
-from jaxspec.heads.head import BlockAttention, Head, Reading, drawn
+from jaxspec.heads.head import BlockAttention, Head, Reading
 from jaxspec.models.attention import Segment
 from jaxspec.models.decoder import Attention, Decoder, Layer
 from jaxspec.models.layers import Dense, wide
@@ -319,12 +319,6 @@ class AssistantHead(Head):
             else self.model.embed_tokens.attend(hidden)
         )
 
-    @nn.nowrap
-    def initial(self, target: Params | None, key: jax.Array) -> Params:
-        """Return random parameters, float32."""
-        del target
-        return drawn(self, key)
-
 
 @dataclass(frozen=True)
 class AssistantKind(Kind[AssistantConfig]):
@@ -333,8 +327,8 @@ class AssistantKind(Kind[AssistantConfig]):
     generation_config.json has the number of tokens to draft, which transformers asks for.
     """
 
-    def claims(self, raw: Mapping[str, Any]) -> str:
-        return AssistantConfig.title if str(raw.get("model_type")) in ASSISTANTS else ""
+    def claims(self, raw: Mapping[str, Any]) -> bool:
+        return str(raw.get("model_type")) in ASSISTANTS
 
     def read(self, path: Path, raw: dict[str, Any]) -> AssistantConfig:
         config, file = self.config.from_dict(raw), path / "generation_config.json"

@@ -50,6 +50,7 @@ from jaxspec.heads.config import (
     HeadConfig,
     check_entries,
     check_rotary,
+    placeholder_words,
     refuse_window,
     shared_sizes,
     target_hash,
@@ -64,7 +65,15 @@ from jaxspec.heads.files import (
     with_target,
     with_words,
 )
-from jaxspec.heads.head import BlockAttention, Head, Prompt, Reading, cache_of, drawn, in_float32
+from jaxspec.heads.head import (
+    BlockAttention,
+    KeyedHead,
+    Prompt,
+    Reading,
+    cache_of,
+    drawn,
+    in_float32,
+)
 from jaxspec.models.decoder import Layer
 from jaxspec.models.layers import INIT, Dense, RMSNorm
 from jaxspec.models.vocabulary import output_rows
@@ -344,10 +353,7 @@ def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> DFlashTex
     usual = {} if layers.get("model_type") == Qwen3Config.model_type else heads
     text = DFlashText.from_hf({**usual, **layers, **fixed})
     refuse_window(DFlashConfig.title, _window({**layers, **entries}, text.context))
-    size = entries.get("draft_vocab_size")
-    if size is not None and (type(size) is not int or size < 1):
-        raise InputError(f"DFlash head: draft_vocab_size {size!r:.40}; give 1 or more")
-    vocabulary = tuple(range(size)) if size is not None and size < text.vocab_size else ()
+    vocabulary = placeholder_words(DFlashConfig.title, entries, text.vocab_size)
     scaling = _one_axis(text.rope_scaling)
     return replace(
         text, draft_vocabulary=vocabulary, rope_scaling=scaling, tie_word_embeddings=False
@@ -406,14 +412,14 @@ class MarkovHead(nn.Module):
         return self.markov_w2(self.markov_w1(tokens)).astype(jnp.float32)
 
 
-class DFlashHead(Head):
+class DFlashHead(KeyedHead):
     """Hold a head's parameters, and compute its blocks."""
 
     config: DFlashConfig
 
-    makes_keys: ClassVar[bool] = True
     in_one_pass: ClassVar[bool] = True
     causal: ClassVar[bool] = False
+    reads_before: ClassVar[bool] = False
 
     def setup(self) -> None:
         text = self.config.text_config
@@ -424,10 +430,9 @@ class DFlashHead(Head):
             self.markov_head = MarkovHead(self.config)
 
     def context(self, reading: Reading, prompt: Prompt) -> KVCache:
-        states, width = reading.states, prompt.rotary.shape[-1]
-        assert states is not None
-        slots = jnp.broadcast_to(jnp.arange(width), (len(states), width))
-        return cache_of(self.keys(states[:, :width], None, slots, slots, None))
+        assert reading.states is not None
+        slots = prompt.rotary
+        return cache_of(self.keys(reading.states[:, : slots.shape[1]], None, slots, slots, None))
 
     def keys(
         self,
@@ -438,19 +443,7 @@ class DFlashHead(Head):
         context: Any,
     ) -> list[tuple[Array, Array]]:
         combined = self.hidden_norm(self.fc(states))
-        return [layer.self_attn.keys_values(combined, slots) for layer in self.layers]
-
-    def block(
-        self,
-        embeds: Float[Array, "B A D"],
-        before: Float[Array, "B A D"] | None,
-        mask: Float[Array, " D"] | None,
-        count: int,
-    ) -> Float[Array, "B A count D"]:
-        assert mask is not None
-        shape = (*embeds.shape[:-1], count - 1, embeds.shape[-1])
-        masks = jnp.broadcast_to(mask, shape)
-        return jnp.concatenate([embeds[..., None, :], masks], axis=-2)
+        return [layer.self_attn.keys_values(combined, rotary) for layer in self.layers]
 
     def correction(
         self, tokens: Int[Array, "B T"], embeds: Float[Array, "B T D"]
@@ -496,8 +489,8 @@ class DFlashKind(Kind[DFlashConfig]):
 
     def resembles(
         self, raw: Mapping[str, Any], names: Sequence[str], tensors: Collection[str]
-    ) -> str:
-        return "DFlash" if "hidden_norm.weight" in tensors or "dflash_config" in raw else ""
+    ) -> bool:
+        return "hidden_norm.weight" in tensors or "dflash_config" in raw
 
     unread = ("mask_embedding.pt",)  # vLLM's, in place of the mask token's embedding
 
@@ -576,7 +569,7 @@ KIND = DFlashKind(
     about="DFlash head: a draft of a block in one pass, from hidden states of its target",
     features=("block",),
     options=("layers", "target_layers", "markov", "mask_token", "anchored"),
-    names={"dflash": "DFlash", "dspark": "DSpark"},
+    names="dflash|dspark",
     axes=(
         (r"fc/weight", (None, "embed")),
         (r"markov_head/markov_w1/embedding|markov_head/markov_w2/weight", ()),

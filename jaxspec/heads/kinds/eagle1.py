@@ -234,14 +234,14 @@ class Eagle1Kind(StateKind[Config]):
 
     def resembles(
         self, raw: Mapping[str, Any], names: Sequence[str], tensors: Collection[str]
-    ) -> str:
+    ) -> bool:
         """Know heads by their tensors, or by a target that reads images and one layer.
 
         MSD for Qwen has a `vision_config` too.
         """
         one_layer = raw.get("num_hidden_layers") == 1 and "text_config" not in raw
         copied = one_layer and any(map(_OF_IMAGES.search, names))
-        return "EAGLE-1" if has_tensors(tensors) or copied else ""
+        return has_tensors(tensors) or copied
 
     def completed(
         self, config: Config, stored: dict[str, StoredTensor]
@@ -292,6 +292,6 @@ KIND = Eagle1Kind(
     about="EAGLE-1 head: a draft that reads its target's last hidden state",
     features=("eagle1",),
     options=("images",),
-    names={"eagle(?!-?3)": "EAGLE-1"},
+    names="eagle(?!-?3)",
     axes=FC,
 )

@@ -53,6 +53,7 @@ from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import (
     check_entries,
     check_rotary,
+    placeholder_words,
     refuse_window,
     shared_sizes,
     target_hash,
@@ -166,12 +167,9 @@ class EagleConfig(LlamaConfig):
         window = whole.get("sliding_window")
         if slides and whole.get("use_sliding_window") is not False and window is not None:
             refuse_window("EAGLE-3 head", window if window < config.context else None)
-        size = outer.get("draft_vocab_size")
-        if size is not None and (type(size) is not int or size < 1):
-            raise InputError(f"EAGLE-3 head: draft_vocab_size {size!r:.40}; give 1 or more")
-        vocabulary = range(size) if size is not None and size < config.vocab_size else ()
+        vocabulary = placeholder_words("EAGLE-3 head", outer, config.vocab_size)
         layers = tuple(sorted(config.target_layers))
-        return replace(config, target_layers=layers, draft_vocabulary=tuple(vocabulary))
+        return replace(config, target_layers=layers, draft_vocabulary=vocabulary)
 
     def to_hf(self) -> dict[str, Any]:
         """Return the entries in SafeAILab's layout."""
@@ -192,11 +190,7 @@ class EagleConfig(LlamaConfig):
 
 @dataclass(frozen=True)
 class Eagle3Config(StateHeadConfig):
-    """Describe a head with keys and values of its own, which reads states of target layers, usually
-    three.
-
-    They replace the last hidden state of a KV head with the feature `last_hidden`.
-    """
+    """Describe a head that reads the states of a few layers of its target, usually three."""
 
     text_config: EagleConfig
 
@@ -225,10 +219,6 @@ class Eagle3Config(StateHeadConfig):
     @property
     def kept_options(self) -> dict[str, Any]:
         return {"images": self.images, "target_layers": self.text_config.target_layers}
-
-    @property
-    def own_states(self) -> tuple[int, ...]:
-        return () if self.text_config.norm_output else (1,)
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         decoder = self.text_config
@@ -371,13 +361,13 @@ class Eagle3Head(StateHead):
 
     def closed(self, x: Float[Array, "... D"]) -> tuple[Float[Array, "... D"], Array]:
         normed = self.norm(x)
-        return normed, x if self.config.own_states else normed
+        return normed, normed if self.config.text_config.norm_output else x
 
     @nn.nowrap
     def initial(self, target: Params | None, key: jax.Array) -> Params:
         """Return initial parameters, float32: random, but the target's norm and output matrix."""
         text = self.config.text_config
-        params = dict(super().initial(None, key))
+        params = dict(super().initial(target, key))
         if text.own_output:
             shape = (text.hidden_size, text.scored_tokens)
             params["lm_head"] = {"weight": INIT(key, shape, jnp.float32).T}
@@ -404,16 +394,16 @@ class Eagle3Kind(StateKind[Eagle3Config]):
 
     def resembles(
         self, raw: Mapping[str, Any], names: Sequence[str], tensors: Collection[str]
-    ) -> str:
+    ) -> bool:
         """Know heads by their names, by `draft_vocab_size` or by their tensors.
 
         Some trainers write their target's architecture and depth.
         """
         if eagle1.has_tensors(tensors):
-            return ""
+            return False
         named = any("eagle3" in name for name in names) or raw.get("draft_vocab_size") is not None
         normed = any(name.endswith("hidden_norm.weight") for name in tensors)
-        return "EAGLE-3" if named or ("fc.weight" in tensors and normed) else ""
+        return named or ("fc.weight" in tensors and normed)
 
     def completed(
         self, config: Eagle3Config, stored: dict[str, StoredTensor]

@@ -279,6 +279,8 @@ class ImageKeys(struct.PyTreeNode):
     Zeros mean absent images and slots of text, so that rows may be padded with zeros.
     """
 
+    split: ClassVar[bool] = True
+    """Over a mesh, as the target's are."""
     k: tuple[Float[Array, "B K pooled H"], ...]
     """Keys of each layer: I images of `image_slots` slots, in order."""
     v: tuple[Float[Array, "B K pooled H"], ...]
@@ -346,10 +348,7 @@ class KVHead(Head):
         return ImageKeys(k, v, jnp.repeat(behind * (count > 0), c.image_slots, 1), hidden)
 
     def segments(
-        self,
-        context: ImageKeys,
-        reading: Reading,
-        newest: Int[Array, "B roots"],
+        self, context: ImageKeys, reading: Reading, newest: Int[Array, "B roots"]
     ) -> list[list[Segment]]:
         c, newest = self.config, newest[..., None]
         slots = jnp.arange(reading.k[0].shape[2])
@@ -373,8 +372,8 @@ class KVHead(Head):
         self,
         embeds: Float[Array, "... D"],
         before: Float[Array, "... D"] | None,
-        context: Any = None,
-        newest: Any = None,
+        context: Any,
+        newest: Int[Array, "B roots"] | None,
     ) -> Float[Array, "... D"]:
         if before is None:
             return embeds
@@ -420,13 +419,9 @@ def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B I tokens"]) -> Arra
 class KVHeadKind(Kind[KVHeadConfig]):
     """Read and write KV heads, by this library's own names."""
 
-    one_pass: bool = False
-    """Whether they draft a block in one pass."""
-
-    def claims(self, raw: Mapping[str, Any]) -> str:
-        name = "one-pass" if raw.get("parallel") is True else "KV"
+    def claims(self, raw: Mapping[str, Any]) -> bool:
         ours = raw.get("model_type") == KVHeadConfig.model_type
-        return name if ours and self.one_pass == (name == "one-pass") else ""
+        return ours and (raw.get("parallel") is True) == self.module.in_one_pass
 
     def written(
         self,

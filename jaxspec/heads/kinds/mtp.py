@@ -140,7 +140,7 @@ class MtpHead(StateHead):
     @nn.nowrap
     def initial(self, target: Params | None, key: jax.Array) -> Params:
         """Return initial parameters, float32: random, but the target's last layer and norm."""
-        params = dict(super().initial(None, key))
+        params = dict(super().initial(target, key))
         if target is None:
             return params
         decoder = target["model"]
@@ -202,6 +202,6 @@ KIND = MtpKind(
     titles=("MTP",),
     about="MTP head: a draft that reads the output of its target's last layer",
     features=("mtp",),
-    names={"mimomtp": "MTP"},
+    names="mimomtp",
     axes=((r"input_proj/weight", (None, "embed")),),
 )

@@ -68,19 +68,8 @@ class OnePassHead(KVHead):
             self.markov_in = self.param("markov_in", INIT, (text.hidden_size, c.markov))
             self.markov_out = self.param("markov_out", nn.initializers.zeros, shape)
 
-    def block(
-        self,
-        embeds: Float[Array, "B A D"],
-        before: Float[Array, "B A D"] | None,
-        mask: Float[Array, " D"] | None,
-        count: int,
-    ) -> Float[Array, "B A count D"]:
-        masks = self.masks[: count - 1].astype(embeds.dtype)
-        shape = (*embeds.shape[:-1], *masks.shape)
-        x = jnp.concatenate([embeds[..., None, :], jnp.broadcast_to(masks, shape)], axis=-2)
-        if before is not None:
-            before = jnp.broadcast_to(before[..., None, :], x.shape)
-        return self.fuse(x, before)
+    def stand_ins(self, mask: Float[Array, " D"] | None, count: int) -> Float[Array, "count D"]:
+        return self.masks[:count]
 
     def correction(
         self, tokens: Int[Array, "B T"], embeds: Float[Array, "B T D"]
@@ -101,5 +90,4 @@ KIND = KVHeadKind(
     about=f"{ABOUT}, a block in one pass",
     options=(*OPTIONS, "markov"),
     axes=(*KV_HEAD.axes, (r"masks|markov_(?:in|out)", ())),
-    one_pass=True,
 )

@@ -48,6 +48,7 @@ class VispecConfig(Eagle1Config):
 
     title: ClassVar = "ViSpec head"
     name: ClassVar = "vispec"
+    reads_spans: ClassVar = True
     model_type: ClassVar = title
     rules: ClassVar = ("compressed",)
 
@@ -152,10 +153,11 @@ class VispecHead(Eagle1Head):
         """Return the head's slots of images, the last slot of each image, and its vectors."""
         assert prompt.shown is not None
         assert prompt.images is not None
+        assert prompt.spans is not None
         mask = jnp.roll(prompt.images, -1, axis=1).at[:, -1].set(False)
         ends = mask & ~jnp.roll(mask, -1, axis=1)
         number = jnp.cumsum(ends, axis=1) - ends
-        inside = mask[:, None] & (number[:, None] == jnp.arange(prompt.most)[:, None])
+        inside = mask[:, None] & (number[:, None] == jnp.arange(prompt.spans.shape[1])[:, None])
         return mask, ends, self.imadpt(jnp.roll(prompt.shown, -1, axis=1), inside)
 
 
@@ -189,7 +191,7 @@ KIND = VispecKind(
     module=VispecHead,
     titles=("ViSpec",),
     about="ViSpec head: an EAGLE-1 head that reads compressed images",
-    names={"vispec": "ViSpec"},
+    names="vispec",
     tensors=r"img_fc\.|imadpt\.",
     axes=(
         *FC,
