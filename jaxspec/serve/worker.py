@@ -308,20 +308,20 @@ class Worker(threading.Thread):
         return True
 
     def _join(self, name: Lane) -> None:
-        """Prefill waiting requests one by one into a lane's free rows; publish their first tokens.
+        """Prefill one waiting request into a lane's free row, and publish its first token.
 
-        A ticket is always in `waiting` or in `tickets`, whose tickets a failure reaches.
+        Only one, since the rows that decode wait for it. A ticket is always in `waiting` or in
+        `tickets`, whose tickets a failure reaches.
         """
-        lane, joined = self.lanes[name], False
+        lane = self.lanes[name]
         while lane.free and (number := self._take(name)) is not None:
             try:
                 lane.join({number: self.tickets[number].request})
-                joined = True
             except InputError as error:
                 self._end(self.tickets.pop(number), error)
-        if joined:
+                continue
             lane.read()
-            self._publish(lane)
+            return self._publish(lane)
 
     def _take(self, name: Lane) -> int | None:
         """Number the first ticket that somebody waits for in a lane; return None without any."""
@@ -339,6 +339,8 @@ class Worker(threading.Thread):
         busy, ended = lane.results()
         for number, result in busy.items():
             ticket = self.tickets[number]
+            if ticket.part and len(ticket.part.result.tokens) == len(result.tokens):
+                continue
             text, reasoning = (ticket.part.text, ticket.part.reasoning) if ticket.part else ("", "")
             text = text_so_far(text, result.text, ticket.request.stop)
             reasoning = text_so_far(reasoning, result.reasoning, ())

@@ -25,7 +25,7 @@ from PIL import Image
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.serve.worker import Late, Ticket, Unready, Worker, examples
+from jaxspec.serve.worker import Late, Part, Ticket, Unready, Worker, examples
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
 from tests.serve.mutations import mutated
@@ -354,6 +354,34 @@ def test_a_ticket_that_is_over_is_not_prefilled_and_not_lost(served: Served, bef
     loop.close()
     assert not [*worker.tickets, *worker.waiting]
     assert isinstance(ticket.error, Late)
+
+
+def test_prompts_join_one_by_one_between_two_blocks(served: Served) -> None:
+    """A running answer gains tokens between two joins, and each first token is published alone."""
+    events: list[tuple[int, int]] = []
+
+    class Logged(Ticket):
+        def publish(self, part: Part | None, error: Exception | None = None) -> None:
+            assert part is not None
+            events.append((tickets.index(self), len(part.result.tokens)))
+            super().publish(part, error)
+
+    worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)
+    request, loop = worker.read(Request("Hi", min_new_tokens=NEW), NEW), asyncio.new_event_loop()
+    deadline, event = time.monotonic() + 300, asyncio.Event()
+    tickets = [Logged(request, deadline, event, loop) for _ in range(worker.batch.rows)]
+    worker.waiting.extend(tickets)
+    while worker.waiting:
+        before = len(events)
+        worker._turn()
+        newest = len(worker.tickets) - 1
+        (first, count), *block = events[before:]
+        assert (first, count) == (newest, 1)  # nothing is published twice
+        assert [index for index, _ in block] == [*range(newest + 1)]
+    loop.close()
+    for i in range(len(tickets)):
+        counts = [count for index, count in events if index == i]
+        assert counts == sorted(set(counts))
 
 
 def test_metrics_have_the_names_of_vllms(served: Served) -> None:
