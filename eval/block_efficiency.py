@@ -54,7 +54,8 @@ from jaxspec.prompts.placeholders import PLACEHOLDER
 TAU = "tokens_per_pass"
 TIMES = (
     "speed-up: decode tokens/s over plain decoding of the same requests in the same run; "
-    "predicted: Eq. (1) with T_q, T_p and T_p(gamma+1), measured once a row, on the first set; "
+    "whole calls: the same with prefill; predicted: Eq. (1) with T_q, T_p and T_p(gamma+1), "
+    "measured once a row, on the first set; "
 )
 TORCH_CAPTIONS = " torch makes them in float32, TABED's released code in float16."
 Cell = Callable[[float | None], str]
@@ -160,6 +161,7 @@ def block_efficiency_table(
     columns |= {name: over(TAU, group) for name, group in averages.items()}
     if config.times:
         columns["speed-up"] = over("speedup_measured")
+        columns["whole calls"] = over("speedup_call")
         columns["predicted"] = over("speedup_predicted_with_verify")
     columns["identical"] = over("token_identity_rate", cell=partial(percent, places=1))
     title = (

@@ -47,7 +47,9 @@ FIGURE = re.compile(
 COMMENT = re.compile(r"<!-- (derived|cited): (.*?) -->")
 CLAIM = re.compile(r"<!-- claim: (.*?) -->")
 CELL = re.compile(r"\{(\w+): ([^}]*)\}")
-NO_SETS = {"views", "turn", "avg", "speed-up", "predicted", "identical"}
+NO_SETS = {"views", "turn", "avg", "speed-up", "whole calls", "predicted", "identical"}
+SPEEDS = {"speedup_measured": "speed-up", "speedup_call": "whole calls"}
+"""Fields of results, and the columns of their means over sets."""
 COMPARED: dict[str, Any] = {
     ">": operator.gt,
     "<": operator.lt,
@@ -64,7 +66,7 @@ SIGNS: dict[type, Any] = {
 
 @cache
 def measured(folder: str) -> frozenset[float]:
-    """Return the numbers of a folder's tables, and the speed-ups of its rows."""
+    """Return the numbers of a folder's tables, and the speed-ups of its rows: of decoding, of calls."""
     place = RESULTS / folder
     text = "\n".join(
         path.read_text(encoding="utf-8")
@@ -74,7 +76,7 @@ def measured(folder: str) -> frozenset[float]:
     numbers = {float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e[+-]\d+)?", text)}
     for path in place.rglob("results.json"):
         rows = json.loads(path.read_text(encoding="utf-8")).get("rows", [])
-        numbers |= {row["speedup_measured"] for row in rows if row.get("speedup_measured")}
+        numbers |= {row[name] for row in rows for name in SPEEDS if row.get(name)}
     return frozenset(numbers)
 
 
@@ -316,6 +318,27 @@ def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
     assert f"all {float32} in float32 on CPUs" in exactness
     assert f"all {bfloat16:,} in bfloat16 at width 8" in exactness
     assert {differ for _, differ in [*pairs, *wide, *coder[0], *coder[1]]} == {0}
+
+
+def test_tables_of_speed_have_decoding_and_whole_calls() -> None:
+    """Of every result that timed whole calls, as means over sets; older ones have decoding only."""
+    timed = 0
+    for path in sorted(RESULTS.glob("*/results.json")):
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        if not any("speedup_call" in row for row in rows):
+            continue
+        name = path.parent.name
+        lines: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for row in rows:
+            lines.setdefault(
+                (row["pairing"], row["row"]) if "pairing" in row else (row["row"],), []
+            ).append(row)
+        for labels, line in lines.items():
+            for field, column in SPEEDS.items():
+                mean = sum(row[field] for row in line) / len(line)
+                assert looked_up(name, list(labels), column) == f"({mean:.2f})", (name, labels)
+        timed += 1
+    assert timed > 20
 
 
 def test_every_folder_of_results_is_named_by_a_page() -> None:

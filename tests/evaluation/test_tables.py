@@ -364,6 +364,18 @@ def test_second_turns_are_the_mean_over_what_follows() -> None:
     assert line[2:7] == ["-", "2.50", "-", "-", "-"]
 
 
+def test_a_table_of_speed_has_decoding_and_whole_calls() -> None:
+    """As means over sets; results of before whole calls were timed show a dash."""
+    config = replace(LLAVA15, turns=(1,), averages={})
+    speeds = {"speedup_measured": 2.0, "speedup_predicted_with_verify": 2.1, "speedup_call": 1.25}
+    for lost, cells in (set(), ["2.00", "1.25", "2.10"]), ({"speedup_call"}, ["2.00", "-", "2.10"]):
+        speed = {name: value for name, value in speeds.items() if name not in lost}
+        shown = block_efficiency_table(config, [row | speed for row in made_up(config)])
+        start = shown.header.index("speed-up")
+        assert shown.header[start : start + 3] == ["speed-up", "whole calls", "predicted"]
+        assert shown.cells[0][start : start + 3] == cells
+
+
 def test_turns_that_no_set_has_are_refused() -> None:
     with pytest.raises(InputError, match="turns: only the first turn of vist is asked"):
         replace(LLAVA15, sets=("vist",), turns=(2,))

@@ -10,8 +10,9 @@ from eval.lib.output.plotting import COLOURS, pyplot, save, stacked_axes
 from eval.lib.output.tables import Record
 
 SPEEDS = (
-    ("speedup_measured", "measured", "-"),
-    ("speedup_predicted_with_verify", "exact law with times", "--"),
+    ("speedup_call", "whole calls", "-"),
+    ("speedup_measured", "decoding", "--"),
+    ("speedup_predicted_with_verify", "exact law with times", ":"),
 )
 """Field, label and dashes of each line of speed-ups."""
 
