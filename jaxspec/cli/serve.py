@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from jaxspec.runtime import say
 LOCAL = ("127.0.0.1", "localhost", "::1")
 KEY = "JAXSPEC_API_KEY"
 """Environment variable with the key of `--api-key`, which a list of processes would show."""
+LENGTHS = [length for length in PROMPT_BUCKETS if length <= 1024]
+"""Prompt lengths that a server has programs for, unless it is given others."""
+PATIENCE = 60.0
+"""Seconds after which programs for some of these lengths are left to the first prompt."""
 SQUARE = 672**2
 """Pixels of the largest image to compile for in models that cut images in tiles."""
 
@@ -67,9 +72,10 @@ class Sizes:
     """Requests that may wait for a row of the batch; more get status 429."""
     timeout: float = 300.0
     """Most seconds from a request to the end of its answer."""
-    prompt_buckets: str = "256,1024"
+    prompt_buckets: str | None = None
     """Lengths of prompts in tokens, comma-separated, images included. Each is compiled at the
-    start, and a longer prompt is refused."""
+    start, and a longer prompt is refused. By default 64 to 1024 in nine steps: the longest is
+    compiled at the start, and what the first minute has no time for when a prompt needs it."""
     max_new_tokens: int = 512
     """Most tokens of an answer."""
     images: int | None = None
@@ -112,7 +118,10 @@ def run(args: Serve) -> None:
     elif not args.model.target:
         raise InputError("--target: missing; give a model, or --demo")
     models, drafting, listening, sizes = args.model, args.drafting, args.listening, args.sizes
-    lengths = sorted(numbers("--prompt-buckets", sizes.prompt_buckets, int))
+    lengths, patience = LENGTHS, PATIENCE
+    if sizes.prompt_buckets is not None:
+        lengths = sorted(numbers("--prompt-buckets", sizes.prompt_buckets, int))
+        patience = math.inf
     counts = {"prompt-buckets": lengths[0], "gamma": drafting.gamma, "queue": sizes.queue}
     counts |= {"max-pixels": SQUARE if sizes.max_pixels is None else sizes.max_pixels}
     counts |= {"image-pixels": sizes.image_pixels, "max-body": sizes.max_body}
@@ -161,12 +170,15 @@ def run(args: Serve) -> None:
     address = f"http://{host}:{listener.getsockname()[1]}"
 
     def tell() -> None:
-        count, of = worker.warmed, len(worker.programs)
-        progress(f"warming up: {count} of {of} programs")
-        if count == of and worker.failure is None:
-            say(f"ready: {address} serves {name}")
+        if not worker.ready.is_set():
+            note = progress if sys.stderr.isatty() else say
+            return note(f"warming up: {worker.warmed} of {len(worker.programs)} programs")
+        if worker.later:
+            listing = ", ".join(map(str, worker.later))
+            say(f"prompt buckets that compile when first needed: {listing}")
+        say(f"ready: {address} serves {name}")
 
-    worker = Worker(engine, requests, sizes.queue, plain, metrics.observe, tell)
+    worker = Worker(engine, requests, sizes.queue, plain, metrics.observe, tell, patience)
     for line in (*reports, worker.batch.memory()):
         say(line)
     say(f"warming up {len(worker.programs)} programs ...")

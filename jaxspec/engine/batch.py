@@ -66,6 +66,14 @@ class Kind(NamedTuple):
         return all(have or not need for have, need in zip(self, other))
 
 
+class Step(NamedTuple):
+    """Compile one program."""
+
+    compile: Callable[[], object]
+    length: int = 0
+    """Tokens of the prompts that it prefills; 0 for a loop."""
+
+
 class Batch:
     """Decode requests that join and leave while others decode.
 
@@ -376,23 +384,26 @@ class Batch:
             self._empty_options,
         )
 
-    def programs(self) -> Sequence[Callable[[], object]]:
-        """Return calls that compile, in order, each program that the examples need."""
+    def programs(self) -> Sequence[Step]:
+        """Return the steps that compile, in order, each program that the examples need."""
 
         def prefill(sizes: Sizes) -> None:
             example = next(each for each in self.examples if _holds(sizes, each.sizes))
             self._prefill(sizes, [example], [])
 
+        def prefilled(sizes: Sizes) -> Step:
+            return Step(partial(prefill, sizes), sizes.length)
+
         def decode(kind: Kind) -> None:
             pause: Any = np.zeros(2, np.int32)
             executable(run_decode, self.together.held, *self._read_by(kind), Pause(*pause))
 
-        inserts = [partial(prefill, sizes) for sizes in self.sizes if self.waits]
-        of_room = [*inserts, *(partial(decode, kind) for kind in self.kinds)]
-        steps = [] if self.started else [partial(prefill, self.capacity)]
+        inserts = [prefilled(sizes) for sizes in self.sizes if self.waits]
+        of_room = [*inserts, *(Step(partial(decode, kind)) for kind in self.kinds)]
+        steps = [] if self.started else [prefilled(self.capacity)]
         steps += of_room
         for _ in self.larger:
-            steps += [self._enlarge, *of_room]
+            steps += [Step(self._enlarge), *of_room]
         return steps
 
 

@@ -18,8 +18,10 @@ from jaxspec.runtime import say
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 WIDEST = 256
 """Largest `width`: programs of far wider passes compile for minutes."""
-# From 640 on three an octave: an image and a question, 640 tokens in LLaVA-1.5, need no 1,024.
-PROMPT_BUCKETS = (64, 128, 256, 512, *(step * 2**n for n in range(7, 15) for step in (5, 6, 8)))
+# Prefill costs as much as its bucket. From 640 on three an octave: an image and a question, 640
+# tokens in LLaVA-1.5, need no 1,024.
+_SHORT = (64, 128, 192, 256, 384, 512)
+PROMPT_BUCKETS = (*_SHORT, *(step * 2**n for n in range(7, 15) for step in (5, 6, 8)))
 _FEW_IMAGES = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256)
 IMAGE_BUCKETS = (*_FEW_IMAGES, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

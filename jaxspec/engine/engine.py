@@ -217,7 +217,7 @@ class Engine:
             while alike:
                 _, batch = alike.popitem()  # frees its state
                 for step in batch.programs():
-                    step()
+                    step.compile()
                     bar.update()
 
     def memory_report(self, requests: Request | str | Sequence[Request | str]) -> MemoryReport:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -184,7 +185,9 @@ class Worker(threading.Thread):
       queue: Most tickets that wait for a row.
       plain: Engine of the plain lane, or None without one.
       observe: Called in this thread with each ticket that has ended.
-      progress: Called in this thread after each program of the warm-up, and when it fails.
+      progress: Called in this thread after each program of the warm-up, and once it is ready.
+      patience: Seconds after which the warm-up leaves prefills of shorter prompts to the first
+        request that needs them.
     """
 
     def __init__(
@@ -195,10 +198,11 @@ class Worker(threading.Thread):
         plain: Engine | None = None,
         observe: Callable[[Ticket], None] = lambda ticket: None,
         progress: Callable[[], None] = lambda: None,
+        patience: float = math.inf,
     ) -> None:
         super().__init__(name="jaxspec-worker", daemon=True)
         self.engine, self.queue = engine, queue
-        self.observe, self.progress = observe, progress
+        self.observe, self.progress, self.patience = observe, progress, patience
         engines: dict[Lane, Engine] = {"drafted": engine}
         if plain is not None:
             engines["plain"] = plain
@@ -212,7 +216,12 @@ class Worker(threading.Thread):
         self.ready = threading.Event()
         self.warmed = 0
         """Number of compiled programs, of `len(self.programs)`."""
-        self.programs = [step for lane in self.lanes.values() for step in lane.programs()]
+        longest = self.batch.capacity.length
+        self.programs = sorted(
+            (step for lane in self.lanes.values() for step in lane.programs()),
+            key=lambda step: -(step.length or longest),
+        )
+        """Those of the longest prompts and the loops come first, and are compiled at the start."""
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self.ending = False
@@ -223,6 +232,11 @@ class Worker(threading.Thread):
     @property
     def batch(self) -> Batch:
         return self.lanes["drafted"]
+
+    @property
+    def later(self) -> list[int]:
+        """Return the prompt lengths that have programs left to compile."""
+        return sorted({step.length for step in self.programs[self.warmed :]} - {0})
 
     def read(self, request: Request, most: int | None, lane: Lane = "drafted") -> EncodedRequest:
         """Return a request that fits in a lane's batch; InputError for one that does not.
@@ -265,13 +279,18 @@ class Worker(threading.Thread):
     def run(self) -> None:
         """Warm up, then decode until `end`."""
         try:
+            start = time.monotonic()
             for step in self.programs:
-                step()
+                optional = 0 < step.length < self.batch.capacity.length
+                if optional and time.monotonic() - start > self.patience:
+                    break
+                step.compile()
                 self.warmed += 1
                 self.progress()
                 if self.ending:
                     return
             self.ready.set()
+            self.progress()
             while self._turn():
                 pass
         except BaseException as error:  # reported by `failure`; no answer may wait for ever
@@ -281,8 +300,6 @@ class Worker(threading.Thread):
                 self.ending = True
             for ticket in (*self.tickets.values(), *self.waiting):
                 ticket.publish(None, Unready())
-            if self.failure:
-                self.progress()
 
     def _turn(self) -> bool:
         """Let requests leave and join, and decode one block; return False at the end."""

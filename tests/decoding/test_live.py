@@ -50,8 +50,8 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     engine, requests = Engine(target, draft, CONFIG), requests_of(24)
     batch = engine.live(requests)
     assert batch.rows == CONFIG.batch_size  # no bucket above
-    for compile_one in batch.programs():
-        compile_one()
+    for step in batch.programs():
+        step.compile()
     programs = len(compile_cache.EXECUTABLES)
     waiting, results = dict(enumerate(engine.batcher.read(requests))), dict[int, Result]()
     gone = {5, 11, 12}

@@ -41,6 +41,8 @@ def test_it_warms_up_answers_and_ends_what_it_has_begun(pair: tuple[Path, Path])
                 break
         address = re.findall(r"http://\S+", lines[-1])[0] if lines else ""
         assert address, "".join(lines)
+        count = sum(line.startswith("warming up: ") for line in lines)
+        assert f"warming up: {count} of {count} programs\n" in lines  # not silent in a log
         client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         (model,) = client.models.list().data
         limits = model.model_extra["jaxspec"]

@@ -384,6 +384,24 @@ def test_prompts_join_one_by_one_between_two_blocks(served: Served) -> None:
         assert counts == sorted(set(counts))
 
 
+def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Served) -> None:
+    ready: list[bool] = []
+    worker = Worker(
+        served.engine,
+        examples(served.engine, *SIZES),
+        progress=lambda: ready.append(worker.ready.is_set()),
+        patience=0,
+    )
+    worker.start()
+    assert worker.ready.wait(600)
+    worker.end()
+    worker.join(60)
+    left = worker.programs[worker.warmed :]
+    assert {step.length for step in left} == {*worker.later} == {64}
+    assert not any(step.length == 64 for step in worker.programs[: worker.warmed])
+    assert ready == [False] * worker.warmed + [True]
+
+
 def test_metrics_have_the_names_of_vllms(served: Served) -> None:
     post(served, json.dumps(body_of(0)).encode())
     page = get(served, "/metrics")[1].decode()
