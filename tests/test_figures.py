@@ -8,19 +8,27 @@ those that the section names. Two hidden comments in the same place help:
     <!-- derived: 1.8 = 1.98 / 1.09 -->    follows from figures of these tables
     <!-- cited: 1.25 1.5 -->               is no measurement of ours
 
-A line of a table of claims ends in a verdict, which follows from cells of the folders' tables:
+A line of a table of claims ends in its samples a set, the margins of its comparisons and a verdict,
+which follow from cells of the folders:
 
     <!-- claim: {views100: T / avg} > {views100: M / avg}; some {views100: T} > {views100: M} -->
 
-`holds` means that all of its parts are true, `fails` that none is, `partly` the rest. A cell names
-its folder, the labels of its line, and its column; `some` and `every` go over the columns of sets.
-Its figures are of these cells.
+A cell names its folder, the labels of its line, and its column, of `table.md` or, if that has none,
+of `results.json`; `some` and `every` go over the columns of sets. Its figures are of these cells.
+
+A side is ahead if the difference is larger than its margin, which follows from the margins of the
+cells. A cell of tokens a pass has a 95 % interval: of the row's blocks, or over its samples where
+the row has that too and it is wider. Every other cell is known to 5 %. `>` and `<` come out as
+claimed, against it, or undecided within the margin; `>=`, `<=` and `=` take what is within it.
+`holds`: all comparisons come out as claimed; `no difference`: all are undecided; `fails`: none
+comes out; `partly`: the rest.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import math
 import operator
 import re
 from functools import cache
@@ -46,16 +54,12 @@ FIGURE = re.compile(
 )
 COMMENT = re.compile(r"<!-- (derived|cited): (.*?) -->")
 CLAIM = re.compile(r"<!-- claim: (.*?) -->")
-CELL = re.compile(r"\{(\w+): ([^}]*)\}")
+CELL = re.compile(r"\{([\w/]+): ([^}]*)\}")
 NO_SETS = {"views", "turn", "avg", "speed-up", "whole calls", "predicted", "identical"}
 SPEEDS = {"speedup_measured": "speed-up", "speedup_call": "whole calls"}
 """Fields of results, and the columns of their means over sets."""
-COMPARED: dict[str, Any] = {
-    ">": operator.gt,
-    "<": operator.lt,
-    ">=": operator.ge,
-    "<=": operator.le,
-}
+UNKNOWN = 0.05
+"""Margin of a number without an interval: a time, a speed, a rate."""
 SIGNS: dict[type, Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -75,8 +79,8 @@ def measured(folder: str) -> frozenset[float]:
     )
     numbers = {float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e[+-]\d+)?", text)}
     for path in place.rglob("results.json"):
-        rows = json.loads(path.read_text(encoding="utf-8")).get("rows", [])
-        numbers |= {row[name] for row in rows for name in SPEEDS if row.get(name)}
+        results = json.loads(path.read_text(encoding="utf-8")).get("rows", [])
+        numbers |= {row[name] for row in results for name in SPEEDS if row.get(name)}
     return frozenset(numbers)
 
 
@@ -127,7 +131,8 @@ def unknown(page: str, own: tuple[str, ...] = ()) -> list[str]:
     page in a folder of results is of that folder.
     """
     bad = []
-    text = re.sub(r"^```.*?^```", "", CLAIM.sub("", page), flags=re.DOTALL | re.MULTILINE)
+    text = "\n".join(line for line in page.split("\n") if not CLAIM.search(line))
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     for section in re.split(r"^(?=#)", text, flags=re.MULTILINE):
         for unit in re.split(r"\n\s*\n|\n(?=[-|] )", section):
             places = folders(unit) or folders(section) or own
@@ -170,55 +175,140 @@ def lines(folder: str) -> list[dict[str, str]]:
     return found
 
 
+@cache
+def rows(folder: str) -> list[dict[str, Any]]:
+    """Return the rows of a folder's results."""
+    return json.loads((RESULTS / folder / "results.json").read_text(encoding="utf-8"))["rows"]
+
+
 def looked_up(folder: str, labels: list[str], column: str) -> str:
-    """Return a cell, a number or a list of numbers in brackets; exactly one line has all labels."""
-    (line,) = (one for one in lines(folder) if set(labels) <= set(one.values()) and column in one)
-    return f"({line[column]})"
+    """Return a cell, a number or a list of numbers in brackets; the lines with all labels agree."""
+    tables = [line for line in lines(folder) if column in line]
+    if not tables:
+        tables = [{name: str(value) for name, value in row.items()} for row in rows(folder)]
+    (cell,) = {line[column] for line in tables if set(labels) <= set(line.values())}
+    return f"({cell})"
 
 
-def judged(claim: str) -> tuple[str, frozenset[float]]:
-    """Return the verdict of a claim, and the numbers that it is of: its cells and the sides of its
-    comparisons.
-    """
-    used: set[float] = set()
+def half_interval(row: dict[str, Any]) -> float:
+    """Return half of the 95 % interval of a row's tokens a pass."""
+    counts = row["acceptance_histogram"]  # of blocks, by accepted tokens
+    blocks = sum(counts)
+    mean = sum(n * count for n, count in enumerate(counts)) / blocks
+    variance = sum(count * (n - mean) ** 2 for n, count in enumerate(counts)) / blocks
+    return max(1.96 * math.sqrt(variance / blocks), (row.get("high", 0) - row.get("low", 0)) / 2)
 
-    def true(part: str, column: str | None) -> bool:
-        def cell(match: re.Match[str]) -> str:
-            labels = match[2].split(" / ") + ([column] if column else [])
-            text = looked_up(match[1], labels[:-1], labels[-1])
-            used.update(map(float, text.strip("()").split(", ")))
-            return text
 
-        left, sign, right = re.split(r" (>=|<=|>|<) ", CELL.sub(cell, part))
-        sides = value(left), value(right)
-        used.update(sides)
-        return COMPARED[sign](*sides)
+def margin(folder: str, labels: list[str], column: str, cell: float) -> float:
+    """Return how far a cell may be from what more samples or runs would give."""
+    gamma = re.fullmatch(r"tau gamma=(\d+)", column)
+    names = {*labels, column}
+    parts = [
+        row
+        for row in (rows(folder) if column in ("avg", *sets(folder)) or gamma else [])
+        if row.get("row") in names
+        and ("avg" in names or row["dataset"] in names)
+        and (gamma is None or row["gamma"] == int(gamma[1]))
+    ]
+    if not parts:
+        return UNKNOWN * abs(cell)
+    mean = sum(row["tokens_per_pass"] for row in parts) / len(parts)
+    assert abs(mean - cell) < 0.006, (
+        f"{folder}: {labels}, {column}: {cell}, and its rows give {mean}"
+    )
+    return math.hypot(*map(half_interval, parts)) / len(parts)
 
-    def holds(part: str) -> bool:
+
+def sets(folder: str) -> list[str]:
+    """Return the columns of sets of a folder's first table."""
+    return [name for name in lines(folder)[0] if name not in NO_SETS]
+
+
+class Claim:
+    """A claim's verdict, with the numbers and the margins that it is of."""
+
+    def __init__(self, text: str) -> None:
+        self.numbers: set[float] = set()
+        self.margins: list[float] = []
+        outcomes = {self.outcome(part) for part in text.split("; ")}
+        self.verdict = "partly" if 1 in outcomes else "fails"
+        if len(outcomes) == 1:
+            self.verdict = {1: "holds", 0: "no difference", -1: "fails"}[outcomes.pop()]
+
+    def outcome(self, part: str) -> int:
+        """Return 1 if a part comes out as claimed, 0 within its margin, -1 otherwise."""
         quantifier, _, rest = part.partition(" ")
         if quantifier not in ("some", "every"):
-            return true(part, None)
+            return self.compared(part, None)
         (folder, *_) = (match[1] for match in CELL.finditer(rest))
-        columns = [name for name in lines(folder)[0] if name not in NO_SETS]
-        return (any if quantifier == "some" else all)([true(rest, column) for column in columns])
+        outcomes = [self.compared(rest, column) for column in sets(folder)]
+        return min(outcomes) if quantifier == "every" else (1 if 1 in outcomes else -1)
 
-    # all, for their numbers
-    parts = [holds(part) for part in claim.split("; ")]
-    return "holds" if all(parts) else "partly" if any(parts) else "fails", frozenset(used)
+    def compared(self, part: str, column: str | None) -> int:
+        """Return the outcome of a comparison, of one column of sets if its cells name none."""
+        values: list[float] = []
+        margins: list[float] = []
+
+        def cell(match: re.Match[str]) -> str:
+            *labels, name = match[2].split(" / ") + ([column] if column else [])
+            cells = [
+                float(text) for text in looked_up(match[1], labels, name).strip("()").split(", ")
+            ]
+            margins.extend(margin(match[1], labels, name, each) for each in cells)
+            values.extend(cells)
+            return f"({', '.join('{}' for _ in cells)})"
+
+        left, sign, right = re.split(r" (>=|<=|>|<|=) ", CELL.sub(cell, part))
+
+        def sides(numbers: list[float]) -> tuple[float, float]:
+            count = left.count("{}")
+            return value(left.format(*numbers[:count])), value(right.format(*numbers[count:]))
+
+        def difference(numbers: list[float]) -> float:
+            first, second = sides(numbers)
+            return first - second
+
+        middle = difference(values)
+        # How far each cell's margin moves the difference, as for independent errors.
+        moves = [
+            difference([*values[:i], values[i] + margins[i], *values[i + 1 :]]) - middle
+            for i in range(len(values))
+        ]
+        whole = math.hypot(*moves)
+        self.margins.append(whole)
+        self.numbers |= {*values, *sides(values)}
+        order = 0 if abs(middle) <= whole else int(math.copysign(1, middle))
+        order = -order if sign.startswith("<") else order
+        if sign == "=":
+            return 1 if order == 0 else -1
+        return order if sign in "<>" else (1 if order >= 0 else -1)
+
+    def spread(self) -> str:
+        """Return the cell of the margins: one number, or the least and the most."""
+        return " to ".join(dict.fromkeys(f"{f(self.margins):.2g}" for f in (min, max)))
+
+
+def samples(names: list[str]) -> str:
+    """Return the cell of the samples a set of folders; `-` for times of passes."""
+    counts = [row["samples"] for name in names for row in rows(name) if "samples" in row]
+    return " to ".join(dict.fromkeys(map(str, (min(counts), max(counts))))) if counts else "-"
 
 
 CLAIMS = (RESULTS / "claims.md").read_text(encoding="utf-8")
 
 
+VERDICTS = "holds", "partly", "no difference", "fails"
+
+
 def test_findings_count_the_verdicts() -> None:
-    """A line of the first table is a paper: how many of its claims hold, partly hold and fail."""
+    """A line of the first table is a paper: how many of its claims have each verdict."""
     counts = {}
     for section in CLAIMS.split("\n## ")[1:]:
-        verdicts = [judged(claim)[0] for claim in CLAIM.findall(section)]
-        counts[section.split()[0]] = [verdicts.count(v) for v in ("holds", "partly", "fails")]
+        verdicts = [Claim(claim).verdict for claim in CLAIM.findall(section)]
+        counts[section.split()[0]] = [verdicts.count(each) for each in VERDICTS]
     text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
-    assert {paper: list(map(int, numbers)) for paper, *numbers in rows} == counts
+    table = re.findall(r"^\| (\w+)" + 4 * r" \| (\d+)" + r" \|", text, re.MULTILINE)
+    assert {paper: list(map(int, numbers)) for paper, *numbers in table} == counts
     assert f"the {sum(map(sum, counts.values()))} claims" in text
 
 
@@ -227,13 +317,16 @@ def test_verdicts_follow_from_the_results() -> None:
     assert len(claims) > 30
     bad = []
     for line in claims:
-        verdict, numbers = judged(CLAIM.findall(line)[0])
+        (text,) = CLAIM.findall(line)
+        claim = Claim(text)
         shown = CLAIM.sub("", line)
-        named = {name for name, _ in CELL.findall(CLAIM.findall(line)[0])}
-        told = shown.strip("| ").split("|")[-1].strip()
-        if told.split(",")[0] != verdict:
-            bad.append(f"{verdict}, not {told}: {shown}")
-        if set(folders(shown)) != named:
+        named = list(dict.fromkeys(name.partition("/")[0] for name, _ in CELL.findall(text)))
+        cells = [cell.strip() for cell in shown.strip("| ").split("|")]
+        whole = list(dict.fromkeys(name for name, _ in CELL.findall(text)))
+        expected = [samples(whole), claim.spread(), claim.verdict]
+        if [*cells[-3:-1], cells[-1].partition(",")[0]] != expected:
+            bad.append(f"{expected}, not {cells[-3:]}: {shown}")
+        if {*folders(shown)} != {*named}:
             bad.append(f"folders {sorted(named)}, and the line names {folders(shown)}: {shown}")
         cited = {
             figure
@@ -241,28 +334,46 @@ def test_verdicts_follow_from_the_results() -> None:
             if kind == "cited"
             for figure in told.split()
         }
-        figures = FIGURE.findall(re.sub(r"`[^`]*`", "`x`", COMMENT.sub("", shown)))
+        page = " | ".join(cells[:-2])
+        figures = FIGURE.findall(re.sub(r"`[^`]*`", "`x`", COMMENT.sub("", page)))
         bad += [
             f"{one} in {shown}"
             for one in figures
-            if one not in cited and not is_known(one, numbers)
+            if one not in cited and not is_known(one, frozenset(claim.numbers))
         ]
     assert bad == []
 
 
 def test_a_verdict_follows_from_cells() -> None:
     m, t = "{block_efficiency_mini_views100: M / avg}", "{block_efficiency_mini_views100: T / avg}"
-    assert judged(f"{m} > {t}")[0] == "holds"
-    assert judged(f"{t} > {m}")[0] == "fails"
-    assert judged(f"{m} > {t}; {t} > {m}")[0] == "partly"
-    assert judged(f"{m} / {t} > 1.2") == ("holds", frozenset({3.79, 3.01, 3.79 / 3.01, 1.2}))
+    claim = Claim(f"{m} / {t} > 1.2")
+    assert claim.numbers == {3.79, 3.01, 3.79 / 3.01, 1.2}
     every = "{block_efficiency_mini_views100: M} > {block_efficiency_mini_views100: T}"
-    assert judged(f"some {every}")[0] == "holds"
-    assert judged(f"every {every}")[0] == "fails"  # without images they are equal
-    assert (
-        judged("max({collaborative_gsm8k: left + right / CoS, 1 each / calls/token}) < 0.63")[0]
-        == "fails"
-    )
+    calls = "{collaborative_gsm8k: left + right / CoS, 1 each / calls/token}"
+    verdicts = {
+        f"{m} > {t}": "holds",
+        f"{t} > {m}": "fails",
+        f"{m} > {t}; {t} > {m}": "partly",
+        f"{m} > {m}": "no difference",
+        f"{m} > {m}; {t} > {m}": "fails",
+        f"{m} >= {m}; {m} = {m}": "holds",
+        f"{m} = {t}": "fails",
+        f"some {every}": "holds",
+        f"every {every}": "no difference",  # without images they are equal
+        f"max({calls}) < 0.5": "fails",
+        f"max({calls}) < 0.65": "no difference",  # 0.63, known to 5 %
+        f"max({calls}) < 0.7": "holds",
+        "{accelerator/llava7b_68m: 1 / 2 / 3 / speed-up} > 2.5": "holds",
+        "{accelerator/llava7b_68m: forced, B=1, R=2 / verify_ms} < 4.7": "no difference",
+    }
+    assert {text: Claim(text).verdict for text in verdicts} == verdicts
+
+
+def test_a_margin_is_of_blocks_or_of_samples() -> None:
+    """Of 100 blocks, half with no and half with two accepted tokens; then of a wider interval."""
+    row: dict[str, Any] = {"acceptance_histogram": [50, 0, 50]}
+    assert half_interval(row) == pytest.approx(0.196)
+    assert half_interval(row | {"low": 1.5, "high": 2.5}) == 0.5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -288,8 +399,7 @@ def test_a_stale_figure_is_found() -> None:
 
 def compared(folder: str) -> tuple[int, int]:
     """Return how many greedy answers a folder's rows compare, and how many of them differ."""
-    rows = json.loads((RESULTS / folder / "results.json").read_text(encoding="utf-8"))["rows"]
-    greedy = [row for row in rows if row["temperature"] == 0]
+    greedy = [row for row in rows(folder) if row["temperature"] == 0]
     same = sum(round(row["token_identity_rate"] * row["samples"]) for row in greedy)
     answers = sum(row["samples"] for row in greedy)
     return answers, answers - same
@@ -324,12 +434,11 @@ def test_tables_of_speed_have_decoding_and_whole_calls() -> None:
     """Of every result that timed whole calls, as means over sets; older ones have decoding only."""
     timed = 0
     for path in sorted(RESULTS.glob("*/results.json")):
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        if not any("speedup_call" in row for row in rows):
-            continue
         name = path.parent.name
+        if not any("speedup_call" in row for row in rows(name)):
+            continue
         lines: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        for row in rows:
+        for row in rows(name):
             lines.setdefault(
                 (row["pairing"], row["row"]) if "pairing" in row else (row["row"],), []
             ).append(row)
