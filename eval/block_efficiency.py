@@ -74,7 +74,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures tokens a pass (block efficiency) of the preset's rows."""
+    """Measures tokens a pass (block efficiency, tau) and speed-ups of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
     check_row(options.against, [row.name for row in config.rows])
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""

@@ -4,7 +4,8 @@
     python -m eval.collaborative visual --limit 8
     python -m eval.collaborative cos --pairings "Llama-3, T=0" --sets humaneval --sweep gamma:1,3,5
 
-Answers are judged by accuracy (GSM8K, MMLU), ROUGE-L (CNN/DM), and pass@1 (HumanEval, with
+Methods are standard, naive (without alternate proposals, APF), speculative (SD) and CoS. Answers
+are judged by accuracy (GSM8K, MMLU), ROUGE-L (CNN/DM), and pass@1 (HumanEval, with
 --run-code). Writes results.json, records.jsonl, prompts.jsonl and table.md (and sweep.png, with the
 `plots` extra) into --out.
 """
@@ -57,7 +58,7 @@ SPEEDS: dict[str, Callable[[Record], str]] = {
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures collaborative decoding of the preset's pairings of models."""
+    """Measures ensembles (WE) and contrasts (CD) of the preset's pairings of models."""
     preset, config, options = parse_command(
         Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
     )

@@ -1,4 +1,4 @@
-"""KV heads against separate drafts, as in AASD's Table 1: speed, acceptance, tokens a pass.
+"""KV heads against separate drafts, as in AASD's Table 1: omega, alpha, tau (tokens a pass), delta.
 
     python -m eval.kv_head aasd --limit 20
     python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
@@ -63,7 +63,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures the preset's rows and head, other heads and other drafts."""
+    """Measures alpha, tau (block efficiency), omega (walltime speed-up) and delta of drafts."""
     preset, config, options = parse_command(Options, __doc__, args)
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:

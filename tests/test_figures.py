@@ -430,6 +430,21 @@ def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
     assert {differ for _, differ in [*pairs, *wide, *coder[0], *coder[1]]} == {0}
 
 
+def test_the_papers_words_name_fields_of_results() -> None:
+    """In the last column of their table in docs/tables.md."""
+    page = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+    section = page.partition("## The papers' words")[2].partition("\n## ")[0]
+    named = {
+        field
+        for line in section.splitlines()
+        if line.startswith("|")
+        for field in re.findall(r"`(\w+)`", line.strip("| ").split("|")[-1])
+    } - {"results"}
+    known = {field for name in ("eyes_kv_head", "coder_cos") for row in rows(name) for field in row}
+    assert len(named) > 10
+    assert named <= known
+
+
 def test_tables_of_speed_have_decoding_and_whole_calls() -> None:
     """Of every result that timed whole calls, as means over sets; older ones have decoding only."""
     timed = 0

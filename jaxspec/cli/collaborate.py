@@ -31,8 +31,8 @@ class Decoding:
     """Distribution to decode from: weighted:0.6,0.4, contrastive:mu=0.1, contrastive:beta=0.5, or
     logits:1.5,-0.5."""
     method: Method = "alternating"
-    """alternating: all models propose in turn (CoS). naive, speculative: one model proposes, the
-    latter with a bonus token. standard: no proposals."""
+    """alternating: all models propose in turn (CoS's alternate proposals, APF). naive, speculative:
+    one model proposes, the latter with a bonus token. standard: no proposals."""
     gammas: str | None = None
     """Draft length of each model, as 5,1; by default 1 each."""
     default_proposer: int = 0

@@ -51,10 +51,11 @@ class Drafting:
     gamma: int = 5
     """Draft length: drafted tokens in each block, or on a tree's longest path."""
     views: str | None = None
-    """Views of the prompt that a draft model sees, comma-separated: M (the prompt itself), T (text
-    only), C (captions for images), P (image tokens pooled to a quarter), P36 (pooled to 36), the
-    variants T-literal and T-slots; and last lookup, what followed the newest tokens earlier in
-    prompt and answer. By default M, for a text model T. lookup needs no draft."""
+    """Views of the prompt that a draft model sees, comma-separated: M (multimodal: the prompt
+    itself), T (text-only), C (captions for images), P (pooled multimodal: image tokens pooled to a
+    quarter), P36 (pooled to 36), the variants T-literal and T-slots; and last lookup, what followed
+    the newest tokens earlier in prompt and answer. By default M, for a text model T. lookup needs
+    no draft."""
     captioner: str | None = None
     """Captioner of view C: jax:DIR (any vision-language model that --target takes), florence2:ID,
     blip:ID or file:CAPTIONS.jsonl."""
