@@ -289,10 +289,17 @@ MUTANTS = (
         "decoding/test_collaborative_law.py::test_one_proposer_follows_the_combination",
     ),
     Mutant(
+        "a part of a batch counts its own positions",
+        "training/loop/step.py",
+        "frozen), part, count)",
+        "frozen), part, loss.count(part))",
+        "training/test_accumulation.py::test_the_gradient_of_parts_is_that_of_the_batch",
+    ),
+    Mutant(
         "a student is taught one position late",
         "training/losses.py",
-        "return cross_entropy(logits[:, :-1], tokens[:, 1:], mask[:, 1:])",
-        "return cross_entropy(logits[:, :-1], tokens[:, :-1], mask[:, 1:])",
+        "return cross_entropy(logits[:, :-1], tokens[:, 1:], mask[:, 1:], count)",
+        "return cross_entropy(logits[:, :-1], tokens[:, :-1], mask[:, 1:], count)",
         "training/test_goldens.py::test_losses",
     ),
     Mutant(

@@ -30,6 +30,7 @@ from jaxspec.models.layers import apply
 from jaxspec.models.lvlms.llava import Llava
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.losses import Loss, mean_of_rows
 from jaxspec.typing import Array, Params
 from jaxspec_demo.models import with_image_token
 from picturebook.lines import LINES, page_lines
@@ -82,7 +83,7 @@ class Pages:
         return {"pixels": pixels(pages, rng), "labels": labels}
 
 
-def loss_of(config: LlavaConfig, embeddings: np.ndarray, vocabulary: np.ndarray) -> Any:
+def loss_of(config: LlavaConfig, embeddings: np.ndarray, vocabulary: np.ndarray) -> Loss:
     """Return the loss of image tokens: the nearest embedding, and the distance to the right one.
 
     Args:
@@ -93,7 +94,8 @@ def loss_of(config: LlavaConfig, embeddings: np.ndarray, vocabulary: np.ndarray)
     index = np.full(len(embeddings), -1, np.int32)
     index[vocabulary] = np.arange(len(vocabulary))
 
-    def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    @mean_of_rows
+    def loss(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         model = Llava(config)
         features = apply(model, params, batch["pixels"][:, None], method="encode")
         tokens = apply(model, params, features, method="project")
@@ -112,7 +114,7 @@ def loss_of(config: LlavaConfig, embeddings: np.ndarray, vocabulary: np.ndarray)
             "pages": right.all(-1).mean(),
         }
 
-    return loss_fn
+    return loss
 
 
 def positions(side: int, width: int, scale: float = 0.1) -> np.ndarray:

@@ -28,7 +28,7 @@ from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
 from jaxspec.training.loop.signatures import data_signature
 from jaxspec.training.loop.trainer import fit
-from jaxspec.training.losses import next_token_loss
+from jaxspec.training.losses import Loss, Sums, next_token_loss
 from jaxspec.training.objectives import score
 from jaxspec.typing import Array, Params
 from train.setup import begin, own_output
@@ -72,16 +72,20 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
     endless = mixture([(samples[first::step], 1.0)], seed)
     batches = ConversationBatches(endless, encoder, model, stage.train.batch, BUCKETS, seed=seed)
 
-    def loss_fn(params: Params, batch: ConversationBatch) -> tuple[Array, dict[str, Array]]:
-        every = jnp.arange(batch.tokens.shape[1]) < batch.rows.length[:, None]
-        return next_token_loss(score(model.model, params, batch), batch.tokens, every)
+    def every(batch: ConversationBatch) -> Array:
+        return jnp.arange(batch.tokens.shape[1]) < batch.rows.length[:, None]
 
+    def share(params: Params, batch: ConversationBatch, count: Array) -> tuple[Array, Sums]:
+        logits = score(model.model, params, batch)
+        return next_token_loss(logits, batch.tokens, every(batch), count)
+
+    loss = Loss(share, lambda batch: every(batch)[:, 1:].sum(dtype=jnp.float32))
     start = init_params(stage.model, jax.random.key(seed))
     inputs = {
         "model": asdict(stage.model), "part": stage.part, "buckets": BUCKETS,
         "data": (str(data), len(samples), data_signature(samples)),
     }  # fmt: skip
-    params = fit(stage.train, start, loss_fn, batches, directory, inputs=inputs)
+    params = fit(stage.train, start, loss, batches, directory, inputs=inputs)
     if jax.process_index() == 0:
         bfloat16 = jnp.dtype("bfloat16")
         huggingface.save(

@@ -30,6 +30,7 @@ from jaxspec.models.layers import apply
 from jaxspec.models.lvlms.vision import VisionTower
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.loop.trainer import fit
+from jaxspec.training.losses import Loss, mean_of_rows
 from jaxspec.typing import Array, Params
 from picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from picturebook.scenes import Chart, Scene, sample_chart, sample_scene
@@ -47,7 +48,7 @@ class Task(NamedTuple):
 
     params: Params
     """The parameters to train."""
-    loss: Any
+    loss: Loss
     batch: Callable[[int], dict[str, np.ndarray]]
     """Makes the batch of a step."""
     config: LlavaConfig
@@ -113,7 +114,8 @@ def batch_of(step: int, train: TrainConfig) -> dict[str, np.ndarray]:
     return {"pixels": pixels(pages, rng)} | stacked
 
 
-def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+@mean_of_rows
+def tower_loss(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     """Return mean cross entropy over tokens of all heads, and each head's accuracy."""
     states, _ = apply(VisionTower(TOWER), params["vision_tower"], batch["pixels"])
     tokens = states[LAYER][:, 1:]
@@ -158,7 +160,7 @@ def task(train: TrainConfig) -> Task:
         return {**fresh, "vision_tower": params["vision_tower"]}
 
     batch = partial(batch_of, train=train)
-    return Task(init(train), loss_fn, batch, TARGET, make_tokenizer(), completed)
+    return Task(init(train), tower_loss, batch, TARGET, make_tokenizer(), completed)
 
 
 main = script(task, TRAIN, Path("runs/train/tower"))

@@ -76,7 +76,7 @@ class TrainConfig:
     rates: tuple[tuple[str, float], ...] = ()
     """(regex of a parameter path, factor of the learning rate); the first match counts."""
     accumulate: int = 1
-    """Parts in which a batch is computed, to fit memory; the step is the same."""
+    """Parts in which a batch is computed, to fit memory. The step is the same up to rounding."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of losses and gradients. Trained parameters and their updates stay float32."""
     remat: bool = False
@@ -138,6 +138,6 @@ class TrainConfig:
 
 RUNTIME = {
     *("mesh", "checkpoints", "save_every", "keep", "log_every", "evaluate_every"),
-    *("tensorboard", "wandb", "remat"),
+    *("tensorboard", "wandb", "remat", "accumulate"),
 }
 """Fields that may differ when a run goes on: they change the result by rounding at most."""

@@ -39,30 +39,34 @@ from jaxspec.sharding import shardings
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.head_batches import Anchoring, HeadBatch, HeadBatches, KeptReadings
 from jaxspec.training.loop.signatures import model_signature
-from jaxspec.training.loop.step import LossFn
 from jaxspec.training.loop.trainer import fit
-from jaxspec.training.losses import draft_loss
+from jaxspec.training.losses import Loss, Sums, count_places, draft_loss
 from jaxspec.training.objectives import encode
 from jaxspec.training.reading import iterate
 from jaxspec.training.recipes import DataSets, StagedRecipe, draft_words, open_sources, stage_data
 from jaxspec.typing import Array, Params
 
 
-def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -> LossFn:
+def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -> Loss:
     """Return the loss of {"target": frozen, "head": trainable} on batches of `HeadBatches`."""
     steps, drafts = config.gamma, LanguageModel(config.text_config)
     words = config.text_config.draft_vocabulary
     teacher = LanguageModel(replace(check_rotary(target.text), draft_vocabulary=words))
 
-    def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:
-        frozen = jax.lax.stop_gradient(params["target"])
+    def learned(batch: HeadBatch) -> tuple[Array, Array, Array]:
+        """Return the slots of blocks, the tokens after them, and which of these count."""
         tokens, anchors = batch.tokens, batch.anchors
-        reading = batch.reading or read_target(target, frozen, batch.conversations, config)
         at = anchors[..., None] + jnp.arange(steps + 1)
         inside = (anchors >= 0)[..., None] & (at < tokens.shape[1])
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
         wrote = jnp.cumprod(pick(batch.conversations.mask, at) & inside, axis=-1)
-        block = at[..., :-1]
+        labels = draft_indices(drafts.text, pick(tokens, at[..., 1:]))
+        return at[..., :-1], labels, wrote[..., 1:]
+
+    def share(params: Params, batch: HeadBatch, count: Array) -> tuple[Array, Sums]:
+        frozen = jax.lax.stop_gradient(params["target"])
+        reading = batch.reading or read_target(target, frozen, batch.conversations, config)
+        block, labels, mask = learned(batch)
         # An assistant holds a whole decoder; other heads are parts of one.
         decoder = params["head"].get("model", params["head"])
         drafting = joined(decoder, frozen, borrowed_tokens(drafts.text, target.text))
@@ -76,16 +80,17 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
 
         return draft_loss(
             lambda x: corrected(config, params["head"], drafts.scores(drafting, x[0]), x[1], embed),
-            (drafted(params["head"]), pick(tokens, block)),
+            (drafted(params["head"]), pick(batch.tokens, block)),
             pick(reading.hidden, block),
-            draft_indices(drafts.text, pick(tokens, at[..., 1:])),
-            wrote[..., 1:],
+            labels,
+            mask,
             anchoring.loss == "kl",
             anchoring.decay,
             lambda x: teacher.scores(teaching, x),
+            count,
         )
 
-    return loss_fn
+    return Loss(share, lambda batch: count_places(*learned(batch)[1:]))
 
 
 def read_target(
@@ -160,7 +165,7 @@ def train_head(
         readings = KeptReadings(
             lambda batch: read(target.params, batch, config), Path(recipe.keep_readings, name[:16])
         )
-    loss_fn = make_loss(target.model, config, recipe.anchoring)
+    loss = make_loss(target.model, config, recipe.anchoring)
     for stage in recipe.stages:
         conversations, inputs = stage_data(recipe, stage, sources, target, target)
         inputs |= {"head": config.options(), "anchoring": asdict(recipe.anchoring)}
@@ -174,7 +179,7 @@ def train_head(
         ahead = iterate(conversations, train.steps, batches, recipe.unlearned)
         with closing(ahead):
             more: Any = {"sharding_of": sharding_of, "inputs": inputs}
-            head = fit(train, params, loss_fn, ahead, out, **more)["head"]
+            head = fit(train, params, loss, ahead, out, **more)["head"]
     return config, head
 
 

@@ -8,35 +8,83 @@ KL and total variation distance for drafts. A drafted token is accepted with pro
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int, Params
 
 Divergence = Literal["forward_kl", "reverse_kl", "tvd"]
 Metrics = dict[str, Float[Array, ""]]
+Sums = dict[str, Any]
+"""Metrics of a part of a batch. Those of all parts add up, pair by pair where two are a ratio."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Hold a mean loss that can be computed in parts of a batch, whose shares add up to it."""
+
+    share: Callable[[Params, Any, Any], tuple[Float[Array, ""], Sums]]
+    """(parameters, part, `count` of the whole batch) -> (the part's share of the loss, metrics)."""
+    count: Callable[[Any], Any]
+    """Batch -> the number of positions in each mean that the loss is made of."""
+
+    def __call__(self, params: Params, batch: Any) -> tuple[Float[Array, ""], Metrics]:
+        """Return the loss of a whole batch, and its metrics."""
+        loss, sums = self.share(params, batch, self.count(batch))
+        return loss, metrics_of(sums)
+
+
+def mean_of_rows(loss_fn: Callable[[Params, Any], tuple[Array, Sums]]) -> Loss:
+    """Return the loss of a function whose loss and metrics are means over rows."""
+
+    def count(batch: Any) -> int:
+        return len(jax.tree.leaves(batch)[0])
+
+    def share(params: Params, part: Any, rows: int) -> tuple[Array, Sums]:
+        return jax.tree.map(lambda mean: mean * (count(part) / rows), loss_fn(params, part))
+
+    return Loss(share, count)
+
+
+def metrics_of(sums: Sums) -> Metrics:
+    """Return the metrics of a whole batch from their sums over its parts."""
+    return {
+        name: value[0] / jnp.maximum(value[1], 1) if isinstance(value, tuple) else value
+        for name, value in sums.items()
+    }
 
 
 def next_token_loss(
-    logits: Float[Array, "B L V"], tokens: Int[Array, "B L"], mask: Bool[Array, "B L"]
-) -> tuple[Float[Array, ""], Metrics]:
+    logits: Float[Array, "B L V"],
+    tokens: Int[Array, "B L"],
+    mask: Bool[Array, "B L"],
+    count: Float[Array, ""] | None = None,
+) -> tuple[Float[Array, ""], Sums]:
     """Return the cross entropy of masked tokens, predicted one position before, and metrics."""
-    return cross_entropy(logits[:, :-1], tokens[:, 1:], mask[:, 1:])
+    return cross_entropy(logits[:, :-1], tokens[:, 1:], mask[:, 1:], count)
 
 
 def cross_entropy(
-    logits: Float[Array, "B K V"], labels: Int[Array, "B K"], mask: Bool[Array, "B K"]
-) -> tuple[Float[Array, ""], Metrics]:
-    """Return the cross entropy of the masked labels, and metrics."""
+    logits: Float[Array, "B K V"],
+    labels: Int[Array, "B K"],
+    mask: Bool[Array, "B K"],
+    count: Float[Array, ""] | None = None,
+) -> tuple[Float[Array, ""], Sums]:
+    """Return the cross entropy of the masked labels, and metrics.
+
+    Args:
+      count: Masked labels of the whole batch, of which these may be a part; None counts these.
+    """
     weight = mask.astype(jnp.float32)
-    count = weight.sum()
-    total = jnp.maximum(count, 1.0)
+    own = weight.sum()
+    total = jnp.maximum(own if count is None else count, 1.0)
     loss = (optax.softmax_cross_entropy_with_integer_labels(logits, labels) * weight).sum() / total
     accuracy = ((logits.argmax(-1) == labels) * weight).sum() / total
-    return loss, {"loss": loss, "accuracy": accuracy, "tokens": count}
+    return loss, {"loss": loss, "accuracy": accuracy, "tokens": own}
 
 
 def divergence(
@@ -93,7 +141,8 @@ def distillation_loss(
     mask: Bool[Array, "B L"],
     kind: Divergence = "forward_kl",
     k: int | None = None,
-) -> tuple[Float[Array, ""], Metrics]:
+    count: Float[Array, ""] | None = None,
+) -> tuple[Float[Array, ""], Sums]:
     """Return the mean divergence at the masked tokens, and metrics. The teacher gets no gradient.
 
     The metric `acceptance` is the mean of 1 - TVD: the share of the student's samples that
@@ -101,12 +150,13 @@ def distillation_loss(
 
     Args:
       k: Number of the teacher's most probable tokens to compare, next to the rest; None: all.
+      count: Masked tokens of the whole batch, of which these may be a part; None counts these.
     """
     size = min(logits.shape[-1], teacher.shape[-1])
     log_q = jax.nn.log_softmax(logits[:, :-1, :size].astype(jnp.float32))
     log_p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher)[:, :-1, :size].astype(jnp.float32))
     weight = mask[:, 1:].astype(jnp.float32)
-    total = jnp.maximum(weight.sum(), 1.0)
+    total = jnp.maximum(weight.sum() if count is None else count, 1.0)
     acceptance = ((1 - divergence("tvd", log_p, log_q)) * weight).sum() / total
     if k is not None:
         ids, log_p = top_k(log_p, k)
@@ -124,7 +174,8 @@ def draft_loss(
     soft: bool,
     decay: float,
     score_teacher: Callable[[Array], Array] | None = None,
-) -> tuple[Float[Array, ""], Metrics]:
+    count: Float[Array, " J"] | None = None,
+) -> tuple[Float[Array, ""], Sums]:
     """Return the loss of blocks, the mean over steps s weighted by decay^s, and metrics.
 
     The output matrix scores one step of all blocks at a time, also in the backward pass, so J times
@@ -139,6 +190,8 @@ def draft_loss(
       labels: Following tokens; -1, a token that the draft does not score, ends a block.
       mask: Tokens that count, from the beginning of a block.
       soft: KL(target || draft) in nats; else cross entropy of the labels.
+      count: `count_places` of the whole batch, of which these blocks may be a part; None counts
+        these.
 
     Metrics:
       acceptance: Probability that a sampled token is accepted, sum_v min(p, q).
@@ -157,11 +210,12 @@ def draft_loss(
         agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
         return (loss * mask).sum(), (accepted * mask).sum(), agrees
 
-    learned = mask * jnp.cumprod(labels >= 0, axis=-1)
+    learned = _learned(labels, mask)
     over = drafted, teacher, labels, learned.astype(jnp.float32)
     steps = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), over)
     losses, accepted, agrees = jax.lax.map(lambda xs: step(*xs), steps)
-    count = learned.sum((0, 1)).astype(jnp.float32)
+    own = count_places(labels, mask)
+    count = own if count is None else count
     each = losses / jnp.maximum(count, 1.0)
     weights = decay ** jnp.arange(len(each)) * (count > 0)
     loss = (weights * each).sum() / jnp.maximum(weights.sum(), 1e-9)
@@ -170,11 +224,20 @@ def draft_loss(
     total = jnp.maximum(count.sum(), 1.0)
     return loss, {
         "loss": loss,
-        "tokens": count.sum(),
+        "tokens": own.sum(),
         "accuracy": agrees.sum() / total,
         "acceptance": accepted.sum() / total,
-        "tokens_per_pass": 1 + (runs * whole).sum() / jnp.maximum(whole.sum(), 1),
+        "tokens_per_pass": (((1 + runs) * whole).sum(), whole.sum()),
     }
+
+
+def count_places(labels: Int[Array, "B A J"], mask: Int[Array, "B A J"]) -> Float[Array, " J"]:
+    """Count the tokens that blocks learn at each place; arguments as of `draft_loss`."""
+    return _learned(labels, mask).sum((0, 1)).astype(jnp.float32)
+
+
+def _learned(labels: Int[Array, "B A J"], mask: Int[Array, "B A J"]) -> Int[Array, "B A J"]:
+    return mask * jnp.cumprod(labels >= 0, axis=-1)
 
 
 def count_blocks(

@@ -22,14 +22,15 @@ from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.loop.step import flatten, in_dtype, partition
 from jaxspec.training.losses import (
     Divergence,
-    Metrics,
+    Loss,
+    Sums,
     agreement,
     count_blocks,
     cross_entropy,
     distillation_loss,
     next_token_loss,
 )
-from jaxspec.typing import Array, Float, Params
+from jaxspec.typing import Array, Bool, Float, Int, Params
 
 TEACHER = "teacher"
 """Name of the teacher's parameters next to the draft's. Freeze it."""
@@ -80,24 +81,28 @@ def tuning_loss(
     teacher: LanguageModel | None = None,
     distillation: Distillation | None = None,
     lora: Lora | None = None,
-) -> Callable[[Params, ConversationBatch], tuple[Float[Array, ""], Metrics]]:
-    """Return (params, batch) -> (loss, metrics) for batches of `ConversationBatches` in this view.
+) -> Loss:
+    """Return the loss of batches of `ConversationBatches` in this view.
 
     A teacher computes in the same program, from `params["teacher"]`. Without a tower of its own it
     reads the draft's features (`teacher_params`). The metric `tokens_per_pass` is simulated
     (`count_blocks`), as if the target wrote the batch's answers, or the teacher's best tokens.
     """
 
-    def loss_fn(params: Params, batch: ConversationBatch) -> tuple[Float[Array, ""], Metrics]:
+    def count(batch: ConversationBatch) -> Array:
+        _, learned = _labels(model, batch)
+        return (learned[:, 1:] if batch.answers is None else learned).sum(dtype=jnp.float32)
+
+    def share(
+        params: Params, batch: ConversationBatch, count: Array
+    ) -> tuple[Float[Array, ""], Sums]:
         trained = merged(without_teacher(params), lora)
         features = encode(model, trained, batch.images)
         if batch.answers is not None:
-            return _answers_loss(model, trained, batch, features, view, gamma)
+            return _answers_share(model, trained, batch, features, view, gamma, count)
         logits = model.score(trained, batch.rows, features, view.pool)
-        tokens = draft_indices(model.text, batch.tokens)
-        # A draft with a small vocabulary learns only the tokens that it scores.
-        mask = batch.mask & (tokens >= 0)
-        loss, metrics = next_token_loss(logits, tokens, mask)
+        tokens, mask = _labels(model, batch)
+        loss, metrics = next_token_loss(logits, tokens, mask, count)
         agree = agreement(logits, tokens)
         if teacher is not None:
             assert distillation is not None, "a teacher needs a distillation"
@@ -108,25 +113,39 @@ def tuning_loss(
             if vocabulary := model.text.draft_vocabulary:
                 taught = taught[..., np.asarray(vocabulary)]
             divergence, learned = distillation_loss(
-                logits, taught, mask, distillation.divergence, distillation.top_k
+                logits, taught, mask, distillation.divergence, distillation.top_k, count
             )
             agree = agreement(logits, best)
             loss = distillation.share * divergence + (1 - distillation.share) * loss
             metrics |= {"divergence": divergence, "acceptance": learned["acceptance"], "loss": loss}
-        tokens, blocks = count_blocks(agree, batch.mask, gamma)
-        return loss, metrics | {"tokens_per_pass": tokens / jnp.maximum(blocks, 1)}
+        return loss, metrics | {"tokens_per_pass": count_blocks(agree, batch.mask, gamma)}
 
-    return loss_fn
+    return Loss(share, count)
 
 
-def _answers_loss(
+def _labels(
+    model: LanguageModel, batch: ConversationBatch
+) -> tuple[Int[Array, "B K"], Bool[Array, "B K"]]:
+    """Return the tokens, or those of the answers' slots, in the draft's vocabulary, and a mask.
+
+    A draft with a small vocabulary learns only the tokens that it scores.
+    """
+    tokens = draft_indices(model.text, batch.tokens)
+    if batch.answers is None:
+        return tokens, batch.mask & (tokens >= 0)
+    labels = jnp.take_along_axis(tokens, jnp.maximum(batch.answers, 0) + 1, axis=1)
+    return labels, (batch.answers >= 0) & (labels >= 0)
+
+
+def _answers_share(
     model: LanguageModel,
     params: Params,
     batch: ConversationBatch,
     features: Float[Array, "B U P E"] | None,
     view: View,
     gamma: int,
-) -> tuple[Float[Array, ""], Metrics]:
+    count: Array,
+) -> tuple[Float[Array, ""], Sums]:
     """Return the loss without a teacher, which scores only the slots `batch.answers`.
 
     The scores of 400 tokens with a vocabulary of 49,152 take 79 MB.
@@ -134,17 +153,14 @@ def _answers_loss(
     assert batch.answers is not None
     slots = jnp.maximum(batch.answers, 0)
     logits = model.score(params, batch.rows, features, view.pool, slots)
-    tokens = draft_indices(model.text, batch.tokens)
-    labels = jnp.take_along_axis(tokens, slots + 1, axis=1)
-    loss, metrics = cross_entropy(logits, labels, (batch.answers >= 0) & (labels >= 0))
+    labels, learned = _labels(model, batch)
+    loss, metrics = cross_entropy(logits, labels, learned, count)
     rows = jnp.arange(len(slots))[:, None]
     # Padding writes past the row, so it is dropped.
-    after = jnp.where(batch.answers >= 0, slots + 1, tokens.shape[1])
-    agree = (
-        jnp.zeros(tokens.shape, bool).at[rows, after].set(logits.argmax(-1) == labels, mode="drop")
-    )
-    counted, blocks = count_blocks(agree, batch.mask, gamma)
-    return loss, metrics | {"tokens_per_pass": counted / jnp.maximum(blocks, 1)}
+    after = jnp.where(batch.answers >= 0, slots + 1, batch.mask.shape[1])
+    right = logits.argmax(-1) == labels
+    agree = jnp.zeros(batch.mask.shape, bool).at[rows, after].set(right, mode="drop")
+    return loss, metrics | {"tokens_per_pass": count_blocks(agree, batch.mask, gamma)}
 
 
 def teacher_params(

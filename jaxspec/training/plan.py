@@ -90,7 +90,7 @@ def abstract_step(
         teacher = split_tower(target, teacher)[1]
         frozen += split_tower(draft, student)[0]
     config = TrainConfig(steps=1, batch=batch, frozen=tuple(frozen), dtype=dtype, remat=True)
-    loss_fn = tuning_loss(models[1], teacher=models[0], distillation=Distillation("forward_kl"))
+    loss = tuning_loss(models[1], teacher=models[0], distillation=Distillation("forward_kl"))
 
     def sharding_of(mesh: Any) -> Params:
         return shardings(draft, student, mesh) | {TEACHER: shardings(target, teacher, mesh)}
@@ -105,4 +105,4 @@ def abstract_step(
     still = at_place(still, {path: where[path] for path in still})
     blank = partial(ConversationBatch.zeros, models[1], models[0], batch, length, shared)
     rows = at_place(jax.eval_shape(blank), rows_sharding(mesh))
-    return AbstractStep(make_step(loss_fn, optimizer, config), state, still, rows)
+    return AbstractStep(make_step(loss, optimizer, config), state, still, rows)

@@ -319,7 +319,7 @@ def _train(
         held_out = replace(alone, samples=samples, batch=8, plain=False)
         held_out_batches = [held_out(step) for step in range(HELD_OUT)]
         evaluate = simulated(draft.model, held_out_batches, view, lora=recipe.lora)
-    loss_fn = tuning_loss(
+    loss = tuning_loss(
         draft.model,
         view,
         teacher=teacher and teacher.model,
@@ -328,7 +328,7 @@ def _train(
     )
     more: dict[str, Any] = {"sharding_of": sharding_of, "evaluate": evaluate, "inputs": inputs}
     with closing(iterate(batches, train.steps, limit=recipe.unlearned)) as ahead:
-        return without_teacher(fit(train, params, loss_fn, ahead, directory, **more))
+        return without_teacher(fit(train, params, loss, ahead, directory, **more))
 
 
 def stage_data(

@@ -72,11 +72,10 @@ def params() -> Params:
 
 
 def train(stage: TrainConfig, directory: Path, batches: Any = batch) -> Params:
-    loss_fn = tuning_loss(LanguageModel(CONFIG))
     return fit(
         stage,
         params(),
-        loss_fn,
+        tuning_loss(LanguageModel(CONFIG)),
         batches,
         directory,
         sharding_of=partial(shardings, CONFIG, params()),

@@ -25,6 +25,7 @@ from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.head_batches import Anchoring
 from jaxspec.training.head_recipe import HeadRecipe
 from jaxspec.training.loop.trainer import fit
+from jaxspec.training.losses import mean_of_rows
 from jaxspec.training.recipes import Stage
 from tests.conftest import ROOT
 from tests.tiny import training
@@ -106,6 +107,7 @@ def train_line(directory: Path, announce: Callable[[int], None]) -> Any:
         x = np.random.default_rng(step).normal(size=(4, 512)).astype(np.float32)
         return {"x": x, "step": np.full(4, step, np.float32)}
 
+    @mean_of_rows
     def loss(params: Any, batch: Any) -> Any:
         value = jnp.mean((batch["x"] @ params["line"]["kernel"] - 1) ** 2)
         return value, {"loss": value, "batch": batch["step"].mean()}

@@ -32,8 +32,13 @@ IMAGE = tiny.CONFIG.image_token_index
 
 
 def batches(**fields: Any) -> ConversationBatches:
-    given: dict[str, Any] = {"batch": 4, "buckets": (64, 96), "tile_buckets": (2,)} | fields
-    return ConversationBatches(given.pop("samples", Talk()), ENCODER, MODEL, **given)
+    given: dict[str, Any] = {
+        "model": MODEL,
+        "batch": 4,
+        "buckets": (64, 96),
+        "tile_buckets": (2,),
+    } | fields
+    return ConversationBatches(given.pop("samples", Talk()), ENCODER, **given)
 
 
 def told(batch: ConversationBatch, row: int) -> str:

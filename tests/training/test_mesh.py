@@ -21,7 +21,7 @@ from tests.tiny import training
 STAGES = {
     "one": replace(training.STAGE, mesh=MeshConfig(data=1)),
     "fsdp": replace(training.STAGE, mesh=MeshConfig(fsdp=8)),
-    "model": replace(training.STAGE, mesh=MeshConfig(data=1, model=8)),
+    "model": replace(training.STAGE, mesh=MeshConfig(data=1, model=8), accumulate=4),
     "mixed": replace(
         training.STAGE, mesh=MeshConfig(data=2, fsdp=2, model=2), accumulate=2, remat=True
     ),

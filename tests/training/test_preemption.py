@@ -20,6 +20,7 @@ import pytest
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.loop.preemption import Preempted, Preemption
 from jaxspec.training.loop.trainer import fit
+from jaxspec.training.losses import mean_of_rows
 
 pytestmark = pytest.mark.full
 
@@ -30,6 +31,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(step).normal(size=(4, 3)).astype(np.float32)}
 
 
+@mean_of_rows
 def loss_fn(params: Any, rows: Any) -> Any:
     loss = jnp.mean((rows["x"] @ params["kernel"] - 1) ** 2)
     return loss, {"loss": loss}

@@ -19,7 +19,8 @@ from jaxspec.engine.plan import chip_of
 from jaxspec.errors import Diverged
 from jaxspec.sharding import on_mesh
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.loop.step import Flat, LossFn, TrainState, make_schedule, make_step
+from jaxspec.training.loop.step import Flat, TrainState, make_schedule, make_step
+from jaxspec.training.losses import Loss
 from jaxspec.typing import Array
 
 
@@ -33,7 +34,7 @@ class MeasuredStep:
     def __init__(
         self,
         config: TrainConfig,
-        loss_fn: LossFn,
+        loss: Loss,
         optimizer: optax.GradientTransformation,
         frozen: Flat,
         mesh: Mesh,
@@ -41,7 +42,7 @@ class MeasuredStep:
     ) -> None:
         """`shardings` are those of the state, which stay the same from step to step."""
         self._config, self._frozen, self._mesh = config, frozen, mesh
-        step = make_step(loss_fn, optimizer, config)
+        step = make_step(loss, optimizer, config)
         self._step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
         self._schedule = make_schedule(config)
         self._metrics: dict[str, Array] = {}

@@ -23,12 +23,11 @@ from jaxspec.errors import InputError
 from jaxspec.models.layers import remat_layers
 from jaxspec.sharding import constrain
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.losses import Loss, metrics_of
 from jaxspec.typing import Array, Params
 
 Flat = dict[str, Any]
 """Parameters by path."""
-LossFn = Callable[[Params, Any], tuple[Array, dict[str, Array]]]
-"""(parameters, batch) -> (mean loss, metrics). The metric `tokens` counts the mean's positions."""
 ShardingOf = Callable[[Any], Params]
 """Mesh -> the parameters' shardings, for one model `partial(shardings, config, params)`."""
 
@@ -177,52 +176,46 @@ def on_host(tree: Any) -> Any:
 
 
 def gradient(
-    loss_fn: LossFn, config: TrainConfig, trainable: Flat, frozen: Flat, batch: Any
+    loss: Loss, config: TrainConfig, trainable: Flat, frozen: Flat, batch: Any
 ) -> tuple[Flat, dict[str, Array]]:
-    """Return the gradient of a batch's mean loss and the metrics, in the config's dtype and parts.
+    """Return the gradient of a batch's loss and the metrics, in the config's dtype and parts."""
+    count = loss.count(batch)
 
-    Parts are weighted by their metric `tokens`, so the gradient is the whole batch's.
-    """
-
-    def whole(batch: Any) -> tuple[Flat, dict[str, Array]]:
-        def loss(trainable: Flat) -> tuple[Array, dict[str, Array]]:
+    def slope(part: Any) -> tuple[Flat, Any]:
+        def share(trainable: Flat) -> tuple[Array, Any]:
             with remat_layers(config.remat):
-                return loss_fn(merge(in_dtype(trainable, config.dtype), frozen), batch)
+                return loss.share(merge(in_dtype(trainable, config.dtype), frozen), part, count)
 
-        return jax.grad(loss, has_aux=True)(trainable)
+        return jax.grad(share, has_aux=True)(trainable)
 
     if config.accumulate == 1:
-        return whole(batch)
+        grads, sums = slope(batch)
+        return grads, metrics_of(sums)
 
-    def weighted(part: Any) -> tuple[Array, Any]:
-        grads, metrics = whole(
-            jax.tree.map(lambda x: constrain(x, "batch", *[None] * (x.ndim - 1)), part)
-        )
-        weight = metrics.get("tokens", jnp.ones(()))
-        return weight, jax.tree.map(lambda x: x.astype(jnp.float32) * weight, (grads, metrics))
+    def placed(part: Any) -> Any:
+        return jax.tree.map(lambda x: constrain(x, "batch", *[None] * (x.ndim - 1)), part)
 
     # Every n-th row, so that each part takes rows of every device.
     # 6 rows in 3 parts: rows 0 3, then 1 4, then 2 5.
     parts = jax.tree.map(
         lambda x: jnp.swapaxes(x.reshape(-1, config.accumulate, *x.shape[1:]), 0, 1), batch
     )
-    shapes = jax.eval_shape(weighted, jax.tree.map(lambda x: x[0], parts))
+    shapes = jax.eval_shape(slope, jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     add = partial(jax.tree.map, jnp.add)
-    (total, sums), _ = jax.lax.scan(
-        lambda carry, part: (add(carry, weighted(part)), None), zeros, parts
+    (grads, sums), _ = jax.lax.scan(
+        lambda total, part: (add(total, slope(placed(part))), None), zeros, parts
     )
-    grads, metrics = jax.tree.map(lambda x: x / jnp.maximum(total, 1e-9), sums)
-    return grads, metrics | ({"tokens": total} if "tokens" in metrics else {})
+    return grads, metrics_of(sums)
 
 
 def make_step(
-    loss_fn: LossFn, optimizer: optax.GradientTransformation, config: TrainConfig
+    loss: Loss, optimizer: optax.GradientTransformation, config: TrainConfig
 ) -> Callable[..., Any]:
     """Return (state, frozen, batch) -> (state, metrics), to compile with the state donated."""
 
     def step(state: TrainState, frozen: Flat, batch: Any) -> tuple[TrainState, dict[str, Array]]:
-        grads, metrics = gradient(loss_fn, config, state.params, frozen, batch)
+        grads, metrics = gradient(loss, config, state.params, frozen, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), metrics | {

@@ -25,7 +25,6 @@ from jaxspec.training.loop.metrics import MetricsLog
 from jaxspec.training.loop.preemption import Preempted, Preemption
 from jaxspec.training.loop.signatures import claim, run_signature
 from jaxspec.training.loop.step import (
-    LossFn,
     ShardingOf,
     make_optimizer,
     merge,
@@ -34,6 +33,7 @@ from jaxspec.training.loop.step import (
     place_state,
     placed_on,
 )
+from jaxspec.training.losses import Loss
 from jaxspec.typing import Params
 
 Evaluate = Callable[[Params], Mapping[str, float]]
@@ -43,7 +43,7 @@ Evaluate = Callable[[Params], Mapping[str, float]]
 def fit(
     config: TrainConfig,
     params: Params,
-    loss_fn: LossFn,
+    loss: Loss,
     batches: BatchIterator[Batch] | Callable[[int], Batch],
     directory: Path,
     *,
@@ -55,7 +55,7 @@ def fit(
 
     Args:
       params: Arrays of numpy or JAX. Frozen ones are returned unchanged.
-      loss_fn: (params, batch) -> (loss, metrics), traced; see `LossFn`.
+      loss: Traced; `mean_of_rows` makes one of a function.
       batches: Iterator over this process's rows, or a function of the step that makes a whole
         batch.
       directory: Folder that receives `metrics.jsonl`, `train_config.json` and checkpoints.
@@ -93,7 +93,7 @@ def fit(
         if start:
             _say(f"resuming {directory} at step {start} of {config.steps}")
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-        step = MeasuredStep(config, loss_fn, optimizer, placed, mesh, shardings)
+        step = MeasuredStep(config, loss, optimizer, placed, mesh, shardings)
         preemption = stack.enter_context(Preemption())
         log = stack.enter_context(MetricsLog(directory, config, start))
         steps, quiet = config.steps, jax.process_index() > 0
