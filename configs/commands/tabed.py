@@ -14,7 +14,9 @@ TABED = (
         "(the released code leaves it out); no system prompt, as in that code. Second turns are in "
         "that code's words; the first answer keeps its end token, which that code takes out. "
         "Random weights are uniform on the simplex, where that code divides uniform numbers by "
-        "their sum. The 1.74 and the 5 % of the abstract are printed below the table",
+        "their sum. The pair and story sets are asked each row's own question, where the paper "
+        "prints one prompt for all. Captions are made before the prefill, where the paper makes "
+        "them beside it. The 1.74 and the 5 % of the abstract are printed below the table",
         command=f"{TABLE} llava15\n"
         f"{TABLE} llava15 --turns 2 --follow-ups fact --out runs/eval/llava15_nq\n"
         f"{TABLE} llava15 --turns 2 --follow-ups sum --out runs/eval/llava15_gsm8k",
@@ -31,10 +33,12 @@ TABED = (
     Line(
         tables=(5, 8),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="how many verified tokens MT* looks back on; AdaBoost, whose constant is 1 as in the "
-        "released code (the paper names none), and whose negative weights count as 0; and all "
-        "rules that the paper's MT* and MTCP* may be: it writes both hard and soft labels, and the "
-        "rule called paper takes soft ones; POPE and LLaVA-Bench as above",
+        what="how many verified tokens MT* looks back on; AdaBoost by each request's running "
+        "error, where the paper fixes a draft's weight by its error rate (then give these weights "
+        "to `--weights`, which `static` keeps), with the released code's constant of 1 (the paper "
+        "names none), and negative weights as 0; and all rules that the paper's MT* and MTCP* may "
+        "be: it writes both hard and soft labels, and the rule called paper takes soft ones; POPE "
+        "and LLaVA-Bench as above",
         command=f"{TABLE} llava15_weightings",
         mini=f"{TABLE} mini_weightings",
     ),
@@ -56,9 +60,10 @@ TABED = (
         "paper draws lines; bars of tower, prefill and decoding by 1, 2 and 5 images "
         "(`inference_times.png`), for answers of 92, 117 and 88 tokens, the paper's mean lengths, "
         "where it also says that it draws 100; BLIP's and Florence-2's captions of pages that "
-        "picturebook draws, in float32 (torch runs both on the host), where the paper captions "
-        "photographs; operations, where the column with attention counts 648 slots. T_q / T_p is "
-        "measured at 1,024 slots; the paper's is a mean over data sets",
+        "picturebook draws, in float32 (torch runs both on the host), timed by themselves, where "
+        "the paper captions photographs, beside the prefill; a target's pass reads gamma + 1 "
+        "tokens, in the paper gamma; operations, where the column with attention counts 648 slots. "
+        "T_q / T_p is measured at 1,024 slots; the paper's is a mean over data sets",
         command=f"{PASSES} --parts passes images captions flops\n"
         + "\n".join(
             f"{LATENCY} {pair} --dtype float16 --parts passes"
@@ -111,10 +116,11 @@ TABED = (
     Line(
         tables=(19, 20, 21, 22),
         needs="benchmarks, captioner, plots; 43 GB",
-        what="LLaVA-NeXT read as one tile an image: 68M, 160M and OneVision drafts, the 13B; NQ "
-        "and GSM8K as above. The paper names float16; that the 160M draft ran in bfloat16 is in "
-        "its released code. Table 21's rows name LLaVA-1.5 160M, its caption LLaVA-OV 68M, which "
-        "is taken here",
+        what="LLaVA-NeXT read as one tile an image: 68M, 160M and OneVision drafts, the 13B. For "
+        "NQ and GSM8K add `--turns 2 --follow-ups fact` or `sum` and another `--out` to each "
+        "command. Prompts and captions as above. The paper names float16; that the 160M draft ran "
+        "in bfloat16 is in its released code. Table 21's rows name LLaVA-1.5 160M, its caption "
+        "LLaVA-OV 68M, which is taken here",
         command=f"{TABLE} llava_next_base\n{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 "
         f"--dtype bfloat16 --out runs/eval/llava_next_160m\n{TABLE} llava_next_base --draft "
         f"mjbooo/lvlm68m-ov --out runs/eval/llava_next_ov\n{TABLE} llava_next_base --target "

@@ -2,8 +2,9 @@
 
 The sets of IbED and TABED, and those that AASD and CoS add. The first 100 rows of a set count, as
 in picturebook's `test_set`; MMLU's subjects take turns. An unreadable row is an error: if it were
-skipped, other rows would be the first hundred. Prompts are TABED's where it prints them; its
-released code asks LLaVA-Bench without the printed instruction. Subsets of LMMs-Eval-Lite are read
+skipped, other rows would be the first hundred. Prompts are TABED's where it prints them,
+except for the pair and story sets, which are asked each row's own question; its released code asks
+LLaVA-Bench without the printed instruction. Subsets of LMMs-Eval-Lite are read
 where TABED's text links them, except POPE, which its code reads whole. IbED names no split of
 ChartQA, TextVQA and VQAv2: the splits with public answers are read.
 
