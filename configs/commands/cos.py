@@ -45,7 +45,7 @@ COS = (
         what="weight of the first model, on 8 prompts a set, at draft lengths 1, 1 and 5, 1; the "
         "paper prints at least 1.5 times the speed at all weights. The first model proposes at all "
         "of them, where the paper selects an appropriate one: at 0.1 to 0.4 that is "
-        "`--default-proposer 1` of `jaxspec collaborate`. `sweep.png` draws whole calls, as in the "
+        "`--default-proposer 1`. `sweep.png` draws whole calls, as in the "
         "paper, and decoding",
         command=f'{SWEEP} --pairings "Llama, Vicuna" "Qwen 3B" --sweep {LAMBDA} '
         "--out runs/cos_weight",
