@@ -36,9 +36,14 @@ gcloud() {
     esac
     case "$*" in
         *"tpu-vm create"*) [ -e slice ] && return 1; echo READY > slice ;;
-        *"tpu-vm delete"*) [ -e slice ] || return 1; rm -f slice session ended ;;
+        *"queued-resources create"*--runtime-version*) [ -e slice ] && return 1; echo WAITING_FOR_RESOURCES > slice ;;
+        *" delete "*) [ -e slice ] || return 1; rm -f slice session ended ;;
+        *"queued-resources list"*)
+            [ ! -e slice ] || echo "mine $(sed s/READY/ACTIVE/ slice)"
+            sed -i s/WAITING_FOR_RESOURCES/READY/ slice 2> /dev/null || true ;;
         *"tpu-vm list"*) printf 'other READY\n'; [ ! -e slice ] || echo "mine $(cat slice)" ;;
         *new-session*) [ -e session ] || { touch session; rm -f ended; echo trained >> calls; } ;;
+        *kill-session*) rm -f session ended ;;
         *train.exit*)
             if [ -e session ] && [ $(tail -n 4 calls | grep -c sleep) -ge 2 ]; then    # it ends at the second look
                 rm session; sed -n 1p codes > ended; sed -i 1d codes
@@ -109,7 +114,8 @@ def test_a_step_that_always_fails_ends_the_walk(step: str, tmp_path: Path) -> No
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("codes", "trained", "ends"), [("143\n143\n0\n", 3, 0), ("2\n", 1, 1), ("1\n", 1, 1)]
+    ("codes", "trained", "ends"),
+    [("143\n143\n0\n", 3, 0), ("2\n", 1, 1), ("134\n0\n", 2, 0), ("134\n1\n", 2, 1)],
 )
 def test_what_ended_training_decides_what_follows(
     codes: str, trained: int, ends: int, tmp_path: Path
@@ -132,8 +138,86 @@ def test_the_lines_of_the_page_lead_to_their_end(block: str, tmp_path: Path) -> 
     if "walk" in block:
         (export,) = re.findall(r"jaxspec export \S+ \S+.*?(?= &&)", "\n".join(calls))
         parse(Command("docs/tpu.md", export))
-        (recipe,) = re.findall(r"train '.*?(python -m train.recipe .*?) > ", "\n".join(calls))
+        (recipe,) = re.findall(r"(python -m train.recipe .*?) >> ", "\n".join(calls))
         parse(Command("docs/tpu.md", recipe))
+
+
+@pytest.mark.full
+def test_a_slice_of_the_queue_is_awaited_and_its_request_deleted(tmp_path: Path) -> None:
+    code, calls = walk(
+        tmp_path / "it", "never", 0, lines=f"export QUEUED=1; {SLICE} walk llava15_68m"
+    )
+    assert code == 0
+    assert calls.count("trained") == 1
+    assert not any("tpu-vm create" in call or "tpu-vm delete" in call for call in calls)
+
+
+HOST = r"""#!/usr/bin/env bash
+case $(basename "$0") in
+    gcloud)
+        echo "$*" >> "$ROOT/calls"
+        case "$*" in
+            *"tpu-vm list"*) [ ! -e "$ROOT/slice" ] || echo mine READY ;;
+            *"tpu-vm create"*) touch "$ROOT/slice" ;;
+            *"tpu-vm delete"*) rm "$ROOT/slice" ;;
+            *"tpu-vm scp"*) cp "$5" "$ROOT/host/${6#*:}" ;;
+            *"tpu-vm ssh"*) cd "$ROOT/host" && HOME=$ROOT/host exec bash -c "${@: -1}" ;;
+            "storage cp"*)
+                to=$ROOT/bucket/${@: -1}; mkdir -p "$to" && cp -r "${@:4:$# - 4}" "$to" ;;
+        esac ;;
+    git)
+        case $1 in
+            status) echo ' M train/mine.py' ;;
+            archive) tar -cf jaxspec.tar keys.env ;;
+        esac ;;
+    tmux) case $1 in new-session) sh -c "${@: -1}" ;; has-session) exit 1 ;; esac ;;
+    python3.12) mkdir -p .venv/bin && for name in python pip jaxspec; do cp "$0" .venv/bin/$name; done ;;
+    python)
+        printf '%s
+' "$@" > ~/words; env > ~/environment
+        mkdir -p runs/train/llava15_68m/tune && echo {} > runs/train/llava15_68m/tune/metrics.jsonl ;;
+    jaxspec) mkdir my-draft ;;
+esac
+"""
+
+
+def test_words_reach_the_host_as_they_are_and_keys_are_on_no_command_line(tmp_path: Path) -> None:
+    """The stubs run what they are given, as a host does."""
+    for folder in ("bin", "host"):
+        (tmp_path / folder).mkdir()
+    for name in ("gcloud", "git", "tmux", "python3.12", "sudo", "sleep"):
+        (tmp_path / "bin" / name).write_text(HOST)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "keys.env").write_text("HF_TOKEN=secret\n")
+    words = ["llava15_68m", "--system", "", "--tune.frozen", "a|b", "it's $HOME", 'a "b"  c', "*"]
+    variables = {"TPU": "mine", "ZONE": "here", "BUCKET": "gs://bucket", "KEYS": "keys.env"}
+    done = subprocess.run(
+        [str(SLICE), "walk", *words],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ROOT": str(tmp_path), "DATA": ""}
+        | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = (tmp_path / "host" / "words").read_text().splitlines()
+    assert said == ["-m", "train.recipe", *words, "--cluster", "auto"]
+    environment = (tmp_path / "host" / "environment").read_text().splitlines()
+    assert {"HF_TOKEN=secret", "JAX_COMPILATION_CACHE_DIR=gs://bucket/compiled"} <= {*environment}
+    assert "secret" not in (tmp_path / "calls").read_text()
+    assert (tmp_path / "host" / "keys").stat().st_mode & 0o077 == 0
+    assert "not committed, so not on the slice:\n M train/mine.py" in done.stderr
+    (log,) = (tmp_path / "bucket" / "gs:" / "bucket" / "log").iterdir()
+    assert sorted(path.name for path in log.rglob("*.*")) == ["metrics.jsonl", "train.log"]
+    assert not (tmp_path / "slice").exists()
+
+
+def test_keys_are_a_file(tmp_path: Path) -> None:
+    lines = f"export KEYS=HF_TOKEN=secret; {SLICE} walk llava15_68m"
+    code, calls = walk(tmp_path / "it", "never", 0, lines=lines)
+    assert (code, calls) == (2, [])
 
 
 def test_a_trial_that_fails_leaves_no_slice(tmp_path: Path) -> None:
