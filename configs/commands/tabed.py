@@ -96,7 +96,10 @@ TABED = (
         what="hyperparameters of the OneVision draft: the recipe has them, on the target's CLIP "
         "tower, one tile an image, where OneVision has SigLIP and several. Three of its data files "
         "are not public and left out; the system prompt is LLaVA-1.5's, as the paper names none. "
-        "The mini command trains one stage",
+        "Rows have up to 5,120 tokens, eight images or frames, and the draft as many positions; "
+        "rows with more images, and no answer before the ninth, teach nothing, and the run ends if "
+        "they are over a tenth. The paper does not say how long its rows were. The mini command "
+        "trains one stage",
         command=f"{TRAIN} onevision_68m",
         mini=f"{TRAIN} mini_llava",
     ),

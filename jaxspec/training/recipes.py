@@ -219,7 +219,9 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         kinds = f"a {start.config.model_type} cannot get the tower of a {target.config.model_type}"
         raise InputError(f"start {recipe.start}: {kinds}")
     vocab_size = text_config(target.config).vocab_size
-    text = replace(start.config, vocab_size=vocab_size)
+    # Rotary positions have no parameters, so rows longer than the start's positions train them.
+    positions = max(start.config.max_position_embeddings, *recipe.buckets)
+    text = replace(start.config, vocab_size=vocab_size, max_position_embeddings=positions)
     config: ModelConfig = replace(target.config, text_config=text)
     params = {**init_params(config, key), **tower()}
     params["language_model"] = _grown(recipe, start, vocab_size)

@@ -121,6 +121,14 @@ def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
         train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
 
 
+def test_a_draft_that_sees_has_positions_for_its_longest_rows(taught: Path) -> None:
+    target = LoadedModel.load(taught / "target")
+    small = replace(SMALL, max_position_embeddings=100)
+    for buckets, positions in ((64,), 100), ((64, 128), 128):
+        draft = start_draft(recipe(taught, start=small, buckets=buckets), target)
+        assert draft.model.text.max_position_embeddings == positions
+
+
 @pytest.mark.full
 def test_a_text_draft_learns_from_a_teacher(taught: Path, tmp_path: Path) -> None:
     stages = (replace(SECOND, train=replace(TRAIN, accumulate=2)),)

@@ -8,6 +8,11 @@ tower of its own.
 
 The system prompt is `llava15_68m`'s: the paper does not say which one these stages had.
 
+A video has eight frames of 576 tokens: rows are up to 5,120 tokens long, and the draft gets as many
+positions as that, where Llama-68M has 2,048. The paper does not say how long its rows were. Rows of
+M4-Instruct with more images teach nothing, if no answer comes before the ninth; their number is not
+published, and up to a tenth of all rows may be such.
+
 The sets are those that LLaVA-NeXT's scripts/train/README.md names. Three of its files are not
 public: 92 thousand Chinese descriptions, and 66 thousand answers about videos.
 """
@@ -37,6 +42,8 @@ SEVERAL = (("onevision_single_image", 800.0), ("m4_instruct", 560.0), ("m4_instr
 
 config = replace(
     llava15_68m,
+    buckets=(*llava15_68m.buckets, 3072, 4096, 5120),
+    unlearned=0.1,
     stages=(
         Stage("align", _ALIGN, (("blip_laion_cc_sbu_558k", 1.0),), plain=True),
         Stage("knowledge", replace(_WHOLE, steps=7812, warmup=235), KNOWLEDGE),
