@@ -29,14 +29,7 @@ from tests import tiny
 from tests.tiny.families import FAMILIES
 
 NEW = 24
-CONFIG = EngineConfig(
-    views=("M", "T"),
-    gamma=3,
-    batch_size=4,
-    new_buckets=(32,),
-    prompt_buckets=(64, 128, 256),
-    image_buckets=(0, 1, 2),
-)
+CONFIG = tiny.ENGINE
 PAGES = [
     Image.fromarray(np.random.default_rng(i).integers(0, 256, (28, 28, 3), np.uint8))
     for i in range(2)
@@ -67,7 +60,6 @@ def engines(
         "MSD": Engine(target, LoadedHead(*msd), replace(config, views=None)),
         "views": Engine(target, draft, config),
         "head": Engine(target, head, replace(config, views=None)),
-        "lookup": Engine(target, config=replace(config, views=("lookup",))),
     }
 
 
@@ -160,7 +152,7 @@ def test_log_probabilities_are_one_program_for_like_lengths(
     assert len(compile_cache.EXECUTABLES) == 2
 
 
-@pytest.mark.parametrize("kind", ["chain", "CoS", *tiny.rarer("plain", "tree", "standard")])
+@pytest.mark.parametrize("kind", ["chain", "CoS", *tiny.rarer("tree")])
 def test_an_answer_brings_its_log_probabilities(
     kind: str, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,11 +164,8 @@ def test_an_answer_brings_its_log_probabilities(
     config = replace(CONFIG, **options, tree="2:5" if kind == "tree" else None)
     if kind in ("chain", "tree"):
         engine = Engine(target, draft, config)
-    elif kind == "plain":
-        engine = Engine(target, config=replace(config, views=None))
     else:
-        method = "alternating" if kind == "CoS" else kind
-        together = CollaborationConfig(combination="weighted:0.7,0.3", method=method, **options)
+        together = CollaborationConfig(combination="weighted:0.7,0.3", **options)
         engine = Engine([target, draft], config=together)
     asked = Request("What?", NEW, 1.0, logprobs=3, images=PAGES[:1])
     others = [replace(asked, logprobs=None), replace(asked, logprobs=0, seed=1, max_new_tokens=9)]
@@ -198,7 +187,7 @@ def test_an_answer_brings_its_log_probabilities(
         assert min(ending[:3]) > max(ending[3 + i] for i, t in enumerate((5, 7, 9)) if t not in top)
 
 
-@pytest.mark.parametrize("kind", ["views", *tiny.rarer("head", "MSD", "dflash", "lookup")])
+@pytest.mark.parametrize("kind", ["views", *tiny.rarer("head", "dflash")])
 def test_a_session_answers_as_whole_prompts_do(
     kind: str,
     target: LoadedModel,
@@ -222,7 +211,7 @@ def test_a_session_answers_as_whole_prompts_do(
     )
     last = float(kind == "head")  # another kind of loop, so once
     settings: dict[str, Any] = {}
-    if kind in ("views", "lookup"):
+    if kind == "views":
         settings = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
     for question, images, temperature in (
         ("What?", PAGES[:1], 0.0),

@@ -20,7 +20,6 @@ from jaxspec.config import Gemma4TextConfig
 from jaxspec.decoding.drafting.shapes import parse_tree, static_tree
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.engine import batcher
-from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.heads.blocks import joined, read_blocks, read_whole
 from jaxspec.heads.kinds.assistant import AssistantConfig
@@ -51,24 +50,20 @@ WORDS = ("What is this?", "Hi", "Tell me more")
 SIZES = EngineConfig(batch_size=3, new_buckets=(32,), prompt_buckets=(32, 128), gamma=J)
 
 
-def pair(
-    groups: int = 0, dtype: Any = jnp.float32, text: Gemma4TextConfig = TEXT, scale: float = 0.3
-) -> tuple[LoadedModel, LoadedHead]:
+def pair(groups: int = 0, text: Gemma4TextConfig = TEXT) -> tuple[LoadedModel, LoadedHead]:
     """Return a target that mostly walks through its tokens in one order, and a like assistant."""
     rng = np.random.default_rng(0)
-    params = tiny.random_params(text, scale=scale)
+    params = tiny.random_params(text, scale=0.3)
     embedding = params["model"]["embed_tokens"]["embedding"]
     params["lm_head"]["weight"] = embedding[rng.permutation(text.vocab_size)]
-    target = tiny.loaded(
-        jax.tree.map(lambda x: jnp.asarray(x, dtype), params), text, tiny.chat_tokenizer()
-    )
+    target = tiny.loaded(params, text, tiny.chat_tokenizer())
     width = text.hidden_size
     config = AssistantConfig(replace(text, **LAYERS), backbone_hidden_size=width, gamma=J)
     if groups:
         config = replace(config, num_centroids=groups, centroid_intermediate_top_k=groups // 2)
     initial = jax.tree.map(
         lambda x: (
-            rng.uniform(0.1, 0.3, x.shape) if x.ndim == 1 else rng.normal(0, scale, x.shape)
+            rng.uniform(0.1, 0.3, x.shape) if x.ndim == 1 else rng.normal(0, 0.3, x.shape)
         ).astype(x.dtype),
         abstract_head(config),
     )
@@ -83,8 +78,7 @@ def pair(
         initial["masked_embedding"]["token_ordering"] = rng.permutation(text.vocab_size).astype(
             "i4"
         )
-    head = jax.tree.map(lambda x: jnp.asarray(x, dtype if x.dtype == np.float32 else None), initial)
-    return target, LoadedHead(config.for_target(text), head)
+    return target, LoadedHead(config.for_target(text), jax.tree.map(jnp.asarray, initial))
 
 
 def engine(models: tuple[LoadedModel, LoadedHead], drafts: bool = True, **options: Any) -> Engine:
@@ -190,8 +184,8 @@ def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[Any, 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, *tiny.rarer({"tree": "dynamic:2:6", "gamma": 4}, {"views": ("lookup",)})],
-    ids=["chain", "tree", "with lookup"],
+    [{}, *tiny.rarer({"tree": "dynamic:2:6", "gamma": 4})],
+    ids=["chain", "tree"],
 )
 def test_answers_are_the_plain_ones(
     models: Any, plain: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -204,31 +198,15 @@ def test_answers_are_the_plain_ones(
 
 
 @pytest.mark.full
-def test_sessions_and_meshes(models: Any, plain: Any) -> None:
+def test_a_mesh_changes_no_answer(models: Any, plain: Any) -> None:
     target, head = models
-    one, alone = engine(models), engine(models, drafts=False)
-    ours, expected = Session(one), Session(alone)
-    for question in ("What?", "And?"):
-        answers = [each.ask(question, max_new_tokens=8).tokens for each in (ours, expected)]
-        assert answers[0] == answers[1]
     mesh = make_mesh(model=2)
     placed = jax.device_put(target.params, shardings(target.config, target.params, mesh))
     models = replace(target, params=placed), head
     assert tokens(engine(models).generate(requests())) == plain
 
 
-@pytest.mark.full
-def test_one_width_in_16_bits() -> None:
-    text = replace(TEXT, hidden_size=256, head_dim=32, global_head_dim=64)
-    models = pair(dtype=jnp.bfloat16, text=text, scale=0.06)
-    one, alone = (engine(models, drafts, width=8, gamma=7) for drafts in (True, False))
-    results = one.generate(requests())
-    assert tokens(results) == tokens(alone.generate(requests()))
-    assert sum(int(result.stats.accepted_at.sum()) for result in results)
-
-
-@pytest.mark.parametrize("tree", [None, *tiny.rarer("2:3")])
-def test_samples_follow_the_targets_law(tree: str | None) -> None:
+def test_samples_follow_the_targets_law() -> None:
     """The first two tokens of sampled rows follow full passes of the target."""
     rows, rounds, words = 2000, 4, 6
     text = replace(SHARED, vocab_size=words)
@@ -237,7 +215,7 @@ def test_samples_follow_the_targets_law(tree: str | None) -> None:
     prompt = PromptRows(jnp.tile(jnp.asarray(start), (rows, 1)), jnp.full(rows, len(start)))
     batch = PromptBatch(prompt, None, jnp.ones((rows, 1)), (None,))
     model = target.model
-    spec = tiny.speculator(model, model, ("head",), 2, tree=tree, head=head.config)
+    spec = tiny.speculator(model, model, ("head",), 2, head=head.config)
     params, counts = tiny.params_of(spec, target.params, head=head.params), np.zeros((words, words))
     blocks = np.zeros(3, int)
     for seed in range(rounds):

@@ -23,10 +23,10 @@ from jaxspec.decoding.state import DecodeState
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 from tests.decoding import tables
-from tests.tiny import rarer
+from tests.tiny import QUICK, rarer
 from tests.tiny.oracles import goodness_of_fit, numpy_filtered, numpy_softmax
 
-SAMPLED, GREEDY = 75_000, 250
+SAMPLED, GREEDY = 25_000, 250
 """Rows of a batch that draw after one prompt, and rows at temperature 0 after many."""
 
 Program = Alternating | OneProposer
@@ -52,7 +52,7 @@ COMBINATIONS: dict[str, Callable[[float], Law]] = {
 }
 
 
-@partial(jax.jit, static_argnums=(0, 4), compiler_options={"xla_backend_optimization_level": "2"})
+@partial(jax.jit, static_argnums=(0, 4), compiler_options=QUICK)
 def run(program: Program, params: Params, batch: Any, chosen: Sampling, new: int) -> DecodeState:
     return program.decode(params, program.prefill(params, batch, chosen, new), chosen)
 

@@ -53,11 +53,10 @@ def test_a_cache_grows_in_groups_of_slots(target: LoadedModel) -> None:
         CHAIN,
         *tiny.rarer(
             replace(CONFIG, views=(), tree="2:6"),
-            replace(CONFIG, views=("M",), gamma=2),
             replace(CONFIG, views=("lookup",), trace=True),
         ),
     ],
-    ids=["chain", "tree of a head", "EAGLE-3", "lookup"],
+    ids=["chain", "tree of a head", "lookup"],
 )
 def test_answers_and_counts_are_those_of_whole_caches(
     config: EngineConfig,
@@ -66,13 +65,7 @@ def test_answers_and_counts_are_those_of_whole_caches(
     draft: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    eagle = tiny.kv_head(target.model, target.params, feature="fused", target_layers=(0, 1, 2))
-    drafts = {
-        ("M", "T"): [draft],
-        ("M",): [draft, LoadedHead(*eagle)],
-        (): [head],
-        ("lookup",): [],
-    }[config.views or ()]
+    drafts = {("M", "T"): [draft], (): [head], ("lookup",): []}[config.views or ()]
     engine = Engine(target, drafts, config)
     requests, runs = requests_of(engine, 0.0, 1.0, 1.0, 0.0), []
     for first in (8, 128):

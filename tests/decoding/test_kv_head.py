@@ -33,22 +33,19 @@ from tests.tiny.families import write
 TARGET, PARAMS = tiny.lvlm(32, 2, seed=0)
 TEXT, IMAGE = TARGET.text, tiny.VOCABULARY - 1
 HEADS = {
-    "linear": {"slot_bias": True},
-    "attention over tiles": {
+    "linear, hidden states, two layers": {
+        "feature": "last_hidden",
+        "slot_bias": True,
+        "layers": 2,
+    },
+    "attention over tiles, keys of two layers": {
         "pooling": "attention",
         "image_slots": 3,
         "image_tokens": 2 * tiny.PATCHES,
-    },
-    "hidden states, two layers": {"feature": "last_hidden", "layers": 2},
-    "images alone": {"reads_text": False, "feature": "last_hidden"},
-    "no own keys": {"own_keys": False, "feature": "last_hidden", "slot_bias": True},
-    "no keys but of images": {"own_keys": False, "reads_text": False},
-    "all, two layers": {"pooling": "none", "layers": 2},
-    "keys of two layers, attention": {
-        "pooling": "attention",
-        "image_slots": 3,
         "key_layers": (0, 1),
     },
+    "no keys but of images": {"own_keys": False, "reads_text": False},
+    "all": {"pooling": "none"},
     "one pass, hidden states": {
         "feature": "last_hidden",
         "parallel": True,

@@ -130,9 +130,8 @@ def test_windows_change_answers(plain: Any) -> None:
     assert tokens(engine(wider).generate(asked())) != expected
 
 
-@pytest.mark.parametrize("kind", ["gemma4", "gemma4 E"])
-def test_a_session_reads_what_the_whole_prompt_does(plain: Any, kind: str) -> None:
-    target, _ = plain[kind]
+def test_a_session_reads_what_the_whole_prompt_does(plain: Any) -> None:
+    target, _ = plain["gemma4 E"]
     one = engine(target, ("T",), gamma=3)
     session, prompt, answer = Session(one), None, ()
     for question in ("What?", "And?", "So?"):
@@ -146,9 +145,8 @@ def test_a_session_reads_what_the_whole_prompt_does(plain: Any, kind: str) -> No
         assert said == answer
 
 
-@pytest.mark.parametrize("kind", ["gemma4", "gemma4 E"])
-def test_a_mesh_changes_no_token(plain: Any, kind: str) -> None:
-    target, expected = plain[kind]
+def test_a_mesh_changes_no_token(plain: Any) -> None:
+    target, expected = plain["gemma4 E"]
     mesh = make_mesh(model=2)
     placed = jax.device_put(target.params, shardings(target.config, target.params, mesh))
     results = engine(replace(target, params=placed), ("T",), gamma=3).generate(asked())
@@ -198,9 +196,8 @@ def test_a_new_head_norms_as_its_target_does(plain: Any, feature: Any) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "qwen2", "gemma4 E"])
-def test_one_width_in_16_bits(kind: str) -> None:
-    target = model(replace(TARGETS[kind], hidden_size=256, head_dim=64), scale=0.06)
+def test_one_width_in_16_bits() -> None:
+    target = model(replace(TARGETS["mistral"], hidden_size=256, head_dim=64), scale=0.06)
     target = replace(
         target, params=jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), target.params)
     )

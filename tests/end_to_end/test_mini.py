@@ -23,11 +23,10 @@ from jaxspec.data.images import to_rgb
 from jaxspec.engine.captioners import LvlmCaptioner
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading.images import image_inputs
-from jaxspec.loading.models import LoadedHead, prompt_encoder
+from jaxspec.loading.models import prompt_encoder
 from jaxspec.loading.pairs import same_tower
 from jaxspec_demo import ASSETS
 from picturebook import SYNTHETIC_SETS, caption, test_set
-from tests.tiny.one_pass import blocks_of_head
 
 BUCKETS = {
     "prompt_buckets": config.prompt_buckets,
@@ -119,6 +118,7 @@ def test_captions_name_what_is_there(captioner: LoadedModel) -> None:
     assert np.mean([said == meant for said, meant in words]) > 0.2
 
 
+@pytest.mark.full
 def test_both_turns_of_every_set_come_out_as_without_a_draft(
     target: LoadedModel, draft: LoadedModel
 ) -> None:
@@ -132,27 +132,6 @@ def test_both_turns_of_every_set_come_out_as_without_a_draft(
         assert [r.tokens for r in drafted] == [r.tokens for r in plain.generate(requests)]
         accepted += sum(int(r.stats.accepted_at.sum()) for r in drafted)
     assert accepted > 250
-
-
-@pytest.mark.full
-def test_the_kv_head_drafts_what_one_pass_predicts(target: LoadedModel) -> None:
-    """The target's own answers, in exactly the blocks that Target-Draft attention over them
-    scores.
-    """
-    head = LoadedHead.load(ASSETS / "mini" / "kv_head", target)
-    fast = Engine(target, head, EngineConfig(gamma=5, batch_size=4, **BUCKETS))
-    plain = Engine(target, None, EngineConfig(batch_size=4, **BUCKETS))
-    samples = [sample for name in ("describe", "edit") for sample in test_set(name, 2)]
-    requests = [Request(first_prompt(plain.encoder, sample), 48) for sample in samples]
-    total = np.zeros(2, int)
-    for request, drafted, answer in zip(
-        requests, fast.generate(requests), plain.generate(requests), strict=True
-    ):
-        assert drafted.tokens == answer.tokens
-        blocks = blocks_of_head(target, head, request.prompt, answer.tokens, 5)
-        assert blocks == (drafted.stats.steps, drafted.stats.emitted)
-        total += blocks
-    assert total[1] / total[0] > 2.5
 
 
 def test_the_demos_script_writes_its_records(

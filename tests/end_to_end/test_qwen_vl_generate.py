@@ -125,6 +125,7 @@ BUSY: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("target", ["qwen2_5_vl"], indirect=True)
 def test_settings_of_the_models_file(target, turns, tmp_path):
     """Qwen's own, and all that a file may have. Prompts count, with their image placeholders."""
     made, loaded = target
@@ -146,6 +147,7 @@ def test_settings_of_the_models_file(target, turns, tmp_path):
     check(Engine(own, config=config), [(requests, plain)])
 
 
+@pytest.mark.parametrize("target", ["qwen2_5_vl"], indirect=True)
 def test_a_draft_with_its_own_tower(target, turns, tmp_path):
     """A smaller one, as transformers saves it."""
     full = {"qwen2_5_vl": "fullatt_block_indexes", "qwen3_vl": "deepstack_visual_indexes"}
@@ -158,6 +160,7 @@ def test_a_draft_with_its_own_tower(target, turns, tmp_path):
     check(engine(target[1], draft, "P"), turns)
 
 
+@pytest.mark.parametrize("target", ["qwen2_5_vl"], indirect=True)
 def test_a_text_draft(target, turns, tmp_path):
     """A text draft of the same words with fewer rows of padding; its positions are the slots."""
     loaded = target[1]

@@ -49,5 +49,5 @@ from tests.tiny.models import (
     resized,
     text_only,
 )
-from tests.tiny.requests import Talk, loaded, page, request_of
+from tests.tiny.requests import ENGINE, Talk, loaded, page, request_of
 from tests.tiny.tiers import rarer

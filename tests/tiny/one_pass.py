@@ -81,26 +81,15 @@ def check_training_pass(
     engine, total = Engine(target, head, config), np.zeros(2, int)
     for prompt, answer in zip(prompts, answers, strict=True):
         result = engine.generate(Request(prompt, new))
-        blocks = blocks_of_head(target, head, prompt, answer, config.gamma)
+        agrees, steps, at = _agreement(target, head, prompt, answer, config.gamma), 0, 0
+        while at < len(answer) - 1:
+            at += min(int(np.cumprod(agrees[at]).sum()) + 1, len(answer) - 1 - at)
+            steps += 1
+        blocks = steps, at
         assert blocks == (result.stats.steps, result.stats.emitted)
         assert result.tokens == answer
         total += blocks
     assert 0 < total[0] < total[1]
-
-
-def blocks_of_head(
-    target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Sequence[int], gamma: int
-) -> tuple[int, int]:
-    """Return an answer's blocks of at most `gamma` drafts, and its tokens after the first.
-
-    The answer must be the target's greedy one.
-    """
-    agrees = _agreement(target, head, prompt, answer, gamma)
-    at, steps, end = 0, 0, len(answer) - 1
-    while at < end:
-        at += min(int(np.cumprod(agrees[at]).sum()) + 1, end - at)
-        steps += 1
-    return steps, end
 
 
 def _agreement(

@@ -11,12 +11,22 @@ import jax
 import numpy as np
 
 from jaxspec.config import LlavaConfig, ModelConfig
-from jaxspec.engine.engine import Engine, Request
+from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.typing import Params
 from picturebook.samples import Sample
 from tests.tiny.checkpoints import CONFIG, image_processor, tokenizer
+
+ENGINE = EngineConfig(
+    views=("M", "T"),
+    gamma=3,
+    batch_size=4,
+    new_buckets=(32,),
+    prompt_buckets=(64, 128, 256),
+    image_buckets=(0, 1, 2),
+)
+"""Sizes of tests that need no others, so that they share programs."""
 
 
 def loaded(params: Params, config: ModelConfig = CONFIG, words: Any = None) -> LoadedModel:
