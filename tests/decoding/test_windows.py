@@ -67,11 +67,10 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 DRAFTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "chain": ("mistral", ("T",), {}),
-    "grown tree": ("mistral", ("T", "lookup"), {"tree": "dynamic:2:7"}),
     "static tree": ("qwen2", ("T", "KV head"), {"tree": "2:8"}),
-    "two KV layers": ("gemma4", ("T", "KV head", "lookup"), {"tree": "dynamic:2:6"}),
+    "two KV layers": ("gemma4", ("T", "KV head"), {"tree": "dynamic:2:6"}),
     "EAGLE-3": ("gemma3", ("T", "EAGLE-3"), {}),
-    "shared keys": ("gemma4 E", ("T", "KV head", "lookup"), {"tree": "2:6"}),
+    "shared keys": ("gemma4 E", ("T", "KV head"), {"tree": "2:6"}),
 }
 """Target, drafts and options."""
 
