@@ -13,7 +13,7 @@ from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling
-from jaxspec.typing import Float, Params
+from jaxspec.typing import Array, Float, Params
 
 State = TypeVar("State", bound=DecodeState[Any, Any, Any])
 
@@ -84,7 +84,6 @@ class Program(ABC, Generic[State]):
         first, *peers = map(Prompts, rows, images)
         return PromptBatch(first.rows, first.images, weights, sources, peers=tuple(peers))
 
-    @abstractmethod
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
     ) -> State:
@@ -92,6 +91,19 @@ class Program(ABC, Generic[State]):
 
         new_slots: Most new tokens of a row.
         """
+        return self.scored_prefill(params, batch, options, new_slots)[0]
+
+    @abstractmethod
+    def scored_prefill(
+        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    ) -> tuple[State, Float[Array, "*M B V"]]:
+        """Return what `prefill` does, and the logits that first tokens are drawn from."""
+
+    @abstractmethod
+    def begin(
+        self, params: Params, state: State, logits: Float[Array, "*M B V"], options: Sampling
+    ) -> State:
+        """Return a state after prefill with first tokens that these options draw from logits."""
 
     @abstractmethod
     def decode(

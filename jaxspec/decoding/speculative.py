@@ -23,6 +23,7 @@ from jaxspec.decoding.state import (
     Drafting,
     Pause,
     Tree,
+    begun,
     commit,
     draw_next,
     history_of,
@@ -59,6 +60,15 @@ class TargetProgram(Program[TargetState[Drafting]]):
 
     def caches(self, state: TargetState[Drafting]) -> tuple[KVCache, ...]:
         return (state.target,)
+
+    def begin(
+        self,
+        params: Params,
+        state: TargetState[Drafting],
+        logits: Float[Array, "B V"],
+        options: Sampling,
+    ) -> TargetState[Drafting]:
+        return begun(state, logits, first_token(logits, state.prompt, options), options)
 
     @property
     def compiler_options(self) -> dict[str, bool]:
@@ -107,15 +117,16 @@ class Autoregressive(TargetProgram[None]):
     def most_tokens(self) -> int:
         return 1
 
-    def prefill(
+    def scored_prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> TargetState[None]:
+    ) -> tuple[TargetState[None], Float[Array, "B V"]]:
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
         logits, _, cache = prefill_target(self.target, params["target"], batch, slots)
         prompt = prompt_tokens(batch.prompt, logits.shape[-1], options.processors)
         logits, cache, prompt = copied((logits, cache, prompt), batch, options)
         first, stats = first_token(logits, prompt, options), DecodeStats.zeros(len(logits), 0)
-        return init_state(logits, first, cache, stats, options, new_slots, prompt, None)
+        state = init_state(logits, first, cache, stats, options, new_slots, prompt, None)
+        return state, logits
 
     def decode(
         self,
@@ -162,9 +173,9 @@ class Speculator(TargetProgram[States]):
     def most_tokens(self) -> int:
         return self.drafter.gamma + 1
 
-    def prefill(
+    def scored_prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> TargetState[States]:
+    ) -> tuple[TargetState[States], Float[Array, "B V"]]:
         """Run the prompts through target and draft, and draw the first token from the target.
 
         The released TABED code drafts that token too, in a block that contains the prompt. Here
@@ -188,7 +199,9 @@ class Speculator(TargetProgram[States]):
         state = init_state(
             logits, first, cache, stats, options, new_slots, prompt, drafter, weighting
         )
-        return state.replace(trace=init_trace(weights, new_slots)) if self.traces else state
+        if self.traces:
+            state = state.replace(trace=init_trace(weights, new_slots))
+        return state, logits
 
     def decode(
         self,

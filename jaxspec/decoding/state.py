@@ -136,26 +136,42 @@ def init_state(
     drafter: Drafting,
     weighting: Scores | Float[Array, "B R"] | None = None,
 ) -> DecodeState[Caches, Drafting, Stats]:
-    """Return the state after prefill, with one new token, drawn by the target from `logits`.
-
-    Rows whose limit is at most one token start out done.
-    """
-    ended = jnp.any(first[:, None] == options.eos, axis=1)
-    tokens = jnp.zeros((len(first), slots), jnp.int32).at[:, 0].set(first)
-    record = None
-    if options.logprobs is not None:
-        record = LogProbs.zeros(len(first), slots, min(options.logprobs, logits.shape[-1]))
-        record = record.extended(jnp.zeros_like(first), tokens, logits[:, None])
-    return DecodeState(
-        tokens=tokens,
-        count=jnp.minimum(1, options.max_new_tokens),
-        done=ended | (options.max_new_tokens <= 1),
+    """Return the state after prefill, with one new token, drawn by the target from `logits`."""
+    zeros = jnp.zeros_like(first)
+    state = DecodeState(
+        tokens=jnp.zeros((len(first), slots), jnp.int32),
+        count=zeros,
+        done=zeros.astype(bool),
         target=map_caches(lambda cache: cache.replace(split=True), target),
         drafter=drafter,
         weighting=weighting,
         stats=stats,
-        logprobs=record,
         prompt=prompt,
+    )
+    return begun(state, logits, first, options)
+
+
+def begun(
+    state: DecodeState[Caches, Drafting, Stats],
+    logits: Float[Array, "B V"],
+    first: Int[Array, " B"],
+    options: Sampling,
+) -> DecodeState[Caches, Drafting, Stats]:
+    """Return a state after prefill with these first new tokens, drawn from `logits`.
+
+    Rows whose limit is at most one token start out done.
+    """
+    ended = jnp.any(first[:, None] == options.eos, axis=1)
+    tokens, record = state.tokens.at[:, 0].set(first), None
+    if options.logprobs is not None:
+        most = min(options.logprobs, logits.shape[-1])
+        record = LogProbs.zeros(len(first), tokens.shape[1], most)
+        record = record.extended(jnp.zeros_like(first), tokens, logits[:, None])
+    return state.replace(
+        tokens=tokens,
+        count=jnp.minimum(1, options.max_new_tokens),
+        done=ended | (options.max_new_tokens <= 1),
+        logprobs=record,
     )
 
 

@@ -24,6 +24,14 @@ def run_prefill(
     return place(program.prefill(params, batch, options, new_slots))
 
 
+@partial(jax.jit, static_argnames=("program", "new_slots"))
+def run_scored_prefill(
+    program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+) -> tuple[DecodeState, Float[Array, "*M B V"]]:
+    """Return the state of `run_prefill` and the logits that `insert_rows` draws from."""
+    return place(program.scored_prefill(params, batch, options, new_slots))
+
+
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
 def run_decode(
     program: Program,
@@ -93,22 +101,27 @@ def larger_cache(slots: int, cache: KVCache) -> KVCache:
     return place(cache.grown(slots))
 
 
-@partial(jax.jit, static_argnames=("batch",), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
 def insert_rows(
-    batch: int,
+    program: Program,
+    params: Params,
     state: DecodeState,
     options: Sampling,
     fresh: DecodeState,
     fresh_options: Sampling,
     rows: Int[Array, " fresh"],
+    logits: Float[Array, "*M B V"] | None = None,
 ) -> tuple[DecodeState, Sampling]:
     """Return the state and options with row i of the fresh ones inserted at row `rows[i]`.
 
     Args:
-      batch: B, the number of rows of the state.
       fresh: State that may have fewer slots for prompts and for new tokens.
       rows: Destinations of the fresh rows; B or more drops a row.
+      logits: Logits from which the fresh options draw first tokens; None keeps those of `fresh`.
     """
+    batch = len(state.done)
+    if logits is not None:
+        fresh = program.begin(params, fresh, logits, fresh_options)
 
     def fitted(old: Any, new: Any) -> Any:
         return new.fitted(old) if hasattr(old, "fitted") else new

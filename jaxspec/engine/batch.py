@@ -26,9 +26,9 @@ import numpy as np
 from jaxspec.cache import KVCache
 from jaxspec.data.images import Picture
 from jaxspec.decoding.state import DecodeState, Pause
-from jaxspec.decoding.steps import grow, insert_rows, run_decode
+from jaxspec.decoding.steps import grow, insert_rows, run_decode, run_scored_prefill
 from jaxspec.decoding.trace import trace_record
-from jaxspec.engine.batcher import Batcher
+from jaxspec.engine.batcher import Batcher, Together
 from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
 from jaxspec.engine.memory import (
     MemoryReport,
@@ -39,6 +39,7 @@ from jaxspec.engine.memory import (
 )
 from jaxspec.engine.requests import EncodedRequest, Result
 from jaxspec.errors import InputError
+from jaxspec.prompts.rows import PromptRow
 from jaxspec.prompts.stops import ReasonedText
 from jaxspec.runtime import usual_settings
 from jaxspec.sampling import Sampling
@@ -64,6 +65,15 @@ class Kind(NamedTuple):
     def serves(self, other: Kind) -> bool:
         """Return whether this loop also decodes requests of another kind."""
         return all(have or not need for have, need in zip(self, other))
+
+
+class Prefilled(NamedTuple):
+    """Hold a prefilled prompt, from which answers with any options begin."""
+
+    rows: tuple[PromptRow, ...]
+    sizes: Sizes
+    state: DecodeState
+    logits: Any
 
 
 class Step(NamedTuple):
@@ -126,8 +136,10 @@ class Batch:
         self.times: dict[int, tuple[float, float]] = {}
         """Milliseconds of each request's prefill, and of the loop before it joined."""
         self.prefill_ms, self.decode_ms, self.compiled = 0.0, 0.0, compiled_ms()
-        self.started = live
+        self.live = self.started = live
         """Whether there is a state; otherwise the first requests that join make it."""
+        self.newest: Prefilled | None = None
+        """Newest prefill of a live batch, whose prompt the next request may share."""
         if live:
             self._start_empty()
 
@@ -241,21 +253,40 @@ class Batch:
     def _prefill(
         self, sizes: Sizes, requests: Sequence[EncodedRequest], rows: Sequence[int]
     ) -> float:
-        """Prefill requests into these rows, or into none; return the prefill's milliseconds."""
+        """Prefill requests into these rows, or into none; return the prefill's milliseconds.
+
+        A live batch prefills equal prompts that follow one another, as samples do, only once.
+        """
         together = self.together._replace(sizes=sizes)
         width = self.few if self.started else self.rows
         room = self.batcher.rooms(sizes)[0]
-        fresh, options, ms = self.batcher.prefill(together, requests, room, width)
+        options = self.batcher.options(together, requests, width)
+        if self.live:
+            fresh, logits, ms = self._newest(together, requests[0], options, room)
+        else:
+            fresh, ms = self.batcher.prefill(together, requests, options, room)
+            logits = None
         if not self.started:
             self.state, self.options, self.started = fresh, options, True
             return ms
         dropped = [self.rows] * (width - len(rows))
         destinations = np.asarray([*rows, *dropped], np.int32)
-        held = Held(self.rows, self.batcher.mesh, self.state)
-        (self.state, self.options), _ = timed(
-            insert_rows, held, self.options, fresh, options, destinations
-        )
+        arrays = self.state, self.options, fresh, options, destinations, logits
+        (self.state, self.options), _ = timed(insert_rows, together.held, *arrays)
         return ms
+
+    def _newest(
+        self, together: Together, request: EncodedRequest, options: Sampling, room: int
+    ) -> tuple[DecodeState, Any, float]:
+        """Return the request's prefill, its logits and its milliseconds: 0 for the newest one."""
+        key, ms = (request.rows, together.sizes), 0.0
+        if self.newest is None or key[0] is not self.newest.rows or key[1] != self.newest.sizes:
+            self.newest = None  # frees its memory
+            output, ms = self.batcher.prefill(
+                together, [request], options, room, run_scored_prefill
+            )
+            self.newest = Prefilled(*key, *output)
+        return self.newest.state, self.newest.logits, ms
 
     def leave(self, gone: Collection[int]) -> None:
         """Free the rows of requests that nobody waits for; they have no result."""

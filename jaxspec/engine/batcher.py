@@ -8,7 +8,7 @@ similar sizes are *stacked* into one batch of numpy arrays and *prefilled* toget
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from jaxspec.decoding.collaboration.combination import check_settings
 from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.settings import LARGEST, Processing
 from jaxspec.decoding.sources.source import Buckets
-from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import larger_cache, run_prefill
 from jaxspec.engine.assembly import Assembly
 from jaxspec.engine.compile_cache import Held, timed
@@ -236,25 +235,36 @@ class Batcher:
             self.largest(requests), self.held(first), logprobs, processing, one_prompt, past
         )
 
+    def options(
+        self, together: Together, requests: Sequence[EncodedRequest], width: int
+    ) -> Sampling:
+        """Return the options of `width` rows; those past the requests emit nothing."""
+        options = together.options(requests, self.eos, width)
+        # Without a mesh the compiler chooses a placement.
+        return options if self.mesh is None else jax.device_put(options, replicated(self.mesh))
+
     def prefill(
-        self, together: Together, requests: Sequence[EncodedRequest], room: int, width: int
-    ) -> tuple[DecodeState, Sampling, float]:
-        """Prefill requests and return the state, the sampling options and the milliseconds.
+        self,
+        together: Together,
+        requests: Sequence[EncodedRequest],
+        options: Sampling,
+        room: int,
+        step: Callable[..., Any] = run_prefill,
+    ) -> tuple[Any, float]:
+        """Prefill requests and return what the step returns, and the milliseconds.
 
         Args:
+          options: Options of each row; those past the requests repeat the last prompt.
           room: Slots for new tokens.
-          width: Number of rows; those past the requests emit nothing.
+          step: `run_prefill`, or `run_scored_prefill`, which also returns logits.
         """
         sizes, past = together.sizes, together.past
-        options = together.options(requests, self.eos, width)
+        width = len(options.temperature)
         prompts, count = (requests[:1], 1) if together.one_prompt else (requests, width)
         batch = self.inputs(prompts, sizes, count)
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
-        if self.mesh is not None:  # without a placement the compiler chooses one
-            options = jax.device_put(options, replicated(self.mesh))
-        state, ms = timed(run_prefill, together.held, batch, options, static=(room,))
-        return state, options, ms
+        return timed(step, together.held, batch, options, static=(room,))
 
     def _behind(
         self, past: KVCache, request: EncodedRequest, slots: int, batch: PromptBatch

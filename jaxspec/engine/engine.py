@@ -205,7 +205,8 @@ class Engine:
         """Prefill at most `batch_size` requests as one batch and return the state."""
         read = self.batcher.read(requests)
         together, rows = self.batcher.together(read), self.batcher.rows(len(read))
-        return self.batcher.prefill(together, read, together.sizes.new, rows)[0]
+        options = self.batcher.options(together, read, rows)
+        return self.batcher.prefill(together, read, options, together.sizes.new)[0]
 
     def warmup(self, requests: Request | str | Sequence[Request | str]) -> None:
         """Compile all programs that these requests need, with a progress bar on terminals."""

@@ -81,6 +81,8 @@ class Ticket:
     loop: asyncio.AbstractEventLoop
     lane: Lane = "drafted"
     arrived: float = field(default_factory=time.monotonic)
+    began: float = 0.0
+    """When it took a row, in seconds of `time.monotonic`."""
     first: float = 0.0
     """When its first token came, in seconds of `time.monotonic`."""
     part: Part | None = None
@@ -227,7 +229,7 @@ class Worker(threading.Thread):
         self.ending = False
         """Whether it takes no more tickets."""
         self._seconds = 1.0
-        """Mean time that an answer takes, for `Full`."""
+        """Mean time that an answer has a row."""
 
     @property
     def batch(self) -> Batch:
@@ -252,14 +254,19 @@ class Worker(threading.Thread):
         batch.fit(encoded)
         return decoded(encoded)
 
+    @property
+    def full(self) -> Full:
+        """Return the error of a full queue, with the time in which those that wait are answered."""
+        turns = 1 + len(self.waiting) / self.batch.rows
+        return Full(math.ceil(turns * self._seconds))
+
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """Queue the tickets of one HTTP request; raise Full or Unready."""
         with self._changed:
             if self.ending or self.failure or not self.ready.is_set():
                 raise Unready
             if len(self.waiting) + len(tickets) > self.queue + len(self.batch.free):
-                turns = 1 + len(self.waiting) / self.batch.rows
-                raise Full(max(1, round(turns * self._seconds)))
+                raise self.full
             self.waiting.extend(tickets)
             self._changed.notify()
 
@@ -325,32 +332,40 @@ class Worker(threading.Thread):
         return True
 
     def _join(self, name: Lane) -> None:
-        """Prefill one waiting request into a lane's free row, and publish its first token.
+        """Prefill one waiting prompt into a lane's free rows, and publish its first tokens.
 
         Only one, since the rows that decode wait for it. A ticket is always in `waiting` or in
         `tickets`, whose tickets a failure reaches.
         """
         lane = self.lanes[name]
-        while lane.free and (number := self._take(name)) is not None:
+        while joining := self._take(name, len(lane.free)):
             try:
-                lane.join({number: self.tickets[number].request})
+                lane.join({number: ticket.request for number, ticket in joining.items()})
             except InputError as error:
-                self._end(self.tickets.pop(number), error)
+                for number in joining:
+                    self._end(self.tickets.pop(number), error)
                 continue
             lane.read()
             return self._publish(lane)
 
-    def _take(self, name: Lane) -> int | None:
-        """Number the first ticket that somebody waits for in a lane; return None without any."""
+    def _take(self, name: Lane, most: int) -> dict[int, Ticket]:
+        """Number the first ticket that somebody waits for in a lane, and those of the same prompt
+        right after it; return at most `most`.
+        """
+        joining: list[Ticket] = []
         with self._changed:
-            waiting = (ticket for ticket in self.waiting if ticket.lane == name)
-            ticket = next((ticket for ticket in waiting if not ticket.over), None)
-            if ticket is None:
-                return None
-            self.waiting.remove(ticket)
-            number = next(self._numbers)
-            self.tickets[number] = ticket
-            return number
+            for ticket in (ticket for ticket in self.waiting if ticket.lane == name):
+                if len(joining) == most:
+                    break
+                if joining and ticket.request.rows is not joining[0].request.rows:
+                    break
+                if not ticket.over:
+                    ticket.began = time.monotonic()
+                    joining.append(ticket)
+            self.waiting = deque(ticket for ticket in self.waiting if ticket not in joining)
+            numbered = {next(self._numbers): ticket for ticket in joining}
+            self.tickets |= numbered
+            return numbered
 
     def _publish(self, lane: Batch) -> None:
         busy, ended = lane.results()
@@ -369,7 +384,7 @@ class Worker(threading.Thread):
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
         if error is None:
-            seconds = time.monotonic() - ticket.arrived
+            seconds = time.monotonic() - ticket.began
             self._seconds += (seconds - self._seconds) / 8
         elif not ticket.abandoned:
             ticket.publish(None, error)

@@ -81,6 +81,28 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     assert len((so_far | ended)[0].tokens) > 1
 
 
+def test_answers_to_one_prompt_share_its_prefill(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that joins later; each equals the sample of its seed, with all that it records."""
+    engine = Engine(target, config=EngineConfig(batch_size=2))
+    request = Request("What is it?", NEW, 1.0, seed=3, logprobs=2, presence_penalty=0.5)
+    batch, (read,) = engine.live([request]), engine.batcher.read([request])
+    waiting = {i: replace(read, seed=read.seed + i) for i in range(batch.rows + 1)}
+    batch.join({0: waiting.pop(0)})
+    monkeypatch.setattr(engine.batcher, "inputs", None)  # a prefill would read them
+    results = dict[int, Result]()
+    while waiting or batch.busy:
+        batch.join(waiting)
+        batch.decode(stride=1)
+        results |= batch.results()[1]
+    monkeypatch.undo()
+    for i, sample in enumerate(engine.samples(request, len(results))):
+        assert results[i].tokens == sample.tokens
+        np.testing.assert_allclose(results[i].logprobs, sample.logprobs, atol=1e-4)
+    assert len({result.tokens[0] for result in results.values()}) > 1
+
+
 @pytest.mark.full
 def test_samples_follow_the_targets_law_while_weights_learn(
     target: LoadedModel, draft: LoadedModel

@@ -85,9 +85,9 @@ class Alternating(Collaboration[Pending]):
     def most_tokens(self) -> int:
         return sum(self.gammas)
 
-    def prefill(
+    def scored_prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> SharedState[Pending]:
+    ) -> tuple[SharedState[Pending], Float[Array, "M B V"]]:
         rows, window = len(options.temperature), sum(self.gammas) - min(self.gammas)
         rings = tuple(
             jnp.zeros((rows, window, member.model.text.vocab_size)) for member in self.members

@@ -22,7 +22,7 @@ from jaxspec.decoding.processors import processed
 from jaxspec.decoding.speculative import next_token
 from jaxspec.decoding.state import Pause, history_of, keep_decoding, newest
 from jaxspec.sampling import Sampling
-from jaxspec.typing import Array, Params
+from jaxspec.typing import Array, Float, Params
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class OneProposer(Collaboration[None]):
     def most_tokens(self) -> int:
         return self.gamma + 1
 
-    def prefill(
+    def scored_prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> SharedState[None]:
+    ) -> tuple[SharedState[None], Float[Array, "M B V"]]:
         spare = self.spare_slots
         return prefill_members(self.members, params, batch, options, new_slots, spare, None)
 

@@ -24,13 +24,14 @@ from flax import struct
 from jaxspec.cache import KVCache
 from jaxspec.decoding.collaboration.combination import combined, greedy_token, processed_law
 from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
-from jaxspec.decoding.processors import History, processed, prompt_tokens
+from jaxspec.decoding.processors import History, PromptTokens, processed, prompt_tokens
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.speculative import copied
 from jaxspec.decoding.state import (
     DecodeState,
     Drafting,
     append,
+    begun,
     draw_next,
     init_state,
     same_values,
@@ -80,6 +81,16 @@ class Collaboration(Program[SharedState[Drafting]]):
     def caches(self, state: SharedState[Drafting]) -> tuple[KVCache, ...]:
         return state.target
 
+    def begin(
+        self,
+        params: Params,
+        state: SharedState[Drafting],
+        logits: Float[Array, "M B V"],
+        options: Sampling,
+    ) -> SharedState[Drafting]:
+        first = first_combined(params, logits, state.prompt, options)
+        return begun(state, log_combined(params, logits), first, options)
+
 
 def prefill_members(
     members: Sequence[Member],
@@ -89,8 +100,9 @@ def prefill_members(
     new_slots: int,
     spare: int,
     pending: Drafting,
-) -> SharedState[Drafting]:
-    """Prefill every member and draw the first new token from their combination.
+) -> tuple[SharedState[Drafting], Float[Array, "M B V"]]:
+    """Prefill every member and draw the first new token from their combination; return the logits
+    too.
 
     Args:
       params: {"models": a tuple of parameters, "combination": a `Combination`}.
@@ -110,14 +122,24 @@ def prefill_members(
         caches.append(cache)
     prompt = prompt_tokens(batch.target, logits[0].shape[-1], options.processors)
     logits, caches, prompt = copied((logits, tuple(caches), prompt), batch, options)
-    zero, stacked = jnp.zeros(len(logits[0]), jnp.int32), jnp.stack(logits)
-    history = History.of(prompt, zero[:, None], zero)
-    first = draw_combined(params, stacked, zero, options, history)
+    stacked = jnp.stack(logits)
+    first = first_combined(params, stacked, prompt, options)
+    zero = jnp.zeros_like(first)
     per_model = jnp.zeros((len(zero), len(members)), jnp.int32)
     overlap = per_model.astype(jnp.float32)
     stats = CollaborationStats(zero, zero, per_model, per_model, per_model, overlap, per_model)
     logs = log_combined(params, stacked)
-    return init_state(logs, first, caches, stats, options, new_slots + spare, prompt, pending)
+    slots = new_slots + spare
+    return init_state(logs, first, caches, stats, options, slots, prompt, pending), stacked
+
+
+def first_combined(
+    params: Params, logits: Float[Array, "M B V"], prompt: PromptTokens | None, options: Sampling
+) -> Int[Array, " B"]:
+    """Draw the first new token of each row from the combined distribution."""
+    zero = jnp.zeros(logits.shape[1], jnp.int32)
+    history = History.of(prompt, zero[:, None], zero)
+    return draw_combined(params, logits, zero, options, history)
 
 
 def log_combined(params: Params, logits: Float[Array, "M *B V"]) -> Float[Array, "*B V"]:
