@@ -91,7 +91,7 @@ class Sizes:
     image_pixels: int = 50_331_648
     """Most pixels of an image as it is sent. A waiting request holds 3 bytes for each."""
     max_body: int = 32 * 2**20
-    """Most bytes of a request."""
+    """Most bytes of a request, and of a file in --image-dir."""
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,9 @@ def run(args: Serve) -> None:
     for line in (*reports, worker.batch.memory()):
         say(line)
     say(f"warming up {len(worker.programs)} programs ...")
-    folder, pixels = listening.image_dir, sizes.image_pixels
-    most = max(lengths), sizes.batch_size
-    limits = Limits(name, images, pixels, *most, folder, plain is not None, models.thinks, *scales)
+    files = listening.image_dir, sizes.max_body
+    most = sizes.image_pixels, max(lengths), sizes.batch_size + sizes.queue
+    limits = Limits(name, images, *most, *files, plain is not None, models.thinks, *scales)
     local = listening.host in LOCAL and not key
     settings = Settings(
         limits, key, sizes.max_body, timeout=sizes.timeout, local=local, example=example

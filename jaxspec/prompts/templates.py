@@ -49,8 +49,9 @@ def vicuna_turn(
         )
     roles = [message.role for message in messages]
     if roles not in (["user"], ["system", "user"]):
+        some = ", ".join(roles[:4]) + ", ..." * (len(roles) > 4)
         raise InputError(
-            f"messages: {', '.join(roles) or 'an answer'} before an answer; Vicuna's form has a "
+            f"messages: {some or 'an answer'} before an answer; Vicuna's form has a "
             "system prompt at most, and turns of user and assistant"
         )
     *first, question = (message.text(image_text) for message in messages)

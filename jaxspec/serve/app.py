@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,6 +32,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxspec.engine.requests import EncodedRequest, nth_seed
 from jaxspec.errors import InputError, printable
@@ -42,7 +45,12 @@ from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker
 PAGE = Path(__file__).parent / "page"
 LOCAL = ["localhost", "127.0.0.1", "[::1]"]
 UPLOAD = 30.0
-"""Most seconds that a client may take to send a body, and that an idle connection stays open."""
+"""Most seconds that a client may take to send a header or a body, and that a connection stays open
+after an answer, whatever arrives."""
+CONNECTIONS = 512
+"""Most open connections; more are closed at once."""
+LONGEST = 500
+"""Most characters of an error's message."""
 GRACE = 10.0
 """Seconds that a client has for reading the end of its answer."""
 HEADERS = {
@@ -151,7 +159,7 @@ class Server:
         if not worker.ready.is_set():
             raise Unready
         if self.open >= worker.batch.rows + worker.queue:
-            raise Full(1)
+            raise worker.full
         self.open += 1
         answer = None
         try:
@@ -221,14 +229,49 @@ class Server:
 STARTED = int(time.time())
 
 
-def web_server(server: Server) -> uvicorn.Server:
+class Connection(H11Protocol):
+    """Close a connection that has no request to answer for long: uvicorn lets slow clients stay."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.close()
+        self.end = self.loop.call_later(UPLOAD, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.end.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.end.cancel()
+        if self.cycle.response_complete:  # no next request has come
+            self.end = self.loop.call_later(UPLOAD, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end.cancel()
+        super().connection_lost(exc)
+
+
+class Web(uvicorn.Server):
+    """Read and write HTTP; a second signal closes the connections whose answers are not whole."""
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if not self.should_exit:
+            return super().handle_exit(sig, frame)
+        for connection in list(self.server_state.connections):
+            connection.loop.call_soon_threadsafe(connection.transport.abort)
+
+
+def web_server(server: Server) -> Web:
     """Return the loop that reads and writes HTTP."""
     settings = server.settings
-    return uvicorn.Server(
+    return Web(
         uvicorn.Config(
             server.app(),
+            http=Connection,
             log_level="warning",
-            timeout_keep_alive=int(UPLOAD),
             timeout_graceful_shutdown=int(settings.timeout + GRACE),
             server_header=False,
         )
@@ -250,6 +293,7 @@ def serve(server: Server, listener: socket.socket) -> None:
         """Let uvicorn end the server: it raises its signals again once it has ended."""
 
     signal.signal(signal.SIGTERM, ignore)
+    silence_pillow()
     worker.start()
     threading.Thread(target=watch, daemon=True).start()
     try:
@@ -259,6 +303,12 @@ def serve(server: Server, listener: socket.socket) -> None:
         worker.join()
     if worker.failure is not None:
         raise worker.failure
+
+
+def silence_pillow() -> None:
+    """Let warnings about the images of strangers fill no log; what matters is in the answer."""
+    warnings.filterwarnings("ignore", module="PIL")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 class Stream(Response):
@@ -344,9 +394,9 @@ def described(error: Exception) -> tuple[int, str, str]:
     """Return the status, message and type of an error."""
     match error:
         case NotServed():
-            return 404, printable(str(error)), "invalid_request_error"
+            return 404, printable(str(error))[:LONGEST], "invalid_request_error"
         case InputError():  # it may quote half a character, which no encoding has
-            return 400, printable(str(error)), "invalid_request_error"
+            return 400, printable(str(error))[:LONGEST], "invalid_request_error"
         case Full():
             return 429, "the queue is full; try again later", "rate_limit_error"
         case Unready():

@@ -84,6 +84,7 @@ class Limits:
       tokens: Most tokens of a prompt.
       choices: Most answers to a request.
       folder: Directory whose images `file:` addresses name; None for none.
+      file: Most bytes of a file in it.
       races: Whether a request may ask for plain decoding.
       thinking: Whether the model thinks where a request does not say it, see `Request`.
       max_pixels: Most pixels to which an image is scaled; None for models that do not scale so.
@@ -96,6 +97,7 @@ class Limits:
     tokens: int = 1024
     choices: int = 8
     folder: Path | None = None
+    file: int = 32 * 2**20
     races: bool = False
     thinking: bool | None = None
     max_pixels: int | None = None
@@ -150,6 +152,8 @@ def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
     messages = _typed(body, "messages", list)
     if not messages:
         raise InputError("messages: none; give one or more")
+    if len(messages) > limits.tokens:
+        raise InputError(f"messages: {len(messages)} of them; give at most {limits.tokens}")
     budget = _Budget(limits)
     turns = [_message(message, f"messages[{i}]", budget) for i, message in enumerate(messages)]
     top = _count(body, "top_logprobs", 0)
@@ -365,7 +369,7 @@ def _image(url: str, where: str, limits: Limits) -> Image:
         with located(where):
             content = decoded_url(url).content
     elif url.startswith("file:") and limits.folder is not None:
-        content = _below(limits.folder, url.removeprefix("file:"), where)
+        content = _below(limits.folder, url.removeprefix("file:"), limits.file, where)
     else:
         mend = " or a file: address" if limits.folder else ""
         raise InputError(
@@ -374,16 +378,22 @@ def _image(url: str, where: str, limits: Limits) -> Image:
     return StoredImage(content, where).load(limits.pixels)
 
 
-def _below(folder: Path, name: str, where: str) -> bytes:
+def _below(folder: Path, name: str, most: int, where: str) -> bytes:
     """Return a file below the directory; InputError for any other, without telling why."""
+    content = None
     try:
         root = folder.resolve()
         path = (root / name.lstrip("/")).resolve()
         if path.is_relative_to(root) and path.is_file():
-            return path.read_bytes()
-    except (OSError, ValueError):
+            with path.open("rb") as file:
+                content = file.read(most + 1)
+    except (OSError, ValueError, RuntimeError):  # the last: a loop of links, before Python 3.13
         pass
-    raise InputError(f"{where}: no such file in the server's directory of images")
+    if content is None:
+        raise InputError(f"{where}: no such file in the server's directory of images")
+    if len(content) > most:
+        raise InputError(f"{where}: a file of over {most} bytes; name a smaller one")
+    return content
 
 
 def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:

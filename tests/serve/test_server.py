@@ -7,6 +7,7 @@ import base64
 import io
 import itertools
 import json
+import signal
 import socket
 import threading
 import time
@@ -25,6 +26,7 @@ from PIL import Image
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.serve import app
 from jaxspec.serve.worker import Late, Part, Ticket, Unready, Worker, examples
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
@@ -144,9 +146,9 @@ def test_the_openai_client_is_answered(served: Served) -> None:
     (model,) = client.models.list().data
     assert model.id == MODEL
     assert client.models.retrieve(MODEL).id == MODEL
-    body: Any = body_of(4) | {"n": 3, "max_tokens": 8}
+    body: Any = body_of(4) | {"n": 6, "max_tokens": 8}  # of them four have a row at once
     answer = client.chat.completions.create(model=MODEL, **body)
-    texts = [alone(served, body | {"seed": 4 + i}).text for i in range(3)]
+    texts = [alone(served, body | {"seed": 4 + i}).text for i in range(6)]
     assert [choice.message.content for choice in answer.choices] == texts
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
@@ -212,6 +214,8 @@ def test_a_refusal_names_the_field(served: Served, change: dict[str, Any], words
         ("logit_bias", {str(token): 1 for token in range(65)}),
         ("seed", "x\n" * 50_000),
         ("stop", {"x": "y\n" * 50_000}),
+        ("messages", [{"role": "user", "content": ""}] * 256),
+        ("messages", [{"role": "user", "content": ""}] * 5000),
     ],
 )
 def test_a_refusal_is_a_short_line_with_its_param(served: Served, name: str, value: Any) -> None:
@@ -367,9 +371,11 @@ def test_prompts_join_one_by_one_between_two_blocks(served: Served) -> None:
             super().publish(part, error)
 
     worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)
-    request, loop = worker.read(Request("Hi", min_new_tokens=NEW), NEW), asyncio.new_event_loop()
-    deadline, event = time.monotonic() + 300, asyncio.Event()
-    tickets = [Logged(request, deadline, event, loop) for _ in range(worker.batch.rows)]
+    deadline, event, loop = time.monotonic() + 300, asyncio.Event(), asyncio.new_event_loop()
+    tickets = [
+        Logged(worker.read(Request("Hi", min_new_tokens=NEW), NEW), deadline, event, loop)
+        for _ in range(worker.batch.rows)
+    ]
     worker.waiting.extend(tickets)
     while worker.waiting:
         before = len(events)
@@ -400,6 +406,66 @@ def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Ser
     assert {step.length for step in left} == {*worker.later} == {64}
     assert not any(step.length == 64 for step in worker.programs[: worker.warmed])
     assert ready == [False] * worker.warmed + [True]
+
+
+def test_a_full_server_says_when_to_come_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the body is read, and where its answers have no room in the queue."""
+    monkeypatch.setattr(served.worker, "_seconds", 41.5)
+    headers, body = {"Content-Type": "application/json"}, json.dumps(body_of(0))
+    for name, holder, value in (("open", served.server, 999), ("queue", served.worker, -9)):
+        with monkeypatch.context() as patch:
+            patch.setattr(holder, name, value)
+            connection = HTTPConnection("127.0.0.1", served.port, timeout=60)
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            answer = connection.getresponse()
+            connection.close()
+        assert (answer.status, answer.headers["Retry-After"]) == (429, "42")
+
+
+def test_slow_clients_are_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With half a header, with a body that is refused and goes on, and after an answer."""
+    monkeypatch.setattr(app, "UPLOAD", 0.3)
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n7fffffff\r\n"
+    answered = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for sent, status in ((b"GET / HTTP/1.1\r\n", b""), (chunked, b"408"), (answered, b"200")):
+        with raw(served) as connection:
+            connection.settimeout(20)
+            connection.sendall(sent)
+            answer = connection.recv(9)
+            assert answer == b"HTTP/1.1 " * bool(status)
+            while piece := connection.recv(10_000):
+                answer += piece
+                connection.sendall(b"x")
+            assert answer[9:12] == status
+    idle(served)
+
+
+def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "CONNECTIONS", 0)
+    with raw(served) as connection:
+        connection.settimeout(20)
+        assert connection.recv(100) == b""
+
+
+def test_a_second_signal_ends_at_once(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Without waiting for a body that is half sent, and without a traceback."""
+    listener, web = socket.create_server(("127.0.0.1", 0)), app.web_server(served.server)
+    address = listener.getsockname()
+    running = threading.Thread(target=web.run, args=([listener],), daemon=True)
+    running.start()
+    with socket.create_connection(address) as connection:
+        connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
+        while not served.server.open:
+            threading.Event().wait(0.01)
+        web.handle_exit(signal.SIGTERM, None)
+        running.join(0.5)
+        assert running.is_alive()
+        web.handle_exit(signal.SIGTERM, None)
+        running.join(20)
+    assert not running.is_alive()
+    assert not caplog.records
 
 
 def test_metrics_have_the_names_of_vllms(served: Served) -> None:
