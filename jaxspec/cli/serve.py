@@ -56,6 +56,9 @@ class Listening:
     """Key that requests must bring, by default the environment variable JAXSPEC_API_KEY."""
     insecure: bool = False
     """Answer anybody who reaches --host, without a key."""
+    allowed_hosts: str = ""
+    """Names under which the server may be asked, comma-separated, as behind a proxy. Without a key,
+    only this machine's own are allowed by default, against pages of other sites; else any."""
     image_dir: Path | None = None
     """Directory below which requests may name images, as file:photo.jpg."""
     race: bool = False
@@ -185,9 +188,11 @@ def run(args: Serve) -> None:
     files = listening.image_dir, sizes.max_body
     most = sizes.image_pixels, max(lengths), sizes.batch_size + sizes.queue
     limits = Limits(name, images, *most, *files, plain is not None, models.thinks, *scales)
-    local = listening.host in LOCAL and not key
+    hosts = tuple(listening.allowed_hosts.lower().replace(",", " ").split())
+    if hosts or (listening.host in LOCAL and not key):
+        hosts = *hosts, *LOCAL, "[::1]"
     settings = Settings(
-        limits, key, sizes.max_body, timeout=sizes.timeout, local=local, example=example
+        limits, key, sizes.max_body, timeout=sizes.timeout, hosts=hosts, example=example
     )
     serve(Server(worker, settings, metrics), listener)
 

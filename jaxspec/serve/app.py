@@ -24,14 +24,14 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxspec.engine.requests import EncodedRequest, nth_seed
@@ -43,7 +43,8 @@ from jaxspec.serve.metrics import Metrics
 from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker
 
 PAGE = Path(__file__).parent / "page"
-LOCAL = ["localhost", "127.0.0.1", "[::1]"]
+SERVED = "/, /health, /metrics, /v1/models, /v1/chat/completions and /v1/completions"
+"""Paths, as an error lists them."""
 UPLOAD = 30.0
 """Most seconds that a client may take to send a header or a body, and that a connection stays open
 after an answer, whatever arrives."""
@@ -71,7 +72,7 @@ class Settings:
       body: Most bytes of a body.
       timeout: Most seconds from a request to the end of its answer.
       example: Picture that the page offers, and a question about it.
-      local: Whether only names of this machine are answered, against pages of other sites.
+      hosts: Names under which the server is asked, against pages of other sites; () for any.
     """
 
     limits: Limits
@@ -79,7 +80,7 @@ class Settings:
     body: int = 32 * 2**20
     timeout: float = 300.0
     example: tuple[Path, str] | None = None
-    local: bool = True
+    hosts: tuple[str, ...] = ()
 
 
 class Server:
@@ -102,14 +103,15 @@ class Server:
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", text, methods=["POST"]),
             Route("/example.png", self._example),
+            Route("/v1/{path:path}", self._nothing, methods=["GET", "POST", "PUT", "DELETE"]),
             Mount("/", Page(directory=PAGE, html=True)),
         ]
-        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL, www_redirect=False)
         kinds = (InputError, HTTPException, Full, Unready, Late, Exception)
         handlers: dict[Any, Any] = dict.fromkeys(kinds, refused) | {ClientDisconnect: left}
+        names = self.settings.hosts
         return Starlette(
             routes=routes,
-            middleware=[hosts] if self.settings.local else [],
+            middleware=[Middleware(Hosts, names=names)] if names else [],
             exception_handlers=handlers,
         )
 
@@ -150,6 +152,9 @@ class Server:
         if self.settings.example is None:
             raise HTTPException(404)
         return FileResponse(self.settings.example[0], headers=HEADERS)
+
+    async def _nothing(self, request: Request) -> Response:
+        raise HTTPException(404)
 
     async def _answer(self, chats: bool, request: Request) -> Response:
         """Answer a body, or refuse it before it is read where the server is full."""
@@ -403,6 +408,8 @@ def described(error: Exception) -> tuple[int, str, str]:
             return 503, "the server is warming up or ending; try again later", "server_error"
         case Late():
             return 504, "the answer was not whole in time; ask for fewer tokens", "timeout_error"
+        case HTTPException(status_code=404, detail="Not Found"):
+            return 404, f"no such path; {SERVED} are served", "invalid_request_error"
         case HTTPException():
             return error.status_code, str(error.detail), "invalid_request_error"
     return 500, "internal error", "server_error"
@@ -422,6 +429,22 @@ async def refused(request: Request, error: Exception) -> Response:
 async def left(request: Request, error: Exception) -> Response:
     """Return what nobody reads, to a client that is gone."""
     return Response(status_code=499)
+
+
+class Hosts:
+    """Refuse requests to a name that is not the server's own, as pages of other sites send them."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http":
+            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
+            if host not in self.names:
+                message = f"host: {host!r:.100} is not allowed; start it with --allowed-hosts"
+                app = JSONResponse(error_body(message, "invalid_request_error"), 400)
+        await app(scope, receive, send)
 
 
 class Page(StaticFiles):

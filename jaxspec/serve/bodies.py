@@ -27,29 +27,42 @@ from jaxspec.serve.worker import Lane
 
 T = TypeVar("T")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True, False),  # a prompt's own are written once, whatever it says
+    "allowed_token_ids": ([],),
     "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
+    "continue_final_message": (False,),
+    "documents": ([],),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_json": (),
     "ignore_eos": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
+    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),  # none are shown
+    "stop_token_ids": ([],),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
+    "truncate_prompt_tokens": (-1,),
+    "use_beam_search": (False,),
 }
 """Fields that are not supported, and the values next to null that change nothing."""
 SILENT = {
-    "metadata",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
+    *("metadata", "service_tier", "store", "user", "safety_identifier", "request_id", "priority"),
+    *("parallel_tool_calls", "prompt_cache_key", "cache_salt", "reasoning_effort"),
 }
 """Fields that change no answer."""
 PASSED = (
@@ -225,6 +238,8 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
         raise InputError(f"stop: {len(stop)} strings; give at most {MOST_STOPS}")
     if isinstance(stop, list) and any(len(str(text)) > LONGEST_STOP for text in stop):
         raise InputError(f"stop: a string of over {LONGEST_STOP} characters; give a shorter one")
+    if type(seed := options.get("seed")) is int and -(2**63) <= seed < 2**64:
+        options["seed"] = seed % 2**32
     options["logit_bias"] = _bias(body)
     options["min_new_tokens"] = _count(body, "min_tokens", 0) or None
     name, most = _most(body)
@@ -272,8 +287,9 @@ def in_names_of(job: Job) -> Iterator[None]:
 
 def _check_fields(body: dict[str, Any], more: set[str]) -> None:
     """Raise InputError for the first field that is unknown, or unsupported and not neutral."""
+    uncalled = {"tools"} if body.get("tool_choice") == "none" else set[str]()
     for name, value in body.items():
-        if name in KNOWN | more | SILENT or value is None:
+        if name in KNOWN | more | SILENT | uncalled or value is None:
             continue
         if name not in NEUTRAL:
             raise InputError(f"{name[:60]}: no such field; leave it out")
@@ -323,7 +339,9 @@ def _message(message: Any, where: str, budget: _Budget) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InputError(f'{where}: not an object; give {{"role": ..., "content": ...}}')
     # Earlier reasoning is read by no later turn.
-    _check_keys(message, ("role", "content", "name", "reasoning_content"), where)
+    known = ("role", "content", "name", "reasoning_content")
+    kind = ("type",) if message.get("type") in ("text", "message") else ()
+    _check_keys(message, (*known, *kind), where)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in ROLES:
         raise InputError(f"{where}.role: {str(role)[:60]!r}; give one of {', '.join(ROLES)}")
@@ -350,8 +368,6 @@ def _part(part: Any, where: str, budget: _Budget) -> dict[str, Any]:
         image = {"url": image} if isinstance(image, str) else image
         if isinstance(image, dict) and isinstance(image.get("url"), str):
             _check_keys(image, ("url", "detail"), f"{where}.image_url")
-            if image.get("detail") not in (None, "auto", "high"):
-                raise InputError(f"{where}.image_url.detail: not supported; leave it out")
             return {"type": "image", "image": budget.image(image["url"], f"{where}.image_url")}
     raise InputError(f"{where}: give a part of type text or image_url")
 

@@ -243,14 +243,13 @@ class Worker(threading.Thread):
     def read(self, request: Request, most: int | None, lane: Lane = "drafted") -> EncodedRequest:
         """Return a request that fits in a lane's batch; InputError for one that does not.
 
-        most: Most new tokens; None takes as many as the batch and the model have room for.
+        most: Most new tokens, where the batch and the model have room for them; None takes all.
         """
         batch = self.lanes[lane]
-        encoded = _scaled(batch, replace(request, max_new_tokens=most or 1))
-        if most is None:
-            context = text_config(self.engine.assembly.lead.config).context
-            room = min(context - len(encoded.rows[0]), batch.capacity.new)
-            encoded = replace(encoded, max_new_tokens=max(room, 1))
+        encoded = _scaled(batch, replace(request, max_new_tokens=1))
+        context = text_config(self.engine.assembly.lead.config).context
+        room = max(min(context - len(encoded.rows[0]), batch.capacity.new), 1)
+        encoded = replace(encoded, max_new_tokens=min(most or room, room))
         batch.fit(encoded)
         return decoded(encoded)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import warnings
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from jaxspec.data.images import StoredImage
+from jaxspec.data.images import StoredImage, as_png
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve.app import silence_pillow
@@ -18,6 +19,9 @@ from jaxspec.serve.bodies import Limits, chat, completion
 from tests import tiny
 
 ENCODER, LIMITS = PromptEncoder(tiny.tokenizer()), Limits("tiny")
+PNG = base64.encodebytes(as_png(tiny.page())).decode()
+DATA = f"data:image/png;base64,{PNG}"
+"""An image in lines, as some encoders write base64."""
 
 
 def test_all_tokens_are_asked_for_whatever_the_models_file_says() -> None:
@@ -72,3 +76,35 @@ def test_images_of_strangers_fill_no_log() -> None:
             with pytest.raises(InputError):
                 StoredImage(content, "tiff").load()
         assert bool(seen) != silent
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"reasoning_effort": "low"},
+        {"skip_special_tokens": True, "spaces_between_special_tokens": True},
+        {"add_generation_prompt": True, "continue_final_message": False, "documents": []},
+        {"stop_token_ids": [], "ignore_eos": False, "include_stop_str_in_output": False},
+        {"length_penalty": 1.0, "use_beam_search": False, "min_tokens": 0, "bad_words": []},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+        {"seed": -1},
+        {"seed": 2**63 + 5},
+        {"messages": [{"role": "user", "type": "text", "content": "Hi"}]},
+        {"messages": [{"role": "user", "type": "message", "content": "Hi"}]},
+        *({"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": DATA, "detail": detail}}
+        ]}]} for detail in ("low", "high", "original")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_common_clients_send_is_taken(sent: dict[str, Any]) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], **sent}
+    (request,) = chat(body, ENCODER, LIMITS).requests
+    assert 0 <= request.seed < 2**32
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5, True, "1"])
+def test_other_seeds_are_not_a_whole_number(seed: Any) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "seed": seed}
+    with pytest.raises(InputError, match="seed: "):
+        chat(body, ENCODER, LIMITS)

@@ -190,8 +190,6 @@ def test_the_openai_client_is_answered(served: Served) -> None:
         ({"top_p": True}, "top_p: True"),
         ({"seed": True}, "seed: True"),
         ({"max_tokens": 0}, "max_tokens: 0"),
-        ({"max_tokens": NEW + 1}, "max_tokens: 33"),
-        ({"max_tokens": None, "max_completion_tokens": 33}, "max_completion_tokens: 33"),
         ({"max_completion_tokens": 0, "max_tokens": 0}, "max_completion_tokens: 0"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: 21"),
         ({"n": 1000}, "n: 1000 answers"),
@@ -244,6 +242,14 @@ def test_a_completion_and_its_pieces_have_the_spaces_of_the_text(served: Served)
     assert scores == sorted(scores)  # of alternatives with one text the likeliest stays
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_over_the_servers_is_the_servers(served: Served, name: str) -> None:
+    body = body_of(0) | {"max_tokens": None, "stop": None, "min_tokens": NEW, name: 10 * NEW}
+    answer = post(served, json.dumps(body).encode())[1]
+    assert answer["usage"]["completion_tokens"] == NEW
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
 def test_fields_of_no_effect_are_taken(served: Served) -> None:
     neutral = {
         "frequency_penalty": 0.0, "suffix": "", "best_of": 1.0, "logit_bias": {}, "tools": [],
@@ -279,7 +285,6 @@ def test_limits_of_bodies_and_of_the_queue(served: Served) -> None:
     assert post(served, b"[" * 100_000)[0] == 400
     assert post(served, b" " * (BODY + 1))[0] == 413
     assert post(served, b"{}", {"Content-Type": "text/plain"})[0] == 415
-    assert post(served, b"{}", {"Host": "elsewhere.example"})[0] == 400
     with raw(served) as connection:  # more chunks than the limit, of no length that was told
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         chunk = b"%x\r\n%s\r\n" % (50_000, b" " * 50_000)
@@ -489,7 +494,19 @@ def test_the_page_names_no_other_address(served: Served) -> None:
         assert b"//" not in content.replace(b"// ", b"").replace(b"http://www.w3.org", b"")
         assert "default-src 'self'" in headers["content-security-policy"]
     assert get(served, "/../app.py")[0] == 404
-    assert json.loads(get(served, "/nothing")[1])["error"]["message"] == "Not Found"
+
+
+def test_other_paths_and_hosts_are_refused_with_the_mend(served: Served) -> None:
+    for path in ("/nothing", "/v1/nothing"):
+        status, content, _ = get(served, path)
+        assert status == 404
+        assert b"/v1/chat/completions and /v1/completions are served" in content
+    assert post(served, b"{}", path="responses")[0] == 404
+    status, answer = post(served, b"{}", {"Host": "Elsewhere.example:80"})
+    assert status == 400
+    assert "'elsewhere.example' is not allowed; start it" in answer["error"]["message"]
+    for host in ("[::1]:80", "LOCALHOST"):
+        assert post(served, b"{}", {"Host": host, "Content-Type": "text/plain"})[0] == 415
 
 
 def test_a_key_is_asked_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
