@@ -15,7 +15,7 @@ import logging
 import sys
 import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,6 +42,23 @@ logging.getLogger("absl").addFilter(
         and "Failed to json parse Metadata file" not in record.getMessage()
     )
 )
+
+
+def _without_closed_loops(hook: Callable[[Any], object]) -> Callable[[Any], None]:
+    """Return an unraisablehook that does not print calls into an event loop that is closed.
+
+    Orbax closes its loop at the first write that fails. For each of the others TensorStore then
+    prints a traceback, from its own threads.
+    """
+
+    def report(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    return report
+
+
+sys.unraisablehook = _without_closed_loops(sys.unraisablehook)
 
 
 class Checkpoints:

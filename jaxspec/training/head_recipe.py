@@ -43,7 +43,14 @@ from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import Loss, Sums, count_places, draft_loss
 from jaxspec.training.objectives import encode
 from jaxspec.training.reading import iterate
-from jaxspec.training.recipes import DataSets, StagedRecipe, draft_words, open_sources, stage_data
+from jaxspec.training.recipes import (
+    DataSets,
+    StagedRecipe,
+    draft_words,
+    evaluations,
+    open_sources,
+    stage_data,
+)
 from jaxspec.typing import Array, Params
 
 
@@ -113,6 +120,14 @@ class HeadRecipe(StagedRecipe):
     """Names in `head` that a start must have; others that decide its parameters give way to it."""
     keep_readings: str = ""
     """Folder to keep the target's passes in, D + 2 K H numbers a token; empty keeps none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if evaluating := evaluations(self.stages):
+            raise InputError(
+                f"{evaluating}: heads are not evaluated in training; leave it out, and compare the "
+                "finished head by eval.block_efficiency"
+            )
 
 
 def train_head(

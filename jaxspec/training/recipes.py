@@ -129,9 +129,21 @@ class Recipe(StagedRecipe):
                 f"draft_vocabulary: {self.draft_vocabulary} with lora, whose adapter scores the "
                 "tokens of its base; give 0"
             )
-        if self.held_out and not any(stage.train.evaluate_every for stage in self.stages):
+        evaluating = evaluations(self.stages)
+        if self.held_out and not evaluating:
             names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
             raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")
+        if evaluating and not self.held_out:
+            raise InputError(f"{evaluating}: no answers to evaluate on; give --held-out SET")
+
+
+def evaluations(stages: Sequence[Stage]) -> str:
+    """Return the options by which stages evaluate; empty without one."""
+    return " ".join(
+        f"--{stage.name}.evaluate-every {stage.train.evaluate_every}"
+        for stage in stages
+        if stage.train.evaluate_every
+    )
 
 
 def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -> LoadedModel:

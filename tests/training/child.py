@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cluster import join_cluster
+from jaxspec.command import input_errors
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.head_batches import Anchoring
@@ -117,6 +119,26 @@ def train_line(directory: Path, announce: Callable[[int], None]) -> Any:
     )
 
 
+def train_full_disk(directory: Path, announce: Callable[[int], None]) -> Any:
+    """Sixteen megabytes of parameters in many files; the disk fills up while they are saved."""
+
+    def batch(step: int) -> dict[str, np.ndarray]:
+        announce(step)
+        if step == 12:  # while step 8 is written
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+        return {"x": np.ones((4, 1), np.float32)}
+
+    @mean_of_rows
+    def loss(params: Any, batch: Any) -> Any:
+        value = batch["x"].mean() * sum(jnp.mean(kernel**2) for kernel in params.values())
+        return value, {"loss": value}
+
+    draws = np.random.default_rng(0)
+    kernels = {str(i): draws.normal(size=(512, 256)).astype(np.float32) for i in range(32)}
+    with input_errors("child"):
+        return fit(LINE, kernels, loss, batch, directory)
+
+
 def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:
     """The tiny LVLM over the devices of all processes."""
 
@@ -138,7 +160,7 @@ def setup(devices: int = 1) -> None:
 def main(model: str, directory: str, cluster: str = "") -> None:
     setup(2 if cluster else 1)
     join_cluster(cluster)
-    train = {"line": train_line, "lvlm": train_lvlm}[model]
+    train = {"line": train_line, "lvlm": train_lvlm, "full_disk": train_full_disk}[model]
     train(Path(directory), lambda step: print("batch", step, flush=True))
 
 

@@ -5,9 +5,11 @@ stopped.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from transformers import LlavaNextImageProcessorPil
@@ -20,7 +22,10 @@ from jaxspec.models.inputs import TEXT
 from jaxspec.prompts.messages import dialogue
 from jaxspec.prompts.views import parse_views
 from jaxspec.training import reading
+from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
+from jaxspec.training.loop.trainer import fit
+from jaxspec.training.losses import mean_of_rows
 from jaxspec.training.reading import iterate
 from tests import tiny
 from tests.tiny import Talk
@@ -235,6 +240,34 @@ def test_too_many_rows_that_teach_nothing_end_the_run(
         next(made)
     made.close()
     assert capsys.readouterr().err == ""  # the error is reported once
+
+
+def test_a_run_that_ended_because_of_rows_that_teach_nothing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more of them allowed, from the newest checkpoint, to the parameters of a run that never
+    ended.
+    """
+
+    @mean_of_rows
+    def loss(params: Any, batch: ConversationBatch) -> Any:
+        value = jnp.mean((batch.mask.mean(1) * params["scale"] - 1) ** 2)
+        return value, {"loss": value}
+
+    monkeypatch.setattr(reading, "SURE", 20)
+    rows = [Talk()[0], replace(Talk()[0], turns=(("Long?" * 20, "No."),))]
+    made = batches(samples=mixture([(rows, 1.0)], 0), buckets=(64,))
+    steps = TrainConfig(steps=8, batch=4, warmup=0, save_every=2, mesh=MeshConfig(data=1))
+    start = {"scale": np.zeros(1, np.float32)}
+    straight = fit(steps, start, loss, iterate(made, 8), tmp_path / "straight")
+    with pytest.raises(InputError, match="taught nothing"):
+        fit(steps, start, loss, iterate(made, 8, limit=0.02), tmp_path / "cut")
+    saved = [int(path.name) for path in (tmp_path / "cut" / "checkpoints").iterdir()]
+    assert 0 < max(saved) < 8
+    read = iterate(made, 8, limit=0.6)
+    ended = fit(steps, start, loss, read, tmp_path / "cut")
+    np.testing.assert_array_equal(ended["scale"], straight["scale"])
+    assert read._read == 4 * (8 - max(saved))
 
 
 def test_iterator_goes_on_where_it_stopped() -> None:

@@ -19,6 +19,7 @@ from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.errors import InputError
 from jaxspec.training.loop.trainer import fit
 from tests.tiny import training
+from tests.training.child import Child
 from tests.training.test_trainer import STAGE, batches, dies_at, loss_fn, params
 
 pytestmark = pytest.mark.full
@@ -138,3 +139,10 @@ def test_a_checkpoint_tells_its_run_itself(tmp_path: Path) -> None:
         InputError, match=r"holds a run with learning_rate 0\.1, but now it is 0\.2"
     ):
         fit(replace(STAGE, learning_rate=0.2), params(), loss_fn, batches, tmp_path)
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
+    """TensorStore calls Orbax's closed loop for each of many writes."""
+    said = Child("full_disk", tmp_path).end(2)
+    assert "Traceback" not in said
+    assert f"child: error: {tmp_path}/checkpoints: cannot be written: File too large" in said

@@ -57,7 +57,9 @@ def number(request: pytest.FixtureRequest) -> Iterator[int]:
     signal.signal(request.param, before)
 
 
-def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path: Path, number: int) -> None:
+def test_a_run_that_is_told_to_end_saves_and_goes_on(
+    tmp_path: Path, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     def told(step: int) -> dict[str, np.ndarray]:
         if step == 1:
             os.kill(os.getpid(), number)
@@ -66,6 +68,7 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path: Path, number: int
     with pytest.raises(Preempted) as ended:
         train(tmp_path / "cut", asked=told)
     assert ended.value.code == 128 + number
+    assert f"\n{tmp_path}/cut: ended by a signal; step" in capsys.readouterr().err
     assert signal.getsignal(number) is signal.default_int_handler
     (saved,) = (int(path.name) for path in (tmp_path / "cut" / "checkpoints").iterdir())
     asked: list[int] = []

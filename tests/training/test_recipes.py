@@ -43,7 +43,6 @@ TRAIN = TrainConfig(
     learning_rate=0.1,
     warmup=1,
     log_every=1,
-    evaluate_every=1,
     mesh=MeshConfig(data=1),
 )
 ALIGN = replace(TRAIN, warmup=0, final_rate=1.0, frozen=("vision_tower", "language_model"))
@@ -68,7 +67,8 @@ def log(path: Path) -> list[dict[str, float]]:
 
 def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
     shutil.copytree(taught / "target", tmp_path / "target")
-    made = recipe(taught, target=str(tmp_path / "target"), held_out="talk")
+    first = replace(FIRST, train=replace(ALIGN, evaluate_every=1))
+    made = recipe(taught, target=str(tmp_path / "target"), stages=(first, SECOND), held_out="talk")
     start = start_draft(made, LoadedModel.load(made.target))
     draft = train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
     changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), start.params, draft.params)
@@ -78,13 +78,13 @@ def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
     assert log(tmp_path / "align")[-1]["simulated_tokens_per_pass"] >= 1
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     again = train_draft(
-        replace(made, stages=(FIRST,)), tmp_path, {**DATA, "talk": taught / "talk"}
+        replace(made, stages=(first,)), tmp_path, {**DATA, "talk": taught / "talk"}
     )  # finds it finished
     assert again.config == draft.config
     assert finished.keys() == {*tmp_path.rglob("*")}
     for stage in ("align", "tune"):
         shutil.copytree(tmp_path / stage, tmp_path / "longer" / stage)
-    longer = replace(FIRST, train=replace(ALIGN, steps=2))
+    longer = replace(first, train=replace(first.train, steps=2))
     with pytest.raises(InputError, match=r"tune: holds a run with before.align 1, but now it is 2"):
         train_draft(
             replace(made, stages=(longer, SECOND)),
@@ -98,7 +98,7 @@ def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
         InputError, match=r"data .*'talk', 1.0, 20.*, but now it is .*'talk', 2.0, 20"
     ):
         train_draft(
-            replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)),
+            replace(made, stages=(replace(first, data=(("talk", 2.0),)),)),
             tmp_path,
             {**DATA, "talk": taught / "talk"},
         )
@@ -168,7 +168,7 @@ def test_more_tokens_than_are_scored_are_not_compared(taught: Path, tmp_path: Pa
 @pytest.mark.full
 def test_a_qwen_vl_draft_learns_a_draft_vocabulary(tmp_path: Path) -> None:
     start = str(families.write(tmp_path, "qwen2_5_vl") / "target")
-    stage = Stage("tune", replace(TRAIN, evaluate_every=0), (("talk", 1.0),))
+    stage = Stage("tune", TRAIN, (("talk", 1.0),))
     made = Recipe(
         target=start,
         start=start,
@@ -238,6 +238,14 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
         (
             ["mini_text", "--tune.seed", "-1"],
             "^seed: -1; give a whole number from 0 to 4294967295$",
+        ),
+        (
+            ["kv_mini", "--kv-head.evaluate-every", "5"],
+            "^--kv.head.evaluate-every 5: heads are not evaluated in training; leave it out",
+        ),
+        (
+            ["mini_text", "--tune.evaluate-every", "5"],
+            "^--tune.evaluate-every 5: no answers to evaluate on; give --held-out SET$",
         ),
         (["kv_mini", "--no-head.slot-bias"], "such option; did you mean '--head.no-slot-bias'"),
         (

@@ -122,6 +122,7 @@ def fit(
                     checkpoints.save(done, state, position, wait=last or stops)
             bar.update()
             if stops and not last:
+                bar.close()  # which ends its line
                 _say(f"{directory}: ended by a signal; step {done} of {config.steps} is saved")
                 raise Preempted(preemption.number)
     return merge(on_host(state.params), frozen)
