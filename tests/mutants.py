@@ -42,6 +42,27 @@ SHARED = {
 """Environment of the runs: programs that a mutant does not change are those of the whole suite."""
 MUTANTS = (
     Mutant(
+        "an idle head does not catch up",
+        "decoding/sources/head.py",
+        "lambda context: jnp.any(context.length < most)",
+        "lambda context: jnp.any(context.length < -1)",
+        "decoding/test_plans.py::test_idle_sources_catch_up[M,eagle,lookup]",
+    ),
+    Mutant(
+        "an idle draft model misses its last token",
+        "decoding/sources/draft_model.py",
+        "start + committed.count - 2 - cache.length",
+        "start + committed.count - 3 - cache.length",
+        "decoding/test_plans.py::test_idle_sources_catch_up[M,T,lookup]",
+    ),
+    Mutant(
+        "a policy stays with what it knows",
+        "engine/policy.py",
+        "prior = prior + hope * (1 - prior)",
+        "prior = prior + 0 * hope * (1 - prior)",
+        "decoding/test_auto.py::test_it_finds_what_pays_for_each_text",
+    ),
+    Mutant(
         "the residual forgets the draft",
         "verification.py",
         "excess = jnp.maximum(p - q, 0.0)",

@@ -105,7 +105,7 @@ def test_a_head_drafts_alone_or_with_a_model(
     pages = pictures(world, "rgb", "gray")
     plain = run(capsys, world, *pages, draft=None)["tokens"]
     for draft, args, views in [
-        (None, [], ["head"]),
+        (None, [], ["head", "lookup"]),
         ("draft", ["--views", " t, LOOKUP"], ["T", "head", "lookup"]),
     ]:
         answer = run(
@@ -144,7 +144,7 @@ def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFi
         "chain",
         ["M", "T"],
         "static",
-        5,
+        "auto",
     )
     assert stats["num_spec_steps"] == sum(stats["acceptance_histogram"])
     assert len(stats["acceptance_histogram"]) == 6
@@ -299,10 +299,14 @@ def test_the_race_tells_the_median_of_its_prompts(
         ("generate", [*ASKED, "--json", "yes"], "--json: takes no value; leave out 'yes'"),
         ("generate", [*ASKED, "--json=yes"], "--json: takes no value; leave out 'yes'"),
         ("generate", [*ASKED, "--draft"], "--draft: the value is missing; give one"),
-        ("generate", [*ASKED, "--gamma", "2.5"], "--gamma: '2.5'; give a whole number"),
+        ("generate", [*ASKED, "--gamma", "2.5"], "--gamma: '2.5'; give auto or a whole number"),
         ("generate", [*ASKED, "--width", "x"], "--width: 'x'; give a whole number"),
         ("generate", [*ASKED, "--top-p", "x"], "--top-p: 'x'; give a number"),
-        ("generate", [*ASKED, "--gamma"], "--gamma: the value is missing; give a whole number"),
+        (
+            "generate",
+            [*ASKED, "--gamma"],
+            "--gamma: the value is missing; give auto or a whole number",
+        ),
         ("generate", [*ASKED, "--dtype", "f32"], "--dtype: 'f32'; did you mean 'float32'?"),
         (
             "generate",

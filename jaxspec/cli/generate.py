@@ -9,10 +9,8 @@ import tyro
 
 from jaxspec.cli.shared import Ask, answer
 from jaxspec.cli.speculation import Drafting, Model, load_engine
-from jaxspec.engine.config import capped_gamma
 from jaxspec.engine.engine import Result
 from jaxspec.engine.metrics import acceptance_metrics, block_fields
-from jaxspec.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,8 @@ class Generate:
 def run(args: Generate) -> None:
     """Print the answer; check options before any model is read."""
     models, drafting, ask = args.model, args.drafting, args.ask
-    if drafting.gamma < 1:
-        raise InputError(f"--gamma: {drafting.gamma}; give 1 or more, or give no draft")
-    # The cut is reported, which would mislead without drafts.
-    gamma = drafting.gamma
-    if drafting.draft or drafting.views:
-        gamma = capped_gamma("--gamma", gamma, ask.output.max_new_tokens)
-    config = drafting.config(gamma, batch_size=1, generation_config=ask.scores.generation_config)
+    how = {"batch_size": 1, "generation_config": ask.scores.generation_config}
+    config = drafting.config(ask.output.max_new_tokens, **how)
     request = ask.request(models)
     engine, reports = load_engine(models, drafting, config)
 
@@ -50,6 +43,8 @@ def run(args: Generate) -> None:
         length = stats["tokens_per_pass"]
         stats["views"] = list(names) or None
         stats["weighting"] = str(config.rule) if names else None
-        return stats, f"{'-' if length is None else f'{length:.2f}'} tokens per target pass"
+        line = f"{'-' if length is None else f'{length:.2f}'} tokens per target pass"
+        policy = engine.batcher.policy
+        return stats, line if policy is None else f"{line}; {policy.gained(result.plans)}"
 
     answer(ask, models, engine, request, describe, *reports)

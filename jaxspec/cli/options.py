@@ -268,4 +268,6 @@ def _noun(argument: Any) -> str:
     metavar: str = argument.lowered.metavar.removeprefix("{None}|").strip("{}")
     kinds = {"INT": "a whole number", "FLOAT": "a number", "STR": "one", "PATH": "a path"}
     lists = {"[INT [INT ...]]": "whole numbers", "[FLOAT [FLOAT ...]]": "numbers"}
-    return (kinds | lists).get(metavar, metavar)
+    choices, _, other = metavar.rpartition("}|")  # as in {auto}|INT
+    kind = (kinds | lists).get(other, other)
+    return f"{choices} or {kind}" if choices else kind

@@ -8,7 +8,7 @@ import socket
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxspec.checkpoints.locating import model_name
 from jaxspec.cli.shared import numbers, progress
@@ -28,6 +28,15 @@ PATIENCE = 60.0
 """Seconds after which programs for some of these lengths are left to the first prompt."""
 SQUARE = 672**2
 """Pixels of the largest image to compile for in models that cut images in tiles."""
+
+
+@dataclass(frozen=True)
+class ServedDrafting(Drafting):
+    """Choose what guesses tokens for the target to check. Without it the target decodes alone."""
+
+    gamma: Literal["auto"] | int = 5
+    """Draft length: drafted tokens in each block, or on a tree's longest path. auto chooses the
+    draft and its length, or plain decoding, by measured times, for five times as many loops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +116,7 @@ class Serve:
     """
 
     model: ServedModel
-    drafting: Drafting
+    drafting: ServedDrafting
     listening: Listening
     sizes: Sizes
 
@@ -125,7 +134,7 @@ def run(args: Serve) -> None:
     if sizes.prompt_buckets is not None:
         lengths = sorted(numbers("--prompt-buckets", sizes.prompt_buckets, int))
         patience = math.inf
-    counts = {"prompt-buckets": lengths[0], "gamma": drafting.gamma, "queue": sizes.queue}
+    counts = {"prompt-buckets": lengths[0], "queue": sizes.queue}
     counts |= {"max-pixels": SQUARE if sizes.max_pixels is None else sizes.max_pixels}
     counts |= {"image-pixels": sizes.image_pixels, "max-body": sizes.max_body}
     counts |= {"max-new-tokens": sizes.max_new_tokens}
@@ -150,7 +159,7 @@ def run(args: Serve) -> None:
         "prompt_buckets": tuple(sorted({*lengths, *PROMPT_BUCKETS})),
         "new_buckets": (sizes.max_new_tokens,),
     }
-    config = drafting.config(drafting.gamma, batch_size=sizes.batch_size, trace=drafts, **how)
+    config = drafting.config(batch_size=sizes.batch_size, trace=drafts, **how)
     engine, reports = load_engine(models, drafting, config)
     models.encoder(engine)  # checks --thinking
     sees = engine.assembly.lead.images is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -12,6 +12,7 @@ from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.shared import Loading, clear, numbers, progress, view_names
 from jaxspec.engine.captioners import check_captioner, load_captioner
+from jaxspec.engine.config import capped_gamma
 from jaxspec.engine.drafts import Mixture, mixture
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
@@ -48,8 +49,10 @@ class Drafting:
     assistant. Repeat the option for a model and a head, which then draft together."""
     draft_revision: str | None = None
     """Branch, tag or commit of drafts on the hub."""
-    gamma: int = 5
-    """Draft length: drafted tokens in each block, or on a tree's longest path."""
+    gamma: Literal["auto"] | int = "auto"
+    """Draft length: drafted tokens in each block, or on a tree's longest path. By default the draft
+    and its length, or plain decoding, are chosen again and again by measured times, and lookup
+    drafts too unless --views leaves it out; a tree has length 5."""
     views: str | None = None
     """Views of the prompt that a draft model sees, comma-separated: M (multimodal: the prompt
     itself), T (text-only), C (captions for images), P (pooled multimodal: image tokens pooled to a
@@ -75,13 +78,19 @@ class Drafting:
     """Tokens that each pass of the target reads, padding included: gamma + 1 or more. In 16 bits
     the answer then equals plain decoding's at the same width, token for token. Not with --tree."""
 
-    def config(self, gamma: int, **options: Any) -> EngineConfig:
+    def config(self, most: int | None = None, **options: Any) -> EngineConfig:
         """Return the checked options of an engine.
 
         Args:
-          gamma: Drafted tokens a block.
+          most: Most new tokens, to which the draft length is cut with a line that says so.
           options: More fields of `EngineConfig`.
         """
+        gamma = self.gamma
+        if gamma != "auto":
+            if gamma < 1:
+                raise InputError(f"--gamma: {gamma}; give 1 or more, or give no draft")
+            if most is not None and (self.draft or self.views):
+                gamma = capped_gamma("--gamma", gamma, most)
         return EngineConfig(
             views=None if self.views is None else view_names(self.views),
             weights=None if self.weights is None else numbers("--weights", self.weights),

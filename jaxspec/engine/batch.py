@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import jax
@@ -24,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache
-from jaxspec.data.images import Picture
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, insert_rows, run_decode, run_scored_prefill
 from jaxspec.decoding.trace import trace_record
 from jaxspec.engine.batcher import Batcher, Together
 from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
+from jaxspec.engine.fitting import fitting, holds, live_sizes
 from jaxspec.engine.memory import (
     MemoryReport,
     Sizes,
@@ -37,8 +37,8 @@ from jaxspec.engine.memory import (
     abstract_state,
     plan_memory,
 )
+from jaxspec.engine.policy import Pace
 from jaxspec.engine.requests import EncodedRequest, Result
-from jaxspec.errors import InputError
 from jaxspec.prompts.rows import PromptRow
 from jaxspec.prompts.stops import ReasonedText
 from jaxspec.runtime import usual_settings
@@ -114,7 +114,7 @@ class Batch:
         one_prompt: bool = False,
         past: KVCache | None = None,
     ) -> None:
-        self.batcher, self.examples = batcher, examples
+        self.batcher, self.examples, self.live = batcher, examples, live
         self.together = batcher.together(examples, one_prompt, past)
         self.rows = rows or batcher.rows(len(examples))
         self.few = 1 if live else max(1, self.rows // 4)
@@ -122,7 +122,7 @@ class Batch:
         more share one prefill."""
         self.waits = live or len(examples) > self.rows
         """Whether requests join while others decode."""
-        self.sizes = _sizes(batcher, examples) if live else [self.capacity]
+        self.sizes = live_sizes(batcher, examples) if live else [self.capacity]
         self.kinds = sorted({Kind.of(examples)} | {Kind.of([r]) for r in examples if live})
         self.room, *self.larger = [self.capacity.new] if live else batcher.rooms(self.capacity)
         self.requests: dict[int, EncodedRequest] = {}
@@ -133,6 +133,8 @@ class Batch:
         """Tokens and texts so far, by number of the request."""
         self.so_far: dict[int, dict[str, Any]] = {}
         """Fields of the results so far, by number of the request."""
+        self.pace = None if batcher.policy is None else Pace(batcher.policy, batcher.plans)
+        """What chooses among plans."""
         self.times: dict[int, tuple[float, float]] = {}
         """Milliseconds of each request's prefill, and of the loop before it joined."""
         self.prefill_ms, self.decode_ms, self.compiled = 0.0, 0.0, compiled_ms()
@@ -208,30 +210,9 @@ class Batch:
 
     def fit(self, request: EncodedRequest) -> Sizes:
         """Return the smallest sizes that hold the request; InputError if none does."""
-        sizes = next((sizes for sizes in self.sizes if _holds(sizes, request.sizes)), None)
         limits = {"max_new_tokens": (request.max_new_tokens, self.capacity.new)}
         limits |= self.together.limits(request, self.batcher.eos)
-        length, images = len(request.rows[0]), request.prompt.images
-        largest = max((example.prompt.images for example in self.examples), key=_pixels)
-        if sizes is None:
-            limits |= {"images": (len(images), len(largest))}
-            limits |= {"prompt tokens": (length, self.capacity.length)}
-        over = (f"{name}: {n} of at most {most}" for name, (n, most) in limits.items() if n > most)
-        if what := next(over, "" if sizes else "prompt: no room"):
-            mend = "shorten the request"
-            if images and largest and sizes is None:
-                count = int((request.rows[0].images >= 0).sum())
-                what += f", with {count} for images of {_sides(images)} pixels"
-                tiles = zip(request.sizes.tiles, self.capacity.tiles, strict=True)
-                if all(n <= most for n, most in tiles):
-                    mend = "shorten the text"
-                elif request.max_soft_tokens is not None:
-                    mend = f"give less than {request.max_soft_tokens} max_soft_tokens"
-                else:
-                    mend = f"give images of at most {_sides(largest)} pixels"
-            raise InputError(f"{what}; {mend}")
-        assert sizes is not None
-        return sizes
+        return fitting(request, self.sizes, self.capacity, self.examples, limits)
 
     def join(self, waiting: dict[int, EncodedRequest]) -> None:
         """Prefill requests into the free rows, in order, and take them out of `waiting`.
@@ -305,14 +286,37 @@ class Batch:
         """
         self.grow()
         stride = stride or (STRIDE if self.stops else self.full)
+        kind, held, busy = self.kind, self.together.held, [*self.busy.values()]
+        if self.pace is not None:
+            held, most = self.pace.next(busy, self.longest, self._sized, self._program(kind))
+            stride = min(stride, most)
         rows, count = min(len(self.free) + ended, self.rows), min(self.full, self.longest + stride)
-        state, kind = self.state, self.kind
-        pause: Any = np.asarray([rows, count], np.int32)
-        self.state, ms = timed(run_decode, self.together.held, *self._read_by(kind), Pause(*pause))
-        if not kind.changed:
-            self.state = self.state.replace(logprobs=state.logprobs, prompt=state.prompt)
+        before = {i: self.so_far[i]["stats"] for i in busy if i in self.so_far}
+        compiled, ms = compiled_ms(), self._run(kind, held, rows, count)
+        compiled = compiled_ms() - compiled
         self.decode_ms += ms
         self.read()
+        if self.pace is not None:
+            after = {i: self.so_far[i]["stats"] for i in busy}
+            self.pace.learn(ms, compiled, before, after)
+
+    def _run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
+        """Run the loop until so many rows are done, or until an answer has `count` tokens; return
+        its milliseconds."""
+        state, pause = self.state, np.asarray([rows, count], np.int32)
+        self.state, ms = timed(run_decode, held, *self._read_by(kind), Pause(*pause))
+        if not kind.changed:
+            self.state = self.state.replace(logprobs=state.logprobs, prompt=state.prompt)
+        return ms
+
+    @property
+    def _sized(self) -> str:
+        """Return a name of what the time of a plan's block depends on."""
+        return f"{self.rows}x{self.capacity.length + self.room}"
+
+    def _program(self, kind: Kind) -> str:
+        """Return a name of what a plan's loop is compiled for."""
+        return repr((self.rows, self.capacity, self.room, self.together.logprobs, kind))
 
     def _read_by(self, kind: Kind) -> tuple[DecodeState, Sampling]:
         """Return the state and the options with what a loop of this kind reads."""
@@ -395,13 +399,16 @@ class Batch:
     def _result(self, i: int) -> Result:
         prefill_ms, before = self.times[i]
         times = {"prefill_ms": prefill_ms, "decode_ms": self.decode_ms - before}
-        captions = self.requests[i].caption_ms
-        return Result(**self.so_far[i], **times, batch=len(self.busy), caption_ms=captions)
+        more = {"batch": len(self.busy), "caption_ms": self.requests[i].caption_ms}
+        plans = {} if self.pace is None else self.pace.uses[i]
+        return Result(**self.so_far[i], **times, **more, plans=plans)
 
     def _forget(self, numbers: Collection[int]) -> None:
         for fields in (self.requests, self.texts, self.so_far, self.times):
             for i in numbers:
                 fields.pop(i, None)
+        if self.pace is not None:
+            self.pace.forget(numbers)
 
     def memory(self) -> MemoryReport:
         """Return the bytes that the batch takes on a device."""
@@ -419,48 +426,36 @@ class Batch:
         """Return the steps that compile, in order, each program that the examples need."""
 
         def prefill(sizes: Sizes) -> None:
-            example = next(each for each in self.examples if _holds(sizes, each.sizes))
+            example = next(each for each in self.examples if holds(sizes, each.sizes))
             self._prefill(sizes, [example], [])
 
         def prefilled(sizes: Sizes) -> Step:
             return Step(partial(prefill, sizes), sizes.length)
 
-        def decode(kind: Kind) -> None:
+        def decode(kind: Kind, held: Held) -> None:
             pause: Any = np.zeros(2, np.int32)
-            executable(run_decode, self.together.held, *self._read_by(kind), Pause(*pause))
+            executable(run_decode, held, *self._read_by(kind), Pause(*pause))
 
-        inserts = [prefilled(sizes) for sizes in self.sizes if self.waits]
-        of_room = [*inserts, *(Step(partial(decode, kind)) for kind in self.kinds)]
+        plans = self.batcher.plans
+        loops = product(self.kinds, plans or [self.together.held])
+        of_room = [prefilled(sizes) for sizes in self.sizes if self.waits]
+        of_room += [Step(partial(decode, *loop)) for loop in loops]
+        of_room += [Step(partial(self._measure, i)) for i in range(len(plans))]
         steps = [] if self.started else [prefilled(self.capacity)]
         steps += of_room
         for _ in self.larger:
             steps += [Step(self._enlarge), *of_room]
         return steps
 
-
-def _sizes(batcher: Batcher, examples: Sequence[EncodedRequest]) -> list[Sizes]:
-    """Return the sizes of the examples and, with images and without, their maxima, in order."""
-    alike: dict[tuple[bool, ...], list[EncodedRequest]] = {}
-    for example in examples:
-        alike.setdefault(_reading(example.sizes), []).append(example)
-    return sorted({example.sizes for example in examples} | {*map(batcher.largest, alike.values())})
-
-
-def _sides(images: Sequence[Picture]) -> str:
-    """Return the images' sizes in pixels, as people write them."""
-    return ", ".join(f"{image.width}x{image.height}" for image in images)
-
-
-def _pixels(images: Sequence[Picture]) -> int:
-    return sum(image.width * image.height for image in images)
-
-
-def _reading(sizes: Sizes) -> tuple[bool, ...]:
-    """Return which towers read images; prompts for the same towers have the same fields."""
-    return tuple(map(bool, sizes.tiles))
-
-
-def _holds(sizes: Sizes, smaller: Sizes) -> bool:
-    """Return whether prompts of the smaller sizes can be padded to these."""
-    pairs = zip(sizes.flat, smaller.flat, strict=True)
-    return _reading(sizes) == _reading(smaller) and all(most >= size for most, size in pairs)
+    def _measure(self, plan: int) -> None:
+        """Tell the policy how long a block of a plan takes: the second of two."""
+        assert self.pace is not None
+        ms = 0.0
+        for _ in range(2):
+            self.end(np.zeros(self.rows, bool))
+            count = int(np.max(self.state.count)) + 1
+            ms = self._run(self.kinds[0], self.batcher.plans[plan], self.rows, count)
+        if self.live:
+            self.end(np.ones(self.rows, bool))
+        self.pace.policy.measured(plan, self._sized, ms)
+        self.pace.policy.compiled |= {f"{plan} {self._program(kind)}" for kind in self.kinds}

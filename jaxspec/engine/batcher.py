@@ -26,6 +26,7 @@ from jaxspec.engine.assembly import Assembly
 from jaxspec.engine.compile_cache import Held, timed
 from jaxspec.engine.config import BATCH_BUCKETS, Batching, EngineConfig
 from jaxspec.engine.memory import Sizes
+from jaxspec.engine.policy import Policy, cost_file
 from jaxspec.engine.requests import (
     TOP,
     EncodedRequest,
@@ -101,6 +102,10 @@ class Batcher:
 
     def __post_init__(self) -> None:
         self.program, self.mesh = self.assembly.program, self.assembly.held.mesh
+        held, plans = self.assembly.held, self.assembly.plans
+        self.plans = [replace(held, program=plan) for plan in plans]
+        """Each plan with the program's parameters."""
+        self.policy = Policy(plans, cost_file(plans, held)) if plans else None
         self.encoder = prompt_encoder(self.assembly.lead)
         settings = self.assembly.lead.settings
         self.defaults: dict[str, Any] = {}

@@ -26,6 +26,9 @@ _FEW_IMAGES = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256)
 IMAGE_BUCKETS = (*_FEW_IMAGES, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
+LENGTH, LONGEST = 5, 7
+"""Draft length of a tree of which only the shape is given, and of the longest plan."""
+
 GONE = {
     "continuous_batching": "waiting requests always take the rows of finished ones",
     "growing_cache": "caches always begin small and grow, except at one width",
@@ -95,7 +98,9 @@ class EngineConfig(Batching):
         T for a text model.
       weights: First block's weights: of each view, then a head's, then lookup's; None: uniform.
       weighting: Rule by which weights learn, as `parse_weighting` reads it: `grid:window=16`.
-      gamma: Draft length: drafted tokens in each block, or on a tree's longest path.
+      gamma: Draft length: drafted tokens in each block, or on a tree's longest path. "auto"
+        chooses the draft and its length, or plain decoding, by measured times as it goes, and
+        without `views` adds lookup to the draft.
       tree: Token tree instead of a chain: `2`, `2:32` (32 nodes) or `dynamic:4:24`.
       width: Tokens that each target pass reads, padding included: gamma + 1 or more. At one width,
         and without a tree, answers equal plain decoding's in 16 bits too; caches do not grow.
@@ -106,14 +111,15 @@ class EngineConfig(Batching):
     views: tuple[str, ...] | None = None
     weights: tuple[float, ...] | None = None
     weighting: str = "static"
-    gamma: int = 5
+    gamma: int | Literal["auto"] = 5
     tree: str | None = None
     width: int | None = None
     trace: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(gamma=self.gamma)
+        if self.gamma != "auto":
+            check_counts(gamma=self.gamma)
         if self.width is not None and not count_within(1, WIDEST)(self.width):
             raise InputError(f"width: {self.width!r:.60}; give 1 to {WIDEST}")
         for name, example in {"tree": "2:32", "weighting": "mt-paper"}.items():
@@ -128,7 +134,19 @@ class EngineConfig(Batching):
     @cached_property
     def shape(self) -> TreeSpec | None:
         """Return the shape of a block that is a tree."""
-        return None if self.tree is None else parse_tree(self.tree, self.gamma)
+        return None if self.tree is None else parse_tree(self.tree, self.longest)
+
+    @property
+    def auto(self) -> bool:
+        """Return whether the engine chooses among plans."""
+        return self.gamma == "auto" and self.tree is None
+
+    @property
+    def longest(self) -> int:
+        """Return the draft length, or of several plans the largest that there may be."""
+        if self.gamma != "auto":
+            return self.gamma
+        return LENGTH if self.tree else min(LONGEST, (self.width or WIDEST) - 1)
 
     @cached_property
     def rule(self) -> Weighting:

@@ -32,6 +32,7 @@ from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.rows import bucket
 from jaxspec.prompts.stops import text_so_far
 from jaxspec.prompts.views import needs_captioner
+from jaxspec.runtime import say
 
 __all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Request", "Result"]
 
@@ -220,6 +221,8 @@ class Engine:
                 for step in batch.programs():
                     step.compile()
                     bar.update()
+        if batcher.policy is not None:
+            say(batcher.policy.report())
 
     def memory_report(self, requests: Request | str | Sequence[Request | str]) -> MemoryReport:
         """Return the bytes that the largest batch of these requests will take on a device."""

@@ -24,10 +24,10 @@ def block_fields(config: EngineConfig) -> dict[str, Any]:
     spec = config.shape
     return {
         "drafter": "tree" if spec else "chain",
-        "gamma": config.gamma,
+        "gamma": "auto" if config.auto else config.longest,
         "tree": config.tree,
         "tree_width": spec.width if spec else 1,
-        "tree_nodes": spec.nodes(config.gamma) if spec else config.gamma,
+        "tree_nodes": spec.nodes(config.longest) if spec else config.longest,
     }
 
 

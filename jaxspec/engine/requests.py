@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from PIL.Image import Image
@@ -150,6 +150,14 @@ class Request:
         return {name: most for name, most in limits.items() if most is not None}
 
 
+class Use(NamedTuple):
+    """Count what a plan did for an answer."""
+
+    blocks: int = 0
+    tokens: int = 0
+    ms: float = 0.0
+
+
 @dataclass(frozen=True)
 class Result(Generic[Stats]):
     """Hold the answer to one request, with counts and times.
@@ -177,6 +185,8 @@ class Result(Generic[Stats]):
       compile_ms: Compile time, which no other time includes.
       error: Reason why the request got no answer, with `keep_going`; then `text` is empty.
       caption_ms: Captioning time of the images; a caption from disk counts its original time.
+      plans: Blocks, tokens and milliseconds of each plan that wrote it, by name, if the engine
+        chose among plans (`gamma` "auto").
     """
 
     text: str
@@ -194,6 +204,7 @@ class Result(Generic[Stats]):
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[dict[int, float], ...] | None = None
     reasoning: str = ""
+    plans: Mapping[str, Use] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Server:
             "new_tokens": batch.capacity.new,
             "rows": batch.rows,
             "sources": list(self.worker.engine.assembly.mixture.names),
-            "gamma": config.gamma,
+            "gamma": "auto" if config.auto else config.longest,
             "race": limits.races,
             "example": self.settings.example and self.settings.example[1],
         }

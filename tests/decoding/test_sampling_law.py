@@ -18,6 +18,9 @@ import pytest
 
 from jaxspec.decoding import speculative
 from jaxspec.decoding.drafting.trees import ChainDrafter
+from jaxspec.decoding.plans import plans_of
+from jaxspec.decoding.state import Pause
+from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.models.families import build
 from jaxspec.models.int8 import int8_params
 from jaxspec.sampling import draw
@@ -107,11 +110,13 @@ def drawn(
     few_words: bool = False,
     int8: bool = False,
     kind: str = "KV head",
+    changing: bool = False,
     **options: Any,
 ) -> Iterator[np.ndarray]:
     """Counts [V, V, V] of the first tokens of ROWS sequences a batch; gamma 0 is the plain loop.
 
-    With `few_words` draft and head score different tokens each.
+    With `few_words` draft and head score different tokens each. If `changing`, each token may have
+    another plan.
     """
     head, head_params = HEADS[kind] if "head" in views else (None, {})
     draft, own = TARGET, DRAFT
@@ -129,10 +134,18 @@ def drawn(
         program = speculator(TARGET, draft, views, gamma, weighting, tree, head=head)
         params = params_of(program, target, own, head_params)
 
+        plans = plans_of(program, None)
+
     counts, blocks = np.zeros([VOCABULARY] * LENGTH), np.zeros(gamma + 1)
     for seed in range(ROUNDS[-1]):
         chosen = sampling(ROWS, new=LENGTH, seed=seed, eos=(-1,), **options)
-        if gamma:
+        if changing:
+            state = run_prefill(program, params, batch, chosen, LENGTH)
+            for count in range(2, LENGTH + 1):
+                plan = plans[(seed + count) % len(plans)]
+                pause: Any = np.asarray([ROWS, count], np.int32)
+                state = run_decode(plan, params, state, chosen, Pause(*pause))
+        elif gamma:
             state = run_speculative(program, params, batch, chosen, LENGTH)
         else:
             state = run_plain(TARGET, target, batch, chosen, LENGTH)
@@ -235,6 +248,12 @@ CASES = [
         2,
         {"temperature": 1.0, "views": ("M", "head", "lookup"), "weighting": "mt-paper"},
         id="mixed lookup",
+    ),
+    pytest.param(
+        2,
+        {"temperature": 1.0, "views": ("head", "lookup"), "weights": (0.5, 0.5)}
+        | {"kind": "eagle", "changing": True},
+        id="changing plans",
     ),
 ]
 

@@ -46,6 +46,8 @@ class DraftState(struct.PyTreeNode):
     cache: KVCache
     last: Int[Array, " rows"]
     """Last token of each row's prompt, which the first block reads again."""
+    start: Int[Array, " rows"]
+    """Slot of the first new token."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,26 @@ class DraftModel(Source[DraftState, KVCache]):
         slots = rows.tokens.shape[1] + prefilled.room
         _, cache = self.model.prefill(weights, jnp.concatenate(embeds), rows, slots)
         last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
-        return DraftState(cache.replace(length=rows.length - 1), last)
+        return DraftState(cache.replace(length=rows.length - 1), last, rows.length)
+
+    def catch_up(self, committed: Committed, state: DraftState) -> DraftState:
+        last, start, cache = self._by_view((state.last, state.start, state.cache))
+        extend = partial(self.model.extend, committed.params[self.name])
+
+        def missing(cache: KVCache) -> Int[Array, "R B"]:
+            return start + committed.count - 2 - cache.length
+
+        def read(cache: KVCache) -> KVCache:
+            first = cache.length - start  # -1: the prompt's last token
+            tokens = jax.vmap(
+                lambda first, last: _from(committed.tokens, last, first, committed.reads)
+            )(first, last)
+            count = jnp.minimum(missing(cache), committed.reads)
+            _, longer = jax.vmap(extend)(tokens, cache)
+            return longer.replace(length=cache.length + count)
+
+        cache = jax.lax.while_loop(lambda cache: jnp.any(missing(cache) > 0), read, cache)
+        return state.replace(cache=_by_row(cache))
 
     def begin(
         self, committed: Committed, state: DraftState
@@ -102,10 +123,8 @@ class DraftModel(Source[DraftState, KVCache]):
 
         While `count` is 1, the first of the two is the last token of each view's own prompt.
         """
-        first, newest = jnp.moveaxis(committed.newest(2, 2), 1, 0)
         last, cache = self._by_view((state.last, state.cache))
-        first = jnp.where(committed.count == 1, last, first)
-        tokens = jnp.stack([first, jnp.broadcast_to(newest, first.shape)], axis=-1)
+        tokens = jax.vmap(lambda last: _from(committed.tokens, last, committed.count - 2, 2))(last)
         extend = partial(self.model.extend, committed.params[self.name])
         scores, cache = jax.vmap(extend)(tokens, cache)
         return scores[:, :, 1:], cache
@@ -132,9 +151,7 @@ class DraftModel(Source[DraftState, KVCache]):
             nodes = jnp.maximum(verified.path, 0)
             cache = jax.vmap(lambda cache: keep_path(cache, cache.length + 1, nodes))(cache)
         cache = cache.replace(length=cache.length + verified.emitted)
-        return state.replace(
-            cache=jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), cache)
-        )
+        return state.replace(cache=_by_row(cache))
 
     def _by_view(self, tree: Tree) -> Tree:
         """Return the leaves [R, B, ...] of view-major leaves [R*B, ...]."""
@@ -157,3 +174,17 @@ class DraftModel(Source[DraftState, KVCache]):
         sizes: tuple[int, ...],
     ) -> ViewRows:
         return ViewRows(tuple(rows), images)
+
+
+def _by_row(tree: Tree) -> Tree:
+    """Return the view-major leaves [R*B, ...] of leaves [R, B, ...]."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+
+
+def _from(
+    tokens: Int[Array, "B C"], last: Int[Array, " B"], first: Int[Array, " B"], count: int
+) -> Int[Array, "B T"]:
+    """Return `count` new tokens from `first` on, where -1 is the prompt's last token."""
+    places = first[:, None] + jnp.arange(count)
+    new = jnp.take_along_axis(tokens, jnp.clip(places, 0, tokens.shape[1] - 1), axis=1)
+    return jnp.where(places < 0, last[:, None], new)

@@ -112,6 +112,16 @@ class HeadSource(Source[Any, Any]):
             return context
         return context.grown(prefilled.room).replace(length=target.length - self.module.behind)
 
+    def catch_up(self, committed: Committed, state: Any) -> Any:
+        if not isinstance(self.module, KeyedHead):
+            return state
+        most = committed.target.length - self.module.behind - (self.gamma + 1)
+        return jax.lax.while_loop(
+            lambda context: jnp.any(context.length < most),
+            partial(self._caught_up, committed),
+            state,
+        )
+
     def begin(
         self, committed: Committed, state: Any
     ) -> tuple[Float[Array, "one B one V"], Drafted | Planned]:
@@ -158,18 +168,19 @@ class HeadSource(Source[Any, Any]):
         """Return the context with the keys of all tokens that the target has read.
 
         These are the tokens of the last block, of each row as many as it emitted. All J + 1 are
-        made, and the next ones overwrite those that a row has fewer.
+        made, and the next ones overwrite those that a row has fewer. Of a row that has more, the
+        first J + 1 are made.
         """
         module, target = self.module, committed.target
         if not isinstance(module, KeyedHead):
             return context
         assert target.hidden is not None
         width = self.gamma + 1
-        length = target.length - module.behind
+        missing = target.length - module.behind - context.length
         states, slots = unread(target.hidden, context.length, width)
         after = None
         if module.behind:  # slot p is of token p + 1
-            tokens = committed.newest(length - context.length + 1, width)
+            tokens = committed.newest(missing + 1, width)
             after = self._embed(committed.params, tokens)
         made = self._run(
             committed.params, "keys", states, after, slots, self._rotary(target, slots), context
@@ -178,6 +189,7 @@ class HeadSource(Source[Any, Any]):
             tuple(written(leaf, new, slots, None) for leaf, new in zip(leaves, news, strict=True))
             for leaves, news in zip((context.k, context.v), zip(*made, strict=True), strict=True)
         )
+        length = context.length + jnp.minimum(missing, width)
         return context.replace(k=keys, v=values, length=length)
 
     def _read(

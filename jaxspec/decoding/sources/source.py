@@ -8,7 +8,8 @@ A source has four verbs inside the compiled program. With gamma = 3 and the newe
     commit(state, scratch, verified) -> state
 
 A *state* is carried from block to block. A *scratch* exists only within a block: it holds what was
-drafted, and `commit` keeps the part that was accepted.
+drafted, and `commit` keeps the part that was accepted. A source that drafted no block for a while,
+because another plan was in use, first has to `catch_up`.
 """
 
 from __future__ import annotations
@@ -151,6 +152,13 @@ class Source(ABC, Generic[State, Scratch]):
 
         inputs: What `inputs` returned.
         """
+
+    def catch_up(self, committed: Committed, state: State) -> State:
+        """Read most of what was committed while the source drafted nothing.
+
+        It leaves what `begin` reads, and nothing changes if the source drafted the last block.
+        """
+        return state
 
     @abstractmethod
     def begin(

@@ -1,0 +1,331 @@
+"""Choose the plan of a batch between two runs of its loop, by what was measured.
+
+The rate of a plan is the tokens of its blocks over their milliseconds. Every run of the loop
+measures both. Milliseconds belong to the device and the sizes of the batch, so they outlive a
+request, and a file keeps them for later processes. Tokens follow from the chance that a drafted
+token is accepted, place by place. The chance belongs to the request: it is what its own blocks
+showed, with earlier requests as a prior. It is of the sources that drafted, so that a short block
+speaks for a longer one too.
+
+The plan of the highest rate decodes. A plan that may be better is tried for a block or two, as long
+as all trials, with their compilation, have lost at most 2 % of the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec.decoding.plans import Plan
+from jaxspec.engine.compile_cache import Held
+from jaxspec.engine.requests import Use
+from jaxspec.errors import InputError
+from jaxspec.files import write_text
+
+BUDGET = 0.02
+"""Largest share of the time that trials may lose."""
+STRETCH_MS = 150.0
+"""Milliseconds of a run that is no trial, at least: a pause costs the host one or two."""
+SHORTEST = 16
+"""Tokens of the shortest run that is no trial."""
+TRIAL = 2
+"""Tokens that a trial adds."""
+NEWEST = 5
+"""Runs of which the median counts."""
+STALE = 100
+"""Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it."""
+TRUST = 4.0
+"""Blocks of a request that count as much as what earlier requests showed."""
+FADE = 0.98
+"""Weight of a block's evidence after the next block of the same sources."""
+HOPE = 0.5
+"""Share of its misses that a source may not have on another text, for all that is known."""
+FIRST = 0.6
+"""Chance of acceptance before anything was seen."""
+
+
+@dataclass
+class Evidence:
+    """Count, by place of a block, how often a token was verified there and how often accepted."""
+
+    verified: np.ndarray
+    accepted: np.ndarray
+
+    @classmethod
+    def none(cls, places: int) -> Evidence:
+        return cls(np.zeros(places), np.zeros(places))
+
+    def add(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """Add the counts of new blocks; older ones fade."""
+        kept = FADE ** float(drafted[0])
+        self.verified = kept * self.verified + np.minimum([drafted[0], *accepted[:-1]], drafted)
+        self.accepted = kept * self.accepted + accepted
+
+    def chances(self, prior: np.ndarray | None = None) -> np.ndarray:
+        """Return the chance of each place if those before it are accepted.
+
+        prior: Chances that count `TRUST` blocks; None: those of the place before.
+        """
+        chances, before = [], FIRST
+        for place, (verified, accepted) in enumerate(zip(self.verified, self.accepted)):
+            expected = before if prior is None else prior[place]
+            before = (accepted + TRUST * expected) / (verified + TRUST)
+            chances.append(before)
+        return np.asarray(chances)
+
+
+Beliefs = dict[tuple[int, ...], Evidence]
+"""Evidence by the sources that drafted."""
+
+
+class Choice(NamedTuple):
+    """Choose the next run."""
+
+    plan: int
+    tokens: int
+    """Tokens that the longest answer should gain."""
+    trial: bool
+
+
+class Gain(NamedTuple):
+    """Hold what a row gained by a run."""
+
+    beliefs: Beliefs
+    """What is known of its request."""
+    stats: Any
+    """`DecodeStats` of the run, as numpy."""
+
+
+@dataclass
+class Policy:
+    """Choose among the plans of one program, of which the first is plain decoding.
+
+    Args:
+      plans: The plans. The last one drafts with all sources.
+      file: File that keeps costs for later processes; None keeps none.
+    """
+
+    plans: Sequence[Plan]
+    file: Path | None = None
+    costs: dict[str, deque[float]] = field(default_factory=dict)
+    """Milliseconds of a block in the newest runs, by plan and sizes."""
+    seen: list[int] = field(default_factory=list)
+    """Blocks of all plans when each plan was measured last."""
+    blocks: int = 0
+    sizes: dict[str, None] = field(default_factory=dict)
+    """Sizes that this process has measured."""
+    priors: Beliefs = field(default_factory=dict)
+    """Evidence of all requests so far."""
+    compiled: set[str] = field(default_factory=set)
+    """Programs that are compiled."""
+    compile_ms: float = 0.0
+    """Milliseconds that the newest compilation took."""
+    spent: float = 0.0
+    """Milliseconds of all runs."""
+    lost: float = 0.0
+    """Milliseconds by which trials took longer than the best plan would have."""
+
+    def __post_init__(self) -> None:
+        self.places = max(plan.gamma for plan in self.plans)
+        self.none, self.seen = Evidence.none(self.places), [0] * len(self.plans)
+        if self.file is not None:
+            # A file that is not readable, or holds something else, is as good as none.
+            with suppress(OSError, ValueError, TypeError, AttributeError):
+                kept = {key: float(ms) for key, ms in json.loads(self.file.read_text()).items()}
+                if all(0 < ms < math.inf for ms in kept.values()):
+                    self.costs = {key: deque([ms], NEWEST) for key, ms in kept.items()}
+
+    def choose(self, requests: Iterable[Beliefs], sizes: str, program: str) -> Choice:
+        """Choose the next run.
+
+        Args:
+          requests: What is known of each request that decodes.
+          sizes: Name of the batch's sizes.
+          program: Name of these and of all else that a loop is compiled for, but its plan.
+        """
+        rows = list(requests) or [{}]
+        known = {i: ms for i in range(len(self.plans)) if (ms := self.cost(i, sizes)) is not None}
+        for i in (0, len(self.plans) - 1):
+            if i not in known:
+                return Choice(i, TRIAL, False)
+        rates = {i: self.tokens(i, rows) / ms for i, ms in known.items()}
+        best = max(rates, key=lambda i: rates[i])
+        hopes = {}
+        for i in range(len(self.plans)):
+            ms = known.get(i, max(known.values()))
+            loss = TRIAL * ms if i not in rates else TRIAL * ms * (1 - rates[i] / rates[best])
+            if f"{i} {program}" not in self.compiled:
+                loss += self.compile_ms
+            doubt = 2 if self.blocks - self.seen[i] > STALE else 1
+            hope = doubt * self.tokens(i, rows, HOPE) / ms
+            if i != best and hope > rates[best] and self.lost + loss <= BUDGET * self.spent:
+                hopes[i] = hope
+        if hopes:
+            return Choice(max(hopes, key=lambda i: hopes[i]), TRIAL, True)
+        stretch = round(STRETCH_MS * rates[best] / len(rows))
+        return Choice(best, max(SHORTEST, stretch), False)
+
+    def observe(
+        self, choice: Choice, sizes: str, ms: float, compiled_ms: float, gains: Sequence[Gain]
+    ) -> None:
+        """Learn from a run of a choice, which took `ms` milliseconds besides its compilation."""
+        plan = self.plans[choice.plan]
+        blocks = max((int(gain.stats.steps) for gain in gains), default=0)
+        self.spent += ms
+        self.compile_ms = compiled_ms or self.compile_ms
+        if not blocks:
+            return
+        self.blocks += blocks
+        self.measured(choice.plan, sizes, ms / blocks)
+        tokens = 0
+        for beliefs, stats in gains:
+            tokens += int(stats.emitted)
+            if plan.drafting and stats.drafted_at[0]:
+                for held in (beliefs, self.priors):
+                    held.setdefault(plan.drafting, Evidence.none(self.places)).add(
+                        stats.drafted_at, stats.accepted_at
+                    )
+        if choice.trial:
+            rows, numbers = [gain.beliefs for gain in gains], range(len(self.plans))
+            costs = {i: self.cost(i, sizes) for i in numbers}
+            rate = max(self.tokens(i, rows) / cost for i, cost in costs.items() if cost)
+            self.lost += max(0.0, ms - tokens / rate) + compiled_ms
+
+    def measured(self, i: int, sizes: str, ms: float) -> None:
+        """Note the milliseconds of a block."""
+        self.seen[i] = self.blocks
+        self.sizes.pop(sizes, None)
+        self.sizes[sizes] = None  # the newest are last
+        newest = self.costs.setdefault(f"{self.plans[i].name}|{sizes}", deque(maxlen=NEWEST))
+        newest.append(ms)
+        if self.file is not None and len(newest) in (1, NEWEST - 1):
+            kept = {key: round(statistics.median(values), 4) for key, values in self.costs.items()}
+            with suppress(InputError):
+                write_text(self.file, json.dumps(kept, indent=1))
+
+    def cost(self, i: int, sizes: str) -> float | None:
+        """Return the milliseconds of a plan's block: of other sizes where it was not measured."""
+        name = f"{self.plans[i].name}|"
+        others = (values for key, values in self.costs.items() if key.startswith(name))
+        values = self.costs.get(name + sizes) or next(others, None)
+        return statistics.median(values) if values else None
+
+    def tokens(self, i: int, rows: Sequence[Beliefs], hope: float = 0.0) -> float:
+        """Return the tokens that a block of a plan adds to all rows.
+
+        hope: Share of the misses on earlier requests that may be none on these.
+        """
+        plan = self.plans[i]
+        if not plan.drafting:
+            return float(len(rows))
+        prior = self.priors.get(plan.drafting, self.none).chances()
+        prior = prior + hope * (1 - prior)
+        chances = (beliefs.get(plan.drafting, self.none).chances(prior) for beliefs in rows)
+        return sum(1 + float(np.cumprod(each[: plan.gamma]).sum()) for each in chances)
+
+    def gained(self, uses: Mapping[str, Use]) -> str:
+        """Return what the plans of an answer gained over plain decoding, as measured."""
+        plain = self.cost(0, next(reversed(self.sizes), ""))
+        used = sum(use.ms for use in uses.values())
+        if not plain or not used:
+            return "plain decoding was not measured"
+        tokens = sum(use.tokens for use in uses.values())
+        parts = (f"{name} {use.tokens}" for name, use in uses.items() if use.tokens)
+        return f"{tokens * plain / used:.2f} x plain decoding (tokens: {', '.join(parts)})"
+
+    def report(self) -> str:
+        """Return a line for each size of a batch: what blocks cost, and from where on they pay."""
+        lines = []
+        for sizes in self.sizes:
+            base, parts = self.cost(0, sizes), []
+            for i, plan in enumerate(self.plans):
+                if values := self.costs.get(f"{plan.name}|{sizes}"):
+                    ms = statistics.median(values)
+                    pays = f" (pays from {ms / base:.2f} tokens a pass)" if i and base else ""
+                    parts.append(f"{plan.name} {ms:.3g} ms{pays}")
+            rows, _, slots = sizes.partition("x")
+            lines.append(f"a block of {rows} rows and {slots} slots: {', '.join(parts)}")
+        return "\n".join(lines)
+
+
+class Pace:
+    """Follow one batch: ask a policy for its plans, and tell it what they did."""
+
+    def __init__(self, policy: Policy, plans: Sequence[Held]) -> None:
+        self.policy, self.plans = policy, plans
+        self.beliefs = defaultdict[int, Beliefs](dict)
+        """What is known of each request, by number."""
+        self.uses = defaultdict[int, dict[str, Use]](dict)
+        """What each plan did for each request."""
+        self.choice = Choice(0, 0, False)
+        self.rows: Sequence[int] = ()
+        """Requests for which the choice was made, the longest answer at which it ends, and sizes
+        and program as in `Policy.choose`."""
+        self.until, self.sizes, self.program = 0, "", ""
+
+    def next(self, rows: Sequence[int], longest: int, sizes: str, program: str) -> tuple[Held, int]:
+        """Return the plan of the next run, and the most tokens that it may add.
+
+        A choice holds until requests come or go.
+
+        Args:
+          rows: Numbers of the requests that decode.
+          longest: Tokens of the longest answer.
+          sizes, program: See `Policy.choose`.
+        """
+        if longest >= self.until or (rows, program) != (self.rows, self.program):
+            beliefs = [self.beliefs[i] for i in rows]
+            self.choice = self.policy.choose(beliefs, sizes, program)
+            self.until = longest + self.choice.tokens
+            self.rows, self.sizes, self.program = rows, sizes, program
+        return self.plans[self.choice.plan], self.until - longest
+
+    def learn(
+        self, ms: float, compiled_ms: float, before: Mapping[int, Any], after: Mapping[int, Any]
+    ) -> None:
+        """Learn from a run.
+
+        Args:
+          ms, compiled_ms: Milliseconds of the run, and of its compilation before it.
+          before, after: Counts of each request, by number.
+        """
+        gains, name = [], self.policy.plans[self.choice.plan].name
+        for i, stats in after.items():
+            if i in before:
+                stats = jax.tree.map(lambda new, old: new - old, stats, before[i])
+            gains.append(Gain(self.beliefs[i], stats))
+            use = self.uses[i].get(name, Use())
+            use = Use(use.blocks + stats.steps, use.tokens + stats.emitted, use.ms + ms)
+            self.uses[i] = self.uses[i] | {name: use}
+        self.policy.compiled.add(f"{self.choice.plan} {self.program}")
+        self.policy.observe(self.choice, self.sizes, ms, compiled_ms, gains)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget requests that have ended."""
+        for i in numbers:
+            self.beliefs.pop(i, None)
+            self.uses.pop(i, None)
+
+
+def cost_file(plans: Sequence[Plan], held: Held) -> Path | None:
+    """Return the file of the costs of plans on this device; None if programs are not kept."""
+    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if not folder:
+        return None
+    device = jax.devices()[0]
+    weights = {str(leaf.dtype): leaf.nbytes for leaf in jax.tree.leaves(held.params)}
+    parts = device.platform, device.device_kind, os.cpu_count(), held.mesh, weights, plans
+    text = repr(parts)
+    return Path(folder) / f"costs-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"

@@ -1,0 +1,234 @@
+"""An engine that changes its plan writes what plain decoding writes, and learns what pays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxspec.decoding.state import DecodeStats
+from jaxspec.engine import batcher
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.engine.policy import BUDGET, Choice, Gain, Policy
+from jaxspec.engine.session import Session
+from jaxspec.errors import InputError
+from jaxspec.sharding import make_mesh
+from tests import tiny
+
+NEW = 24
+WAYS = {
+    "list": EngineConfig(batch_size=2, weighting="mt-paper", trace=True),
+    "one width": EngineConfig(batch_size=2, width=8),
+}
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Choose a plan at random every few tokens; return the numbers of those that were used."""
+    rng, used = np.random.default_rng(0), set[int]()
+
+    def choose(self: Policy, *_: Any) -> Choice:
+        used.add(plan := int(rng.integers(len(self.plans))))
+        return Choice(plan, int(rng.integers(1, 6)), False)
+
+    monkeypatch.setattr(Policy, "choose", choose)
+    return used
+
+
+def requests() -> list[Request]:
+    """Return greedy requests: with images and without, limits, a stop string, and penalties."""
+    page, changed = tiny.page(0), {"repetition_penalty": 1.2, "logprobs": 2}
+    return [
+        Request("What is this?", NEW, images=[page]),
+        Request("Hi", 3),
+        Request("Tell me", NEW, **changed),
+        Request("a", NEW, stop=["a"], images=[page]),
+        Request("Say it", NEW - 5),
+    ]
+
+
+def shown(result: Result) -> tuple[Any, ...]:
+    return result.tokens, result.text, result.finish_reason, result.stop_string
+
+
+def engines(
+    target: LoadedModel, draft: LoadedModel, config: EngineConfig = WAYS["list"]
+) -> tuple[Engine, Engine]:
+    """Return an engine that chooses, and a plain one."""
+    parts = {name: getattr(config, name) for name in ("batch_size", "width")}
+    options = parts | {"gamma": "auto", "weighting": config.weighting, "trace": config.trace}
+    return Engine(target, draft, EngineConfig(**options)), Engine(
+        target, config=EngineConfig(**parts)
+    )
+
+
+@pytest.mark.parametrize("way", ["list", *tiny.rarer("one width")])
+def test_answers_are_the_plain_ones(
+    target: LoadedModel,
+    draft: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    restless: set[int],
+    way: str,
+) -> None:
+    """Rows are refilled, caches grow, and each answer is one of plans that follow each other."""
+    monkeypatch.setattr(batcher, "FIRST", 8)
+    auto, plain = engines(target, draft, WAYS[way])
+    names = {plan.name for plan in auto.assembly.plans}
+    assert names == {"plain", "draft 2", "draft 5", "lookup 7", "draft + lookup 5"}
+    expected, results = plain.generate(requests()), auto.generate(requests())
+    assert [*map(shown, results)] == [*map(shown, expected)]
+    assert len(restless) == len(names)
+    for result in results:
+        assert sum(use.tokens for use in result.plans.values()) == len(result.tokens) - 1
+        assert sum(use.blocks for use in result.plans.values()) == result.stats.steps
+        if trace := result.trace:
+            assert len(trace["place"]) == len(result.tokens)
+            assert all(
+                abs(sum(weights) - 1) < 1e-3 or not any(weights) for weights in trace["weights"]
+            )
+    np.testing.assert_allclose(results[2].logprobs, expected[2].logprobs, atol=1e-4)
+
+
+@pytest.mark.full
+def test_streams_sessions_and_live_batches(
+    target: LoadedModel, draft: LoadedModel, restless: set[int]
+) -> None:
+    auto, plain = engines(target, draft)
+    for request in requests():
+        *_, streamed = auto.stream(request)
+        assert shown(streamed) == shown(plain.generate(request))
+    turns = [("What is this?", [tiny.page(0)]), ("And this?", []), ("Why?", [tiny.page(1)])]
+    answers = [
+        [shown(session.ask(text, images, max_new_tokens=12)) for text, images in turns]
+        for session in (Session(auto), Session(plain))
+    ]
+    assert answers[0] == answers[1]
+    batch, waiting = auto.live(requests()), dict(enumerate(auto.batcher.read(requests())))
+    results = dict[int, Result]()
+    while waiting or batch.busy:
+        batch.join(waiting)
+        batch.decode(stride=1)
+        results |= batch.results()[1]
+    expected = plain.generate(requests())
+    assert [shown(results[i]) for i in range(len(expected))] == [*map(shown, expected)]
+
+
+@pytest.mark.full
+def test_a_mesh(pair: tuple[Path, Path], restless: set[int]) -> None:
+    split = LoadedModel.load(pair[0], mesh=make_mesh(model=2))
+    auto, plain = engines(split, LoadedModel.load(pair[1]))
+    assert [*map(shown, auto.generate(requests()))] == [*map(shown, plain.generate(requests()))]
+
+
+def test_a_draft_alone_has_short_plans(target: LoadedModel, draft: LoadedModel) -> None:
+    """No longer than what the counts of blocks have places for."""
+    engine = Engine(target, draft, EngineConfig(views=("M",), gamma="auto"))
+    assert [plan.name for plan in engine.assembly.plans] == ["plain", "draft 2", "draft 5"]
+    result = engine.generate(requests()[0])
+    assert len(result.stats.drafted_at) == 5
+    assert shown(result) == shown(Engine(target).generate(requests()[0]))
+
+
+def test_what_it_cannot_choose(target: LoadedModel, draft: LoadedModel) -> None:
+    """A tree, an engine without drafts, and a width without room for any block."""
+    assert not Engine(target, draft, EngineConfig(gamma="auto", tree="2")).assembly.plans
+    assert not Engine(target, config=EngineConfig(gamma="auto")).assembly.plans
+    names = [
+        plan.name
+        for plan in Engine(target, draft, EngineConfig(gamma="auto", width=4)).assembly.plans
+    ]
+    assert names == ["plain", "draft 2", "draft 3", "lookup 3", "draft + lookup 3"]
+    with pytest.raises(InputError, match="gamma: 'fast'"):
+        EngineConfig(gamma="fast")  # pyright: ignore
+
+
+PLANS: Any = [
+    SimpleNamespace(name=name, drafting=drafting, gamma=gamma)
+    for name, drafting, gamma in (
+        ("plain", (), 0),
+        ("lookup 7", (1,), 7),
+        ("head 2", (0,), 2),
+        ("head + lookup 5", (0, 1), 5),
+    )
+]
+MS = 10.0, 11.0, 14.0, 16.0
+"""Milliseconds of a block of each plan."""
+
+
+def learned(policy: Policy, chances: dict[tuple[int, ...], float], tokens: int) -> list[str]:
+    """Return the plans that decode a request of these chances of acceptance, in order."""
+    beliefs, names, rng, done = {}, [], np.random.default_rng(0), 0
+    while done < tokens:
+        choice = policy.choose([beliefs], "1x64", "")
+        plan, before, blocks = policy.plans[choice.plan], done, 0
+        drafted, accepted = np.zeros(7, int), np.zeros(7, int)
+        while done - before < choice.tokens:
+            hits = rng.random(plan.gamma) < chances.get(plan.drafting, 0.0)
+            count = int(np.cumprod(hits).sum())
+            drafted[: plan.gamma] += 1
+            accepted[:count] += 1
+            blocks, done = blocks + 1, done + 1 + count
+        stats = DecodeStats(blocks, done - before, drafted, accepted, None)  # pyright: ignore
+        policy.observe(choice, "1x64", blocks * MS[choice.plan], 0.0, [Gain(beliefs, stats)])
+        policy.compiled.add(f"{choice.plan} ")
+        names += [plan.name] * blocks
+    return names
+
+
+def test_it_finds_what_pays_for_each_text() -> None:
+    """One engine meets texts of which each has another best plan, plain among them."""
+    texts = {
+        "lookup 7": {(1,): 0.9, (0,): 0.5, (0, 1): 0.8},
+        "head 2": {(1,): 0.05, (0,): 0.8, (0, 1): 0.6},
+        "head + lookup 5": {(1,): 0.3, (0,): 0.7, (0, 1): 0.9},
+        "plain": {(1,): 0.02, (0,): 0.05, (0, 1): 0.05},
+    }
+    policy = Policy(PLANS)
+    for _ in range(2):
+        for best, chances in texts.items():
+            names = learned(policy, chances, 1500)
+            assert names[len(names) // 2 :].count(best) > 0.8 * len(names) / 2, best
+            assert policy.lost <= BUDGET * policy.spent + 2 * max(MS)
+
+
+def test_costs_outlive_the_process(tmp_path: Path) -> None:
+    """A file that is damaged, or of other plans, is as good as none."""
+    file = tmp_path / "costs.json"
+    first = Policy(PLANS, file)
+    for plan, ms in enumerate(MS):
+        first.measured(plan, "1x64", ms)
+    second = Policy(PLANS, file)
+    assert [second.cost(i, "1x64") for i in range(4)] == list(MS)
+    assert second.cost(1, "8x512") == MS[1]  # until it is measured
+    assert first.report() == (
+        "a block of 1 rows and 64 slots: plain 10 ms, "
+        "lookup 7 11 ms (pays from 1.10 tokens a pass), "
+        "head 2 14 ms (pays from 1.40 tokens a pass), "
+        "head + lookup 5 16 ms (pays from 1.60 tokens a pass)"
+    )
+    for text in (
+        "",
+        "{",
+        "[1]",
+        '{"plain|1x64": "x"}',
+        '{"plain|1x64": -1}',
+        json.dumps({"a": None}),
+    ):
+        file.write_text(text)
+        assert Policy(PLANS, file).cost(0, "1x64") is None
+
+
+def test_warmup_says_what_plans_cost(
+    target: LoadedModel, draft: LoadedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, _ = engines(target, draft)
+    assert engine.batcher.policy is not None
+    engine.batcher.policy.costs = {}  # those of earlier tests
+    engine.warmup(requests()[1])
+    said = capsys.readouterr().err
+    assert said.count("(pays from") == 4, said
+    assert engine.generate(requests()[1]).compile_ms == 0
