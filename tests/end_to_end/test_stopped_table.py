@@ -211,7 +211,7 @@ def test_a_failing_row_costs_only_itself(
     assert "\nT failed on two (turn 1): no room for it\n" in table
     (line,) = (line for line in table.splitlines() if line.startswith("| T |"))
     number = f"{found['rows'][1]['tokens_per_pass']:.2f}"
-    assert line == f"| T | 1 | {number} | - | - | - | - | - |"
+    assert line == f"| T | 1 | {number} | - | - | - | - | - | - |"
 
 
 def test_drawn_answers_are_compared_with_none(preset: EvalConfig, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ _PLACES = {
         "shared",
     ),
     *("application", "image"),  # types of a request's body
+    "roles",  # of a cloud's accounts
     *("BUCKET", "HOME", "OWNER", "REVISION"),
 }
 """What folders of a reader's own are called in the docs."""
