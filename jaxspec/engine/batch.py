@@ -303,7 +303,8 @@ class Batch:
     def _run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
         """Run the loop until so many rows are done, or until an answer has `count` tokens; return
         its milliseconds."""
-        state, pause = self.state, np.asarray([rows, count], np.int32)
+        state = self.state
+        pause: Any = np.asarray([rows, count], np.int32)
         self.state, ms = timed(run_decode, held, *self._read_by(kind), Pause(*pause))
         if not kind.changed:
             self.state = self.state.replace(logprobs=state.logprobs, prompt=state.prompt)
