@@ -370,7 +370,7 @@ def test_a_verdict_follows_from_cells() -> None:
 
 
 def test_a_margin_is_of_blocks_or_of_samples() -> None:
-    """Of 100 blocks, half with no and half with two accepted tokens; then of a wider interval."""
+    """A hundred blocks, half with no and half with two accepted tokens, are judged; then a wider interval."""
     row: dict[str, Any] = {"acceptance_histogram": [50, 0, 50]}
     assert half_interval(row) == pytest.approx(0.196)
     assert half_interval(row | {"low": 1.5, "high": 2.5}) == 0.5
@@ -446,7 +446,7 @@ def test_the_papers_words_name_fields_of_results() -> None:
 
 
 def test_tables_of_speed_have_decoding_and_whole_calls() -> None:
-    """Of every result that timed whole calls, as means over sets; older ones have decoding only."""
+    """Tables of all results that timed whole calls have them as means over sets; older ones lack them."""
     timed = 0
     for path in sorted(RESULTS.glob("*/results.json")):
         name = path.parent.name

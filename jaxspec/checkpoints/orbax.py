@@ -15,8 +15,9 @@ import logging
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,21 +45,20 @@ logging.getLogger("absl").addFilter(
 )
 
 
-def _without_closed_loops(hook: Callable[[Any], object]) -> Callable[[Any], None]:
-    """Return an unraisablehook that does not print calls into an event loop that is closed.
+@cache
+def _silence_closed_loops() -> None:
+    """Let the process not print calls into an event loop that is closed.
 
     Orbax closes its loop at the first write that fails. For each of the others TensorStore then
-    prints a traceback, from its own threads.
+    prints a traceback, from its own threads, so this lasts.
     """
+    usual = sys.unraisablehook
 
     def report(unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
-            hook(unraisable)
+            usual(unraisable)
 
-    return report
-
-
-sys.unraisablehook = _without_closed_loops(sys.unraisablehook)
+    sys.unraisablehook = report
 
 
 class Checkpoints:
@@ -79,6 +79,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=LatestN(keep), cleanup_tmp_directories=True
         )
+        _silence_closed_loops()
         with self._writing():
             self._manager = ocp.CheckpointManager(self._directory, options=options)
 

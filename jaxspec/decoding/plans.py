@@ -9,7 +9,8 @@ answers a seed gives depends on what was drafted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import jax.numpy as jnp
@@ -18,8 +19,7 @@ import numpy as np
 from jaxspec.decoding.drafting.drafter import States
 from jaxspec.decoding.drafting.trees import make_drafter
 from jaxspec.decoding.drafting.weighting import Static
-from jaxspec.decoding.sources.lookup import Lookup
-from jaxspec.decoding.sources.source import Committed
+from jaxspec.decoding.sources.source import Committed, Source
 from jaxspec.decoding.speculative import WEIGHTS_STREAM, Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, Pause, step_keys
 from jaxspec.decoding.trace import Trace
@@ -56,13 +56,8 @@ class Plan:
         whole = self.whole
         if not self.drafting:
             return Autoregressive(whole.target, self.width or 1)
-        sources = [whole.sources[i] for i in self.drafting]
-        alone = len(sources) == 1
-        for i, source in enumerate(sources):
-            if isinstance(source, Lookup):
-                sources[i] = replace(source, alone=alone)
-            elif hasattr(source, "gamma"):
-                sources[i] = replace(source, gamma=self.gamma)
+        alone = len(self.drafting) == 1
+        sources = [whole.sources[i].planned(self.gamma, alone) for i in self.drafting]
         drafter = make_drafter(sources, self.gamma, whole.drafter.vocabulary)
         rule = whole.weighting if self._is_whole else Static()
         return Speculator(whole.target, drafter, rule, whole.traces, self.width or self.gamma + 1)
@@ -135,13 +130,22 @@ class Plan:
         return Trace(place, weights, agree, drafted, shares)
 
 
+def longest_block(sources: Sequence[Source], width: int | None) -> int:
+    """Return the length of the longest block of any plan.
+
+    width: Tokens that each pass of all plans reads; None: as many as a block has.
+    """
+    limits = [source.longest for source in sources if source.longest is not None]
+    limits += [] if width is None else [width - 1]
+    return max(min([max(source.lengths[-1] for source in sources), *limits]), 1)
+
+
 def plans_of(whole: Speculator, width: int | None) -> tuple[Plan, ...]:
-    """Return the plans among which a policy chooses: plain first, then from short to long."""
+    """Return the plans among which a policy chooses: plain first, all sources last."""
     sources, most = whole.sources, whole.drafter.gamma
     every, shapes = tuple(range(len(sources))), list[tuple[tuple[int, ...], int]]([((), 0)])
     for i, source in enumerate(sources):
-        lengths = (7,) if isinstance(source, Lookup) else (7, most) if source.longest else (2, 5)
-        shapes += [((i,), gamma) for gamma in sorted({min(length, most) for length in lengths})]
+        shapes += [((i,), gamma) for gamma in sorted({min(n, most) for n in source.lengths})]
     if len(every) > 1:
         shapes.append((every, min(5, most)))
     return tuple(Plan(whole, *shape, width) for shape in shapes)

@@ -12,12 +12,12 @@ from jaxspec.decoding.collaboration.alternating import Alternating
 from jaxspec.decoding.collaboration.one_proposer import OneProposer
 from jaxspec.decoding.drafting.trees import make_drafter
 from jaxspec.decoding.inputs import Member
-from jaxspec.decoding.plans import Plan, plans_of
+from jaxspec.decoding.plans import Plan, longest_block, plans_of
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.engine.compile_cache import Held
-from jaxspec.engine.config import LENGTH, WIDEST, CollaborationConfig, EngineConfig
+from jaxspec.engine.config import CollaborationConfig, EngineConfig
 from jaxspec.engine.drafts import NOTHING, Mixture, mixture, sources_of
 from jaxspec.engine.requests import EncodedRequest
 from jaxspec.errors import InputError, warn_once
@@ -116,19 +116,21 @@ def speculation(
         # With a shared tower the features come from the target's.
         trees = [split_tower(draft.config, draft.params)[1] if shares else draft.params, *trees]
         forms += [Form(draft, view, "the draft", drafts=True) for view in parts.views]
-    auto = config.auto
-    if auto and not parts.lookup:
-        config = replace(config, gamma=min(LENGTH, config.longest))
-    sources = sources_of(parts, target.model, config.longest, shares)
-    if auto and (limits := [source.longest for source in sources if source.longest]):
-        config = replace(config, gamma=min(*limits, (config.width or WIDEST) - 1))
-        sources = sources_of(parts, target.model, config.longest, shares)
-    mesh = mesh_of(target.params)
+    sources, mesh = sources_of(parts, target.model, config.length, shares), mesh_of(target.params)
+    chooses = bool(config.auto and sources)
+    if chooses:
+        if mesh is not None and mesh.is_multi_process:  # their clocks would choose differently
+            raise InputError("gamma: auto on a mesh of several processes; give a number")
+        config = replace(config, gamma=longest_block(sources, config.width))
+        alone = len(sources) == 1
+        sources = tuple(source.planned(config.length, alone) for source in sources)
     for source, tree in zip(sources, trees):
         sharding = small_sharding(target.params) if mesh is None else source.places(tree, mesh)
         params[source.name] = put(tree, sharding)
     program = build_program(target.model, sources, config)
-    plans = plans_of(program, config.width) if auto and isinstance(program, Speculator) else ()
+    plans: tuple[Plan, ...] = ()
+    if chooses and isinstance(program, Speculator):
+        plans = plans_of(program, config.width)
     towers = target, *(draft if source.tower else None for source in sources)
     weights = parse_weights(config.weights, len(parts.names)) if sources else ()
     return Assembly(program, params, tuple(forms), towers, target, parts, weights, plans)
@@ -145,12 +147,12 @@ def build_program(
     if tree is not None and tree.width > scored:
         raise InputError(f"tree: {config.tree!r} has more branches than there are tokens, {scored}")
     for source in sources:
-        if source.longest is not None and config.longest > source.longest:
+        if source.longest is not None and config.length > source.longest:
             raise InputError(
-                f"gamma: {config.longest} is more than the {source.longest} tokens that the draft "
+                f"gamma: {config.length} is more than the {source.longest} tokens that the draft "
                 f"writes in one pass; give at most {source.longest}"
             )
-    drafter = make_drafter(sources, config.longest, target.text.vocab_size, tree)
+    drafter = make_drafter(sources, config.length, target.text.vocab_size, tree)
     block = drafter.nodes + 1
     # Nodes of a tree are in other cache slots than a chain's tokens, so sums round differently.
     if config.width is not None and tree is not None:

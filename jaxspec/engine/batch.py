@@ -13,7 +13,7 @@ slots that it has filled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
@@ -138,7 +138,7 @@ class Batch:
         self.times: dict[int, tuple[float, float]] = {}
         """Milliseconds of each request's prefill, and of the loop before it joined."""
         self.prefill_ms, self.decode_ms, self.compiled = 0.0, 0.0, compiled_ms()
-        self.live = self.started = live
+        self.started = live
         """Whether there is a state; otherwise the first requests that join make it."""
         self.newest: Prefilled | None = None
         """Newest prefill of a live batch, whose prompt the next request may share."""
@@ -292,8 +292,9 @@ class Batch:
             stride = min(stride, most)
         rows, count = min(len(self.free) + ended, self.rows), min(self.full, self.longest + stride)
         before = {i: self.so_far[i]["stats"] for i in busy if i in self.so_far}
-        compiled, ms = compiled_ms(), self._run(kind, held, rows, count)
-        compiled = compiled_ms() - compiled
+        earlier = compiled_ms()
+        ms = self._run(kind, held, rows, count)
+        compiled = compiled_ms() - earlier
         self.decode_ms += ms
         self.read()
         if self.pace is not None:
@@ -315,9 +316,9 @@ class Batch:
         """Return a name of what the time of a plan's block depends on."""
         return f"{self.rows}x{self.capacity.length + self.room}"
 
-    def _program(self, kind: Kind) -> str:
-        """Return a name of what a plan's loop is compiled for."""
-        return repr((self.rows, self.capacity, self.room, self.together.logprobs, kind))
+    def _program(self, kind: Kind) -> Hashable:
+        """Return a key of what a plan's loop is compiled for."""
+        return self.rows, self.capacity, self.room, self.together.logprobs, kind
 
     def _read_by(self, kind: Kind) -> tuple[DecodeState, Sampling]:
         """Return the state and the options with what a loop of this kind reads."""
@@ -459,4 +460,4 @@ class Batch:
         if self.live:
             self.end(np.ones(self.rows, bool))
         self.pace.policy.measured(plan, self._sized, ms)
-        self.pace.policy.compiled |= {f"{plan} {self._program(kind)}" for kind in self.kinds}
+        self.pace.policy.compiled |= {(plan, self._program(kind)) for kind in self.kinds}

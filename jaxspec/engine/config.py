@@ -26,8 +26,8 @@ _FEW_IMAGES = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256)
 IMAGE_BUCKETS = (*_FEW_IMAGES, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-LENGTH, LONGEST = 5, 7
-"""Draft length of a tree of which only the shape is given, and of the longest plan."""
+LENGTH = 5
+"""Draft length where none is given, of a tree."""
 
 GONE = {
     "continuous_batching": "waiting requests always take the rows of finished ones",
@@ -134,7 +134,7 @@ class EngineConfig(Batching):
     @cached_property
     def shape(self) -> TreeSpec | None:
         """Return the shape of a block that is a tree."""
-        return None if self.tree is None else parse_tree(self.tree, self.longest)
+        return None if self.tree is None else parse_tree(self.tree, self.length)
 
     @property
     def auto(self) -> bool:
@@ -142,11 +142,9 @@ class EngineConfig(Batching):
         return self.gamma == "auto" and self.tree is None
 
     @property
-    def longest(self) -> int:
-        """Return the draft length, or of several plans the largest that there may be."""
-        if self.gamma != "auto":
-            return self.gamma
-        return LENGTH if self.tree else min(LONGEST, (self.width or WIDEST) - 1)
+    def length(self) -> int:
+        """Return the draft length, where there is one."""
+        return LENGTH if self.gamma == "auto" else self.gamma
 
     @cached_property
     def rule(self) -> Weighting:

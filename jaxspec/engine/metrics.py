@@ -24,10 +24,10 @@ def block_fields(config: EngineConfig) -> dict[str, Any]:
     spec = config.shape
     return {
         "drafter": "tree" if spec else "chain",
-        "gamma": "auto" if config.auto else config.longest,
+        "gamma": "auto" if config.auto else config.length,
         "tree": config.tree,
         "tree_width": spec.width if spec else 1,
-        "tree_nodes": spec.nodes(config.longest) if spec else config.longest,
+        "tree_nodes": spec.nodes(config.length) if spec else config.length,
     }
 
 

@@ -18,8 +18,8 @@ import json
 import math
 import os
 import statistics
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,9 +69,9 @@ class Evidence:
 
     def add(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """Add the counts of new blocks; older ones fade."""
-        kept = FADE ** float(drafted[0])
-        self.verified = kept * self.verified + np.minimum([drafted[0], *accepted[:-1]], drafted)
-        self.accepted = kept * self.accepted + accepted
+        weight = FADE ** float(drafted[0])
+        self.verified = weight * self.verified + np.minimum([drafted[0], *accepted[:-1]], drafted)
+        self.accepted = weight * self.accepted + accepted
 
     def chances(self, prior: np.ndarray | None = None) -> np.ndarray:
         """Return the chance of each place if those before it are accepted.
@@ -121,15 +121,16 @@ class Policy:
     file: Path | None = None
     costs: dict[str, deque[float]] = field(default_factory=dict)
     """Milliseconds of a block in the newest runs, by plan and sizes."""
-    seen: list[int] = field(default_factory=list)
-    """Blocks of all plans when each plan was measured last."""
     blocks: int = 0
+    """Blocks of all runs."""
+    measured_at: dict[int, int] = field(default_factory=dict)
+    """`blocks` when each plan was measured last."""
     sizes: dict[str, None] = field(default_factory=dict)
     """Sizes that this process has measured."""
     priors: Beliefs = field(default_factory=dict)
     """Evidence of all requests so far."""
-    compiled: set[str] = field(default_factory=set)
-    """Programs that are compiled."""
+    compiled: set[tuple[int, Hashable]] = field(default_factory=set)
+    """Plans that are compiled, with the `program` of each."""
     compile_ms: float = 0.0
     """Milliseconds that the newest compilation took."""
     spent: float = 0.0
@@ -139,21 +140,21 @@ class Policy:
 
     def __post_init__(self) -> None:
         self.places = max(plan.gamma for plan in self.plans)
-        self.none, self.seen = Evidence.none(self.places), [0] * len(self.plans)
+        self.none = Evidence.none(self.places)
         if self.file is not None:
             # A file that is not readable, or holds something else, is as good as none.
             with suppress(OSError, ValueError, TypeError, AttributeError):
-                kept = {key: float(ms) for key, ms in json.loads(self.file.read_text()).items()}
-                if all(0 < ms < math.inf for ms in kept.values()):
-                    self.costs = {key: deque([ms], NEWEST) for key, ms in kept.items()}
+                costs = {key: float(ms) for key, ms in json.loads(self.file.read_text()).items()}
+                if all(0 < ms < math.inf for ms in costs.values()):
+                    self.costs = {key: deque([ms], NEWEST) for key, ms in costs.items()}
 
-    def choose(self, requests: Iterable[Beliefs], sizes: str, program: str) -> Choice:
+    def choose(self, requests: Iterable[Beliefs], sizes: str, program: Hashable) -> Choice:
         """Choose the next run.
 
         Args:
           requests: What is known of each request that decodes.
           sizes: Name of the batch's sizes.
-          program: Name of these and of all else that a loop is compiled for, but its plan.
+          program: Key of these and of all else that a loop is compiled for, but its plan.
         """
         rows = list(requests) or [{}]
         known = {i: ms for i in range(len(self.plans)) if (ms := self.cost(i, sizes)) is not None}
@@ -166,9 +167,9 @@ class Policy:
         for i in range(len(self.plans)):
             ms = known.get(i, max(known.values()))
             loss = TRIAL * ms if i not in rates else TRIAL * ms * (1 - rates[i] / rates[best])
-            if f"{i} {program}" not in self.compiled:
+            if (i, program) not in self.compiled:
                 loss += self.compile_ms
-            doubt = 2 if self.blocks - self.seen[i] > STALE else 1
+            doubt = 2 if self.blocks - self.measured_at.get(i, 0) > STALE else 1
             hope = doubt * self.tokens(i, rows, HOPE) / ms
             if i != best and hope > rates[best] and self.lost + loss <= BUDGET * self.spent:
                 hopes[i] = hope
@@ -193,8 +194,8 @@ class Policy:
         for beliefs, stats in gains:
             tokens += int(stats.emitted)
             if plan.drafting and stats.drafted_at[0]:
-                for held in (beliefs, self.priors):
-                    held.setdefault(plan.drafting, Evidence.none(self.places)).add(
+                for evidence in (beliefs, self.priors):
+                    evidence.setdefault(plan.drafting, Evidence.none(self.places)).add(
                         stats.drafted_at, stats.accepted_at
                     )
         if choice.trial:
@@ -205,15 +206,15 @@ class Policy:
 
     def measured(self, i: int, sizes: str, ms: float) -> None:
         """Note the milliseconds of a block."""
-        self.seen[i] = self.blocks
+        self.measured_at[i] = self.blocks
         self.sizes.pop(sizes, None)
         self.sizes[sizes] = None  # the newest are last
         newest = self.costs.setdefault(f"{self.plans[i].name}|{sizes}", deque(maxlen=NEWEST))
         newest.append(ms)
         if self.file is not None and len(newest) in (1, NEWEST - 1):
-            kept = {key: round(statistics.median(values), 4) for key, values in self.costs.items()}
+            costs = {key: round(statistics.median(values), 4) for key, values in self.costs.items()}
             with suppress(InputError):
-                write_text(self.file, json.dumps(kept, indent=1))
+                write_text(self.file, json.dumps(costs, indent=1))
 
     def cost(self, i: int, sizes: str) -> float | None:
         """Return the milliseconds of a plan's block: of other sizes where it was not measured."""
@@ -269,13 +270,17 @@ class Pace:
         """What is known of each request, by number."""
         self.uses = defaultdict[int, dict[str, Use]](dict)
         """What each plan did for each request."""
-        self.choice = Choice(0, 0, False)
+        self.choice, self.until = Choice(0, 0, False), 0
+        """The newest choice, and the tokens of the longest answer at which it ends."""
         self.rows: Sequence[int] = ()
-        """Requests for which the choice was made, the longest answer at which it ends, and sizes
-        and program as in `Policy.choose`."""
-        self.until, self.sizes, self.program = 0, "", ""
+        """Requests for which it was made."""
+        self.sizes = ""
+        self.program: Hashable = None
+        """See `Policy.choose`."""
 
-    def next(self, rows: Sequence[int], longest: int, sizes: str, program: str) -> tuple[Held, int]:
+    def next(
+        self, rows: Sequence[int], longest: int, sizes: str, program: Hashable
+    ) -> tuple[Held, int]:
         """Return the plan of the next run, and the most tokens that it may add.
 
         A choice holds until requests come or go.
@@ -309,7 +314,7 @@ class Pace:
             use = self.uses[i].get(name, Use())
             use = Use(use.blocks + stats.steps, use.tokens + stats.emitted, use.ms + ms)
             self.uses[i] = self.uses[i] | {name: use}
-        self.policy.compiled.add(f"{self.choice.plan} {self.program}")
+        self.policy.compiled.add((self.choice.plan, self.program))
         self.policy.observe(self.choice, self.sizes, ms, compiled_ms, gains)
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -325,7 +330,9 @@ def cost_file(plans: Sequence[Plan], held: Held) -> Path | None:
     if not folder:
         return None
     device = jax.devices()[0]
-    weights = {str(leaf.dtype): leaf.nbytes for leaf in jax.tree.leaves(held.params)}
+    weights = Counter[str]()
+    for leaf in jax.tree.leaves(held.params):
+        weights[str(leaf.dtype)] += leaf.nbytes
     parts = device.platform, device.device_kind, os.cpu_count(), held.mesh, weights, plans
-    text = repr(parts)
-    return Path(folder) / f"costs-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    name = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return Path(folder) / f"costs-{name}.json"

@@ -24,32 +24,26 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import Receive, Scope, Send
 
 from jaxspec.engine.requests import EncodedRequest, nth_seed
 from jaxspec.errors import InputError, printable
 from jaxspec.serve import bodies
 from jaxspec.serve.answers import Answer, error_body, event
 from jaxspec.serve.bodies import Job, Limits, NotServed
+from jaxspec.serve.connections import UPLOAD, Connection, Hosts, Web
 from jaxspec.serve.metrics import Metrics
 from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker
 
 PAGE = Path(__file__).parent / "page"
 SERVED = "/, /health, /metrics, /v1/models, /v1/chat/completions and /v1/completions"
 """Paths, as an error lists them."""
-UPLOAD = 30.0
-"""Most seconds that a client may take to send a header or a body, and that a connection stays open
-after an answer, whatever arrives."""
-CONNECTIONS = 512
-"""Most open connections; more are closed at once."""
 LONGEST = 500
 """Most characters of an error's message."""
 GRACE = 10.0
@@ -140,7 +134,7 @@ class Server:
             "new_tokens": batch.capacity.new,
             "rows": batch.rows,
             "sources": list(self.worker.engine.assembly.mixture.names),
-            "gamma": "auto" if config.auto else config.longest,
+            "gamma": "auto" if config.auto else config.length,
             "race": limits.races,
             "example": self.settings.example and self.settings.example[1],
         }
@@ -232,41 +226,6 @@ class Server:
 
 
 STARTED = int(time.time())
-
-
-class Connection(H11Protocol):
-    """Close a connection that has no request to answer for long: uvicorn lets slow clients stay."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS:
-            transport.close()
-        self.end = self.loop.call_later(UPLOAD, transport.close)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.end.cancel()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self.end.cancel()
-        if self.cycle.response_complete:  # no next request has come
-            self.end = self.loop.call_later(UPLOAD, self.transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.end.cancel()
-        super().connection_lost(exc)
-
-
-class Web(uvicorn.Server):
-    """Read and write HTTP; a second signal closes the connections whose answers are not whole."""
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        if not self.should_exit:
-            return super().handle_exit(sig, frame)
-        for connection in list(self.server_state.connections):
-            connection.loop.call_soon_threadsafe(connection.transport.abort)
 
 
 def web_server(server: Server) -> Web:
@@ -429,22 +388,6 @@ async def refused(request: Request, error: Exception) -> Response:
 async def left(request: Request, error: Exception) -> Response:
     """Return what nobody reads, to a client that is gone."""
     return Response(status_code=499)
-
-
-class Hosts:
-    """Refuse requests to a name that is not the server's own, as pages of other sites send them."""
-
-    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
-        self.app, self.names = app, names
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self.app
-        if scope["type"] == "http":
-            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
-            if host not in self.names:
-                message = f"host: {host!r:.100} is not allowed; start it with --allowed-hosts"
-                app = JSONResponse(error_body(message, "invalid_request_error"), 400)
-        await app(scope, receive, send)
 
 
 class Page(StaticFiles):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 from PIL.Image import Image
@@ -23,9 +23,9 @@ from jaxspec.data.messages import DATA_URL, decoded_url
 from jaxspec.engine.requests import TOP, Request
 from jaxspec.errors import InputError, located
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.serve.fields import check_keys, flag, typed, whole_number
 from jaxspec.serve.worker import Lane
 
-T = TypeVar("T")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (True, False),  # a prompt's own are written once, whatever it says
@@ -162,19 +162,19 @@ def parse(raw: bytes) -> dict[str, Any]:
 def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
     """Return what `POST /v1/chat/completions` asks for."""
     _check_fields(body, {"messages", "logprobs", "top_logprobs", "chat_template_kwargs"})
-    messages = _typed(body, "messages", list)
+    messages = typed(body, "messages", list)
     if not messages:
         raise InputError("messages: none; give one or more")
     if len(messages) > limits.tokens:
         raise InputError(f"messages: {len(messages)} of them; give at most {limits.tokens}")
     budget = _Budget(limits)
     turns = [_message(message, f"messages[{i}]", budget) for i, message in enumerate(messages)]
-    top = _count(body, "top_logprobs", 0)
+    top = whole_number(body, "top_logprobs", 0)
     if top > TOP[-1]:
         raise InputError(f"top_logprobs: {top}; give 0 to {TOP[-1]}")
     thinking, max_pixels = _thinking(body, limits), budget.max_pixels()
     request = Request(messages=turns, thinking=thinking, max_pixels=max_pixels)
-    if _flag(body, "logprobs"):
+    if flag(body, "logprobs"):
         return _job(body, [replace(request, logprobs=top)], limits)
     if top:
         raise InputError("top_logprobs: needs logprobs; give logprobs true")
@@ -183,12 +183,12 @@ def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
 
 def _thinking(body: dict[str, Any], limits: Limits) -> bool | None:
     """Return whether the model thinks, by vLLM's field for variables of the chat template."""
-    switches = _typed(body, "chat_template_kwargs", dict, {})
+    switches = typed(body, "chat_template_kwargs", dict, {})
     for name in switches.keys() - {"enable_thinking"}:
         raise InputError(f"chat_template_kwargs.{name[:60]}: not supported; leave it out")
     if switches.get("enable_thinking") is None:
         return limits.thinking
-    return _flag(switches, "enable_thinking")
+    return flag(switches, "enable_thinking")
 
 
 def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
@@ -213,7 +213,7 @@ def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> 
         else:
             raise InputError("prompt: give a string, a list of token ids, or a list of these")
     if body.get("logprobs") is not None:
-        top = _count(body, "logprobs", 0)
+        top = whole_number(body, "logprobs", 0)
         prompts = [replace(prompt, logprobs=top) for prompt in prompts]
     return _job(body, prompts, limits)
 
@@ -225,7 +225,7 @@ def _is_ids(value: Any) -> bool:
 def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Job:
     if body.get("model") not in (None, limits.model):
         raise NotServed(f"model: {str(body['model'])[:60]!r} is not here; ask for {limits.model!r}")
-    count = _count(body, "n", 1)
+    count = whole_number(body, "n", 1)
     if not 1 <= count * len(prompts) <= limits.choices:
         raise InputError(f"n: {count * len(prompts)} answers; give 1 to {limits.choices}")
     options: dict[str, Any] = {"temperature": None, "max_soft_tokens": limits.max_soft_tokens}
@@ -241,24 +241,24 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
     if type(seed := options.get("seed")) is int and -(2**63) <= seed < 2**64:
         options["seed"] = seed % 2**32
     options["logit_bias"] = _bias(body)
-    options["min_new_tokens"] = _count(body, "min_tokens", 0) or None
+    options["min_new_tokens"] = whole_number(body, "min_tokens", 0) or None
     name, most = _most(body)
-    stream = _flag(body, "stream")
+    stream = flag(body, "stream")
     if body.get("stream_options") is not None and not stream:
         raise InputError("stream_options: the answer is not streamed; leave it out")
-    lane: Lane = "drafted" if _flag(body, "draft", default=True) else "plain"
+    lane: Lane = "drafted" if flag(body, "draft", default=True) else "plain"
     if lane == "plain" and not limits.races:
         raise InputError("draft: false needs a server that was started with --race")
-    usage = _flag(_typed(body, "stream_options", dict, {}), "include_usage")
+    usage = flag(typed(body, "stream_options", dict, {}), "include_usage")
     requests = tuple(
         replace(prompt, **{"seed": secrets.randbits(32)} | options) for prompt in prompts
     )
-    return Job(requests, count, most, name, stream, usage, lane, _flag(body, "trace"))
+    return Job(requests, count, most, name, stream, usage, lane, flag(body, "trace"))
 
 
 def _bias(body: dict[str, Any]) -> dict[int, float]:
     """Return the biases by token id; JSON's keys are strings."""
-    biases = _typed(body, "logit_bias", dict, {})
+    biases = typed(body, "logit_bias", dict, {})
     if not all(re.fullmatch("[0-9]{1,9}", key) for key in biases):
         raise InputError("logit_bias: give {token id: number}")
     return {int(key): value for key, value in biases.items()}
@@ -267,7 +267,7 @@ def _bias(body: dict[str, Any]) -> dict[int, float]:
 def _most(body: dict[str, Any]) -> tuple[str, int | None]:
     """Return the name and the value of the field that limits new tokens."""
     names = ("max_completion_tokens", "max_tokens")
-    counts = {name: _count(body, name, 0) for name in names if body.get(name) is not None}
+    counts = {name: whole_number(body, name, 0) for name in names if body.get(name) is not None}
     if len({*counts.values()}) > 1:
         raise InputError("max_tokens: differs from max_completion_tokens; give one of them")
     name, most = next(iter(counts.items()), ("max_tokens", None))
@@ -341,7 +341,7 @@ def _message(message: Any, where: str, budget: _Budget) -> dict[str, Any]:
     # Earlier reasoning is read by no later turn.
     known = ("role", "content", "name", "reasoning_content")
     kind = ("type",) if message.get("type") in ("text", "message") else ()
-    _check_keys(message, (*known, *kind), where)
+    check_keys(message, (*known, *kind), where)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in ROLES:
         raise InputError(f"{where}.role: {str(role)[:60]!r}; give one of {', '.join(ROLES)}")
@@ -358,25 +358,18 @@ def _message(message: Any, where: str, budget: _Budget) -> dict[str, Any]:
 def _part(part: Any, where: str, budget: _Budget) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
-        _check_keys(part, ("type", "text"), where)
+        check_keys(part, ("type", "text"), where)
         return {"type": "text", "text": budget.text(part["text"], where)}
     if kind == "image_url":
-        _check_keys(part, ("type", "image_url", "max_pixels"), where)
+        check_keys(part, ("type", "image_url", "max_pixels"), where)
         with located(where):
-            budget.pixels.add(_count(part, "max_pixels", None))
+            budget.pixels.add(whole_number(part, "max_pixels", None))
         image = part.get("image_url")
         image = {"url": image} if isinstance(image, str) else image
         if isinstance(image, dict) and isinstance(image.get("url"), str):
-            _check_keys(image, ("url", "detail"), f"{where}.image_url")
+            check_keys(image, ("url", "detail"), f"{where}.image_url")
             return {"type": "image", "image": budget.image(image["url"], f"{where}.image_url")}
     raise InputError(f"{where}: give a part of type text or image_url")
-
-
-def _check_keys(value: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raise InputError for the first key that is not read, unless it is empty."""
-    for name, content in value.items():
-        if name not in known and content not in (None, [], ""):
-            raise InputError(f"{where}.{name[:60]}: not supported; leave it out")
 
 
 def _image(url: str, where: str, limits: Limits) -> Image:
@@ -410,28 +403,3 @@ def _below(folder: Path, name: str, most: int, where: str) -> bytes:
     if len(content) > most:
         raise InputError(f"{where}: a file of over {most} bytes; name a smaller one")
     return content
-
-
-def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    value = body.get(name)
-    value = default if value is None else value
-    if not isinstance(value, kind):
-        names = {list: "a list", dict: "an object"}
-        raise InputError(f"{name}: give {names[kind]}")
-    return value
-
-
-def _flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    value = body.get(name)
-    if not isinstance(value, bool | None):
-        raise InputError(f"{name}: give true or false")
-    return default if value is None else value
-
-
-def _count(body: Mapping[str, Any], name: str, default: T) -> int | T:
-    value = body.get(name)
-    if value is None:
-        return default
-    if type(value) is not int or not 0 <= value < 2**31:
-        raise InputError(f"{name}: give a whole number")
-    return value

@@ -223,7 +223,7 @@ class Worker(threading.Thread):
             (step for lane in self.lanes.values() for step in lane.programs()),
             key=lambda step: -(step.length or longest),
         )
-        """Those of the longest prompts and the loops come first, and are compiled at the start."""
+        """Steps of the warm-up, first those that the start compiles: longest prompts and loops."""
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self.ending = False

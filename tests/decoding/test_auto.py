@@ -174,7 +174,7 @@ def learned(policy: Policy, chances: dict[tuple[int, ...], float], tokens: int) 
             blocks, done = blocks + 1, done + 1 + count
         stats = DecodeStats(blocks, done - before, drafted, accepted, None)  # pyright: ignore
         policy.observe(choice, "1x64", blocks * MS[choice.plan], 0.0, [Gain(beliefs, stats)])
-        policy.compiled.add(f"{choice.plan} ")
+        policy.compiled.add((choice.plan, ""))
         names += [plan.name] * blocks
     return names
 

@@ -107,8 +107,8 @@ def test_answers_to_one_prompt_share_its_prefill(
 def test_samples_follow_the_targets_law_while_weights_learn(
     target: LoadedModel, draft: LoadedModel
 ) -> None:
-    """Of four tokens from the two likeliest each; rows of all ages decode together. Weights that
-    learn may round to others than of a request alone, which then draws another such sample.
+    """Four tokens, each of the two likeliest, follow the law in rows of all ages. Weights that learn
+    may round to others than of a request alone, which then draws another such sample.
     """
     settings = replace(CONFIG, weighting="mt-paper", batch_size=32, trace=False)
     engine = Engine(target, draft, settings)

@@ -26,7 +26,7 @@ from PIL import Image
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.serve import app
+from jaxspec.serve import app, connections
 from jaxspec.serve.worker import Late, Part, Ticket, Unready, Worker, examples
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
@@ -432,6 +432,7 @@ def test_a_full_server_says_when_to_come_again(
 def test_slow_clients_are_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """With half a header, with a body that is refused and goes on, and after an answer."""
     monkeypatch.setattr(app, "UPLOAD", 0.3)
+    monkeypatch.setattr(connections, "UPLOAD", 0.3)
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n7fffffff\r\n"
     answered = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for sent, status in ((b"GET / HTTP/1.1\r\n", b""), (chunked, b"408"), (answered, b"200")):
@@ -448,7 +449,7 @@ def test_slow_clients_are_closed(served: Served, monkeypatch: pytest.MonkeyPatch
 
 
 def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "CONNECTIONS", 0)
+    monkeypatch.setattr(connections, "CONNECTIONS", 0)
     with raw(served) as connection:
         connection.settimeout(20)
         assert connection.recv(100) == b""

@@ -252,7 +252,7 @@ def _times(
         "prefill_ms": _prefill_ms(results),
     }
     if length is not None:
-        terms = length, config.longest, passes.draft_ms, passes.target_ms
+        terms = length, config.length, passes.draft_ms, passes.target_ms
         fields["speedup_predicted"] = predicted_speedup(*terms)
         fields["speedup_predicted_with_verify"] = predicted_speedup(*terms, passes.verify_ms)
     return fields

@@ -6,7 +6,7 @@ All kinds of heads draft so. What differs is their module (`jaxspec.heads.head`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -94,6 +94,14 @@ class HeadSource(Source[Any, Any]):
     @property
     def longest(self) -> int | None:
         return self.config.gamma if self.module.in_one_pass else None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        most = self.longest
+        return super().lengths if most is None else tuple(sorted({min(7, most), most}))
+
+    def planned(self, gamma: int, alone: bool) -> HeadSource:
+        return replace(self, gamma=gamma)
 
     def passes(self, gamma: int) -> int:
         return 1 if self.module.in_one_pass else gamma

@@ -13,7 +13,7 @@ their frequency, so that a tree has branches where little or nothing matches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -140,6 +140,13 @@ class Lookup(Source[Text, Search]):
     @property
     def vocabulary(self) -> int:
         return self.tokens
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (7,)
+
+    def planned(self, gamma: int, alone: bool) -> Lookup:
+        return replace(self, alone=alone)
 
     def prefill(self, prefilled: Prefilled, inputs: Any) -> Text:
         return Text.of(prefilled.batch.prompt, prefilled.room)

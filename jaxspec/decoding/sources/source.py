@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +125,15 @@ class Source(ABC, Generic[State, Scratch]):
     def longest(self) -> int | None:
         """Return the longest block that it can draft; None for any length."""
         return None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the lengths of blocks, in order, that plans with this source alone have."""
+        return (2, 5)
+
+    def planned(self, gamma: int, alone: bool) -> Self:
+        """Return the source as it drafts blocks of this length, alone or with others."""
+        return self
 
     @property
     def target_states(self) -> tuple[int, ...] | None:

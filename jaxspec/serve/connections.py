@@ -1,0 +1,72 @@
+"""Bound what connections may take, and refuse those that ask under another name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from jaxspec.serve.answers import error_body
+
+UPLOAD = 30.0
+"""Most seconds that a client may take to send a header or a body, and that a connection stays open
+after an answer, whatever arrives."""
+CONNECTIONS = 512
+"""Most open connections; more are closed at once."""
+
+
+class Connection(H11Protocol):
+    """Close a connection that has no request to answer for long: uvicorn lets slow clients stay."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.close()
+        self.end = self.loop.call_later(UPLOAD, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.end.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.end.cancel()
+        if self.cycle.response_complete:  # no next request has come
+            self.end = self.loop.call_later(UPLOAD, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end.cancel()
+        super().connection_lost(exc)
+
+
+class Web(uvicorn.Server):
+    """Read and write HTTP; a second signal closes the connections whose answers are not whole."""
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if not self.should_exit:
+            return super().handle_exit(sig, frame)
+        for connection in list(self.server_state.connections):
+            connection.loop.call_soon_threadsafe(connection.transport.abort)
+
+
+class Hosts:
+    """Refuse requests to a name that is not the server's own, as pages of other sites send them."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http":
+            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
+            if host not in self.names:
+                message = f"host: {host!r:.100} is not allowed; start it with --allowed-hosts"
+                app = JSONResponse(error_body(message, "invalid_request_error"), 400)
+        await app(scope, receive, send)
