@@ -7,7 +7,7 @@ token is accepted, place by place. The chance belongs to the request: it is what
 showed, with earlier requests as a prior. It is of the sources that drafted, so that a short block
 speaks for a longer one too.
 
-The plan of the highest rate decodes. A plan that may be better is tried for a block or two, as long
+The plan of the highest rate decodes. A plan that may be better is tried for a few tokens, as long
 as all trials, with their compilation, have lost at most 2 % of the time.
 """
 
@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import os
-import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -40,10 +39,10 @@ STRETCH_MS = 150.0
 """Milliseconds of a run that is no trial, at least: a pause costs the host one or two."""
 SHORTEST = 16
 """Tokens of the shortest run that is no trial."""
-TRIAL = 2
-"""Tokens that a trial adds."""
+TRIAL, TRIAL_MS = 2, 20.0
+"""Least tokens and milliseconds of a trial: a run takes one besides its blocks."""
 NEWEST = 5
-"""Runs of which the median counts."""
+"""Runs of which the fastest counts: other work on the machine only slows them."""
 STALE = 100
 """Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it."""
 TRUST = 4.0
@@ -121,6 +120,8 @@ class Policy:
     file: Path | None = None
     costs: dict[str, deque[float]] = field(default_factory=dict)
     """Milliseconds of a block in the newest runs, by plan and sizes."""
+    earlier: dict[str, float] = field(default_factory=dict)
+    """Those that the file holds of earlier processes."""
     blocks: int = 0
     """Blocks of all runs."""
     measured_at: dict[int, int] = field(default_factory=dict)
@@ -146,7 +147,7 @@ class Policy:
             with suppress(OSError, ValueError, TypeError, AttributeError):
                 costs = {key: float(ms) for key, ms in json.loads(self.file.read_text()).items()}
                 if all(0 < ms < math.inf for ms in costs.values()):
-                    self.costs = {key: deque([ms], NEWEST) for key, ms in costs.items()}
+                    self.earlier = costs
 
     def choose(self, requests: Iterable[Beliefs], sizes: str, program: Hashable) -> Choice:
         """Choose the next run.
@@ -158,15 +159,17 @@ class Policy:
         """
         rows = list(requests) or [{}]
         known = {i: ms for i in range(len(self.plans)) if (ms := self.cost(i, sizes)) is not None}
-        for i in (0, len(self.plans) - 1):
-            if i not in known:
-                return Choice(i, TRIAL, False)
+        if 0 not in known:
+            return Choice(0, SHORTEST, False)
+        trial = max(TRIAL, min(SHORTEST, round(TRIAL_MS / known[0])))
+        if len(self.plans) - 1 not in known:
+            return Choice(len(self.plans) - 1, trial, False)
         rates = {i: self.tokens(i, rows) / ms for i, ms in known.items()}
         best = max(rates, key=lambda i: rates[i])
         hopes = {}
         for i in range(len(self.plans)):
             ms = known.get(i, max(known.values()))
-            loss = TRIAL * ms if i not in rates else TRIAL * ms * (1 - rates[i] / rates[best])
+            loss = trial * ms if i not in rates else trial * ms * (1 - rates[i] / rates[best])
             if (i, program) not in self.compiled:
                 loss += self.compile_ms
             doubt = 2 if self.blocks - self.measured_at.get(i, 0) > STALE else 1
@@ -174,7 +177,7 @@ class Policy:
             if i != best and hope > rates[best] and self.lost + loss <= BUDGET * self.spent:
                 hopes[i] = hope
         if hopes:
-            return Choice(max(hopes, key=lambda i: hopes[i]), TRIAL, True)
+            return Choice(max(hopes, key=lambda i: hopes[i]), trial, True)
         stretch = round(STRETCH_MS * rates[best] / len(rows))
         return Choice(best, max(SHORTEST, stretch), False)
 
@@ -189,7 +192,8 @@ class Policy:
         if not blocks:
             return
         self.blocks += blocks
-        self.measured(choice.plan, sizes, ms / blocks)
+        if not compiled_ms:  # the first run of a program took up to ten times as long as the next
+            self.measured(choice.plan, sizes, ms / blocks)
         tokens = 0
         for beliefs, stats in gains:
             tokens += int(stats.emitted)
@@ -212,16 +216,25 @@ class Policy:
         newest = self.costs.setdefault(f"{self.plans[i].name}|{sizes}", deque(maxlen=NEWEST))
         newest.append(ms)
         if self.file is not None and len(newest) in (1, NEWEST - 1):
-            costs = {key: round(statistics.median(values), 4) for key, values in self.costs.items()}
+            least = {key: min(values) for key, values in self.costs.items()}
+            costs = {key: round(ms, 4) for key, ms in (self.earlier | least).items()}
             with suppress(InputError):
                 write_text(self.file, json.dumps(costs, indent=1))
 
     def cost(self, i: int, sizes: str) -> float | None:
-        """Return the milliseconds of a plan's block: of other sizes where it was not measured."""
+        """Return the milliseconds of a plan's block.
+
+        Where this process has not measured it, they are an earlier process's, or of other sizes.
+        """
         name = f"{self.plans[i].name}|"
+        if values := self.costs.get(name + sizes):
+            return min(values)
+        if name + sizes in self.earlier:
+            return self.earlier[name + sizes]
         others = (values for key, values in self.costs.items() if key.startswith(name))
-        values = self.costs.get(name + sizes) or next(others, None)
-        return statistics.median(values) if values else None
+        if values := next(others, None):
+            return min(values)
+        return next((ms for key, ms in self.earlier.items() if key.startswith(name)), None)
 
     def tokens(self, i: int, rows: Sequence[Beliefs], hope: float = 0.0) -> float:
         """Return the tokens that a block of a plan adds to all rows.
@@ -253,7 +266,7 @@ class Policy:
             base, parts = self.cost(0, sizes), []
             for i, plan in enumerate(self.plans):
                 if values := self.costs.get(f"{plan.name}|{sizes}"):
-                    ms = statistics.median(values)
+                    ms = min(values)
                     pays = f" (pays from {ms / base:.2f} tokens a pass)" if i and base else ""
                     parts.append(f"{plan.name} {ms:.3g} ms{pays}")
             rows, _, slots = sizes.partition("x")
