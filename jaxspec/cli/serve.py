@@ -68,10 +68,15 @@ class Listening:
     allowed_hosts: str = ""
     """Names under which the server may be asked, comma-separated, as behind a proxy. Without a key,
     only this machine's own are allowed by default, against pages of other sites; else any."""
+    allowed_origins: str = ""
+    """Other sites whose pages may ask and read answers, comma-separated, as https://chat.example;
+    * for all."""
     image_dir: Path | None = None
     """Directory below which requests may name images, as file:photo.jpg."""
     race: bool = False
     """Also decode without drafts where a request asks for it, so that the page can race both."""
+    log: bool = False
+    """Print a line for each request: when, who, what, status, seconds and id."""
 
 
 @dataclass(frozen=True)
@@ -197,12 +202,15 @@ def run(args: Serve) -> None:
     files = listening.image_dir, sizes.max_body
     most = sizes.image_pixels, max(lengths), sizes.batch_size + sizes.queue
     limits = Limits(name, images, *most, *files, plain is not None, models.thinks, *scales)
-    hosts = tuple(listening.allowed_hosts.lower().replace(",", " ").split())
+    hosts, origins = (
+        tuple(names.lower().replace(",", " ").split())
+        for names in (listening.allowed_hosts, listening.allowed_origins)
+    )
     if hosts or (listening.host in LOCAL and not key):
         hosts = *hosts, *LOCAL, "[::1]"
-    settings = Settings(
-        limits, key, sizes.max_body, timeout=sizes.timeout, hosts=hosts, example=example
-    )
+    log = say if listening.log else None
+    doors = {"hosts": hosts, "origins": origins, "log": log}
+    settings = Settings(limits, key, sizes.max_body, sizes.timeout, example, **doors)
     serve(Server(worker, settings, metrics), listener)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message
-from jaxspec.prompts.templates import bos_before, has_vicuna_form
+from jaxspec.prompts.templates import bos_before
 
 _VICUNA = (
     "{% for message in messages %}"
@@ -26,7 +26,7 @@ def chat_templates(encoder: PromptEncoder) -> dict[str, str]:
     text. A processor adds it itself. A model that is refused without a template gets none.
     """
     template = encoder.tokenizer.chat_template
-    if not template and not has_vicuna_form(encoder.tokenizer, encoder.decoder):
+    if not encoder.chats:
         return {}
     templates = (
         dict(template) if isinstance(template, dict) else {"default": template or _vicuna(encoder)}

@@ -29,6 +29,7 @@ from jaxspec.prompts.reasoning import Marks, Splitter, marks_of
 from jaxspec.prompts.templates import (
     bos_before,
     check_thinking,
+    has_vicuna_form,
     keeps_reasoning,
     render,
     render_follow_up,
@@ -113,6 +114,12 @@ class PromptEncoder:
     def eos(self) -> int | None:
         """Return the id that closes an answer; None for a tokeniser without one."""
         return self.tokenizer.eos_token_id
+
+    @property
+    def chats(self) -> bool:
+        """Return whether the model is asked by turns; a base model continues a text."""
+        template = self.tokenizer.chat_template
+        return bool(template) or has_vicuna_form(self.tokenizer, self.decoder)
 
     @cached_property
     def reasoning(self) -> Marks | None:

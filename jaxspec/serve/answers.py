@@ -6,19 +6,23 @@ Where a request asks for a `trace`, fields that OpenAI does not have are in `jax
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from jaxspec import __version__
+from jaxspec.engine.metrics import acceptance_metrics
 from jaxspec.engine.requests import Result
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve.bodies import Job
 from jaxspec.serve.worker import Part, Ticket
+
+SPECULATIVE = (
+    *("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"),
+    *("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens"),
+)
+"""Fields of vLLM's `metrics.speculative_decoding`."""
 
 
 def error_body(
@@ -41,6 +45,7 @@ class Answer:
     Attributes:
       chats: Whether choices are messages of an assistant, not texts.
       tickets: One for each choice.
+      name: The request's id, in lower case letters, digits and a few signs.
     """
 
     job: Job
@@ -48,8 +53,8 @@ class Answer:
     chats: bool
     tickets: Sequence[Ticket]
     encoder: PromptEncoder
+    name: str
     created: int = field(default_factory=lambda: int(time.time()))
-    name: str = field(default_factory=lambda: secrets.token_hex(12))
     sent: dict[int, Part] = field(default_factory=dict)
     """Newest part of each choice that was sent."""
 
@@ -64,7 +69,7 @@ class Answer:
                 message |= {"reasoning_content": part.reasoning} if part.reasoning else {}
                 content = {"message": message}
             choices.append(self._choice(i, part, content, None))
-        return self._body(choices) | {"usage": usage(self.tickets)}
+        return self._body(choices) | counts(self.tickets)
 
     def begin(self) -> Iterator[bytes]:
         """Yield the events before the first token."""
@@ -92,7 +97,7 @@ class Answer:
     def end(self) -> Iterator[bytes]:
         """Yield the events after the last token."""
         if self.job.usage:
-            yield event(self._body([], stream=True) | {"usage": usage(self.tickets)})
+            yield event(self._body([], stream=True) | counts(self.tickets))
         yield event("[DONE]")
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -158,24 +163,27 @@ def logprobs(result: Result, start: int, encoder: PromptEncoder, chats: bool) ->
     }
 
 
-def usage(tickets: Sequence[Ticket]) -> dict[str, Any]:
-    """Return the numbers of tokens, drafted ones by their fate."""
+def counts(tickets: Sequence[Ticket]) -> dict[str, Any]:
+    """Return the numbers of tokens as `usage`, and those of drafts as vLLM's `metrics`.
+
+    OpenAI's `accepted_prediction_tokens` count what a client predicts, not what a draft does.
+    """
     results = [_ended(ticket).result for ticket in tickets]
     prompts = {id(ticket.request.prompt): len(ticket.request.rows[0]) for ticket in tickets}
     prompt, new = sum(prompts.values()), sum(len(result.tokens) for result in results)
-    drafted, accepted = (
-        int(sum(np.sum(getattr(result.stats, name)) for result in results))
-        for name in ("drafted_at", "accepted_at")
-    )
-    return {
+    usage = {
         "prompt_tokens": prompt,
         "completion_tokens": new,
         "total_tokens": prompt + new,
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
-        },
     }
+    drafts = acceptance_metrics([result.stats for result in results])
+    steps, longest = drafts["num_spec_steps"], len(drafts["acceptance_histogram"]) - 1
+    if not (steps and longest):
+        return {"usage": usage}
+    drafts["mean_acceptance_length"] = 1 + drafts["num_accepted_draft_tokens"] / steps
+    drafts["num_spec_tokens"] = longest
+    speculative = {name: drafts[name] for name in SPECULATIVE}
+    return {"usage": usage, "metrics": {"speculative_decoding": speculative}}
 
 
 def _trace(result: Result, start: int) -> dict[str, Any]:

@@ -26,18 +26,19 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxspec.engine.requests import EncodedRequest, nth_seed
 from jaxspec.errors import InputError, printable
 from jaxspec.serve import bodies
 from jaxspec.serve.answers import Answer, error_body, event
 from jaxspec.serve.bodies import Job, Limits, NotServed
-from jaxspec.serve.connections import UPLOAD, Connection, Hosts, Web
+from jaxspec.serve.connections import UPLOAD, Connection, Hosts, Named, Web
 from jaxspec.serve.metrics import Metrics
 from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker
 
@@ -67,6 +68,8 @@ class Settings:
       timeout: Most seconds from a request to the end of its answer.
       example: Picture that the page offers, and a question about it.
       hosts: Names under which the server is asked, against pages of other sites; () for any.
+      origins: Other sites whose pages may read answers, as https://chat.example; * for all.
+      log: Takes a line for each request; None logs nothing.
     """
 
     limits: Limits
@@ -75,6 +78,8 @@ class Settings:
     timeout: float = 300.0
     example: tuple[Path, str] | None = None
     hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    log: Callable[[str], None] | None = None
 
 
 class Server:
@@ -86,7 +91,7 @@ class Server:
         self.open = 0
         """Number of requests whose body is read or answered."""
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """Return the application."""
         chat, text = (partial(self._answer, chats) for chats in (True, False))
         routes = [
@@ -102,12 +107,13 @@ class Server:
         ]
         kinds = (InputError, HTTPException, Full, Unready, Late, Exception)
         handlers: dict[Any, Any] = dict.fromkeys(kinds, refused) | {ClientDisconnect: left}
-        names = self.settings.hosts
-        return Starlette(
-            routes=routes,
-            middleware=[Middleware(Hosts, names=names)] if names else [],
-            exception_handlers=handlers,
-        )
+        names, origins = self.settings.hosts, self.settings.origins
+        shared: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        before = [Middleware(Hosts, names=names)] if names else []
+        if origins:
+            before.append(Middleware(CORSMiddleware, allow_origins=origins, **shared))
+        app = Starlette(routes=routes, middleware=before, exception_handlers=handlers)
+        return Named(app, self.settings.log)
 
     async def _health(self, request: Request) -> Response:
         worker = self.worker
@@ -174,7 +180,8 @@ class Server:
                 for i in range(job.count)
             ]
             worker.submit(tickets)
-            answer = Answer(job, limits.model, chats, tickets, worker.engine.encoder)
+            name = request.scope["jaxspec.id"]
+            answer = Answer(job, limits.model, chats, tickets, worker.engine.encoder, name)
             if job.stream:
                 return Stream(answer, self._close)
             await until_gone(_all_ended(tickets), request.receive)
@@ -222,7 +229,8 @@ class Server:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(key.strip().encode(), self.settings.key.encode())
         if scheme.lower() != "bearer" or not same:
-            raise HTTPException(401, "authorization: give the server's key as a bearer token")
+            mend = "authorization: give the server's key as a bearer token"
+            raise HTTPException(401, mend, {"WWW-Authenticate": "Bearer"})
 
 
 STARTED = int(time.time())

@@ -162,6 +162,11 @@ def parse(raw: bytes) -> dict[str, Any]:
 def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
     """Return what `POST /v1/chat/completions` asks for."""
     _check_fields(body, {"messages", "logprobs", "top_logprobs", "chat_template_kwargs"})
+    if not encoder.chats:
+        raise InputError(
+            "messages: the model has no chat template; ask POST /v1/completions, or start the "
+            "server with --chat-template"
+        )
     messages = typed(body, "messages", list)
     if not messages:
         raise InputError("messages: none; give one or more")

@@ -1,15 +1,17 @@
-"""Bound what connections may take, and refuse those that ask under another name."""
+"""Bound what connections may take, name and log requests, and refuse those to another host."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import secrets
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvicorn
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxspec.serve.answers import error_body
@@ -70,3 +72,39 @@ class Hosts:
                 message = f"host: {host!r:.100} is not allowed; start it with --allowed-hosts"
                 app = JSONResponse(error_body(message, "invalid_request_error"), 400)
         await app(scope, receive, send)
+
+
+class Named:
+    """Give each request the id of its header X-Request-Id, or a new one, and log it at its end.
+
+    Args:
+      log: Takes the line of a request; None logs nothing.
+    """
+
+    def __init__(self, app: ASGIApp, log: Callable[[str], None] | None) -> None:
+        self.app, self.log = app, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        name, start = Headers(scope=scope).get("x-request-id", ""), time.monotonic()
+        if not re.fullmatch(r"[\w.:-]{1,64}", name, re.ASCII):
+            name = secrets.token_hex(12)
+        scope["jaxspec.id"], status = name, "gone"
+
+        async def named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+                MutableHeaders(scope=message)["X-Request-Id"] = name
+            await send(message)
+
+        try:
+            await self.app(scope, receive, named)
+        finally:
+            if self.log is not None:
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                seconds, client = time.monotonic() - start, (scope["client"] or ["-"])[0]
+                path = scope["path"].encode("ascii", "backslashreplace").decode()[:100]
+                what = f"{scope['method']} {path!r}"
+                self.log(f"{now} {client} {what} {status} {seconds:.3f} s, id {name}")

@@ -139,11 +139,13 @@ def examples(
       max_pixels, max_soft_tokens: See `Request`.
     """
     requests: list[Request] = []
+    encoder = engine.encoder
+    ask = encoder.prompt if encoder.chats else encoder.completion
     limits: dict[str, Any] = {"max_pixels": max_pixels, "max_soft_tokens": max_soft_tokens}
     for count in sorted({0, min(images, 1), images}):
         # A small image leaves room for more text, a large one has more tiles.
         for edge in sorted({SMALLEST, side}) if count else (side,):
-            prompt = engine.encoder.prompt("Hi", [Image.new("RGB", (edge, edge))] * count)
+            prompt = ask("Hi", [Image.new("RGB", (edge, edge))] * count)
             (read,) = engine.batcher.read([Request(prompt, 1, **limits)])
             spare = [length - len(read.rows[0]) for length in lengths]
             if max(spare) < 0:

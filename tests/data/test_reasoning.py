@@ -202,7 +202,7 @@ def test_the_server_sends_reasoning_apart_and_takes_it_back(engine: Engine) -> N
     (read,), (result,) = engine.batcher.read(job.requests), engine.generate(list(job.requests))
     with closing(asyncio.new_event_loop()) as loop:
         ticket = Ticket(read, 0.0, asyncio.Event(), loop)
-    answer, deltas = Answer(job, "m", True, [ticket], engine.encoder), []
+    answer, deltas = Answer(job, "m", True, [ticket], engine.encoder, "id"), []
     for reasoning, text, ended in (("H", "", False), ("Hm", "It", False), ("Hm", "It.", True)):
         ticket.part = Part(result, text, reasoning, ended)
         deltas += [json.loads(part[6:])["choices"][0]["delta"] for part in answer.parts([0])]

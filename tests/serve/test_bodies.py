@@ -12,11 +12,14 @@ import pytest
 from PIL import Image
 
 from jaxspec.data.images import StoredImage, as_png
+from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve.app import silence_pillow
 from jaxspec.serve.bodies import Limits, chat, completion
+from jaxspec.serve.worker import examples
 from tests import tiny
+from tests.tiny.families import FAMILIES
 
 ENCODER, LIMITS = PromptEncoder(tiny.tokenizer()), Limits("tiny")
 PNG = base64.encodebytes(as_png(tiny.page())).decode()
@@ -101,6 +104,17 @@ def test_what_common_clients_send_is_taken(sent: dict[str, Any]) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], **sent}
     (request,) = chat(body, ENCODER, LIMITS).requests
     assert 0 <= request.seed < 2**32
+
+
+def test_a_base_model_serves_completions() -> None:
+    """It has no form of a question; the refusal names the path that it has."""
+    config, _ = FAMILIES["opt"]()
+    engine = Engine(tiny.loaded(tiny.random_params(config), config))
+    assert len(completion({"prompt": "Once"}, engine.encoder, LIMITS).requests) == 1
+    with pytest.raises(InputError, match=r"^messages: .* ask POST /v1/completions, or start"):
+        chat({"messages": [{"role": "user", "content": "Hi"}]}, engine.encoder, LIMITS)
+    lengths = [len(request.prompt.tokens) for request in examples(engine, [64, 128], 0, 28, 8)]
+    assert {64, 128} == {*lengths}
 
 
 @pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5, True, "1"])

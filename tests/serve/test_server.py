@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 import openai
 import pytest
 from PIL import Image
+from starlette.testclient import TestClient
 
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
@@ -488,6 +490,36 @@ def test_metrics_have_the_names_of_vllms(served: Served) -> None:
     assert get(served, "/health")[0] == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_counts_its_drafts_as_vllms_does(served: Served, stream: bool) -> None:
+    """Also of several choices, and where the last block is cut."""
+    body = body_of(3) | {"stop": None, "max_tokens": NEW, "n": 2}
+    result = alone(served, body_of(3) | {"stop": None, "max_tokens": NEW})
+    if stream:
+        *_, answer = served.client.chat.completions.create(
+            model=MODEL, stream=True, stream_options={"include_usage": True}, **body
+        )
+    else:
+        answer = served.client.chat.completions.create(model=MODEL, **body)
+    drafts = answer.model_extra["metrics"]["speculative_decoding"]
+    steps, drafted, accepted = (
+        2 * int(np.sum(getattr(result.stats, name)))
+        for name in ("steps", "drafted_at", "accepted_at")
+    )
+    assert drafts == {
+        "mean_acceptance_length": 1 + accepted / steps,
+        "draft_acceptance_rate": accepted / drafted,
+        "acceptance_histogram": [2 * int(n) for n in result.stats.histogram],
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": 3,
+    }
+    assert answer.usage.completion_tokens_details is None  # of predictions, which are not drafts
+    plain = post(served, json.dumps(body | {"draft": False}).encode())[1]
+    assert "metrics" not in plain
+
+
 def test_the_page_names_no_other_address(served: Served) -> None:
     for path in ("/", "/page.js", "/style.css"):
         status, content, headers = get(served, path)
@@ -520,6 +552,46 @@ def test_a_key_is_asked_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> 
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="s3cret", max_retries=0)
     assert client.models.list().data[0].id == MODEL
     assert post(served, json.dumps(body_of(0)).encode())[0] == 401
+    with raw(served) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"\r\nwww-authenticate: bearer\r\n" in connection.recv(1000).lower()
+
+
+def test_a_request_has_an_id_and_a_line_of_the_log(served: Served) -> None:
+    """Its client's, unless it would break the line; of a stream it comes at the end."""
+    lines: list[str] = []
+    settings = replace(served.server.settings, log=lines.append)
+    client = TestClient(app.Server(served.worker, settings, served.server.metrics).app())
+    body = body_of(0) | {"max_tokens": 2, "stream": True}
+    for name, path in (("mine-1", "chat/completions"), ("it is\tnot", "a%0Ac")):
+        headers = {"Host": "localhost", "X-Request-Id": name}
+        answer = client.post(f"/v1/{path}", json=body, headers=headers)
+        names = [answer.headers["x-request-id"], lines[-1].rpartition(" ")[2]]
+        assert names[0] == names[1]
+        assert (names[0] == name) == (name == "mine-1")
+        assert "\n" not in lines[-1]
+        assert f" {answer.status_code} " in lines[-1]
+    assert len(lines) == 2
+    first = client.post(
+        "/v1/completions", json={"prompt": "Hi", "max_tokens": 1}, headers={"Host": "localhost"}
+    )
+    assert first.json()["id"] == f"cmpl-{first.headers['x-request-id']}"
+
+
+@pytest.mark.parametrize("origins", [("https://chat.example",), ("*",), ()])
+def test_pages_of_allowed_origins_may_ask(served: Served, origins: tuple[str, ...]) -> None:
+    settings = replace(served.server.settings, origins=origins)
+    client = TestClient(app.Server(served.worker, settings, served.server.metrics).app())
+    for origin in ("https://chat.example", "https://other.example"):
+        headers = {"Host": "localhost", "Origin": origin, "Access-Control-Request-Method": "POST"}
+        headers["Access-Control-Request-Headers"] = "authorization, content-type"
+        answers = (
+            client.options("/v1/chat/completions", headers=headers),
+            client.get("/health", headers=headers),
+        )
+        for answer in answers:
+            allowed = answer.headers.get("access-control-allow-origin")
+            assert (allowed in ("*", origin)) == (origins == ("*",) or origin in origins)
 
 
 HEAD = (
