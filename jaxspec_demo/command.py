@@ -31,7 +31,7 @@ from jaxspec_demo import ASSETS
 from jaxspec_demo.models import EYES, SMOLLM2, smollm2_file, smollm2_install
 from jaxspec_demo.race import PAGE, draw
 
-DRAFTED = "bold green"
+DRAFTED = "bold underline green"
 WIDTH = 48
 """Characters that the page takes on a terminal."""
 CODE = """Complete this Python function.
@@ -57,7 +57,7 @@ class Contest(NamedTuple):
     """Whether the prompts are about an image."""
 
 
-SEEN = ("Tell me what you see in the image.",)
+SEEN = ("What do you see?",)
 CONTESTS = {
     "eyes": Contest("smollm2_eyes", EYES, 7, SEEN, 3),
     "mini": Contest("mini", str(ASSETS / "mini" / "target"), 5, SEEN, 30),
@@ -93,7 +93,8 @@ class Demo:
     prompt: str | None = None
     """Ask this instead of the demo's own prompts."""
     image: Path | None = None
-    """An image file, by default the shipped page. The models were trained only on drawn pages."""
+    """An image file, by default the shipped page. The models know only drawn pages, so they
+    describe a photograph as if it were one."""
     drafter: Literal["kv_head", "draft"] = "kv_head"
     """`kv_head`: a KV head, which reads the target's cache. `draft`: a small model that sees the
     image (`mini` only)."""
@@ -115,8 +116,14 @@ def run(args: Demo) -> None:
         raise InputError(f"--drafter: {model} has no shipped draft; leave the option out")
     if args.image is not None and not contest.page:
         raise InputError(f"--image: {model} is a text model; leave the option out")
-    if args.model is None and model == "mini":
-        console.print(f"These models are toys. A larger one: {smollm2_install()}\n")
+    if contest.page:
+        console.print(
+            "The target is a toy that knows only drawn pages, so its answer may be wrong.\n"
+            "The draft changes no word of it: the target checks every guess."
+        )
+        if args.model is None and model == "mini":
+            console.print(f"A larger toy: {smollm2_install()}")
+        console.print()
     images: list[Image] = []
     if contest.page:
         image = args.image or ASSETS / "page.png"
@@ -165,10 +172,10 @@ def run(args: Demo) -> None:
         "speedup_median": middle,
         "rows": rows,
     }
-    if args.out is not None:
-        write_text(args.out, json.dumps(race, indent=1) + "\n")
-    if args.svg is not None:
-        write_text(args.svg, draw(race))
+    for path, text in ((args.out, json.dumps(race, indent=1) + "\n"), (args.svg, draw(race))):
+        if path is not None:
+            write_text(path, text)
+            console.print(Text(f"wrote {printable(str(path))}"))
 
 
 def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) -> Engine:
@@ -208,9 +215,12 @@ def _write(console: Console, answer: Iterator[Result]) -> list[tuple[str, int]]:
         printed, tokens = len(tokens), list(zip(result.trace["pieces"], result.trace["place"]))
         for piece, place in tokens[printed:]:
             console.print(Text(printable(piece), DRAFTED if place >= 0 else ""), end="")
-    share = f"{sum(place >= 0 for _, place in tokens)} of {len(tokens)} tokens"
-    text = "\n\n", ("Drafted", DRAFTED), f", and kept by the target: {share}."
-    console.print(Text.assemble(*text))
+    drafted = sum(place >= 0 for _, place in tokens)
+    text = (
+        f"\n\n{drafted} of the answer's {len(tokens)} tokens were ",
+        ("written by the draft", DRAFTED),
+    )
+    console.print(Text.assemble(*text, " and kept by the target."))
     return tokens
 
 
@@ -240,7 +250,7 @@ def _table(row: dict[str, Any]) -> str:
     return f"""
                    plain   drafted
 target passes {passes[0]:>10}{passes[1]:>10}   {row["tokens_per_pass"]:.2f} tokens a pass
-ms a pass     {each[0]:>10.2f}{each[1]:>10.2f}   drafting included: {cost:.2f} plain passes
+ms a pass     {each[0]:>10.2f}{each[1]:>10.2f}   one with drafting takes {cost:.2f} plain ones
 ms to decode  {times[0]:>10.1f}{times[1]:>10.1f}   {row["speedup"]:.2f} times as fast
 answers                              {same}
 """

@@ -120,7 +120,7 @@ def served() -> tuple[dict[str, Any], tuple[Path, str]]:
 
     The options are those of the larger shipped pair that is installed.
     """
-    example = ASSETS / "page.png", "Tell me what you see in the image."
+    example = ASSETS / "page.png", "What do you see?"
     limits = {"batch_size": 1, "prompt_buckets": "256", "max_new_tokens": 128}
     if smollm2_file():
         head = str(ASSETS / "smollm2_eyes" / "kv_head")

@@ -33,7 +33,7 @@ TARGETS = {
 STYLE = """
 text{font:16px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre;fill:#1f2328}
 .name{font:600 17px system-ui,sans-serif}.note{font:14px system-ui,sans-serif;fill:#59636e}
-.end{text-anchor:end}rect{fill:#6e7781}.drafted{fill:#1a7f37;font-weight:700}
+.end{text-anchor:end}rect{fill:#6e7781}.drafted{fill:#1a7f37;font-weight:700;text-decoration:underline}
 .page{fill:#fff;stroke:#d1d9e0}.pixels{image-rendering:pixelated}
 @media(prefers-color-scheme:dark){text{fill:#f0f6fc}.note{fill:#9198a1}.drafted{fill:#3fb950}
 rect{fill:#9198a1}.page{fill:#0d1117;stroke:#3d444d}}
@@ -80,9 +80,9 @@ def draw(race: dict[str, Any]) -> str:
     same = "The answers are identical, and drafting is" if row["identical"] else "Drafting is"
     shapes.append(f'<rect x="{EDGE}" y="{y - 8}" width="8" height="8"/>')
     for left, line in (
-        (EDGE + 14, "one pass of the target. Green: drafted, and kept by the target."),
+        (EDGE + 14, "one pass of the target. Green, underlined: drafted and kept."),
         (EDGE, f"{same} {row['speedup']:.2f} times as fast."),
-        (EDGE, f"Slowed down: {longest:.1f} s take {RACE:g} s here."),
+        (EDGE, f"One second of this picture is {longest / RACE:.2f} s of decoding."),
         (EDGE, f"{TARGETS.get(race['model'], race['model'])}, {race['device']}, {race['load']}"),
     ):
         shapes.append(_text(left, y, line, "note"))

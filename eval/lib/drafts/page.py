@@ -26,9 +26,9 @@ DRAWN = 128
 """Most pixels a side of picturebook's images."""
 LEGEND = {
     "target": "written by the target",
-    "several": "several views predicted it",
-    "mixture": "only the mixture predicted it",
-    **{f"view{i}": f"only view {i + 1} predicted it" for i in range(4)},
+    "several": "drafted: several views predicted it",
+    "mixture": "drafted: only the mixture predicted it",
+    **{f"view{i}": f"drafted: only view {i + 1} predicted it" for i in range(4)},
 }
 """Meanings of the CSS classes of tokens."""
 
