@@ -57,6 +57,8 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     sent: dict[int, Part] = field(default_factory=dict)
     """Newest part of each choice that was sent."""
+    place: int | None = None
+    """Newest place in the queue that was sent."""
 
     def whole(self) -> dict[str, Any]:
         """Return the body of the whole answer."""
@@ -78,7 +80,11 @@ class Answer:
             yield event(self._chunk([choice | {"logprobs": None, "finish_reason": None}]))
 
     def parts(self, fresh: Iterable[int]) -> Iterator[bytes]:
-        """Yield an event for each choice that has a new part."""
+        """Yield an event for each choice that has a new part, and for a new place in the queue."""
+        place = max(ticket.waiting for ticket in self.tickets)
+        if self.job.trace and place != self.place:
+            self.place = place
+            yield event(self._chunk([]) | {"jaxspec": {"waiting": place}})
         for i in fresh:
             part = self.tickets[i].part
             assert part is not None

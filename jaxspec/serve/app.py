@@ -47,6 +47,8 @@ SERVED = "/, /health, /metrics, /v1/models, /v1/chat/completions and /v1/complet
 """Paths, as an error lists them."""
 LONGEST = 500
 """Most characters of an error's message."""
+TOO_LONG = re.compile(r"prompt tokens: |prompt: \d+ tokens and |.*: the prompt is far over ")
+"""Messages of errors that a shorter conversation mends."""
 GRACE = 10.0
 """Seconds that a client has for reading the end of its answer."""
 HEADERS = {
@@ -388,7 +390,8 @@ async def refused(request: Request, error: Exception) -> Response:
     param = re.match(r"[a-z_]+(?=[:.\[])", message)
     wait = {Full: getattr(error, "seconds", 1), Unready: 5}.get(type(error))
     headers = {} if wait is None else {"Retry-After": str(wait)}
-    code = "model_not_found" if isinstance(error, NotServed) else None
+    code = "context_length_exceeded" if TOO_LONG.match(message) else None
+    code = "model_not_found" if isinstance(error, NotServed) else code
     body = error_body(message, kind, param and param[0], code)
     return JSONResponse(body, status, headers | (getattr(error, "headers", None) or {}))
 

@@ -85,6 +85,8 @@ class Ticket:
     """When it took a row, in seconds of `time.monotonic`."""
     first: float = 0.0
     """When its first token came, in seconds of `time.monotonic`."""
+    waiting: int = 0
+    """Place in its lane's queue, from 1; 0 once it has a row."""
     part: Part | None = None
     """The newest part; the event loop may miss earlier ones."""
     error: Exception | None = None
@@ -92,7 +94,7 @@ class Ticket:
     """Whether nobody waits for it any more."""
 
     def publish(self, part: Part | None, error: Exception | None = None) -> None:
-        """Let the event loop know of a new part or of an error."""
+        """Let the event loop know of a new part, an error, or a new place in the queue."""
         if part is not None:
             self.first = self.first or time.monotonic()
             self.part = part
@@ -269,6 +271,7 @@ class Worker(threading.Thread):
             if len(self.waiting) + len(tickets) > self.queue + len(self.batch.free):
                 raise self.full
             self.waiting.extend(tickets)
+            self._tell_places()
             self._changed.notify()
 
     def abandon(self, tickets: Iterable[Ticket]) -> None:
@@ -361,12 +364,23 @@ class Worker(threading.Thread):
                 if joining and ticket.request.rows is not joining[0].request.rows:
                     break
                 if not ticket.over:
-                    ticket.began = time.monotonic()
+                    ticket.began, ticket.waiting = time.monotonic(), 0
+                    ticket.publish(None)
                     joining.append(ticket)
             self.waiting = deque(ticket for ticket in self.waiting if ticket not in joining)
+            self._tell_places()
             numbered = {next(self._numbers): ticket for ticket in joining}
             self.tickets |= numbered
             return numbered
+
+    def _tell_places(self) -> None:
+        """Let those that wait know their new places in the queues."""
+        counts = dict.fromkeys(self.lanes, 0)
+        for ticket in self.waiting:
+            counts[ticket.lane] += 1
+            if ticket.waiting != counts[ticket.lane]:
+                ticket.waiting = counts[ticket.lane]
+                ticket.publish(None)
 
     def _publish(self, lane: Batch) -> None:
         busy, ended = lane.results()

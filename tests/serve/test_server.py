@@ -225,6 +225,25 @@ def test_a_refusal_is_a_short_line_with_its_param(served: Served, name: str, val
     assert "\n" not in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("letters", [300, 600, 40_000])
+def test_a_prompt_that_is_too_long_has_a_code(served: Served, letters: int) -> None:
+    """Over the batch's 256 tokens, over the model's 512, and before it is encoded."""
+    body = body_of(0) | {"messages": [{"role": "user", "content": "x" * letters}]}
+    status, answer = post(served, json.dumps(body).encode())
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_trace_tells_the_place_in_the_queue(served: Served) -> None:
+    """Of six answers two wait until a row of four is free."""
+    body: Any = body_of(0) | {"n": 6, "max_tokens": NEW, "stop": None}
+    stream = served.client.chat.completions.create(
+        model=MODEL, stream=True, extra_body={"trace": True}, **body
+    )
+    places = [chunk.jaxspec["waiting"] for chunk in stream if not chunk.choices]
+    assert 2 in places
+    assert places[-1] == 0
+
+
 def test_many_prompts_are_refused_before_they_are_read(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
