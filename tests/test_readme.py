@@ -30,15 +30,7 @@ REFERENCES = (
     "picturebook/README.md",
 )
 """Pages that are searched, not read."""
-NOW = (
-    "README.md",
-    "docs/how.md",
-    "docs/papers.md",
-    "docs/glossary.md",
-    "docs/what-ran.md",
-    "docs/architecture.md",
-)
-READ = [page for page in PAGES if page_name(page) in NOW]
+READ = [page for page in PAGES if page_name(page) not in REFERENCES]
 NUMBER = re.compile(r"(?<![\w.,/-])\d[\d,]*(?:\.\d+)?(?![\w-])")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 
