@@ -3,6 +3,7 @@
 | group            | a name means                                            |
 |------------------|---------------------------------------------------------|
 | jaxspec.models   | a function that returns the directory of a checkpoint   |
+| jaxspec.hub_ids  | the id of such a checkpoint on the hub                   |
 | jaxspec.commands | a subcommand: a dataclass of options and its function   |
 | jaxspec.demos    | a function that returns the options of a demonstration  |
 """
@@ -17,7 +18,7 @@ from typing import Any, Literal
 from jaxspec.errors import CLONE, reading
 
 
-def plugins(kind: Literal["models", "commands", "demos"]) -> dict[str, EntryPoint]:
+def plugins(kind: Literal["models", "hub_ids", "commands", "demos"]) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name.
 
     A checkout's are read from its pyproject.toml, because pip's copy of it may be older.

@@ -22,6 +22,8 @@ from jaxspec_demo import ASSETS
 
 SMOLLM2 = "smollm2-135m"
 """The id of SmolLM2-135M-Instruct, a GGUF file on the Python package index (Q4_1, Apache-2.0)."""
+SMOLLM2_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""Its id on the hub, by which other programs load it, in its own precision."""
 EYES = "smollm2-eyes"
 """The id of the merged model."""
 _WHEEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -187,7 +187,7 @@ def destination(
     """Return where the finished model is pushed to, and the terms of its card, before training."""
     if options.push is None:
         return None, None
-    repository, start = Repository(options.push, options.public), recipe.target
+    repository, start = Repository(options.push, options.public, options.onto), recipe.target
     if isinstance(recipe, Recipe) and isinstance(recipe.start, str):
         start = recipe.start
     path = locate(start, files=SMALL)

@@ -12,16 +12,17 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
-from jaxspec.checkpoints.locating import locate, model_name
+from jaxspec.checkpoints.locating import locate, model_name, published_name
 from jaxspec.checkpoints.model_card import (
-    REPOSITORY,
+    HERE,
     Exported,
     Terms,
+    path_or_id,
     write_head_card,
     write_model_card,
 )
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
-from jaxspec.checkpoints.served_draft import check_served
+from jaxspec.checkpoints.served_draft import check_served, draft_command
 from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config, with_text
 from jaxspec.errors import InputError, located
 from jaxspec.heads.config import HeadConfig
@@ -45,12 +46,14 @@ class Target:
     Fields:
       known: The first of its tokens that the draft's tokeniser lacks; None if it lacks none.
       tokenizer: Directory of the tokeniser for the draft, if the draft's own lacks too many.
+      place: Hub id or directory by which an engine finds it; by default its name.
     """
 
     name: str
     config: ModelConfig
     known: int | None = None
     tokenizer: Path | None = None
+    place: str = ""
 
 
 def export(
@@ -123,6 +126,9 @@ def export(
         config = _knowing(config, size if target.known is None else min(size, target.known))
     if draft_vocabulary is not None:
         config, params = narrowed(config, params, scored)
+    command = ""
+    if target is not None and engine is not None:
+        command = draft_command(HERE, path_or_id(target.name), config, target.config)
     model = Exported(
         path,
         config,
@@ -130,6 +136,7 @@ def export(
         target=target.name if target else "",
         added=text_config(config).vocab_size - size,
         scored=len(scored),
+        command=command,
     )
     tokenizer = target and target.tokenizer
     _write(model, destination, replace(options, extra=raw), terms, tokenizer or path)
@@ -146,7 +153,7 @@ def terms_of(
     path = locate(source)
     if base_model is None and is_head(path):
         name = list_head(path)[0].target_name
-        base_model = name if REPOSITORY.fullmatch(name) else None
+        base_model = published_name(name) or None
     return Terms.of(path, licence, base_model)
 
 
@@ -166,15 +173,28 @@ def _export_head(
     if target is not None:
         with located(f"vocab-of {target.name}"):
             config.for_target(target.config)
-    head_options = ExportOptions(source, target and target.name, draft_vocabulary, engine)
+    name = None
+    if target is not None:
+        name = (target.place or target.name) if engine else target.name
+    head_options = ExportOptions(source, name, draft_vocabulary, engine)
     config, params = kind_of(config).exported(config, params, head_options)
+    written = config
+    if target is not None and engine != "speculators":  # others need not know a directory's path
+        written = replace(config, target_name=target.name)
     save_head(
         destination,
-        config,
+        written,
         params,
         options.dtype,
         write_more=lambda path: write_head_card(
-            path, config, params, model_name(destination), source, terms, target and target.config
+            path,
+            written,
+            params,
+            model_name(destination),
+            source,
+            terms,
+            target and target.config,
+            engine,
         ),
         overwrite=options.overwrite,
         server=engine or "vllm",

@@ -17,6 +17,8 @@ from jaxspec.plugins import load_plugin, plugins
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md", "mask_embedding.pt")
 """Patterns of a checkpoint's files besides its weights."""
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""The form of a repository's id on the hub."""
 _HUB_ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 
 
@@ -110,6 +112,16 @@ def model_name(path: str | Path) -> str:
     if repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/")
     return path.parent.name if path.name == "hf" else path.name
+
+
+def published_name(name: str) -> str:
+    """Return the hub id of a model by its `model_name`; "" for one that the hub does not have.
+
+    A model that a package ships may have one (`jaxspec.plugins`); a directory has none.
+    """
+    if entry := plugins("hub_ids").get(name):
+        return load_plugin(entry)
+    return name if REPOSITORY.fullmatch(name) else ""
 
 
 def _similar(name: str | Path) -> str | None:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.locating import model_name
+from jaxspec.checkpoints.history import measured_tables, training_facts
+from jaxspec.checkpoints.licences import Licence, licence_of
+from jaxspec.checkpoints.locating import REPOSITORY, model_name, published_name
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.files import ExportOptions, Server
 from jaxspec.heads.kinds import kind_of
 from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.plugins import plugins
 from jaxspec.typing import Params
 
-REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-"""The form of a repository's id on the hub."""
+HERE = "path/to/this"
+"""The card's path of the checkpoint itself."""
+SPECULATIVE = "speculative-decoding"
+"""The hub's tag of drafts."""
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
@@ -31,19 +35,21 @@ class Terms:
     """Name what others must know of a model before they use it.
 
     Fields:
-      licence: Id of its licence on the hub, such as apache-2.0; None if its source names none.
+      licence: Its licence; None if its source names none.
       base_model: Hub id of the model it was made from; None if that is unknown.
     """
 
-    licence: str | None = None
+    licence: Licence | None = None
     base_model: str | None = None
 
     @classmethod
     def of(cls, source: Path, licence: str | None = None, base_model: str | None = None) -> Terms:
-        """Return a source's terms; arguments replace the source's."""
-        name = model_name(source)
-        base_model = base_model or (name if REPOSITORY.fullmatch(name) else None)
-        return cls(licence or licence_of(source), base_model)
+        """Return a source's terms; arguments replace the source's.
+
+        licence: As `Licence.parse` reads it.
+        """
+        base_model = base_model or published_name(model_name(source)) or None
+        return cls(Licence.parse(licence) if licence else licence_of(source), base_model)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Exported:
       added: Number of tokens in the vocabulary that the source does not have.
       has_template: Whether its tokeniser has a chat template.
       scored: Size of the source's draft vocabulary; 0 where it has none.
+      command: Command that serves a target with it, and its limits; "" where none does.
     """
 
     source: Path
@@ -65,6 +72,7 @@ class Exported:
     added: int = 0
     has_template: bool = True
     scored: int = 0
+    command: str = ""
 
 
 def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> None:
@@ -72,6 +80,7 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
     config, text = model.config, text_config(model.config)
     has_vision, family = LanguageModel(config).has_vision, family_of(config.model_type)
     fate = "get no probability" if text.known_tokens else "are means"
+    history = training_facts(model.source)
     facts = {
         "family": f"{family.title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
         "parameters": _count(model.params),
@@ -87,14 +96,21 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
         facts["drafts"] = f"{model.scored:,} tokens{note}"
     if (tokens := getattr(config, "image_tokens", None)) is not None:
         facts["image tokens"] = f"{tokens} an image"
-    commands = ["--target path/to/this"]
+    facts |= history
+    commands = [f"--target {HERE}"]
     if model.target:
         facts |= _draft_for(model.target)
         views = "" if has_vision else " --views T"
-        commands.append(f"--target {_path_or_id(model.target)} --draft path/to/this{views}")
+        commands.append(f"--target {path_or_id(model.target)} --draft {HERE}{views}")
     tag = "image-text-to-text" if has_vision else "text-generation"
-    front = {"library_name": "transformers", "pipeline_tag": tag}
+    front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": tag}
+    if model.target:
+        front["tags"] = [SPECULATIVE]
+    if history and terms.base_model:
+        front["base_model_relation"] = "finetune"
     variables = {
+        "served": model.command.splitlines()[:1],
+        "tables": measured_tables(model.source),
         "has_vision": has_vision,
         "has_template": model.has_template,
         "transformers": True,
@@ -111,10 +127,13 @@ def write_head_card(
     source: Path,
     terms: Terms,
     target: ModelConfig | None = None,
+    engine: Server | None = None,
 ) -> None:
-    """Write a head's facts, its target, and the command that drafts with it.
+    """Write a head's facts, its target, its training, and the commands that draft with it.
 
-    target: The target's configuration; without it the hub's cache may have it.
+    Args:
+      target: The target's configuration; without it the hub's cache may have it.
+      engine: Program that its files are written for, if one was chosen.
     """
     text = config.text_config
     kind = kind_of(config)
@@ -129,11 +148,40 @@ def write_head_card(
     facts |= _draft_for(config.target_name, config.target_hash)
     if text.draft_vocabulary:
         facts["drafts"] = f"{len(text.draft_vocabulary):,} of {text.vocab_size:,} tokens"
-    facts |= kind.facts(config)
-    commands = [f"--target {_path_or_id(config.target_name)} --draft path/to/this"]
-    variables = {"has_vision": _target_has_vision(config, target), "has_template": True}
-    front = {"library_name": "jaxspec"}
+    facts |= kind.facts(config) | training_facts(source)
+    commands = [f"--target {path_or_id(config.target_name)} --draft {HERE}"]
+    variables = {
+        "has_vision": _target_has_vision(config, target),
+        "has_template": True,
+        "served": list(serving_commands(config, params, source, engine)),
+        "tables": measured_tables(source),
+        "note": kind.note,
+    }
+    front: dict[str, Any] = {"library_name": "jaxspec", "tags": [SPECULATIVE, kind.tag(config)]}
+    if engine == "speculators":
+        front["tags"].append(engine)
+    if terms.base_model:  # it computes only with the weights of its target
+        front["base_model_relation"] = "adapter"
     _write(path, terms, front, name=name, facts=facts, commands=commands, **variables)
+
+
+def serving_commands(
+    config: HeadConfig, params: Params, source: Path, engine: Server | None
+) -> Iterator[str]:
+    """Yield the commands that serve a head's target with it, of every engine that reads its files.
+
+    speculators' layout is one of its own; another is vLLM's and SGLang's.
+    """
+    kind = kind_of(config)
+    named = replace(config, target_name=path_or_id(config.target_name))
+    engines: tuple[Server, ...] = (
+        ("speculators",) if engine == "speculators" else ("vllm", "sglang")
+    )
+    for server in engines:
+        with suppress(InputError):
+            kind.exported(config, params, ExportOptions(source, named.target_name, None, server))
+            if command := kind.command(named, HERE, server):
+                yield command
 
 
 def _target_has_vision(config: HeadConfig, target: ModelConfig | None) -> bool:
@@ -154,7 +202,8 @@ def _write(path: Path, terms: Terms, front: dict[str, Any], **variables: Any) ->
     """Write the card with this front matter and these variables of the template."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    data = ModelCardData(license=terms.licence, base_model=terms.base_model, **front)
+    front |= terms.licence.front if terms.licence else {}
+    data = ModelCardData(base_model=terms.base_model, **front)
     variables["licence"] = terms.licence
     card = ModelCard.from_template(data, template_path=str(_TEMPLATE), **variables)
     (path / "README.md").write_text(str(card).rstrip() + "\n", encoding="utf-8")
@@ -164,30 +213,14 @@ def _count(params: Params) -> str:
     return f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}"
 
 
-def _is_id(name: str) -> bool:
-    """Return whether others know a model by this name: not one of a directory here."""
-    return "/" in name or name in plugins("models")
-
-
 def _draft_for(name: str, digest: str = "") -> dict[str, str]:
     """Return the fact about a draft's target; none where only a directory's name is known."""
-    facts = [f"`{name}`"] if _is_id(name) else []
+    published = published_name(name)
+    facts = [f"`{published}`"] if published else []
     facts += [f"a target of configuration {digest}, which loading checks"] if digest else []
     return {"draft for": ": ".join(facts)} if facts else {}
 
 
-def _path_or_id(name: str) -> str:
-    """Return a model as a command's argument: its id, or the path of its directory."""
-    return name if _is_id(name) else f"path/to/{name or 'its/target'}"
-
-
-def licence_of(source: Path) -> str | None:
-    """Return the licence that the front matter of a directory's README.md names, if any."""
-    from huggingface_hub import metadata_load
-
-    card = source / "README.md"
-    try:
-        licence = (metadata_load(card) or {}).get("license") if card.is_file() else None
-    except Exception:  # whatever a stranger's YAML holds
-        return None
-    return licence if isinstance(licence, str) and licence != "other" else None
+def path_or_id(name: str) -> str:
+    """Return a model as a command's argument: its hub id, or the path of its directory."""
+    return published_name(name) or f"path/to/{Path(name).name or 'its/target'}"

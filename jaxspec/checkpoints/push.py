@@ -2,7 +2,8 @@
 
 `huggingface_hub` uploads the files before the commit, and the hub keeps those that arrived, so a
 push that was cut off goes on where it stopped. In jaxspec's cache lies the revision that this
-machine pushed last: a repository with another one is somebody's newer work, and is not touched.
+machine pushed last: a repository with another one is somebody's newer work, and is not touched, or
+on request (`Repository.onto`) keeps its card.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.directories import PARTS, read_json, write_json
-from jaxspec.checkpoints.model_card import REPOSITORY, Terms
+from jaxspec.checkpoints.locating import REPOSITORY
+from jaxspec.checkpoints.model_card import Terms
 from jaxspec.errors import InputError, first_line
 from jaxspec.files import writing
 from jaxspec.runtime import cache_directory
+
+CARD = "README.md"
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,12 @@ class Repository:
     Fields:
       name: Its id, owner/name.
       public: Whether everybody may see it; by default it is created private.
+      onto: Its newest revision, if somebody else made that; or the first characters of it.
     """
 
     name: str
     public: bool = False
+    onto: str | None = None
 
     def __post_init__(self) -> None:
         if not REPOSITORY.fullmatch(self.name):
@@ -52,10 +58,13 @@ class Pushed:
     url: str
     revision: str
     private: bool
+    keeps_card: bool = False
+    """Whether the repository's README.md is somebody else's, and stays."""
 
     def __str__(self) -> str:
         kind = "private" if self.private else "public"
-        return f"pushed to {self.url} ({kind}), revision {self.revision[:8]}"
+        kept = "; its README.md, which somebody edited, stays" * self.keeps_card
+        return f"pushed to {self.url} ({kind}), revision {self.revision[:8]}{kept}"
 
 
 def check_terms(source: Path, terms: Terms) -> None:
@@ -93,11 +102,14 @@ def push(folder: Path, repository: Repository) -> Pushed:
         if not (info.private or repository.public):
             raise InputError(f"push: {name} is public; give --public, or another name")
         files = {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
-        if files and not _is_ours(api, name, info.sha):
+        newest = str(info.sha)
+        ours = not files or _is_ours(api, name, info.sha)
+        if not (ours or (repository.onto and newest.startswith(repository.onto))):
             raise InputError(
-                f"push: {name} holds revision {str(info.sha)[:8]}, which this machine did not "
-                "push; give another name"
+                f"push: {name} holds revision {newest[:8]}, which this machine did not push; read "
+                f"it, then give --onto {newest[:8]}, or give another name"
             )
+        theirs = CARD in files and (not ours or _record_of(name).get("keeps_card", False))
         stale = [
             file
             for file in files
@@ -106,7 +118,8 @@ def push(folder: Path, repository: Repository) -> Pushed:
         # A push whose reply was lost repeats no commit: `upload_folder` makes none where the hub
         # holds all files as they are here, and returns the newest revision.
         mark = uuid.uuid4().hex[:12]
-        _record(name, {"revision": info.sha, "mark": mark})
+        record: dict[str, Any] = {"mark": mark, "keeps_card": theirs}
+        _record(name, record | {"revision": info.sha})
         commit = api.upload_folder(
             repo_id=name,
             folder_path=folder,
@@ -115,29 +128,31 @@ def push(folder: Path, repository: Repository) -> Pushed:
             allow_patterns=[
                 f"{entry.name}/*" if entry.is_dir() else entry.name
                 for entry in folder.iterdir()
-                if PARTS.fullmatch(entry.name)
+                if PARTS.fullmatch(entry.name) and not (theirs and entry.name == CARD)
             ],
             delete_patterns=stale or None,  # without patterns the hub's files are not listed again
         )
-        _record(name, {"revision": commit.oid, "mark": mark})
+        _record(name, record | {"revision": commit.oid})
         if folder == repository.folder:
             shutil.rmtree(folder)
-        return Pushed(f"{api.endpoint}/{name}", commit.oid, bool(info.private))
+        return Pushed(f"{api.endpoint}/{name}", commit.oid, bool(info.private), theirs)
 
 
 def _is_ours(api: Any, name: str, revision: str | None) -> bool:
     """Return whether this machine pushed a revision, also if it never learned that it arrived."""
-    file = _record_file(name)
-    if not file.is_file():
-        return False
-    record = read_json(file)
-    if record["revision"] == revision:
-        return True
+    record = _record_of(name)
+    if not record or record["revision"] == revision:
+        return bool(record)
     return api.list_repo_commits(name)[0].title.endswith(record["mark"])
 
 
 def _record_file(name: str) -> Path:
     return cache_directory() / "push" / f"{name}.json"
+
+
+def _record_of(name: str) -> dict[str, Any]:
+    file = _record_file(name)
+    return read_json(file) if file.is_file() else {}
 
 
 def _record(name: str, entries: dict[str, Any]) -> None:
@@ -178,5 +193,5 @@ def _hub_errors(name: str) -> Iterator[None]:
         if status in (401, 403) or isinstance(error, LocalTokenNotFoundError):
             mend = "log in with `hf auth login` and a token that may write there"
         elif status in (409, 412):
-            mend = "somebody has changed the repository meanwhile; give another name"
+            mend = "somebody has changed the repository meanwhile; run the same command again"
         raise InputError(f"push to {name}: {first_line(error)}; {mend}") from error

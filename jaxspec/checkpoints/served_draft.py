@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxspec.config import LvlmConfig, ModelConfig, RotaryConfig, text_config
 from jaxspec.errors import InputError
+from jaxspec.heads.files import vllm_command
 
 LAST_REFUSING = "0.20.2"
 """Newest version of vLLM that refuses drafts for targets with images."""
@@ -37,8 +38,7 @@ def check_served(source: Path, config: ModelConfig, engine: str, padded: bool) -
 
 def draft_command(path: str, target: str, config: ModelConfig, served: ModelConfig) -> str:
     """Return the command that serves a target with a text draft, and its limits."""
-    method = f'{{"method": "draft_model", "model": "{path}", "num_speculative_tokens": 3}}'
-    lines = [f"vllm serve {target} --speculative-config '{method}'"]
+    lines = [vllm_command(target, method="draft_model", model=path, num_speculative_tokens=3)]
     context, whole = (text_config(model).context for model in (config, served))
     if context < whole:
         lines.append(f"Rows longer than {context} of the target's {whole} tokens get no draft.")

@@ -13,7 +13,7 @@ from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.export import Target, export, terms_of
 from jaxspec.checkpoints.formats import gguf_files, original_llava
 from jaxspec.checkpoints.huggingface import SaveOptions
-from jaxspec.checkpoints.locating import fetch_checkpoint, locate, model_name
+from jaxspec.checkpoints.locating import fetch_checkpoint, locate, model_name, published_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.checkpoints.push import Repository, check_terms, push
 from jaxspec.checkpoints.served_draft import draft_command
@@ -55,8 +55,11 @@ class OnHub:
     in with `hf auth login` first. A push that was cut off goes on with the same command."""
     public: bool = False
     """Create the repository for everybody to see."""
+    onto: str | None = None
+    """Revision of the repository to commit onto, where somebody has changed it since the last push
+    from here; its README.md stays."""
     licence: str | None = None
-    """Licence for the card, by the hub's name of it; by default the source's."""
+    """Licence for the card, an id of the hub's list or NAME=LINK; by default the source's."""
     base_model: str | None = None
     """Hub id of the model that the result was made from, for the card; by default the source's."""
 
@@ -134,7 +137,7 @@ def run(args: Export) -> None:
     """Write the directory, and print a line about it."""
     setup_runtime()
     draft, hub = args.draft, args.hub
-    repository = None if hub.push is None else Repository(hub.push, hub.public)
+    repository = None if hub.push is None else Repository(hub.push, hub.public, hub.onto)
     destination = args.destination or (repository and repository.folder)
     if destination is None:
         raise InputError("destination: none is given; give a directory, or --push owner/name")
@@ -147,7 +150,14 @@ def run(args: Export) -> None:
     target = None
     if draft.vocab_of is not None:
         path = locate(draft.vocab_of)
-        target = Target(model_name(path), directories.read_config(path))
+        name = model_name(path)
+        place = published_name(name) or str(path.resolve())
+        target = Target(name, directories.read_config(path), place=place)
+        if repository and draft.engine == "speculators" and place != published_name(name):
+            raise InputError(
+                f"push: {path}: a directory, where {repository.name} would look for its target; "
+                "give --vocab-of its hub id"
+            )
         if not is_head(source):  # a head has no tokeniser
             tokenizers = load_tokenizer(path), load_tokenizer(source)
             check_tokens(*tokenizers, grows=True)
@@ -180,7 +190,7 @@ def run(args: Export) -> None:
         print(printable(kind_of(config).command(config, path, draft.engine)))
     else:
         assert target is not None
-        print(printable(draft_command(path, target.name, config, target.config)))
+        print(printable(draft_command(path, target.place, config, target.config)))
 
 
 def _tell(path: Path, config: Any) -> None:

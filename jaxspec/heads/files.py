@@ -8,7 +8,9 @@ order of their ids.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
+from jaxspec.checkpoints.locating import published_name
 from jaxspec.config import RotaryConfig
 from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
@@ -39,7 +42,7 @@ class ExportOptions:
     source: Path
     """Directory of the head, for errors."""
     target: str | None
-    """Name of the target to serve it with."""
+    """Name of the target to serve it with; for a server, its hub id or directory."""
     draft_vocabulary: int | None
     """Number of tokens to keep."""
     server: Server | None
@@ -58,6 +61,8 @@ class Kind(ABC, Generic[Config]):
     """Its name, and those of variants, in messages."""
     about: str
     """What it is, for its card."""
+    note: str = ""
+    """What its card says about other programs that load it."""
     features: tuple[str, ...] = ()
     """Values of `new_head`'s feature that make one; () for a kind that is not trained."""
     options: tuple[str, ...] = ()
@@ -140,6 +145,12 @@ class Kind(ABC, Generic[Config]):
         """Return what the kind adds to a head's card."""
         return {}
 
+    def tag(self, config: Config) -> str:
+        """Return the kind's tag on the hub, such as eagle3 or kv-head."""
+        return (
+            config.title.removesuffix(" head").lower().replace(" ", "-").replace("eagle-", "eagle")
+        )
+
 
 def renamed(
     title: str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str]
@@ -168,17 +179,38 @@ def check_one_layer(title: str, names: Iterable[str]) -> None:
 def with_target(config: Config, options: ExportOptions) -> Config:
     """Return the configuration with the export's target, of a head that keeps its vocabulary.
 
-    Raises InputError for another vocabulary, and where speculators' layout would lack the target's
-    name.
+    Raises InputError for another vocabulary, and where a server would not find the target.
     """
     if options.draft_vocabulary is not None:
         reason = f"{config.title}s keep their draft vocabulary; leave that out"
         raise InputError(f"{options.source}: {reason}")
-    config = replace(config, target_name=options.target or config.target_name)
-    if options.server == "speculators" and not config.target_name:
-        advice = f"which {options.server} needs; give vocab-of"
-        raise InputError(f"{options.source}: does not name its target, {advice}")
-    return config
+    name = options.target or config.target_name
+    if options.server is not None and options.target is None:
+        name = published_name(name)
+        if not name:
+            raise InputError(
+                f"{options.source}: its target {config.target_name!r} has no id on the hub, so "
+                f"{options.server} cannot find it; give --vocab-of its hub id or directory"
+            )
+    return replace(config, target_name=name)
+
+
+def vllm_command(target: str, **speculation: Any) -> str:
+    """Return the command by which vLLM serves a target with a draft."""
+    config = shlex.quote(json.dumps(speculation))
+    return f"vllm serve {shlex.quote(target)} --speculative-config {config}"
+
+
+def sglang_command(target: str, algorithm: str, path: str, more: str = "") -> str:
+    """Return the command by which SGLang serves a target with the head in a path.
+
+    more: Further options, with a space before each.
+    """
+    return (
+        f"python -m sglang.launch_server --model-path {shlex.quote(target)} "
+        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(path)}"
+        f"{more}"
+    )
 
 
 def speculators_entries(

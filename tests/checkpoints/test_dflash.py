@@ -419,7 +419,9 @@ def test_other_targets_and_servers_are_refused(head: Path, tmp_path: Path) -> No
     save_head(tmp_path / "words", replace(config, target_name=""), params, None)
     with pytest.raises(InputError, match=r"has its own output matrix, .* which sglang does not"):
         export(tmp_path / "words", tmp_path / "out", engine="sglang")
-    with pytest.raises(InputError, match="does not name its target, which speculators needs"):
+    with pytest.raises(
+        InputError, match="its target '' has no id on the hub, so speculators cannot"
+    ):
         export(tmp_path / "words", tmp_path / "out", engine="speculators")
     other = replace(TEXT, vocab_size=48)
     line = r"vocab-of owner/wrong: DFlash head: made for a target of .*owner/target"

@@ -5,6 +5,7 @@ agree.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.export import export
@@ -133,6 +135,69 @@ def test_exports_are_read_bit_for_bit_and_score_alike(
     np.testing.assert_allclose(scores(found, read, states, tokens, anchor), theirs, atol=1e-4)
 
 
+def test_an_engine_gets_a_target_that_it_finds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Callable[..., str]
+) -> None:
+    """The hub's id of a model that a package ships, or a directory's path; files for others name
+    no directory of this machine.
+    """
+    tiny.save(tmp_path / "my target", TEXT, TARGET)
+    config, params = made()
+    head, out, target = (str(tmp_path / name) for name in ("head", "out", "my target"))
+    save_head(Path(head), replace(config, target_name="my target"), params, None)
+    assert "'my target' has no id on the hub, so vllm cannot find it; give --vocab-of" in refusal(
+        "export", head, out, "--for", "vllm"
+    )
+    same = ("--vocab-of", target, "--overwrite")
+    main(["export", head, out, "--for", "vllm", *same])
+    assert f"vllm serve '{target}' --speculative-config" in capsys.readouterr().out
+    assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()
+    main(["export", head, out, "--for", "speculators", *same])
+    verifier = json.loads((tmp_path / "out" / "config.json").read_text())["speculators_config"]
+    assert verifier["verifier"]["name_or_path"] == target
+    assert str(tmp_path) not in (tmp_path / "out" / "README.md").read_text()
+    save_head(Path(head), replace(config, target_name="smollm2-135m"), params, None, overwrite=True)
+    main(["export", head, out, "--for", "sglang", "--overwrite"])
+    assert "--model-path HuggingFaceTB/SmolLM2-135M-Instruct --spec" in capsys.readouterr().out
+
+
+def test_a_card_says_how_a_head_was_trained_and_what_serves_it(tmp_path: Path) -> None:
+    config, params = made()
+    runs = tmp_path / "run"
+    save_head(runs / "hf", config, params, None)
+    steps = [{"step": i, "tokens_per_pass": 2 + i % 2} for i in range(1, 41)]
+    for name, before in (("second", {"first": 5}), ("first", {})):
+        (runs / name).mkdir()
+        options = {"steps": 1200, "batch": 4, "learning_rate": 1e-3, "before": before}
+        data = [["/data/eyes_t0", 1.0, 5000, "abc"]]
+        (runs / name / "train_config.json").write_text(json.dumps(options | {"data": data}))
+        (runs / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n{")
+    (runs / "table").mkdir()
+    table = "| row | tokens a pass | 95 % |\n|---|---:|---:|\n| head | 2.5 | 2.4 to 2.6 |"
+    (runs / "table" / "table.md").write_text(f"# Tokens\n\n| a |\n\n# Intervals\n\n{table}\n\nx\n")
+    main(["export", str(runs / "hf"), str(tmp_path / "out"), "--licence", "qwen=https://a.b/c"])
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.to_dict() == {
+        "base_model": "owner/target",
+        "base_model_relation": "adapter",
+        "library_name": "jaxspec",
+        "license": "other",
+        "license_link": "https://a.b/c",
+        "license_name": "qwen",
+        "tags": ["speculative-decoding", "eagle3"],
+    }
+    first, second = (line for line in card.text.splitlines() if "1,200 steps" in line)
+    assert first.startswith(
+        "| first | 1,200 steps of 4 samples, peak rate 0.001, on eyes_t0 (5,000"
+    )
+    assert second.endswith(
+        "; 2.50 tokens a pass, simulated on the last 4 logged batches (95 %: 1.93 to 3.07) |"
+    )
+    assert f"## Tokens\n\n{table}\n" in card.text
+    assert "vllm serve owner/target --speculative-config" in card.text
+    assert "sglang.launch_server --model-path owner/target" in card.text
+
+
 def test_speculators_own_class_gives_our_scores(tmp_path: Path) -> None:
     speculators = pytest.importorskip(
         "speculators.models.eagle3", reason="speculators is not installed"
@@ -143,12 +208,6 @@ def test_speculators_own_class_gives_our_scores(tmp_path: Path) -> None:
     save_head(tmp_path / "head", config, params, None)
     places = [str(tmp_path / name) for name in ("head", "out", "target")]
     main(["export", *places[:2], "--for", "speculators", "--vocab-of", places[2]])
-    file = tmp_path / "out" / "config.json"
-    file.write_text(
-        file.read_text().replace(
-            '"name_or_path": "target"', f'"name_or_path": "{tmp_path / "target"}"'
-        )
-    )
     model = speculators.Eagle3DraftModel.from_pretrained(tmp_path / "out").eval()
     embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"])
     # which the files leave out, and memory may hold anything

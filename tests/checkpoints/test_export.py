@@ -27,7 +27,7 @@ from transformers import (  # noqa: E402
 from jaxspec import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save  # noqa: E402
-from jaxspec.checkpoints.model_card import licence_of  # noqa: E402
+from jaxspec.checkpoints.licences import licence_of  # noqa: E402
 from jaxspec.checkpoints.processors import load_tokenizer  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
@@ -123,6 +123,11 @@ def test_what_lies_beside(source, tmp_path):
         ("license: llama2", "llama2"),
         ('license: "apache-2.0"  # as upstream', "apache-2.0"),
         ("license: other", None),
+        (
+            "license: other\nlicense_name: qwen\nlicense_link: https://a.b/c",
+            "[qwen](https://a.b/c)",
+        ),
+        ("license: other\nlicense_name: qwen\nlicense_link: LICENSE", None),
         ("license: [mit", None),
         ("language: en", None),
     ],
@@ -130,7 +135,8 @@ def test_what_lies_beside(source, tmp_path):
 def test_the_licence_is_read_as_yaml(line, licence, tmp_path):
     assert licence_of(tmp_path) is None
     (tmp_path / "README.md").write_text(f"---\n{line}\n---\n# a model\n")
-    assert licence_of(tmp_path) == licence
+    found = licence_of(tmp_path)
+    assert (found and str(found)) == licence
 
 
 def test_dtype_by_command(source, tmp_path, capsys):

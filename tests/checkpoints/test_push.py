@@ -110,13 +110,24 @@ def test_a_file_whose_connection_is_lost_is_sent_again(good: Path, hub: Hub) -> 
 
 
 def test_a_newer_revision_is_left_alone(
-    good: Path, hub: Hub, refusal: Callable[..., str], tmp_path: Path
+    good: Path, hub: Hub, refusal: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """On request a push goes onto it, and its card stays, also in later pushes."""
     main(["export", str(good), "--push", NAME, *TERMS])
     newer = hub.commit(NAME, "better", {"config.json": b"{}"})
     said = refusal("export", good, "--push", NAME, *TERMS, "--dtype", "float16")
     assert f"{NAME} holds revision {newer.revision[:8]}, which this machine did not push" in said
     assert hub.repos[NAME].commits[-1] is newer
+    edited: dict[str, bytes | None] = {"README.md": b"theirs", "notes.txt": b"theirs"}
+    newer = hub.commit(NAME, "card", edited)
+    said = refusal("export", good, "--push", NAME, *TERMS, "--onto", "1234")
+    assert f"read it, then give --onto {newer.revision[:8]}" in said
+    for options in (("--onto", newer.revision[:8]), ("--dtype", "float16")):
+        main(["export", str(good), "--push", NAME, *TERMS, *options])
+        assert "somebody edited, stays" in capsys.readouterr().out
+    files = hub.repos[NAME].commits[-1].files
+    assert files["README.md"] == files["notes.txt"] == b"theirs"
+    assert files["config.json"] != b"{}"
     # Also one that comes while the files are sent.
     hub.cut = lambda method, path: (
         hub.commit("us/other", "theirs", {"a": b""}) and "" if "preupload" in path else ""
@@ -132,6 +143,7 @@ def test_a_newer_revision_is_left_alone(
     ("options", "line"),
     [
         (TERMS[2:], "names no licence; look it up, and give it as --licence apache-2.0"),
+        (("--licence", "apache2", *TERMS[2:]), "not in the hub's list"),
         (TERMS[:2], "was made from is unknown; give it as --base-model owner/name"),
         (("--push", "draft", *TERMS), "push: 'draft'; give the repository's id, owner/name"),
     ],

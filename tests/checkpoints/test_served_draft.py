@@ -41,7 +41,8 @@ def test_a_text_draft_is_written_for_vllm(
     out = tmp_path / "out"
     main(["export", draft, str(out), "--for", "vllm", "--vocab-of", target])
     told = capsys.readouterr().out.splitlines()
-    assert told[1].startswith("vllm serve target --speculative-config")
+    assert told[1].startswith(f"vllm serve {target} --speculative-config")
+    assert "vllm serve path/to/target --spec" in (out / "README.md").read_text()
     assert f'"method": "draft_model", "model": "{out}"' in told[1]
     assert "longer than 96 of the target's 512 tokens" in told[2]
     assert "0.20.2 and older refuse" in told[3]

@@ -36,7 +36,7 @@ from jaxspec.config.schema import check_positive, known_fields
 from jaxspec.config.text import FULL, SLIDING, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.files import ExportOptions, Kind, Server, with_target
+from jaxspec.heads.files import ExportOptions, Kind, Server, vllm_command, with_target
 from jaxspec.heads.head import BlockAttention, Head, Reading
 from jaxspec.models.attention import Segment
 from jaxspec.models.decoder import Attention, Decoder, Layer
@@ -355,10 +355,16 @@ class AssistantKind(Kind[AssistantConfig]):
     def exported(
         self, config: AssistantConfig, params: Params, options: ExportOptions
     ) -> tuple[AssistantConfig, Params]:
-        if options.server is not None:
+        if options.server not in (None, "vllm"):
             advice = f"which is written in one layout, not for {options.server}; leave that out"
             raise InputError(f"{options.source}: a {config.title}, {advice}")
         return with_target(config, options), params
+
+    def command(self, config: AssistantConfig, path: str, server: Server) -> str:
+        count = config.gamma
+        return vllm_command(
+            config.target_name, method="mtp", model=path, num_speculative_tokens=count
+        )
 
 
 KIND = AssistantKind(
@@ -366,6 +372,8 @@ KIND = AssistantKind(
     module=AssistantHead,
     titles=(AssistantConfig.title,),
     about="Gemma 4 assistant: a draft that reads its target's key-value cache",
+    note="transformers 5.23 loads no assistant, also none of Google's: its check of "
+    "`num_kv_shared_layers` refuses a model of which all layers read another's keys.",
     features=("assistant",),
     options=("layers", "width"),
     axes=(

@@ -31,6 +31,7 @@ speculators' files have copies of the target's embedding and output matrix. `con
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -61,7 +62,9 @@ from jaxspec.heads.files import (
     Server,
     draft_words,
     renamed,
+    sglang_command,
     speculators_entries,
+    vllm_command,
     with_target,
     with_words,
 )
@@ -541,16 +544,16 @@ class DFlashKind(Kind[DFlashConfig]):
         return with_target(config, options), params
 
     def command(self, config: DFlashConfig, path: str, server: Server) -> str:
-        target, method = config.target_name or "TARGET", "dspark" if config.of_dspark else "dflash"
+        target = config.target_name
         if server == "speculators":
-            return f"vllm serve {path}"
+            return f"vllm serve {shlex.quote(path)}"
         if server == "sglang":
-            return (
-                f"python -m sglang.launch_server --model-path {target} "
-                f"--speculative-algorithm DFLASH --speculative-draft-model-path {path}"
-            )
-        spec = f'"method": "{method}", "model": "{path}", "num_speculative_tokens": {config.gamma}'
-        return f"vllm serve {target} --speculative-config '{{{spec}}}'"
+            return sglang_command(target, "DFLASH", path)
+        method, count = self.tag(config), config.gamma
+        return vllm_command(target, method=method, model=path, num_speculative_tokens=count)
+
+    def tag(self, config: DFlashConfig) -> str:
+        return "dspark" if config.of_dspark else "dflash"
 
     def facts(self, config: DFlashConfig) -> dict[str, str]:
         layers = ", ".join(map(str, config.target_layers))

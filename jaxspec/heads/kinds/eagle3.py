@@ -37,6 +37,7 @@ The tensors of the first layout:
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -64,7 +65,9 @@ from jaxspec.heads.files import (
     check_one_layer,
     draft_words,
     renamed,
+    sglang_command,
     speculators_entries,
+    vllm_command,
     with_target,
     with_words,
 )
@@ -470,18 +473,16 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         return {"image rule": config.images}
 
     def command(self, config: Eagle3Config, path: str, server: Server) -> str:
-        target, count = config.target_name or "TARGET", min(config.gamma, 3)
+        target, count = config.target_name, min(config.gamma, 3)
         if server == "speculators":
-            return f"vllm serve {path}"
+            return f"vllm serve {shlex.quote(path)}"
         if server == "sglang":
-            return (
-                f"python -m sglang.launch_server --model-path {target} "
-                f"--speculative-algorithm EAGLE3 --speculative-draft-model-path {path} "
-                f"--speculative-num-steps {count} --speculative-eagle-topk 1 "
-                f"--speculative-num-draft-tokens {count + 1}"
+            steps = (
+                f" --speculative-num-steps {count} --speculative-eagle-topk 1"
+                f" --speculative-num-draft-tokens {count + 1}"
             )
-        method = f'{{"method": "eagle3", "model": "{path}", "num_speculative_tokens": {count}}}'
-        return f"vllm serve {target} --speculative-config '{method}'"
+            return sglang_command(target, "EAGLE3", path, steps)
+        return vllm_command(target, method="eagle3", model=path, num_speculative_tokens=count)
 
 
 KIND = Eagle3Kind(

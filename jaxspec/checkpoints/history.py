@@ -1,0 +1,75 @@
+"""Read how a checkpoint was trained, and its measurements, from the folder of its run.
+
+A run writes RUNS/hf, and RUNS/STAGE with `train_config.json` and `metrics.jsonl`. A table whose
+--out is a folder of RUNS belongs to it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from jaxspec.checkpoints.directories import read_json
+from jaxspec.errors import InputError
+
+_INTERVALS = re.compile(r"^# Intervals\n+((?:\|.*\n)+)", re.MULTILINE)
+"""The table of intervals in a folder's `table.md`."""
+_LAST = 0.1
+"""Share of a stage's lines of metrics that describe its result."""
+
+
+def training_facts(source: Path) -> dict[str, str]:
+    """Return a card's facts about each stage that trained a checkpoint; {} where none is known."""
+    facts: dict[str, str] = {}
+    for folder, run in _stages(source):
+        data = ", ".join(
+            f"{Path(name).name} ({count:,} samples)" for name, _, count, _ in run["data"]
+        )
+        facts[folder.name] = (
+            f"{run['steps']:,} steps of {run['batch']} samples, peak rate "
+            f"{run['learning_rate']:g}, on {data}{_result(folder / 'metrics.jsonl')}"
+        )
+    return facts
+
+
+def measured_tables(source: Path) -> dict[str, str]:
+    """Return the intervals of each table in a run's folder, as Markdown, by the table's title."""
+    tables: dict[str, str] = {}
+    for file in sorted(source.parent.glob("*/table.md")) if source.name == "hf" else ():
+        text = file.read_text(encoding="utf-8")
+        if match := _INTERVALS.search(text):
+            tables[text.splitlines()[0].removeprefix("# ")] = match[1].rstrip()
+    return tables
+
+
+def _stages(source: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the folders and configurations of the stages that wrote RUNS/hf, in their order."""
+    runs = []
+    for file in source.parent.glob("*/train_config.json") if source.name == "hf" else ():
+        with suppress(InputError):
+            runs.append((file.parent, read_json(file)))
+    staged = [(folder, run) for folder, run in runs if "data" in run]
+    return sorted(staged, key=lambda stage: len(stage[1].get("before", {})))
+
+
+def _result(metrics: Path) -> str:
+    """Return the mean tokens a pass of a stage's last batches, with its 95 % interval."""
+    values: list[float] = []
+    for line in metrics.read_text(errors="replace").splitlines() if metrics.is_file() else ():
+        with suppress(ValueError):
+            values += [
+                row["tokens_per_pass"] for row in [json.loads(line)] if "tokens_per_pass" in row
+            ]
+    last = values[-max(math.ceil(_LAST * len(values)), 2) :]
+    if len(last) < 2:
+        return ""
+    mean, half = fmean(last), 1.96 * stdev(last) / math.sqrt(len(last))
+    return (
+        f"; {mean:.2f} tokens a pass, simulated on the last {len(last)} logged batches "
+        f"(95 %: {mean - half:.2f} to {mean + half:.2f})"
+    )
