@@ -74,7 +74,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures tokens a pass (block efficiency, tau) and speed-ups of the preset's rows."""
+    """Measures tokens per pass (block efficiency, tau) and speed-ups of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
     check_row(options.against, [row.name for row in config.rows])
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""
@@ -165,7 +165,7 @@ def block_efficiency_table(
         columns["predicted"] = over("speedup_predicted_with_verify")
     columns["identical"] = over("token_identity_rate", cell=partial(percent, places=1))
     title = (
-        f"Tokens a pass of the target (block efficiency), gamma {config.gamma}, temperature "
+        f"Tokens per pass of the target (block efficiency), gamma {config.gamma}, temperature "
         f"{config.temperature:g}"
     )
     notes = _notes(config, rows, failed, averages) + sources(config, papers)
@@ -225,7 +225,7 @@ def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
 
 
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
-    """Return a table per mixture of views, a line per rule and turn, sorted by tokens a pass."""
+    """Return a table per mixture of views, a line per rule and turn, sorted by tokens per pass."""
 
     def tau(line: Sequence[Record]) -> float:
         return sum(row["tokens"] for row in line) / sum(row["num_spec_steps"] for row in line)
@@ -241,7 +241,7 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     columns["R(miss.)"] = loss("regret_misses")
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets; rules replayed on the "
-        "target's greedy answers. tau: tokens a pass. KL: KL(p, mixture) a token in nats; "
+        "target's greedy answers. tau: tokens per pass. KL: KL(p, mixture) a token in nats; "
         "rejected: 1 - sum min(p, mixture), both at temperature 1; missed: share of tokens where "
         "the likeliest differ.",
         "R: the same less that of each answer's best fixed weights, chosen with hindsight for that "

@@ -69,7 +69,7 @@ class Options:
     out: Path = Path("runs/exactness/PRESET")
     """Directory for results.json, records.jsonl and table.md."""
     gammas: tuple[int, ...] = (1, 3, 5, 7)
-    """Drafted tokens a block of greedy answers; --gamma gives one, also to sampled answers."""
+    """Drafted tokens per block of greedy answers; --gamma gives one, also to sampled answers."""
     batches: tuple[int, ...] = (1, 8)
     """Batch sizes; the reference decodes in batches of the first size."""
     draws: int = 4096

@@ -1,4 +1,4 @@
-"""KV heads against separate drafts, as in AASD's Table 1: omega, alpha, tau (tokens a pass), delta.
+"""KV heads against separate drafts, as in AASD's Table 1: omega, alpha, tau (tokens per pass), delta.
 
     python -m eval.kv_head aasd --limit 20
     python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
@@ -57,7 +57,7 @@ class Options:
     against: str = ""
     """A draft or head, against which the table of intervals compares the others."""
     gammas: tuple[int, ...] = (3, 5)
-    """Drafted tokens a block; --gamma gives one."""
+    """Drafted tokens per block; --gamma gives one."""
     out: Path = Path("runs/kv_head/PRESET")
     """Directory for the results and table.md."""
 
@@ -175,7 +175,7 @@ def draft_table(
         f"{sample_counts(rows)} samples a set, turns {', '.join(map(str, config.turns))}, batch "
         f"{config.batch_size}, temperature {config.temperature:g}, {config.dtype}, "
         f"{(*rows, *failed)[0]['device']}. avg is the plain mean over sets.",
-        "alpha: accepted over drafted tokens; tau: tokens a pass of the target, the bonus token "
+        "alpha: accepted over drafted tokens; tau: tokens per pass of the target, the bonus token "
         "counted.",
         *answer_lengths(rows, config.sets),
         *remarks(config.sets, config.turns),

@@ -13,7 +13,7 @@ a recorded target there are no times, and the acceptance is exact.
 An answer is a line {question_id, topic, category, choices: [{turns, idxs, new_tokens, wall_time,
 acceptance_length}]} with lists by turn (arXiv 2603.14989); this project adds `token_ids`, for
 replay. `idxs` are target passes after prefill, `new_tokens` include prefill's token, and
-`acceptance_length` is the mean number of accepted drafted tokens a pass, as MMSpec stores MSD;
+`acceptance_length` is the mean number of accepted drafted tokens per pass, as MMSpec stores MSD;
 plain decoding has none. MMSpec's draft_time and target_time are left out, since one compiled loop
 does not separate them.
 

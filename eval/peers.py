@@ -100,7 +100,7 @@ def main(
       target: Other files of coder's target: a hub id, a directory or a GGUF file.
       draft: The same of its draft; for smollm2 a text draft from `train.recipe smollm2_text`.
       data: NAME=PATH of local copies of coder's sets.
-      new: Most new tokens of an answer.
+      new: Maximum new tokens of an answer.
       prompts: Number of prompts, of each set with coder; each is a batch of its own.
       repeats: Timed runs of every method on every prompt, after one warm-up run.
       threads: Threads of torch; None leaves the choice to torch.

@@ -61,11 +61,11 @@ def main(
       url: The server.
       target: The server's target, for the rows of the engine without a server.
       draft: The server's draft.
-      gamma: Drafted tokens a block.
+      gamma: Drafted tokens per block.
       model: Name of the model in requests; by default the first that the server lists.
       clients: Numbers of clients that ask at once.
       requests: Requests of each measurement.
-      new: Most tokens of an answer.
+      new: Maximum tokens of an answer.
       images: Leave the picture out of each second request.
     """
     options = dict(locals())

@@ -49,7 +49,7 @@ class Contest(NamedTuple):
     """Folder of the shipped drafts."""
     target: str
     gamma: int
-    """Drafted tokens a block."""
+    """Drafted tokens per block."""
     prompts: tuple[str, ...]
     runs: int
     """Timed answers to each prompt."""
@@ -242,14 +242,14 @@ def _row(
 
 
 def _table(row: dict[str, Any]) -> str:
-    """Return the table of one prompt: speed-up = tokens a pass / cost of a pass in plain passes."""
+    """Return the table of one prompt: speed-up = tokens per pass / cost of a pass in plain passes."""
     passes, times = row["passes"], row["decode_ms"]
     each = [ms / max(steps, 1) for ms, steps in zip(times, passes)]
     cost = each[1] / each[0]
     same = "identical" if row["identical"] else "different, which is a bug: please report it"
     return f"""
                    plain   drafted
-target passes {passes[0]:>10}{passes[1]:>10}   {row["tokens_per_pass"]:.2f} tokens a pass
+target passes {passes[0]:>10}{passes[1]:>10}   {row["tokens_per_pass"]:.2f} tokens per pass
 ms a pass     {each[0]:>10.2f}{each[1]:>10.2f}   one with drafting takes {cost:.2f} plain ones
 ms to decode  {times[0]:>10.1f}{times[1]:>10.1f}   {row["speedup"]:.2f} times as fast
 answers                              {same}

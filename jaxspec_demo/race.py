@@ -128,7 +128,7 @@ def _lane(
                 kind = "drafted" if token in drafted else ""
                 yield _text(EDGE + CHARACTER * column, top + 43 + LINE * line, text, kind)
         if number == count:
-            counted = f"{count} passes, {(len(passes) - 1) / max(count, 1):.2f} tokens a pass"
+            counted = f"{count} passes, {(len(passes) - 1) / max(count, 1):.2f} tokens per pass"
             yield _text(WIDTH - EDGE, top, f"{counted}, {1e3 * count * seconds:.1f} ms", "note end")
         yield "</g>"
 

@@ -271,6 +271,7 @@ def test_the_race_tells_the_median_of_its_prompts(
         ("collaborate", ["--models", "{}/target", "--prompt", "Hi"], "1 model; give at least 2"),
         ("plan", ["{}/target", "--images", "-1"], "--images: -1; give 0 to 1048576"),
         ("plan", ["{}/target", "--chips"], "--chips: give one or more of v3"),
+        ("plan", ["--chips", "h100"], "TARGET: missing; 'h100' is a chip"),
         ("plan", ["{}/head"], "a head, not a model; give it as a draft"),
         (
             "genrate",
@@ -342,8 +343,15 @@ def test_refused_commands(
     assert words.format(world) in refusal(command, *(part.format(world) for part in args))
 
 
-def test_no_command(refusal: Refusal) -> None:
-    assert refusal() == "jaxspec: error: command: missing; use one of " + ", ".join(COMMANDS) + "\n"
+def test_a_mistyped_option_is_refused_before_jax_is_imported() -> None:
+    code = (
+        "import sys; from jaxspec.cli import main\n"
+        "try: main(['generate', '--target', 'x', '--prmpt', 'Hi'])\n"
+        "finally: print('jax' in sys.modules, 'tyro' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "False False\n")
+    assert done.stderr == "jaxspec: error: --prmpt: no such option; did you mean '--prompt'?\n"
 
 
 def test_the_home_directory_is_named_by_its_sign(

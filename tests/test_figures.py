@@ -17,7 +17,7 @@ A cell names its folder, the labels of its line, and its column, of `table.md` o
 of `results.json`; `some` and `every` go over the columns of sets. Its figures are of these cells.
 
 A side is ahead if the difference is larger than its margin, which follows from the margins of the
-cells. A cell of tokens a pass has a 95 % interval: of the row's blocks, or over its samples where
+cells. A cell of tokens per pass has a 95 % interval: of the row's blocks, or over its samples where
 the row has that too and it is wider. Every other cell is known to 5 %. `>` and `<` come out as
 claimed, against it, or undecided within the margin; `>=`, `<=` and `=` take what is within it.
 `holds`: all comparisons come out as claimed; `no difference`: all are undecided; `fails`: none
@@ -192,7 +192,7 @@ def looked_up(folder: str, labels: list[str], column: str) -> str:
 
 
 def half_interval(row: dict[str, Any]) -> float:
-    """Return half of the 95 % interval of a row's tokens a pass."""
+    """Return half of the 95 % interval of a row's tokens per pass."""
     counts = row["acceptance_histogram"]  # of blocks, by accepted tokens
     blocks = sum(counts)
     mean = sum(n * count for n, count in enumerate(counts)) / blocks

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxspec.cli import commands, main
+from jaxspec.cli import commands, main, mistyped
 from jaxspec.cli.options import parse_subcommand
 from tests.conftest import ROOT
 from tests.hub.pages import Command, parse
@@ -104,10 +104,28 @@ def test_arguments_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "usage: jaxspec export [-h] [OPTIONS] SOURCE [DESTINATION]" in text
 
 
+@pytest.mark.parametrize("name", mistyped.CLASSES)
+def test_the_options_of_the_source_are_those_of_the_help(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quick check refuses none of them."""
+    text = printed(f"jaxspec {name}", 120, monkeypatch, "--help")
+    lines = {
+        name
+        for line in re.findall(r"^│ (--.*?)(?:  |$)", text, re.MULTILINE)
+        for name in re.findall(r"--[\w-]+", line)
+    }
+    assert lines - {*mistyped.options(name)} == set()
+
+
 @pytest.mark.parametrize("words", ["", " plan"])
 def test_help_is_a_command(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(f"jaxspec{words}", 80, monkeypatch, "--help")
     assert printed(f"jaxspec help{words}", 80, monkeypatch) == text != ""
+
+
+def test_no_command_is_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "usage: jaxspec COMMAND" in printed("jaxspec", 80, monkeypatch)
 
 
 def test_the_overview_has_a_line_of_each_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def test_the_race_has_the_whole_answer_and_the_figures_of_the_printout() -> None
         assert f"{ms:.1f} ms" in lane
         assert str(passes) in _table(row)
         assert f"{ms:.1f}" in _table(row)
-    for figure in (f"{row['tokens_per_pass']:.2f} tokens a pass", f"{row['speedup']:.2f} times"):
+    for figure in (f"{row['tokens_per_pass']:.2f} tokens per pass", f"{row['speedup']:.2f} times"):
         assert any(figure in text for text in shown)
         assert figure in _table(row)
 
@@ -55,7 +55,7 @@ def test_pictures_need_no_variables_and_have_a_title(path: Path) -> None:
 
 def test_bars_show_their_unit() -> None:
     shown = texts(ROOT / "results" / "mmspec_recorded" / "bars.svg")
-    assert shown[0] == "Tokens a pass of LLaVA-1.5-7B on MMSpec"
+    assert shown[0] == "Tokens per pass of LLaVA-1.5-7B on MMSpec"
     assert shown[-1] == "1: plain decoding"
 
 

@@ -1,4 +1,4 @@
-"""Trains a head of every kind alike for `smollm2-eyes`, and compares their tokens a pass.
+"""Trains a head of every kind alike for `smollm2-eyes`, and compares their tokens per pass.
 
     python -m train.alike
     python -m train.alike --steps 600 --out runs/alike600

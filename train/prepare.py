@@ -73,7 +73,7 @@ class Llava(Text):
     outside: bool = False
     """Take images outside of that folder, by `..` or absolute paths. Links are always followed."""
     frames: int = 8
-    """Most frames of a video."""
+    """Maximum frames of a video."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Book(Output):
     kinds: tuple[str, ...] | None = None
     """Kinds of samples; all by default."""
     images: int | None = None
-    """Most images of a sample; questions about the others stay. The default is all."""
+    """Maximum images of a sample; questions about the others stay. The default is all."""
 
 
 def main(command: Llava | Text | Book) -> Path:

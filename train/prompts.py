@@ -50,7 +50,7 @@ class Options:
     out: Path = Path("runs/data/prompts")
     """Receives train.jsonl and test/KIND.jsonl."""
     most: int | None = None
-    """Most prompts to train on, which the kinds give by turns; the default is all."""
+    """Maximum prompts to train on, which the kinds give by turns; the default is all."""
     debug: bool = False
     """Try the command out: four prompts of each kind, into runs/debug."""
 

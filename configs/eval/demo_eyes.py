@@ -1,4 +1,4 @@
-"""The table of `make demo`: tokens a pass of lookup and of the shipped KV head of `smollm2-eyes`.
+"""The table of `make demo`: tokens per pass of lookup and of the shipped KV head of `smollm2-eyes`.
 
 Three of picturebook's sets, first questions. It takes no times: `jaxspec demo` has shown them.
 """

@@ -19,6 +19,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"jaxspec {__version__}")
         return
 
+    from jaxspec.cli.mistyped import check_options
+
+    with input_errors("jaxspec"):
+        check_options(arguments)
+
     from jaxspec.cli.options import parse_subcommand
     from jaxspec.engine.captioners import runs_torch
 

@@ -58,21 +58,21 @@ PUBLISHED = (
         "lucylyn/MSD-LLaVA1.5-7B",
         _LLAVA_7B,
         "EAGLE-1 (MSD)",
-        "4.71 tokens a pass in trees (MMSpec's records)",
+        "4.71 tokens per pass in trees (MMSpec's records)",
         options=_TREE,
     ),
     PublishedDraft(
         "mjbooo/lvlm68m",
         _LLAVA_7B,
         "draft model",
-        "2.31 tokens a pass as MT* (TABED, Table 1)",
+        "2.31 tokens per pass as MT* (TABED, Table 1)",
         options="--views M,T --weighting mt-paper",
     ),
     PublishedDraft(
         "Cloudriver/EAGLE-LLaVA-1.5-7B",
         _LLAVA_7B,
         "EAGLE-1",
-        "1.88 tokens a pass in trees (MMSpec's records)",
+        "1.88 tokens per pass in trees (MMSpec's records)",
         options=_TREE,
     ),
     PublishedDraft(
@@ -96,18 +96,18 @@ PUBLISHED = (
     _eagle3(
         "AngelSlim/Qwen3-VL-2B-Instruct_eagle3",
         "Qwen/Qwen3-VL-2B-Instruct",
-        "2.50 tokens a pass (AngelSlim's benchmarks)",
+        "2.50 tokens per pass (AngelSlim's benchmarks)",
     ),
     _eagle3(
         "taobao-mnn/Qwen3-VL-2B-Instruct-Eagle3",
         "Qwen/Qwen3-VL-2B-Instruct",
-        "1.93 tokens a pass at gamma 4 (taobao-mnn)",
+        "1.93 tokens per pass at gamma 4 (taobao-mnn)",
         "Apache-2.0",
     ),
     _eagle3(
         "AngelSlim/Qwen3-VL-4B-Instruct_eagle3",
         "Qwen/Qwen3-VL-4B-Instruct",
-        "2.41 tokens a pass (AngelSlim's benchmarks)",
+        "2.41 tokens per pass (AngelSlim's benchmarks)",
     ),
     PublishedDraft(
         "google/gemma-3-270m-it",
@@ -121,7 +121,7 @@ PUBLISHED = (
     _eagle3(
         "RedHatAI/gemma-4-31B-it-speculator.eagle3",
         "google/gemma-4-31B-it",
-        "2.51 to 2.95 tokens a pass (vLLM, pull request 39450)",
+        "2.51 to 2.95 tokens per pass (vLLM, pull request 39450)",
     ),
     _assistant("google/gemma-4-31B-it"),
     _assistant("google/gemma-4-E4B-it"),

@@ -18,6 +18,9 @@ class Generate:
     """Answer a prompt, with or without images, with the target. A draft makes the answer faster and
     never changes it.
 
+    You need only these four options: --target, --draft, --image and --prompt. `jaxspec drafts
+    TARGET` lists drafts.
+
     $ jaxspec generate --target jaxspec_demo/mini/target \\
         --draft jaxspec_demo/mini/draft --image jaxspec_demo/page.png \\
         --prompt "Which word can you read on the sign?"

@@ -106,7 +106,7 @@ class Inspection:
     parameters: dict[str, int]
     """Part of the model -> number of parameters."""
     context: int | None
-    """Most tokens of a prompt and its answer."""
+    """Maximum tokens of a prompt and its answer."""
     vocabulary: int | None
     draft_vocabulary: int | None
     """Tokens that a draft scores; 0: all."""

@@ -85,7 +85,7 @@ def parse_subcommand(
 ) -> Any:
     """Return what `parse_options` makes of the arguments after a subcommand, one of `kinds`.
 
-    `help NAME` is `NAME --help`.
+    `help NAME` is `NAME --help`; no arguments are `--help`.
     """
     name, *options = arguments or [""]
     if name == "help":
@@ -93,13 +93,12 @@ def parse_subcommand(
     if name in kinds:
         marks = tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff
         return parse_options(kinds[name], options, f"{prog} {name}", config=marks)
-    if name in ("-h", "--help"):
+    if name in ("", "-h", "--help"):
         print(f"{paragraphs(description or '')}\n\nusage: {prog} COMMAND [OPTIONS]\n")
         print(listing({name: kind.__doc__ for name, kind in kinds.items()}))
         print(f"\n{prog} help COMMAND lists the options of a command.")
         sys.exit(0)
-    what = f"command {name!r}: unknown" if name else "command: missing"
-    raise InputError(f"{what}; {nearest(name, list(kinds))}")
+    raise InputError(f"command {name!r}: unknown; {nearest(name, list(kinds))}")
 
 
 def paragraphs(text: str) -> str:

@@ -33,12 +33,12 @@ MOST = 1 << 20
 """Most tokens, images or requests that an option takes."""
 DEFAULT_CHIPS = ("v5e", "v6e", "v5p", "h100")
 TOKENS = (2, 3, 4)
-"""Tokens a pass for which speed-ups are printed."""
+"""Tokens per pass for which speed-ups are printed."""
 
 
 @dataclass(frozen=True)
 class Plans:
-    """Print which devices hold a target with its draft, to decode or to train it, and the least
+    """Print which devices hold a target with its draft, to decode or to train it, and the minimum
     times. Only config.json is read, of a head also the tensors' names, and no device is needed.
 
     $ jaxspec plan llava-hf/llava-1.5-7b-hf --draft mjbooo/lvlm68m --chips h100
@@ -59,12 +59,12 @@ class Plans:
     prompt: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 1024
     """Tokens of a prompt, with those of its images."""
     images: Annotated[int, tyro.conf.arg(metavar="TILES")] = 1
-    """Image tiles of a prompt; LLaVA-1.5 has one an image."""
+    """Image tiles of a prompt; LLaVA-1.5 has one per image."""
     max_pixels: Annotated[int | None, tyro.conf.arg(metavar="PIXELS")] = None
     """Pixels of a square image after resizing, for Qwen2.5-VL and Qwen3-VL; then --images counts
     images of that size, whose tiles are counted here."""
     new: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 256
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
     train: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
     """Plan a training step of this many samples instead, each of `prompt` tokens, in which the
     target teaches the draft (logit distillation)."""
@@ -128,6 +128,8 @@ def run(args: Plans) -> None:
 
 def _check(args: Plans) -> None:
     """Raise InputError for options out of range, or that nothing reads."""
+    if args.target in CHIPS:
+        raise InputError(f"TARGET: missing; {args.target!r} is a chip; give a model before --chips")
     if not args.chips:
         raise InputError(f"--chips: give one or more of {', '.join(CHIPS)}")
     for kind in args.chips:

@@ -88,27 +88,27 @@ class Sizes:
     queue: int = 64
     """Requests that may wait for a row of the batch; more get status 429."""
     timeout: float = 300.0
-    """Most seconds from a request to the end of its answer."""
+    """Maximum seconds from a request to the end of its answer."""
     prompt_buckets: str | None = None
     """Lengths of prompts in tokens, comma-separated, images included. Each is compiled at the
     start, and a longer prompt is refused. By default 64 to 1024 in nine steps: the longest is
     compiled at the start, and what the first minute has no time for when a prompt needs it."""
     max_new_tokens: int = 512
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
     images: int | None = None
-    """Most images of a request; by default 1 if the target sees."""
+    """Maximum images of a request; by default 1 if the target sees."""
     max_pixels: int | None = None
-    """Most pixels of an image after resizing, to compile for. Qwen's larger images are scaled to
+    """Maximum pixels of an image after resizing, to compile for. Qwen's larger images are scaled to
     it, by default until --images of them fill three quarters of the longest prompt. Models that cut
     images in tiles (LLaVA-NeXT, OneVision) take as many tiles as a square of it has, by default of
     451584 pixels; more are refused."""
     max_soft_tokens: int | None = None
-    """Most tokens of an image of Gemma 4, to compile for, where a request does not say it: 70, 140,
-    280, 560 or 1120. By default as its image processor is set, to 280."""
+    """Maximum tokens of an image of Gemma 4, to compile for, where a request does not say it: 70,
+    140, 280, 560 or 1120. By default as its image processor is set, to 280."""
     image_pixels: int = 50_331_648
-    """Most pixels of an image as it is sent. A waiting request holds 3 bytes for each."""
+    """Maximum pixels of an image as it is sent. A waiting request holds 3 bytes for each."""
     max_body: int = 32 * 2**20
-    """Most bytes of a request, and of a file in --image-dir."""
+    """Maximum bytes of a request, and of a file in --image-dir."""
 
 
 @dataclass(frozen=True)

@@ -111,10 +111,10 @@ class Question:
     """In place of --prompt, a JSON file with a conversation: a list of {role, content}, the user's
     last, as OpenAI's and transformers' chats have it. Its image files are relative to it."""
     max_pixels: int | None = None
-    """Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL: fewer make fewer image
-    tokens. By default as their image processor is set."""
+    """Maximum pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL: fewer make fewer
+    image tokens. By default as their image processor is set."""
     max_soft_tokens: int | None = None
-    """Most tokens of each image, for Gemma 4: 70, 140, 280, 560 or 1120. By default as its image
+    """Maximum tokens of each image, for Gemma 4: 70, 140, 280, 560 or 1120. By default as its image
     processor is set, to 280."""
     no_chat_template: bool = False
     """Give the model the bare prompt: for base models."""

@@ -41,7 +41,7 @@ class Model(Loading):
 
 @dataclass(frozen=True)
 class Drafting:
-    """Choose what guesses tokens for the target to check. Without it the target decodes alone."""
+    """Choose what guesses tokens for the target to check. By default it decodes by itself."""
 
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Directory or hub id of a small vision-language or text model with the target's tokeniser, or
@@ -63,8 +63,9 @@ class Drafting:
     """Captioner of view C: jax:DIR (any vision-language model that --target takes), florence2:ID,
     blip:ID or file:CAPTIONS.jsonl."""
     draft_images: ImageRule | None = None
-    """What an EAGLE head reads at the slots of images, where neither its files nor its id tell:
-    placeholder, the embedding (for heads trained on it), unfused (MSD) or zero."""
+    """What an EAGLE head reads at the slots of images, in place of the rule that its files or its
+    id tell: placeholder, embedding (for heads trained on it), unfused (MSD), zero (MMSpec's) or
+    compressed (ViSpec)."""
     weights: str | None = None
     """Weight of each view, then of a head, then of lookup, comma-separated; uniform by default."""
     weighting: str = "static"
@@ -72,7 +73,7 @@ class Drafting:
     TABED); mt-release (both as its code runs them: a grid), mtcp-release (its code's inverse KL);
     or a rule with options, as grid:window=16,measure=tvd."""
     tree: str | None = None
-    """Draft a tree instead of a chain: 2 (two children a node), 2:32 (cut to 32 nodes), or
+    """Draft a tree instead of a chain: 2 (two children per node), 2:32 (cut to 32 nodes), or
     dynamic:4:24."""
     width: int | None = None
     """Tokens that each pass of the target reads, padding included: gamma + 1 or more. In 16 bits
@@ -82,7 +83,7 @@ class Drafting:
         """Return the checked options of an engine.
 
         Args:
-          most: Most new tokens, to which the draft length is cut with a line that says so.
+          most: Maximum new tokens, to which the draft length is cut with a line that says so.
           options: More fields of `EngineConfig`.
         """
         gamma = self.gamma

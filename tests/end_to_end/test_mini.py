@@ -156,7 +156,7 @@ def test_the_demos_script_writes_its_records(
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert len(records) == len(results["rows"])
     table = (tmp_path / "table.md").read_text()
-    assert table.startswith("# Tokens a pass of the target (block efficiency)")
+    assert table.startswith("# Tokens per pass of the target (block efficiency)")
     assert f"an answer, turn 1: read {records[0]['tokens']}." in table
     prompts = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     forms = {(prompt["reader"], prompt["view"]): prompt for prompt in prompts}

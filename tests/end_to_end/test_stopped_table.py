@@ -99,7 +99,7 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
         breaking(patch, "M", "one", AssertionError("measured again"))
         again = measure(tmp_path / "out", "--against", "T")
     assert (
-        "| views | turn | over | tokens a pass | 95 % | more than T |"
+        "| views | turn | over | tokens per pass | 95 % | more than T |"
         in (tmp_path / "out" / "table.md").read_text()
     )
     assert all(row["low"] <= row["tokens_per_pass"] <= row["high"] for row in again["rows"])

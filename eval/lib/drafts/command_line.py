@@ -13,9 +13,9 @@ from eval.lib.drafts.config import EvalConfig, Variant, set_places
 from eval.lib.drafts.loading import measurable
 from eval.lib.output.report import results_folder
 from eval.lib.questions.sets import SETS
-from jaxspec.cli.options import parse_options
+from jaxspec.cli.options import listing, parse_options
 from jaxspec.cluster import join_cluster
-from jaxspec.command import load_preset, preset_names, script_name
+from jaxspec.command import load_preset, preset_names, preset_texts, script_name
 from jaxspec.decoding.sources.lookup import LOOKUP
 from jaxspec.engine.config import capped_gamma
 from jaxspec.engine.drafts import HEAD
@@ -26,11 +26,10 @@ Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)
 
 
-def _presets(kind: type[Any] | tuple[type[Any], ...]) -> str:
+def _presets(kind: type[Any] | tuple[type[Any], ...]) -> list[str]:
     """Return the names of the presets of these kinds."""
-    return ", ".join(
-        name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind)
-    )
+    names = preset_names("eval")
+    return [name for name in names if isinstance(load_preset("eval", name), kind)]
 
 
 _DEBUG = {
@@ -92,13 +91,14 @@ def parse_command(
     argv = list(sys.argv[1:] if args is None else args)
     if not argv or argv[0].startswith("-"):
         if not {"-h", "--help"} & set(argv):
-            raise InputError(f"preset: missing; give one of {_presets(kind)} before the options")
+            names = ", ".join(_presets(kind))
+            raise InputError(f"preset: missing; give one of {names} before the options")
         argv = [example, *argv]
     preset, *options_text = argv
     defaults = load_preset("eval", preset)
     if not isinstance(defaults, kind):
         raise InputError(
-            f"preset {preset!r}: belongs to another script; use one of {_presets(kind)}"
+            f"preset {preset!r}: belongs to another script; use one of {', '.join(_presets(kind))}"
         )
     parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
     initial = vars(defaults) | vars(options()) | {parts: (), "draft": (), "debug": False}
@@ -113,11 +113,15 @@ def parse_command(
         **{group.__mro__[-2].__name__.lower(): group for group in type(defaults).__bases__},
     }
     command = make_dataclass("Command", groups.items(), frozen=True)
+    presets = ""
+    if {"-h", "--help"} & set(options_text):
+        texts = preset_texts("eval")
+        presets = listing({name: texts[name] for name in _presets(kind)})
     filled = parse_options(
         command,
         options_text,
         f"python -m {script_name()} {preset}",
-        f"{description}\nPresets: {_presets(kind)}; the defaults below are those of {preset}.",
+        f"{description}\n\nThe defaults below are those of {preset}. Presets:\n\n{presets}",
         default=command(
             **{name: group(**_fields_of(group, initial)) for name, group in groups.items()}
         ),

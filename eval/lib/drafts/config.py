@@ -122,7 +122,7 @@ class Decoding:
     """Choose how answers are decoded and timed."""
 
     max_new_tokens: int = 96
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
     dtype: str = "float32"
     """Data type of weights and caches: float32, bfloat16 or float16."""
     seed: int = 0
@@ -141,7 +141,7 @@ class Drafting(Decoding):
     """Choose how answers are decoded and timed."""
 
     gamma: int = 5
-    """Drafted tokens a block."""
+    """Drafted tokens per block."""
     width: int | None = None
     """Tokens that each target pass reads, padding included. It makes answers equal plain decoding's
     in 16 bits too; rows with trees are left out."""

@@ -54,7 +54,7 @@ def draw_all(
 
 
 def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
-    """Draw bars of tokens a pass, grouped by set, with a panel for each turn."""
+    """Draw bars of tokens per pass, grouped by set, with a panel for each turn."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [row.name for row in config.rows]
     wide = max(0.75, 0.17 * len(names) + 0.1)  # inches that a set takes
@@ -76,7 +76,7 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
             axis.bar(centres, heights, 0.92 * bar, label=name, **bar_style(i))
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         axis.set_xlim(-0.5, fitting - 0.5)
-        axis.set_ylabel("tokens a pass")
+        axis.set_ylabel("tokens per pass")
         if group[0] == sets[0]:
             axis.set_title(f"turn {turn}", loc="left", fontsize=10)
         axis.set_xticks(range(len(group)), group)

@@ -57,7 +57,7 @@ class Recording(struct.PyTreeNode):
 
 
 def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], list[Record]]:
-    """Measure losses, regrets and tokens a pass of the rows that mix views, at temperature 0.
+    """Measure losses, regrets and tokens per pass of the rows that mix views, at temperature 0.
 
     Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer.
     """

@@ -16,7 +16,7 @@ class Method:
     sources: str
     """`lookup`, or sources that are mixed, such as `history+table`."""
     gamma: int
-    """Drafted tokens a block; in a tree, of its longest path."""
+    """Drafted tokens per block; in a tree, of its longest path."""
     nodes: int = 0
     """Tokens of a tree; 0 drafts a chain."""
     width: int = 0

@@ -165,7 +165,7 @@ def recorded_figure(rows: Sequence[Record], methods: Sequence[Tally]) -> str:
             groups[REPLAYED if method.identical is None else RECORDED].append(bar)
     for bars in groups.values():
         bars.sort(key=lambda bar: bar.value)
-    title = "Tokens a pass of LLaVA-1.5-7B on MMSpec"
+    title = "Tokens per pass of LLaVA-1.5-7B on MMSpec"
     return bars_svg(title, groups, "1: plain decoding")
 
 

@@ -39,7 +39,7 @@ class ForcedSpeculator(Speculator):
 
 
 def accepted_pattern(tokens_per_pass: float, gamma: int, blocks: int = 100) -> tuple[int, ...]:
-    """Return the accepted tokens of each block, spread evenly, for these tokens a pass.
+    """Return the accepted tokens of each block, spread evenly, for these tokens per pass.
 
     >>> accepted_pattern(2.5, 5, 4)
     (1, 2, 1, 2)

@@ -67,7 +67,7 @@ class LatencyConfig:
     gamma: int = 5
     """Draft length of the loops at forced acceptance."""
     forced: tuple[float, ...] = (2.29, 3.0)
-    """Their tokens a pass: TABED's measured average, and a better draft."""
+    """Their tokens per pass: TABED's measured average, and a better draft."""
     context: int = 648
     """Prompt tokens of those loops: an image of 576 and a question."""
     new: int = 128

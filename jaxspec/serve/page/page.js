@@ -216,7 +216,7 @@ async function race(signal) {
     const tick = (whole) => {
       clock.textContent = `${(whole.decode_ms / 1000).toFixed(2)} s`;
       note.textContent =
-        `${whole.passes} passes, ${perPass(whole).toFixed(2)} tokens a pass, ` +
+        `${whole.passes} passes, ${perPass(whole).toFixed(2)} tokens per pass, ` +
         `${pace(whole).toFixed(1)} tokens a second; before, the prompt was read in ` +
         `${(whole.prefill_ms / 1000).toFixed(2)} s`;
       if (name === "drafted") meters(whole);

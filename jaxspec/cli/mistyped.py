@@ -1,0 +1,59 @@
+"""Refuse a mistyped option before jax is imported, which takes seconds.
+
+The options are read from the source of this folder: fields of the command's dataclass, of its
+bases, and of the dataclasses that its fields are.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from jaxspec.errors import InputError
+
+CLASSES = {
+    name: name.capitalize() for name in ("generate", "collaborate", "export", "import", "inspect")
+} | {"drafts": "Drafts", "plan": "Plans", "serve": "Serve"}
+"""The dataclass of each command's options."""
+
+
+def check_options(arguments: Sequence[str]) -> None:
+    """Raise InputError for the first option that the command, `arguments[0]`, does not have."""
+    command, *words = arguments or [""]
+    if command not in CLASSES:
+        return
+    names = options(command)
+    for word in words:
+        name = word.partition("=")[0]
+        if re.match(r"--[a-z]", name) and name.replace("_", "-") not in names:
+            near = get_close_matches(name, names, 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"see jaxspec {command} --help"
+            raise InputError(f"{name}: no such option; {advice}")
+
+
+def options(command: str) -> list[str]:
+    """Return the names of a command's options, and of flags also the form with `no`."""
+    sources = (path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py"))
+    nodes = (node for text in sources for node in ast.parse(text).body)
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+
+    def fields(name: str) -> Iterator[str]:
+        for base in classes[name].bases:
+            if isinstance(base, ast.Name) and base.id in classes:
+                yield from fields(base.id)
+        for field in classes[name].body:
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            named = {n.id for n in ast.walk(field.annotation) if isinstance(n, ast.Name)}
+            for group in sorted(named & classes.keys()):
+                yield from fields(group)
+            named_so = re.search(r"\bname='(\w+)'", ast.unparse(field.annotation))
+            option = named_so[1] if named_so else field.target.id.replace("_", "-")
+            yield f"--{option}"
+            if "bool" in named:
+                yield f"--no-{option}"
+
+    return ["--help", *fields(CLASSES[command])]
