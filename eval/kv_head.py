@@ -1,4 +1,4 @@
-"""KV heads against separate drafts, as in AASD's Table 1: omega, alpha, tau (tokens per pass), delta.
+"""KV heads against separate drafts, as in AASD's Table 1: omega, alpha, tau and delta.
 
     python -m eval.kv_head aasd --limit 20
     python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\

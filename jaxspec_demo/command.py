@@ -242,7 +242,7 @@ def _row(
 
 
 def _table(row: dict[str, Any]) -> str:
-    """Return the table of one prompt: speed-up = tokens per pass / cost of a pass in plain passes."""
+    """Return a prompt's table: speed-up = tokens per pass / cost of a pass in plain passes."""
     passes, times = row["passes"], row["decode_ms"]
     each = [ms / max(steps, 1) for ms, steps in zip(times, passes)]
     cost = each[1] / each[0]
