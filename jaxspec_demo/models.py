@@ -123,7 +123,7 @@ def served() -> tuple[dict[str, Any], tuple[Path, str]]:
     The options are those of the larger shipped pair that is installed.
     """
     example = ASSETS / "page.png", "What do you see?"
-    limits = {"batch_size": 1, "prompt_buckets": "256", "max_new_tokens": 128}
+    limits = {"batch_size": 1, "prompt_buckets": "256,512", "max_new_tokens": 128}
     if smollm2_file():
         head = str(ASSETS / "smollm2_eyes" / "kv_head")
         return {**limits, "target": EYES, "draft": (head,), "gamma": 7}, example

@@ -8,7 +8,7 @@
 | metrics.py     | what Prometheus reads                                           |
 | app.py         | routes, limits, errors                                          |
 | connections.py | what connections may take; ids, hosts, the log                  |
-| page/          | the page at `/`                                                 |
+| page/          | the page at `/`, and markdown-it, which it imports              |
 
 A request goes from the event loop to a thread that reads it (JSON, images, tokens), and from there
 to the worker's queue. The worker publishes an answer's parts on its `Ticket`, block by block.

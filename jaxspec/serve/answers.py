@@ -127,7 +127,10 @@ class Answer:
         result, start = part.result, len(before.result.tokens) if before else 0
         choice: dict[str, Any] = {"index": i, **content, "finish_reason": result.finish_reason}
         choice["logprobs"] = logprobs(result, start, self.encoder, self.chats)
-        return choice | {"jaxspec": _trace(result, start)} if self.job.trace else choice
+        if not self.job.trace:
+            return choice
+        prompt = {"prompt": len(self.tickets[i].request.rows[0])}
+        return choice | {"jaxspec": _trace(result, start) | prompt}
 
 
 def _ended(ticket: Ticket) -> Part:

@@ -16,17 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-WIDTH, MARGIN = 960, 5
-"""Width of the picture, and what it shows below the answer, in pixels."""
+WIDTH, HEIGHT = 960, 560
+"""Of the picture, in pixels."""
+PASSING = (NoSuchElementException, StaleElementReferenceException)
+"""Errors about nodes that are not there yet, or have just been drawn anew."""
+KEEP = """
+const [chat, done] = arguments;
+indexedDB.open("jaxspec").onsuccess = ({ target: { result } }) => {
+  const store = result.transaction("chats", "readwrite").objectStore("chats");
+  store.put(chat, +sessionStorage.getItem("chat")).onsuccess = () => done();
+};
+"""
 
 
 class Page:
     """Open the page of a server in a browser of its own."""
 
-    def __init__(self, url: str, width: int, scheme: str) -> None:
+    def __init__(self, url: str, width: int, scheme: str, height: int = 800) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
         for argument in ("--headless=new", "--no-sandbox", "--disable-gpu"):
@@ -34,10 +45,34 @@ class Page:
         self.driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        self.driver.get(url)
+        self.url = url
+        self.open()
+
+    def open(self) -> None:
+        """Open the page, or open it again."""
+        self.driver.get(self.url)
         self.until(lambda: "drafted by" in self.one("#about").text)
+
+    def ask(self, text: str, whole: bool = True) -> None:
+        """Write into the box and press Enter; wait for the whole answer."""
+        self.one("#question").send_keys(text, Keys.ENTER)
+        if whole:
+            self.until(self.rests)
+
+    def rests(self) -> bool:
+        """Return whether no answer is being written."""
+        return self.one("#send").text == "Ask"
+
+    def offline(self, yes: bool) -> None:
+        """Cut the page off from its server, or let it reach it again."""
+        self.driver.set_network_conditions(offline=yes, latency=0, throughput=-1)
+
+    def keep(self, chat: dict[str, Any]) -> None:
+        """Open the page again with this chat kept from before."""
+        self.driver.execute_async_script(KEEP, chat)
+        self.open()
 
     def one(self, selector: str) -> Any:
         return self.driver.find_element("css selector", selector)
@@ -46,25 +81,21 @@ class Page:
         return self.driver.find_elements("css selector", selector)
 
     def until(self, holds: Callable[[], object]) -> None:
-        WebDriverWait(self.driver, 240, 0.05).until(lambda _: holds())
+        WebDriverWait(self.driver, 240, 0.05, PASSING).until(lambda _: holds())
 
     def script(self, code: str) -> Any:
         return self.driver.execute_script(f"return {code}")
 
 
 def take_picture(url: str, file: Path) -> None:
-    """Ask the server's example question, and write a picture of the page down to its answer."""
-    page = Page(url, WIDTH, "light")
+    """Ask the server's example question, and write a picture of the page with its answer."""
+    page = Page(url, WIDTH, "light", HEIGHT)
     page.until(lambda: page.one("#example").is_displayed())
     page.one("#example").click()
     page.until(lambda: page.all("#pictures img"))
-    page.one("#send").click()
-    page.until(lambda: "passes" in page.one(".assistant .note").text)
-    bottom = page.script(
-        "document.querySelector('.assistant .answer').getBoundingClientRect().bottom"
-    )
-    clip = {"x": 0, "y": 0, "width": WIDTH, "height": bottom + MARGIN, "scale": 1}
-    picture = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
+    page.ask("")
+    page.script("document.activeElement.blur()")
+    picture = page.driver.execute_cdp_cmd("Page.captureScreenshot", {})
     file.write_bytes(b64decode(picture["data"]))
     page.driver.quit()
 

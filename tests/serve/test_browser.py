@@ -1,9 +1,11 @@
-"""The page in Chromium: a picture, an answer in colours, a race, dark, and a phone's width."""
+"""The page in Chromium, at the widths of a screen and of a phone, light and dark, by keyboard."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -13,44 +15,76 @@ from tests.serve.conftest import Served
 
 pytest.importorskip("selenium.webdriver", reason="make browser installs selenium")
 
+from selenium.webdriver.common.keys import Keys
+
 from tests.serve.browser import CHROMIUM, DRIVER, Page
 
 if not (CHROMIUM and DRIVER):
     pytest.skip("no chromium; make browser installs it", allow_module_level=True)
 
+SCREENS = [(1280, "light"), (390, "dark")]
+MARKDOWN = (
+    "## A *b*\n\n1. **c** d\n   - <img src=x> &amp; \\*\n\n```\ne\n```\n[f](javascript:1) ![g](h)"
+)
+NODES = "<h2>A <em>b</em></h2><ol><li><strong>c</strong> d<ul><li>&lt;img src=x&gt; & *</li></ul></li></ol>"
+NODES += "<pre><code>e</code></pre><p>[f](javascript:1) !<a>g</a></p>"
 
-@pytest.fixture(params=[(1000, "light"), (1000, "dark"), (360, "light")], ids=str)
+
+@pytest.fixture(params=SCREENS, ids=str)
 def page(served: Served, request: pytest.FixtureRequest) -> Iterator[Page]:
     browser = Page(served.url, *request.param)
     yield browser
     browser.driver.quit()
 
 
+@pytest.fixture
+def brake(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Hold the batch before each block until this is set."""
+    go, lane = threading.Event(), served.worker.batch
+    decode = lane.decode
+
+    def held(**options: Any) -> None:
+        go.wait(60)
+        decode(**options)
+
+    monkeypatch.setattr(lane, "decode", held)
+    yield go
+    go.set()
+
+
 def test_a_question_with_a_picture_and_a_race(page: Page, tmp_path: Path) -> None:
     picture = tmp_path / "page.png"
     Image.fromarray(tiny.page(3, 25, 31)).save(picture)
+    assert page.script("document.activeElement.id") == "question"
     page.one("#file").send_keys(str(picture))
     page.until(lambda: page.all("#pictures img"))
-    page.one("#question").send_keys("What is it?\n")
-    page.until(lambda: "passes after the prompt's" in page.one(".assistant .note").text)
+    page.ask("What is it?")
     answer = page.one(".assistant .answer")
     assert answer.text
-    words = page.script("[...document.querySelectorAll('.drafted')].map(x => x.textContent)")
+    words = page.script(
+        "[...document.querySelectorAll('.answer .drafted')].map(x => x.textContent)"
+    )
     assert any(words)
-    assert [word for word in words if word[:1].isspace()] == []  # no line under a space
+    assert [word for word in words if word != word.strip()] == []  # no line under a space
     colours = {span.value_of_css_property("color") for span in page.all(".answer span")}
     assert len(colours) > 1
+    assert page.one("#spoken").get_attribute("textContent") == answer.text
     assert float(page.one("#per-pass").text) >= 1
     assert float(page.one("#per-second").text) > 0
+    assert int(page.one("#context").text.split()[0]) > len("What is it?")
 
-    page.one("#question").send_keys("Why?")  # a turn that follows, and the picture with it
-    page.one("#race").click()
-    page.until(lambda: page.one(".verdict").text or page.one("#problem").text)
+    page.one("#file").send_keys(str(picture))  # a second one, where the server takes one
+    page.until(lambda: page.all("#pictures img"))
+    page.one("#question").send_keys("Why?", *[Keys.TAB] * 3)
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    page.until(lambda: page.one(".verdict:not(:empty)").text)
     assert page.one("#problem").text == ""
-    assert page.one(".verdict").text.startswith("identical, ")
+    assert "at most 256 tokens and 1 picture" in page.one(".cut").text
+    assert page.one(".verdict:not(:empty)").text.startswith("identical, ")
     first, second = (lane.text for lane in page.all(".lane .answer"))
     assert first == second
     assert page.script("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.script("document.documentElement.scrollHeight <= window.innerHeight")
     tools = page.script("[...document.querySelectorAll('#tools > button')].map(x => x.offsetTop)")
     assert len({top for top in tools if top}) == 1  # one line of buttons
     ground = page.script("getComputedStyle(document.body).backgroundColor")
@@ -60,3 +94,75 @@ def test_a_question_with_a_picture_and_a_race(page: Page, tmp_path: Path) -> Non
     unnamed += ".filter(x => !(x.textContent || x.ariaLabel || x.alt || x.labels?.length)).length"
     assert page.script(unnamed) == 0
     assert page.driver.get_log("browser") == []
+
+
+@pytest.mark.parametrize("page", SCREENS[:1], ids=str, indirect=True)
+def test_a_chat_stays_until_a_new_one(page: Page, brake: threading.Event) -> None:
+    """Through a stop, a reload, a wrong number, an edit and a server that is gone."""
+    page.ask("Hi", whole=False)
+    page.until(lambda: page.one(".answer span").text)
+    page.driver.switch_to.new_window("tab")
+    page.open()
+    page.ask("Hello", whole=False)
+    page.until(lambda: "place 1 in the queue" in page.one(".answer").text)
+    page.driver.close()
+    page.driver.switch_to.window(page.driver.window_handles[0])
+    assert page.one("#log").get_attribute("aria-busy") == "true"
+    page.one("#question").send_keys(Keys.ESCAPE)
+    page.until(lambda: "stopped" in page.one(".note").text)
+    brake.set()
+    stopped = page.one(".answer").text
+    page.open()
+    page.until(lambda: page.all(".answer span"))
+    assert page.one(".answer").text == stopped != ""
+    page.one(".assistant button:last-child").send_keys(Keys.ENTER)  # again
+    page.until(lambda: "stopped" not in page.one("#turns").text and page.rests())
+    assert page.one(".answer").text.startswith(stopped)
+
+    page.script("document.getElementById('temperature').value = '-1'")
+    page.one(".user button").send_keys(Keys.ENTER)  # edit
+    assert page.one("#question").get_attribute("value") == "Hi"
+    page.ask(" there")
+    assert page.script("document.activeElement.id") == "temperature"
+    assert page.one(".wrong").text
+    page.one("#temperature").send_keys(Keys.CONTROL, "a", Keys.NULL, "0.05")
+    page.ask("")
+    assert [question.text for question in page.all(".user .text")] == ["Hi there"]
+    assert "seed" in page.one(".note").text
+
+    page.offline(True)
+    height = page.one("#question").size["height"]
+    page.ask("And" + Keys.SHIFT + 2 * Keys.ENTER + Keys.NULL + "now?")
+    page.until(lambda: "the server does not answer" in page.one("#about").text)
+    assert page.one("#problem").text == "the server does not answer"
+    assert page.one("#question").size["height"] > 2 * height
+    page.one("#new").click()
+    assert page.one("#problem").text == page.one("#turns").text == ""
+    page.offline(False)
+    page.until(lambda: "drafted by" in page.one("#about").text)
+
+
+@pytest.mark.parametrize("page", SCREENS[:1], ids=str, indirect=True)
+def test_answers_are_markdown_and_no_html(page: Page) -> None:
+    """One kept from before, of which the draft wrote all except the ends."""
+    runs = [[MARKDOWN[:3], "", False], [MARKDOWN[3:-1], "0", False], [MARKDOWN[-1], "", False]]
+    answer = {"text": MARKDOWN, "runs": runs, "tokens": [], "ended": True}
+    turn = {"text": "Q" * 9000, "pictures": [], "answers": [answer]}
+    page.keep({"turns": [turn], "first": 0, "used": 0})
+    page.until(lambda: page.all(".answer h2"))
+    nodes = "document.querySelector('.answer').innerHTML"
+    nodes += ".replace(/<.?span[^>]*>| [a-z]+=\"[^\"]*\"/g, '').replaceAll('&amp;', '&')"
+    assert page.script(nodes) == NODES
+    assert page.all(".answer img") == []
+    drafted = page.script(
+        "[...document.querySelectorAll('.answer .drafted')].map(x => x.textContent)"
+    )
+    assert "".join(drafted).replace(" ", "") == "Abcd<imgsrc=x>&*e[f](javascript:1)!g"
+
+    page.until(lambda: page.script("document.getElementById('newest').hidden"))
+    page.script("document.getElementById('log').scrollTop = 0")
+    page.until(lambda: page.one("#newest").is_displayed())
+    page.script("document.getElementById('question').style.height = '200px'")
+    assert page.script("document.getElementById('log').scrollTop") == 0
+    page.one("#newest").click()
+    page.until(lambda: not page.one("#newest").is_displayed())

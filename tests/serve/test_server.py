@@ -139,6 +139,7 @@ def test_drafts_change_nothing_and_say_where_tokens_came_from(served: Served) ->
     drafted, plain = runs
     assert drafted["tokens"] == plain["tokens"]
     assert drafted["passes"] < plain["passes"]
+    assert drafted["prompt"] == answer.usage.prompt_tokens
     assert len(drafted["pieces"]) == len(drafted["place"]) == len(drafted["tokens"])
     assert any(place >= 0 for place in drafted["place"])
 

@@ -1,11 +1,20 @@
-// The page of `jaxspec serve`: ask with pictures, and see which tokens were drafted.
+// The page of `jaxspec serve`: chat with pictures, and see which tokens were drafted.
+// All that is said is in `chat`, which `draw` shows and the browser keeps: turns of a question and
+// its answers (two in a race). An answer holds runs, [text, kind, whether it is reasoning], where
+// the kind of a run says who wrote it: "" the target, "0" the first source, "several" sources.
+
+import markdownit from "./markdown-it/markdown-it.js";
 
 const $ = (id) => document.getElementById(id);
 const LARGEST = 2 ** 22; // pixels of a picture; larger ones are scaled down before they are sent
+const WEEK = 7 * 24 * 3600e3; // ms that chats of closed tabs are kept
+const OPTIONS = [...$("options").querySelectorAll("input, textarea")];
 
 let model = null; // what /v1/models tells
-let messages = []; // the conversation so far, in OpenAI's form
+let chat = { turns: [], first: 0, used: 0 }; // `first` is the first turn that is sent
 let pictures = []; // data URLs of the next question
+let edited = null; // number of the turn that the next question replaces
+let follows = true; // whether the log stays at its end
 let running = null; // aborts the answers that are being written
 
 function element(tag, attributes = {}, ...children) {
@@ -15,229 +24,613 @@ function element(tag, attributes = {}, ...children) {
   return node;
 }
 
+function button(text, onclick, label = text) {
+  const node = element("button", { type: "button", "aria-label": label }, text);
+  node.onclick = () => onclick(node);
+  return node;
+}
+
 // The server
+
+class Refusal extends Error {
+  constructor(message, code) {
+    super(message);
+    this.code = code;
+  }
+}
 
 function headers() {
   const key = $("key").value.trim();
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-async function failure(response) {
-  const body = await response.json().catch(() => null);
-  return new Error(body?.error?.message ?? `status ${response.status}`);
-}
-
-async function connect() {
+async function reach(path, options = {}) {
   try {
-    const response = await fetch("v1/models", { headers: headers() });
-    if (response.status === 401) {
-      $("about").textContent = "this server wants a key: see Options";
-      document.querySelector("details").open = true;
-      return;
-    }
-    if (!response.ok) throw await failure(response);
-    model = (await response.json()).data[0];
-    const health = await (await fetch("health")).json();
-    const { sources, images, new_tokens: most, race, example } = model.jaxspec;
-    $("about").textContent =
-      health.status === "ready"
-        ? `${model.id}, ${sources.length ? `drafted by ${sources.join(" and ")}` : "no draft"}`
-        : `${model.id}: ${health.status}, ${health.programs} of ${health.of} programs`;
-    $("race").hidden = !race;
-    $("attach").hidden = images === 0;
-    $("example").hidden = !example;
-    $("most").max = most;
-    if ($("most").value > most) $("most").value = most;
-    const names = ["target", ...sources, ...(sources.length > 1 ? ["several agree"] : [])];
-    const kinds = ["", ...sources.map((_, i) => `drafted from-${i}`), "drafted from-several"];
-    $("legend").replaceChildren(
-      ...names.map((name, i) => element("li", {}, element("span", { class: kinds[i] }, name))),
-    );
-    if (health.status !== "ready") setTimeout(connect, 1000);
+    return await fetch(path, options);
   } catch (error) {
-    $("about").textContent = `no server: ${error.message}`;
-    setTimeout(connect, 3000);
+    if (error.name === "AbortError") throw error;
+    throw new Error("the server does not answer");
   }
 }
 
-// Yield the chunks of a streamed answer.
-async function* chunks(options, signal) {
-  const response = await fetch("v1/chat/completions", {
+async function refusal(response) {
+  const { error } = await response.json().catch(() => ({}));
+  return new Refusal(error?.message ?? `status ${response.status}`, error?.code);
+}
+
+let next; // timer of the next look at the server
+
+// Show the server's state, and look again: soon while it is not ready, else now and then.
+async function watch() {
+  clearTimeout(next);
+  let ready = false;
+  try {
+    const health = await (await reach("health", { signal: AbortSignal.timeout(10e3) })).json();
+    ready = health.status === "ready";
+    if (!ready) about(`${health.status}, ${health.programs} of ${health.of} programs`, "waits");
+    else if (!model) ready = await connect();
+  } catch {
+    model = null; // another one may come back
+    about("the server does not answer; it is asked again every 2 seconds", "dead");
+  }
+  next = setTimeout(watch, ready ? 10e3 : 2e3);
+}
+
+function about(text, state) {
+  if ($("about").textContent !== text) $("about").textContent = text;
+  $("about").className = state;
+}
+
+async function connect() {
+  const response = await reach("v1/models", { headers: headers() });
+  if (!response.ok) {
+    const { message } = await refusal(response);
+    about(message, "dead");
+    if (response.status === 401 && $("options").hidden) showWrong($("key"), message);
+    return false;
+  }
+  model = (await response.json()).data[0];
+  const { sources, images, new_tokens: most, race, example } = model.jaxspec;
+  const drafts = sources.length ? `drafted by ${sources.join(" and ")}` : "no draft";
+  about(`${model.id}, ${drafts}`, "ready");
+  $("race").hidden = !race;
+  $("attach").hidden = images === 0;
+  $("example").hidden = !example;
+  $("most").max = most;
+  $("most").value = Math.min($("most").value || most, most);
+  drawLegend(sources);
+  if (!running) draw();
+  return true;
+}
+
+// Yield the events of a streamed answer.
+async function* events(options, signal) {
+  const response = await reach("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json", ...headers() },
-    body: JSON.stringify({ model: model?.id, messages, stream: true, trace: true, ...options }),
+    body: JSON.stringify({ stream: true, trace: true, ...options }),
     signal,
   });
-  if (!response.ok) throw await failure(response);
+  if (!response.ok) throw await refusal(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let text = ""; ; ) {
     const { value, done } = await reader.read();
-    if (done) return;
-    const events = (text + value).split("\n\n");
-    text = events.pop();
-    for (const event of events) {
-      const data = event.replace(/^data: /, "");
+    if (done) throw new Error("the server ended before the answer was whole");
+    const parts = (text + value).split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
       if (data === "[DONE]") return;
-      const body = JSON.parse(data);
-      if (body.error) throw new Error(body.error.message);
-      yield body.choices[0];
+      const event = JSON.parse(data);
+      if (event.error) throw new Refusal(event.error.message, event.error.code);
+      yield event;
     }
   }
 }
 
 // An answer
 
-function tokenClass(trace, i) {
+const newAnswer = () => ({
+  ...{ text: "", runs: [], tokens: [], passes: 0, emitted: 0, decode_ms: 0, prefill_ms: 0 },
+  ...{ waiting: null, ended: false, note: "" },
+});
+
+// Read a streamed answer into `answer`; `tick` is called after each event.
+async function write(answer, options, signal, tick) {
+  for await (const event of events(options, signal)) {
+    if (event.jaxspec) answer.waiting = event.jaxspec.waiting;
+    for (const choice of event.choices) take(answer, choice);
+    tick();
+  }
+  answer.ended = true;
+}
+
+function take(answer, { delta, jaxspec: trace }) {
+  const { content = "", reasoning_content: thought = "" } = delta;
+  answer.text += content;
+  if (!trace) return;
+  const { tokens, pieces, reasoning, prompt, passes, emitted, decode_ms, prefill_ms } = trace;
+  answer.tokens.push(...tokens);
+  chat.used = prompt + answer.tokens.length;
+  Object.assign(answer, { passes, emitted, decode_ms, prefill_ms });
+  if (pieces) {
+    pieces.forEach((piece, i) => extend(answer.runs, piece, kindOf(trace, i), reasoning[i]));
+  } else {
+    extend(answer.runs, thought, "", true);
+    extend(answer.runs, content, "", false);
+  }
+}
+
+function kindOf(trace, i) {
   if (!(trace.place?.[i] >= 0)) return "";
   const agree = (trace.agree?.[i] ?? []).flatMap((yes, source) => (yes ? [source] : []));
-  if (agree.length > 1) return "drafted from-several";
-  return `drafted from-${agree[0] ?? 0}`;
+  return agree.length > 1 ? "several" : `${agree[0] ?? 0}`;
 }
 
-function sourceName(kind) {
-  if (!kind) return "written by the target";
-  const source = kind.match(/from-(\d)/)?.[1];
-  return `drafted by ${source ? model.jaxspec.sources[source] : "several"}`;
-}
-
-// Write the parts of an answer into `place` as they come; return all of it.
-async function write(place, options, signal, tick) {
-  const whole = { text: "", tokens: [], passes: 0, emitted: 0, decode_ms: 0, prefill_ms: 0 };
-  for await (const choice of chunks(options, signal)) {
-    const text = choice.delta.content ?? "";
-    whole.text += text;
-    const trace = choice.jaxspec;
-    if (!trace) continue;
-    const { tokens, pieces, passes, emitted, decode_ms, prefill_ms } = trace;
-    whole.tokens.push(...tokens);
-    Object.assign(whole, { passes, emitted, decode_ms, prefill_ms });
-    if (pieces) {
-      pieces.forEach((piece, i) => {
-        const kind = tokenClass(trace, i);
-        const look = trace.reasoning[i] ? `thought ${kind}` : kind;
-        const [, space, word] = piece.match(/^(\s*)(.*)$/s); // no line under a space
-        place.append(space, element("span", { class: look, title: sourceName(kind) }, word));
-      });
-    } else {
-      const thought = choice.delta.reasoning_content;
-      if (thought) place.append(element("span", { class: "thought" }, thought));
-      place.append(text);
-    }
-    tick(whole);
-    $("log").scrollTop = $("log").scrollHeight;
-  }
-  return whole;
+function extend(runs, text, kind, reasons) {
+  const last = runs.at(-1);
+  if (last && last[1] === kind && last[2] === reasons) last[0] += text;
+  else if (text) runs.push([text, kind, reasons]);
 }
 
 const pace = ({ emitted, decode_ms }) => (decode_ms ? (1000 * emitted) / decode_ms : 0);
 const perPass = ({ emitted, passes }) => (passes ? emitted / passes : 0);
+const counted = (count, name, more = "s") => `${count} ${name}${count === 1 ? "" : more}`;
+const seconds = (ms) => `${(ms / 1000).toFixed(2)} s`;
 
-function meters(whole) {
-  $("per-pass").textContent = whole.passes ? perPass(whole).toFixed(2) : "–";
-  $("per-second").textContent = whole.passes ? pace(whole).toFixed(1) : "–";
+// Markdown, in the colours of the runs
+
+const markdown = markdownit({ html: false, breaks: true }).disable(["image", "text_join"]);
+
+function sourceName(kind) {
+  return kind ? `drafted by ${model?.jaxspec.sources[kind] ?? kind}` : "written by the target";
 }
 
-function options() {
-  return { max_tokens: +$("most").value || 128, temperature: +$("temperature").value || 0, seed: 0 };
+function coloured(text, kind) {
+  const [, before, words, after] = text.match(/^(\s*)(.*?)(\s*)$/s); // no line under a space
+  if (!words) return [text];
+  const look = kind ? `drafted from-${kind}` : "";
+  return [before, element("span", { class: look, title: sourceName(kind) }, words), after];
 }
 
-// The conversation
+// Return a function that colours texts, which it is given in the order in which the runs have them.
+function painter(runs) {
+  const source = runs.map(([text]) => text).join("");
+  let place = 0;
+  return (text) =>
+    text.split(/(?<=\n)/).flatMap((line) => {
+      const from = source.indexOf(line, place);
+      if (from < 0) return [line]; // such as the letter of an entity
+      place = from + line.length;
+      return slice(runs, from, place).flatMap(([part, kind]) => coloured(part, kind));
+    });
+}
 
-function say(role, ...children) {
-  $("welcome").hidden = true;
-  const node = element("article", { class: `said ${role}` }, element("h2", {}, role), ...children);
-  $("log").append(node);
-  node.scrollIntoView({ block: "end" });
+function slice(runs, from, to) {
+  let start = 0;
+  return runs.flatMap(([text, kind]) => {
+    const part = text.slice(Math.max(from - start, 0), Math.max(to - start, 0));
+    start += text.length;
+    return part ? [[part, kind]] : [];
+  });
+}
+
+// Return Markdown as nodes. What is not made here stays text, so no HTML of an answer is HTML.
+function rendered(runs) {
+  const paint = painter(runs);
+  const root = document.createDocumentFragment();
+  let parent = root;
+  const tokens = markdown.parse(runs.map(([text]) => text).join(""), {});
+  for (const token of tokens.flatMap((block) => block.children ?? [block])) {
+    if (token.hidden) continue; // paragraphs of short lists
+    if (token.nesting < 0) {
+      parent = parent.parentNode;
+    } else if (token.nesting > 0) {
+      parent = parent.appendChild(opened(token));
+    } else {
+      parent.append(...leaf(token, paint));
+    }
+  }
+  return root;
+}
+
+function opened(token) {
+  const node = element(token.tag);
+  if (token.tag === "a") {
+    Object.assign(node, { href: token.attrGet("href"), target: "_blank", rel: "noreferrer" });
+  }
+  if (token.attrGet("start")) node.start = token.attrGet("start");
+  node.style.textAlign = token.attrGet("style")?.replace("text-align:", "") ?? ""; // of a column
   return node;
 }
 
-function takeQuestion() {
-  const text = $("question").value.trim();
-  if (!text && !pictures.length) return false;
-  const shown = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
-  const content = shown.length ? [...shown, { type: "text", text }] : text;
-  messages.push({ role: "user", content });
-  const images = pictures.map((url, i) => element("img", { src: url, alt: `Picture ${i + 1}` }));
-  say("user", element("div", { class: "shown" }, ...images), element("p", { class: "text" }, text));
-  $("question").value = "";
-  pictures = [];
-  drawPictures();
-  return true;
+function leaf(token, paint) {
+  const text = token.content.replace(/\n$/, "");
+  if (token.type === "code_inline") return [element("code", {}, ...paint(text))];
+  if (token.tag === "code") return [element("pre", {}, element("code", {}, ...paint(text)))];
+  return token.tag ? [element(token.tag)] : paint(text);
 }
 
-// Ask the question in the form with `work`, and take it back where that fails.
-async function ask(work) {
-  $("problem").textContent = "";
-  const question = $("question").value;
-  const before = { messages: [...messages], pictures, last: $("log").lastElementChild };
-  if (running || !takeQuestion()) return;
-  running = new AbortController();
-  busy(true);
+// Replace children that differ, so that a text that is read or selected stays while more comes.
+function replaceChanged(node, children) {
+  const before = [...node.childNodes];
+  children.forEach((child, i) => {
+    if (!before[i]) node.append(child);
+    else if (!before[i].isEqualNode(child)) before[i].replaceWith(child);
+  });
+  before.slice(children.length).forEach((child) => child.remove());
+}
+
+// What is said
+
+function draw() {
+  $("turns").replaceChildren(...chat.turns.flatMap(drawTurn));
+  if (chat.first) chat.turns[chat.first].nodes.question.before(cut());
+  $("welcome").hidden = chat.turns.length > 0;
+  drawMeters();
+}
+
+function cut() {
+  const { prompt_tokens: tokens, images } = model?.jaxspec ?? {};
+  const limits = counted(tokens, "token") + (images ? ` and ${counted(images, "picture")}` : "");
+  const text = `What is above is not sent any more: a prompt has at most ${limits}. `;
+  return element("p", { class: "cut" }, text, button("New chat", begin));
+}
+
+function drawTurn(turn, i) {
+  const question = drawQuestion(turn, i);
+  const answers = turn.answers.map((_, lane) => drawAnswer(turn.race, lane));
+  const reply = drawReply(turn, i, answers);
+  turn.nodes = { question, reply, answers };
+  for (const node of [question, reply]) node.classList.toggle("left", i < chat.first);
+  tell(turn);
+  return [question, reply];
+}
+
+function drawQuestion({ text, pictures: urls }, i) {
+  const images = urls.map((src, j) => element("img", { src, alt: `Picture ${j + 1}` }));
+  return element(
+    "article",
+    { class: "said user" },
+    element("h2", { class: "unseen" }, "Your question"),
+    element("div", { class: "shown" }, ...images),
+    element("p", { class: "text" }, text),
+    element("div", { class: "actions" }, button("Edit", () => edit(i), "Edit this question")),
+  );
+}
+
+function drawReply(turn, i, answers) {
+  const copy = (node) => copyText(node, turn.answers.at(-1).text);
+  const actions = [button("Copy", copy, "Copy this answer")];
+  if (i === chat.turns.length - 1) {
+    actions.push(button("Again", () => ask({ ...turn }, i), "Answer this question again"));
+  }
+  return element(
+    "article",
+    { class: "said assistant" },
+    element("h2", { class: "unseen" }, "Answer"),
+    element("div", { class: turn.race ? "lanes" : "" }, ...answers),
+    element("p", { class: "verdict" }),
+    element("div", { class: "actions" }, ...actions),
+  );
+}
+
+function drawAnswer(races, lane) {
+  const name = element("h3", {}, lane ? "with drafts" : "plain", element("span", {}));
+  return element(
+    "div",
+    { class: races ? "lane" : "" },
+    ...(races ? [name] : []),
+    element("details", {}, element("summary", {}, "Reasoning"), element("p", {})),
+    element("div", { class: "answer" }),
+    element("p", { class: "note" }),
+  );
+}
+
+// Show what is new in a turn's answers.
+function tell(turn) {
+  turn.answers.forEach((answer, i) => tellAnswer(turn.nodes.answers[i], answer, turn));
+  const [plain, drafted] = turn.answers;
+  if (!drafted?.ended || !plain.ended) return;
+  const same = plain.tokens.join() === drafted.tokens.join();
+  const factor = (plain.decode_ms / drafted.decode_ms).toFixed(2);
+  const verdict = turn.nodes.reply.querySelector(".verdict");
+  verdict.textContent = `${same ? "identical" : "different"}, ${factor} times as fast`;
+  verdict.classList.toggle("differs", !same);
+}
+
+function tellAnswer(node, answer, turn) {
+  const words = answer.runs.filter(([, , reasons]) => !reasons);
+  const thoughts = answer.runs.filter(([, , reasons]) => reasons);
+  node.querySelector("details").hidden = !thoughts.length;
+  const painted = thoughts.flatMap(([text, kind]) => coloured(text, kind));
+  node.querySelector("details p").replaceChildren(...painted);
+  const children = [...rendered(words).childNodes];
+  if (!answer.runs.length && !answer.note) {
+    children.push(element("p", { class: "wait" }, waitText(answer)));
+  }
+  replaceChanged(node.querySelector(".answer"), children);
+  node.querySelector(".note").textContent = noteText(answer, turn);
+  if (turn.race) node.querySelector("h3 span").textContent = seconds(answer.decode_ms);
+}
+
+function waitText({ waiting }) {
+  if (waiting === null) return "Sending ...";
+  if (!waiting) return "Reading the prompt ...";
+  return `Waiting for a free row: place ${waiting} in the queue`;
+}
+
+function noteText(answer, turn) {
+  const parts = [];
+  if (answer.passes && (answer.ended || answer.note)) {
+    parts.push(counted(answer.tokens.length, "token"), counted(answer.passes, "pass", "es"));
+    parts.push(`${perPass(answer).toFixed(2)} per pass`);
+    parts.push(`prompt ${seconds(answer.prefill_ms)}`, `answer ${seconds(answer.decode_ms)}`);
+  }
+  if (turn.temperature && answer.ended) parts.push(`seed ${turn.seed}`);
+  return [...parts, answer.note].filter(Boolean).join(" · ");
+}
+
+function drawMeters() {
+  const answer = chat.turns.at(-1)?.answers.at(-1);
+  $("per-pass").textContent = answer?.passes ? perPass(answer).toFixed(2) : "–";
+  $("per-second").textContent = answer?.passes ? pace(answer).toFixed(1) : "–";
+  if (!model) return;
+  const most = model.jaxspec.prompt_tokens;
+  const share = Math.min(chat.used / most, 1);
+  $("context").ariaValueMax = most;
+  $("context").ariaValueNow = Math.min(chat.used, most);
+  $("context").querySelector("b").style.width = `${100 * share}%`;
+  const text = `${chat.used} of ${most} tokens of context`;
+  $("context").ariaValueText = $("context").querySelector("span").textContent = text;
+  $("context").classList.toggle("full", share > 0.9);
+}
+
+function drawLegend(sources) {
+  const kinds = ["", ...sources.map((_, i) => `${i}`), ...(sources.length > 1 ? ["several"] : [])];
+  const names = kinds.map((kind) => (kind ? `by ${sources[kind] ?? "several"}` : "target"));
+  const items = kinds.map((kind, i) => element("li", {}, ...coloured(names[i], kind)));
+  $("legend").replaceChildren(...(sources.length ? items : []));
+}
+
+// Keep the newest in view, unless the reader has scrolled up.
+function follow() {
+  if (follows) $("log").scrollTop = $("log").scrollHeight;
+}
+
+function noteScroll() {
+  const { scrollHeight, scrollTop, clientHeight } = $("log");
+  follows = scrollHeight - scrollTop - clientHeight < 40;
+  $("newest").hidden = follows;
+}
+
+function showNewest() {
+  follows = true;
+  follow();
+}
+
+// To screen readers an answer is one text, when it is whole, and not a line for each token.
+function speak(text) {
+  if ($("spoken").textContent !== text) $("spoken").textContent = text;
+}
+
+async function copyText(node, text) {
   try {
-    const text = await work(running.signal);
-    messages.push({ role: "assistant", content: text });
+    await navigator.clipboard.writeText(text);
+    node.textContent = "Copied";
+  } catch {
+    node.textContent = "Not allowed here";
+  }
+  setTimeout(() => (node.textContent = "Copy"), 1500);
+}
+
+// Asking
+
+// Return the options; show what is wrong with them and return null otherwise.
+function readOptions() {
+  const wrong = OPTIONS.filter((input) => !input.validity.valid);
+  OPTIONS.forEach((input) => showWrong(input, input.validationMessage, false));
+  if (wrong.length) {
+    showWrong(wrong[0], wrong[0].validationMessage);
+    return null;
+  }
+  const seed = $("seed").value || crypto.getRandomValues(new Uint32Array(1))[0];
+  return { most: +$("most").value, temperature: +$("temperature").value, seed: +seed };
+}
+
+// Say what is wrong with an option next to it, in view.
+function showWrong(input, message, focus = true) {
+  const label = input.closest("label");
+  label.querySelector(".wrong")?.remove();
+  input.setAttribute("aria-invalid", !!message);
+  if (message) label.append(element("span", { class: "wrong" }, message));
+  if (!focus) return;
+  toggleOptions(true);
+  input.focus();
+}
+
+function toggleOptions(open) {
+  $("options").hidden = !open;
+  $("more").ariaExpanded = open;
+}
+
+// Return the messages from the first turn that is sent, in OpenAI's form.
+function messages() {
+  const system = $("system").value.trim();
+  const sent = system ? [{ role: "system", content: system }] : [];
+  for (const { text, pictures: urls, answers } of chat.turns.slice(chat.first)) {
+    const parts = urls.map((url) => ({ type: "image_url", image_url: { url } }));
+    sent.push({ role: "user", content: parts.length ? [...parts, { type: "text", text }] : text });
+    if (answers.at(-1)?.text) sent.push({ role: "assistant", content: answers.at(-1).text });
+  }
+  return sent;
+}
+
+async function askQuestion(race) {
+  const text = $("question").value.trim();
+  if (running || !(text || pictures.length)) return;
+  const turn = { text, pictures, race };
+  const number = edited ?? chat.turns.length;
+  setComposer("", []);
+  if (await ask(turn, number)) return;
+  setComposer($("question").value || text, pictures.length ? pictures : turn.pictures);
+  setEdited(number < chat.turns.length ? number : null);
+}
+
+// Answer a turn in the place of turn `number` and all after it. Where nothing was written, put
+// those back and return false.
+async function ask(turn, number) {
+  $("problem").textContent = "";
+  const options = readOptions();
+  if (running || !options) return false;
+  const before = { ...chat };
+  Object.assign(turn, options, { answers: [] });
+  chat.turns = [...chat.turns.slice(0, number), turn];
+  chat.first = Math.min(chat.first, number);
+  setEdited(null);
+  busy(new AbortController());
+  let problem = "";
+  try {
+    await answer(turn, running.signal);
   } catch (error) {
-    if (error.name !== "AbortError") $("problem").textContent = error.message;
-    ({ messages, pictures } = before);
-    $("question").value ||= question;
-    while ($("log").lastElementChild !== before.last) $("log").lastElementChild.remove();
-    drawPictures();
-  } finally {
-    running = null;
-    busy(false);
-    $("question").focus();
+    problem = error.name === "AbortError" ? "" : error.message;
+    const note = problem ? `broken off: ${problem}` : "stopped";
+    for (const each of turn.answers) each.note = each.ended ? "" : note;
+    watch();
+  }
+  busy(null);
+  const written = turn.answers.some((each) => each.ended || each.runs.length);
+  if (!written) {
+    chat = before;
+    $("problem").textContent = problem;
+  }
+  draw();
+  follow();
+  keepChat();
+  speak(written ? turn.answers.at(-1).text : problem || "stopped");
+  if (document.activeElement === document.body) $("question").focus();
+  return written;
+}
+
+// Write a turn's answers. Turns that do not fit in a prompt any more are left out, oldest first.
+async function answer(turn, signal) {
+  const { images = Infinity } = model?.jaxspec ?? {};
+  const shown = () => chat.turns.slice(chat.first).flatMap((each) => each.pictures).length;
+  while (shown() > images && chat.turns[chat.first] !== turn) chat.first += 1;
+  for (;;) {
+    turn.answers = turn.race ? [newAnswer(), newAnswer()] : [newAnswer()];
+    const { most: max_tokens, temperature, seed } = turn;
+    const options = { model: model?.id, messages: messages(), max_tokens, temperature, seed };
+    draw();
+    showNewest();
+    const lanes = turn.answers.map((each, i) => {
+      const plain = turn.race && !i ? { draft: false } : {};
+      return write(each, { ...options, ...plain }, signal, () => progress(turn));
+    });
+    try {
+      return await Promise.all(lanes);
+    } catch (error) {
+      await Promise.allSettled(lanes);
+      if (error.code !== "context_length_exceeded" || chat.turns[chat.first] === turn) throw error;
+      chat.first += 1;
+    }
   }
 }
 
-function busy(yes) {
-  $("send").textContent = yes ? "Stop" : "Ask";
-  $("race").disabled = $("new").disabled = yes;
+function progress(turn) {
+  tell(turn);
+  follow();
+  drawMeters();
+  keepChat(1000);
+  const waits = turn.answers.every((each) => !each.runs.length);
+  speak(waits ? waitText(turn.answers.at(-1)) : "Answering ...");
 }
 
-async function answer(signal) {
-  const place = element("p", { class: "answer" });
-  const note = element("p", { class: "note" });
-  say("assistant", place, note);
-  const whole = await write(place, options(), signal, meters);
-  note.textContent =
-    `${whole.tokens.length} tokens in ${whole.passes} passes after the prompt's, ` +
-    `${((whole.prefill_ms + whole.decode_ms) / 1000).toFixed(2)} s`;
-  return whole.text;
+function busy(controller) {
+  running = controller;
+  $("send").textContent = running ? "Stop" : "Ask";
+  $("race").disabled = $("new").disabled = !!running;
+  $("log").ariaBusy = !!running;
 }
 
-// Ask twice at once, without drafts and with them. The server lets both take turns, block by block,
-// and each clock counts its own turns only, without the prefill, which is the same for both.
-async function race(signal) {
-  const lane = (name) => {
-    const clock = element("span", { class: "clock" }, "0.00 s");
-    const place = element("p", { class: "answer" });
-    const note = element("p", { class: "note" });
-    const node = element("div", { class: "lane" }, element("h3", {}, name, clock), place, note);
-    const tick = (whole) => {
-      clock.textContent = `${(whole.decode_ms / 1000).toFixed(2)} s`;
-      note.textContent =
-        `${whole.passes} passes, ${perPass(whole).toFixed(2)} tokens per pass, ` +
-        `${pace(whole).toFixed(1)} tokens a second; before, the prompt was read in ` +
-        `${(whole.prefill_ms / 1000).toFixed(2)} s`;
-      if (name === "drafted") meters(whole);
+function edit(number) {
+  if (running) return;
+  setComposer(chat.turns[number].text, chat.turns[number].pictures);
+  setEdited(number);
+  $("question").focus();
+}
+
+function setEdited(number) {
+  edited = number;
+  $("editing").hidden = number === null;
+}
+
+function setComposer(text, urls) {
+  $("question").value = text;
+  pictures = [...urls];
+  drawPictures();
+  grow();
+}
+
+function begin() {
+  chat = { turns: [], first: 0, used: 0 };
+  $("problem").textContent = "";
+  setComposer("", []);
+  setEdited(null);
+  draw();
+  keepChat();
+  $("question").focus();
+}
+
+// Let the box be as high as its text; its style has the most.
+function grow() {
+  $("question").style.height = "auto";
+  $("question").style.height = `${$("question").scrollHeight}px`;
+}
+
+// The browser keeps the chat of each tab, and the tab its options.
+
+const stored = (name) => sessionStorage.getItem(name);
+const tab = +(stored("chat") ?? Date.now() + Math.random());
+let kept = 0; // when the chat was kept last
+
+function chats(mode, work) {
+  return new Promise((resolve, reject) => {
+    const opening = indexedDB.open("jaxspec");
+    opening.onupgradeneeded = () => opening.result.createObjectStore("chats");
+    opening.onerror = () => reject(opening.error);
+    opening.onsuccess = () => {
+      const request = work(opening.result.transaction("chats", mode).objectStore("chats"));
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => reject(request.error);
     };
-    return { node, place, tick };
-  };
-  const plain = lane("plain");
-  const drafted = lane("drafted");
-  const verdict = element("p", { class: "verdict", role: "status" });
-  const lanes = element("div", { class: "lanes" }, plain.node, drafted.node);
-  say("race", lanes, verdict);
-  const both = [
-    write(plain.place, { ...options(), draft: false }, signal, plain.tick),
-    write(drafted.place, options(), signal, drafted.tick),
-  ];
-  const [slow, fast] = await Promise.all(both);
-  const same = slow.tokens.join() === fast.tokens.join();
-  const factor = (slow.decode_ms / fast.decode_ms).toFixed(2);
-  verdict.textContent = `${same ? "identical" : "different"}, ${factor} times as fast`;
-  verdict.classList.toggle("differs", !same);
-  return fast.text;
+  });
+}
+
+// Keep the chat, if that was not done within the last `ms`.
+function keepChat(ms = 0) {
+  if (Date.now() - kept < ms) return;
+  kept = Date.now();
+  const turns = chat.turns.map(({ nodes, ...turn }) => turn);
+  const put = (store) => store.put({ ...chat, turns }, tab);
+  chats("readwrite", put).catch(() => {}); // some private windows keep nothing
+}
+
+async function restore() {
+  sessionStorage.setItem("chat", tab);
+  for (const input of OPTIONS) input.value = stored(input.id) ?? input.value;
+  const before = await chats("readonly", (store) => store.get(tab)).catch(() => null);
+  if (before && !chat.turns.length) {
+    chat = before;
+    for (const each of chat.turns.flatMap((turn) => turn.answers)) {
+      if (!each.ended) each.note ||= "broken off: the page was closed";
+    }
+    draw();
+    showNewest();
+  }
+  const old = IDBKeyRange.upperBound(Date.now() - WEEK);
+  await chats("readwrite", (store) => store.delete(old)).catch(() => {});
+  if (before) keepChat();
 }
 
 // Pictures
@@ -247,7 +640,7 @@ async function addFiles(files) {
   for (const file of files) {
     if (!file.type.startsWith("image/")) continue;
     if (pictures.length >= most) {
-      $("problem").textContent = `this server takes ${most} pictures a request`;
+      $("problem").textContent = `this server takes ${counted(most, "picture")} at a time`;
       break;
     }
     try {
@@ -280,18 +673,17 @@ async function dataUrl(file) {
 }
 
 function drawPictures() {
-  $("pictures").replaceChildren(
-    ...pictures.map((url, i) => {
-      const remove = element("button", { type: "button", "aria-label": `Remove picture ${i + 1}` });
-      remove.textContent = "×";
-      remove.onclick = () => {
-        pictures.splice(i, 1);
-        drawPictures();
-        $("question").focus();
-      };
-      return element("li", {}, element("img", { src: url, alt: `Picture ${i + 1}` }), remove);
-    }),
-  );
+  const remove = (i) => {
+    pictures.splice(i, 1);
+    $("problem").textContent = "";
+    drawPictures();
+    $("question").focus();
+  };
+  const items = pictures.map((url, i) => {
+    const image = element("img", { src: url, alt: `Picture ${i + 1}` });
+    return element("li", {}, image, button("×", () => remove(i), `Remove picture ${i + 1}`));
+  });
+  $("pictures").replaceChildren(...items);
 }
 
 // Events
@@ -299,13 +691,14 @@ function drawPictures() {
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   if (running) running.abort();
-  else ask(answer);
+  else askQuestion(false);
 });
-$("race").onclick = () => ask(race);
+$("race").onclick = () => askQuestion(true);
+$("question").oninput = grow;
 $("question").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
-    if (!running) ask(answer);
+    askQuestion(false);
   }
 });
 document.addEventListener("keydown", (event) => {
@@ -328,30 +721,38 @@ $("file").onchange = () => {
   $("file").value = "";
 };
 $("example").onclick = async () => {
-  const image = await (await fetch("example.png")).blob();
+  const image = await (await reach("example.png")).blob();
   await addFiles([new File([image], "example.png", { type: "image/png" })]);
   $("question").value ||= model.jaxspec.example;
   $("question").focus();
 };
-$("new").onclick = () => {
-  messages = [];
-  for (const node of [...$("log").querySelectorAll(".said")]) node.remove();
-  $("welcome").hidden = false;
-  meters({ passes: 0 });
+$("new").onclick = begin;
+$("keep").onclick = () => {
+  setComposer("", []);
+  setEdited(null);
   $("question").focus();
 };
-$("key").onchange = () => {
-  sessionStorage.setItem("key", $("key").value);
-  connect();
-};
+$("more").onclick = () => toggleOptions($("options").hidden);
+for (const input of OPTIONS) {
+  input.onchange = () => {
+    showWrong(input, input.validationMessage, false);
+    sessionStorage.setItem(input.id, input.value);
+  };
+}
+$("key").addEventListener("change", connect);
+$("log").onscroll = noteScroll;
+new ResizeObserver(follow).observe($("log"));
+$("newest").onclick = showNewest;
 $("theme").onclick = () => {
-  const dark = getComputedStyle(document.documentElement).colorScheme === "dark"
-    || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
-  document.documentElement.dataset.theme = dark ? "light" : "dark";
-  localStorage.setItem("theme", document.documentElement.dataset.theme);
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  localStorage.theme = (localStorage.theme ?? dark) === "dark" ? "light" : "dark";
+  showTheme();
 };
 
-const theme = localStorage.getItem("theme");
-if (theme) document.documentElement.dataset.theme = theme;
-$("key").value = sessionStorage.getItem("key") ?? "";
-connect();
+function showTheme() {
+  if (localStorage.theme) document.documentElement.dataset.theme = localStorage.theme;
+}
+
+showTheme();
+restore();
+watch();
