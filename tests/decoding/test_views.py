@@ -110,7 +110,6 @@ def test_what_stands_for_an_image(tmp_path: Path) -> None:
         **{"T": "<0x0A>", "T-slots": "<image> <image> <image>"},
         **{"T-literal": literal, "C": "▁ i m a g e : ▁"},
     }
-    assert [name for name, view in VIEWS.items() if view.reads_images] == ["M"]
 
 
 def test_rewrite_shows_feature_rows() -> None:

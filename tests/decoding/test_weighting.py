@@ -87,19 +87,47 @@ def initial_weights(rng: np.random.Generator, views: int) -> np.ndarray:
 
 
 CASES = [
-    *((text, *(("all", 2), ("4", 3))[i % 2]) for i, text in enumerate(ADAPTIVE)),
-    *(("adaboost", window, 2) for window in ("1", "16")),
+    ("grid", 2),
+    ("grid:measure=tvd,steps=4,window=4", 3),
+    ("grid:measure=matches", 2),
+    ("grid:measure=matches_kl,window=4", 3),
+    ("grid:measure=matches_tvd,steps=13", 2),
+    ("inverse_error_power:window=4", 3),
+    ("inverse_error_power:measure=tvd,tau=0.5", 2),
+    ("inverse_error_power:tau=0,window=4", 3),
+    ("inverse_error_softmax:measure=tvd", 2),
+    ("inverse_error_softmax:tau=2,window=4", 3),
+    ("hard_match", 2),
+    ("adaboost:window=4", 3),
+    ("adaboost:constant=0", 2),
+    ("adaboost:constant=0.1,window=4", 3),
+    ("adaboost:window=1", 2),
+    ("adaboost:window=16", 2),
+    ("inverse_error_power:decay=0.8", 2),
+    ("inverse_error_softmax:tau=2,decay=0.8,window=4", 3),
 ]
+"""Rules with their windows and decays, and numbers of views. A new rule adds its own lines."""
 
 
-@pytest.mark.parametrize(("text", "window", "views"), CASES)
-def test_rules_equal_the_reference(text: str, window: str, views: int) -> None:
-    rng = np.random.default_rng(len(text) * 100 + views)
+def apart(text: str) -> tuple[Any, Adaptive]:
+    """Return the reference of a case, which knows no window and no decay, and the rule."""
+    name, _, options = text.partition(":")
+    kept = [o for o in options.split(",") if o and not o.startswith(("window=", "decay="))]
     rule = parse_weighting(text)
     assert isinstance(rule, Adaptive)
-    rule = replace(rule, window=None if window == "all" else int(window))
+    return RULE_CASES[":".join(filter(None, [name, ",".join(kept)]))], rule
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {apart(text)[0] for text, _ in CASES} == {RULE_CASES[text] for text in ADAPTIVE}
+
+
+@pytest.mark.parametrize(("text", "views"), CASES)
+def test_rules_equal_the_reference(text: str, views: int) -> None:
+    rng = np.random.default_rng(len(text) * 100 + views)
+    known, rule = apart(text)
     blocks, initial = history(rng, views), initial_weights(rng, views)
-    rows = [reference.Reference(RULE_CASES[text], w, rule.window) for w in initial]
+    rows = [reference.Reference(known, w, rule.window, rule.decay) for w in initial]
     found = weights_after(rule, initial, blocks)
     np.testing.assert_allclose(found[0], initial, rtol=1e-6)
     for (p, q, valid), ours in zip(blocks, found[1:]):

@@ -2,7 +2,8 @@
 them.
 
 One request at a time, full histories of distributions, everything computed anew after each block.
-`p` and `q` hold the verified places of the window in order: p [T, V], q [T, R, V].
+`p` and `q` hold the verified places of the window in order: p [T, V], q [T, R, V]; `factors` [T]
+what each place counts.
 """
 
 from __future__ import annotations
@@ -40,36 +41,40 @@ def simplex(views: int, steps: int) -> np.ndarray:
     return np.asarray(points, np.float64) / steps
 
 
-def summed(measure: str, p: np.ndarray, q: np.ndarray, w: np.ndarray) -> float:
-    return sum(DIVERGENCE[measure](pt, w @ qt) for pt, qt in zip(p, q))
+def summed(measure: str, p: np.ndarray, q: np.ndarray, w: np.ndarray, factors: np.ndarray) -> float:
+    return sum(f * DIVERGENCE[measure](pt, w @ qt) for f, pt, qt in zip(factors, p, q))
 
 
-def static(p: np.ndarray, q: np.ndarray, initial: np.ndarray) -> np.ndarray:
+def static(p: np.ndarray, q: np.ndarray, initial: np.ndarray, factors: np.ndarray) -> np.ndarray:
     return initial
 
 
 def grid(measure: str = "kl", steps: int = 10) -> Callable[..., np.ndarray]:
-    def weights(p: np.ndarray, q: np.ndarray, initial: np.ndarray) -> np.ndarray:
+    def weights(
+        p: np.ndarray, q: np.ndarray, initial: np.ndarray, factors: np.ndarray
+    ) -> np.ndarray:
         points = simplex(q.shape[1], steps)
         first, _, then = measure.partition("_")
-        cost = np.asarray([summed(first, p, q, w) for w in points])
+        cost = np.asarray([summed(first, p, q, w, factors) for w in points])
         if then:
             tied = cost == cost.min()
             cost = np.asarray(
-                [summed(then, p, q, w) if t else np.inf for w, t in zip(points, tied)]
+                [summed(then, p, q, w, factors) if t else np.inf for w, t in zip(points, tied)]
             )
         return points[np.argmin(cost)]
 
     return weights
 
 
-def errors(measure: str, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    return np.maximum([summed(measure, p, q, one) for one in np.eye(q.shape[1])], 1e-11)
+def errors(measure: str, p: np.ndarray, q: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    return np.maximum([summed(measure, p, q, one, factors) for one in np.eye(q.shape[1])], 1e-11)
 
 
 def inverse_error_power(measure: str = "kl", tau: float = 1.0) -> Callable[..., np.ndarray]:
-    def weights(p: np.ndarray, q: np.ndarray, initial: np.ndarray) -> np.ndarray:
-        error = errors(measure, p, q)
+    def weights(
+        p: np.ndarray, q: np.ndarray, initial: np.ndarray, factors: np.ndarray
+    ) -> np.ndarray:
+        error = errors(measure, p, q, factors)
         if tau == 0:
             return np.eye(len(error))[np.argmin(error)]
         power = (error / error.min()) ** (-1 / tau)
@@ -79,27 +84,33 @@ def inverse_error_power(measure: str = "kl", tau: float = 1.0) -> Callable[..., 
 
 
 def inverse_error_softmax(measure: str = "kl", tau: float = 1.0) -> Callable[..., np.ndarray]:
-    def weights(p: np.ndarray, q: np.ndarray, initial: np.ndarray) -> np.ndarray:
-        value = 1 / (tau * errors(measure, p, q))
+    def weights(
+        p: np.ndarray, q: np.ndarray, initial: np.ndarray, factors: np.ndarray
+    ) -> np.ndarray:
+        value = 1 / (tau * errors(measure, p, q, factors))
         power = np.exp(value - value.max())
         return power / power.sum()
 
     return weights
 
 
-def hits(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    return (q.argmax(-1) == p.argmax(-1)[:, None]).sum(0).astype(np.float64)
+def hits(p: np.ndarray, q: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    return factors @ (q.argmax(-1) == p.argmax(-1)[:, None])
 
 
-def hard_match(p: np.ndarray, q: np.ndarray, initial: np.ndarray) -> np.ndarray:
-    right = hits(p, q)
+def hard_match(
+    p: np.ndarray, q: np.ndarray, initial: np.ndarray, factors: np.ndarray
+) -> np.ndarray:
+    right = hits(p, q, factors)
     return right / right.sum() if right.any() else initial
 
 
 def adaboost(constant: float = 1.0) -> Callable[..., np.ndarray]:
-    def weights(p: np.ndarray, q: np.ndarray, initial: np.ndarray) -> np.ndarray:
+    def weights(
+        p: np.ndarray, q: np.ndarray, initial: np.ndarray, factors: np.ndarray
+    ) -> np.ndarray:
         value = []
-        for accuracy in hits(p, q) / len(p):
+        for accuracy in hits(p, q, factors) / factors.sum():
             if accuracy in (0, 1):
                 value.append(1e5 if accuracy else -1e5)
             else:
@@ -113,8 +124,14 @@ def adaboost(constant: float = 1.0) -> Callable[..., np.ndarray]:
 class Reference:
     """A request's history under one rule; `observe` takes a block's verified places."""
 
-    def __init__(self, rule: Callable[..., np.ndarray], initial: np.ndarray, window: int | None):
-        self.rule, self.initial, self.window = rule, initial, window
+    def __init__(
+        self,
+        rule: Callable[..., np.ndarray],
+        initial: np.ndarray,
+        window: int | None,
+        decay: float = 1.0,
+    ):
+        self.rule, self.initial, self.window, self.decay = rule, initial, window, decay
         self.weights = initial
         self.p: list[np.ndarray] = []
         self.q: list[np.ndarray] = []
@@ -124,6 +141,6 @@ class Reference:
         self.q.extend(q)
         if self.p:
             last = slice(-(self.window or len(self.p)), None)
-            self.weights = self.rule(
-                np.asarray(self.p[last]), np.asarray(self.q[last]), self.initial
-            )
+            p, q = np.asarray(self.p[last]), np.asarray(self.q[last])
+            factors = self.decay ** np.arange(len(p) - 1.0, -1, -1)
+            self.weights = self.rule(p, q, self.initial, factors)

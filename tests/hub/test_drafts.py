@@ -23,7 +23,8 @@ def test_each_draft_is_listed_for_the_target_that_its_twin_drafts_for() -> None:
     assert {name: listed[name] for name in listed.keys() & targets} == {
         name: targets[name] for name in listed.keys() & targets
     }
-    assert targets.keys() - listed.keys() == {"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
+    # A text head, which the list may have or not.
+    assert targets.keys() - listed.keys() <= {"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
 
 
 def test_the_page_cites_what_the_list_claims() -> None:

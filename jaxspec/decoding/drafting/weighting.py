@@ -41,7 +41,13 @@ CERTAIN = 1e5  # AdaBoost's log-odds of a view that was always right, as in the 
 LARGEST = 1e6
 """Largest value of a field, and inverse of the smallest. Larger values overflow float32."""
 COUNT = (1, LARGEST)
-RANGES = {"window": COUNT, "steps": COUNT, "tau": (0, LARGEST), "constant": (-LARGEST, LARGEST)}
+RANGES = {
+    "window": COUNT,
+    "decay": (0, 1),
+    "steps": COUNT,
+    "tau": (0, LARGEST),
+    "constant": (-LARGEST, LARGEST),
+}
 """Least and largest values of fields."""
 ALL = "all"  # text form of None
 Kept = TypeVar("Kept")  # state of a rule
@@ -164,7 +170,7 @@ class Scores(struct.PyTreeNode):
     count: Int[Array, " B"]
     """Number of verified places so far."""
     ring: Float[Array, "B window measures points"]
-    """Scores of the window's places; without a window their running sum, in one slot."""
+    """Scores of the window's places; without a window their running sum, decayed, in one slot."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,8 @@ class Adaptive(Weighting[Scores]):
 
     window: int | None = None
     """Number of newest verified places that count; None: all."""
+    decay: float = 1.0
+    """Factor of a place's score for each verified place after it."""
 
     @abstractmethod
     def score(
@@ -194,7 +202,7 @@ class Adaptive(Weighting[Scores]):
 
         Args:
           scores: Sums of the window's scores, [B, measures, points].
-          places: Number of the window's places, [B].
+          places: Number of the window's places, [B]; with decay, the sum of their factors.
         """
 
     def init(self, weights: Float[Array, "B R"]) -> Scores:
@@ -214,18 +222,28 @@ class Adaptive(Weighting[Scores]):
         scores = self.score(p, view_probs, weights)
         added = valid.sum(1)
         count = state.count + added
+        rank = jnp.cumsum(valid, axis=1)
         if self.window is None:
-            ring = state.ring + jnp.where(valid[..., None, None], scores, 0.0).sum(1, keepdims=True)
-            places = count
+            ring = state.ring
+            if self.decay != 1:
+                # added = 2, rank 1, 2, 2: the places have 1, 0 and 0 verified ones after them.
+                ring = ring * (self.decay**added)[:, None, None, None]
+                scores = scores * (self.decay ** (added[:, None] - rank))[..., None, None]
+            ring = ring + jnp.where(valid[..., None, None], scores, 0.0).sum(1, keepdims=True)
+            summed, places = ring.sum(1), count
         else:
             # Window 4, 5 places so far, valid [1, 1, 0]: ranks are 1, 2, 2, and the scores go to
             # slots 5 % 4, 6 % 4 and the out-of-range slot 4, so the last write is dropped.
-            rank = jnp.cumsum(valid, axis=1)
             stays = valid & (rank > added[:, None] - self.window)
             slot = jnp.where(stays, (state.count[:, None] + rank - 1) % self.window, self.window)
             ring = state.ring.at[jnp.arange(len(added))[:, None], slot].set(scores, mode="drop")
-            places = jnp.minimum(count, self.window)
-        next_weights = self.choose(ring.sum(1), places, state.initial, p.shape[-1])
+            summed, places = ring.sum(1), jnp.minimum(count, self.window)
+            if self.decay != 1:
+                age = (count[:, None] - 1 - jnp.arange(self.window)) % self.window
+                summed = (ring * (self.decay**age)[..., None, None]).sum(1)
+        if self.decay != 1:  # 1 + decay + decay^2 + ...
+            places = (1 - self.decay**places) / (1 - self.decay)
+        next_weights = self.choose(summed, places, state.initial, p.shape[-1])
         next_weights = jnp.where(count[:, None] > 0, next_weights, state.initial)
         return Scores(state.initial, next_weights, count, ring)
 
