@@ -1,7 +1,7 @@
 // The page of `jaxspec serve`: chat with pictures, and see which tokens were drafted.
-// All that is said is in `chat`, which `draw` shows and the browser keeps: turns of a question and
-// its answers (two in a race). An answer holds runs, [text, kind, whether it is reasoning], where
-// the kind of a run says who wrote it: "" the target, "0" the first source, "several" sources.
+// What is said is in `chat`, which `draw` shows and the browser keeps: turns of a question and its
+// answers (two in a race). An answer holds runs, [text, kind, whether it is reasoning]. The kind
+// says who wrote a run: "" the target, "0" the first source, "several" sources.
 
 import markdownit from "./markdown-it/markdown-it.js";
 
@@ -62,7 +62,6 @@ let next; // timer of the next look at the server
 
 // Show the server's state, and look again: soon while it is not ready, else now and then.
 async function watch() {
-  clearTimeout(next);
   let ready = false;
   try {
     const health = await (await reach("health", { signal: AbortSignal.timeout(10e3) })).json();
@@ -73,6 +72,7 @@ async function watch() {
     model = null; // another one may come back
     about("the server does not answer; it is asked again every 2 seconds", "dead");
   }
+  clearTimeout(next); // of a look that began meanwhile
   next = setTimeout(watch, ready ? 10e3 : 2e3);
 }
 
@@ -421,6 +421,7 @@ async function copyText(node, text) {
   } catch {
     node.textContent = "Not allowed here";
   }
+  speak(node.textContent);
   setTimeout(() => (node.textContent = "Copy"), 1500);
 }
 
@@ -739,7 +740,7 @@ for (const input of OPTIONS) {
     sessionStorage.setItem(input.id, input.value);
   };
 }
-$("key").addEventListener("change", connect);
+$("key").addEventListener("change", watch);
 $("log").onscroll = noteScroll;
 new ResizeObserver(follow).observe($("log"));
 $("newest").onclick = showNewest;
