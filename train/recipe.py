@@ -124,6 +124,8 @@ class Ablation(KVHeadOptions):
     """Draft a block in one pass of a KV head, with learned masks behind the newest token."""
     markov: int = 0
     """Rank of a correction by the token before, of a parallel or block head; 0 has none."""
+    window: int = 0
+    """Newest tokens that the layers of a fused or block head read; 0 reads all."""
 
 
 def main(args: Sequence[str] | None = None) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from jaxspec.config.rope import RopeScaling
-from jaxspec.config.text import RotaryConfig, TextConfig
+from jaxspec.config.text import SLIDING, Qwen3Config, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, check_counts
 
 _NEUTRAL: dict[str, Any] = {
@@ -223,7 +223,7 @@ def check_entries(
         f"{key} {json.dumps(value):.40}"
         for key, value in entries.items()
         if (
-            value not in (None, neutral[key])
+            key not in known and value not in (None, neutral[key])
             if key in neutral
             else value and key not in known and suspects.search(key)
         )
@@ -246,13 +246,15 @@ def placeholder_words(title: str, entries: Mapping[str, Any], tokens: int) -> tu
     return tuple(range(size)) if size is not None and size < tokens else ()
 
 
-def refuse_window(title: str, window: Any) -> None:
-    """Raise InputError for a head whose layers slide over so many tokens; None: over all."""
-    if window is not None:
-        raise InputError(
-            f"{title}: sliding_window {window!r:.40}, and heads have no windows; give a head whose "
-            "layers are all full"
-        )
+def windows_of(raw: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+    """Return `sliding_window` and `layer_types` of a head's layers, whatever their family is.
+
+    Layers slide where `layer_types` says so, unless `use_sliding_window` says otherwise.
+    """
+    uses = raw.get("use_sliding_window")
+    slides = SLIDING in (raw.get("layer_types") or ()) if uses is None else uses
+    window, kinds = Qwen3Config.windows({**raw, "use_sliding_window": slides})
+    return window, () if window is None else kinds
 
 
 def check_rotary(text: TextConfig) -> RotaryConfig:

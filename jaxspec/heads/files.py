@@ -235,6 +235,15 @@ def speculators_entries(
     }
 
 
+def window_facts(text: RotaryConfig) -> dict[str, str]:
+    """Return what the card of a head with sliding layers says of them."""
+    if text.sliding_window is None:
+        return {}
+    layers = range(text.num_hidden_layers)
+    sliding = sum(text.of_layer(layer).sliding_window is not None for layer in layers)
+    return {"window": f"{text.sliding_window} tokens, in {sliding} of {len(layers)} layers"}
+
+
 _BY_WORD = ("lm_head.weight", "markov_head.markov_w2.weight")
 """Tensors with a row for each draft word."""
 

@@ -275,10 +275,14 @@ class KeyedHead(Head):
     def segments(
         self, context: KVCache, reading: Reading, newest: Int[Array, "B roots"]
     ) -> list[list[Segment]]:
-        seen = jnp.arange(context.slots) < newest[..., None] - self.behind
-        return [
-            [Segment(k, v, seen, context.bias)] for k, v in zip(context.k, context.v, strict=True)
-        ]
+        slots, first = jnp.arange(context.slots), newest[..., None] - self.behind
+        segments, text = [], self.config.text_config
+        for layer, (k, v) in enumerate(zip(context.k, context.v, strict=True)):
+            seen, window = slots < first, text.of_layer(layer).sliding_window
+            if window is not None:  # counted from the block's first token, for all its tokens
+                seen &= slots > first - window
+            segments.append([Segment(k, v, seen, context.bias)])
+        return segments
 
 
 def empty_room(text: RotaryConfig, batch: int, count: int, dtype: Any) -> tuple[KeysValues, ...]:

@@ -20,7 +20,7 @@ Feature = Literal["none", "last_hidden", "eagle1", "fused", "block", "assistant"
 _DEFAULTS: dict[str, Any] = {
     **{"layers": 1, "key_layers": (), "reads_text": True, "own_keys": True, "markov": 0},
     **{"images": "placeholder", "target_layers": (), "width": 1024},
-    **{"mask_token": None, "anchored": False},
+    **{"mask_token": None, "anchored": False, "window": 0},
 }
 """Values that say nothing, so that every kind takes them."""
 
@@ -47,7 +47,7 @@ def new_head(
     elif parallel:
         raise InputError(f"{kind.config.title}: parallel is an option of KV heads; leave it out")
     check_counts(layers=options.get("layers", 1), width=options.get("width", 1))
-    check_numbers(markov=options.get("markov", 0))
+    check_numbers(markov=options.get("markov", 0), window=options.get("window", 0))
     every = (*kv_head.POOLED, *_DEFAULTS)
     for name in [name for name in every if name in options and name not in kind.options]:
         value = options.pop(name)

@@ -44,12 +44,16 @@ TEXT = Qwen2Config(
 TARGET = tiny.random_params(TEXT)
 WORDS = (9, 3, 30, 4, 17, 39, 5, 22)
 """In no order: files have them in order of their ids."""
-DSPARK = {"markov": 4, "anchored": True}
+DSPARK: dict[str, Any] = {"markov": 4, "anchored": True}
+MIXED = ("full_attention", "sliding_attention")
 
 
-def made(words: tuple[int, ...] = (), **options: Any) -> tuple[DFlashConfig, Params]:
+def made(
+    words: tuple[int, ...] = (), kinds: tuple[str, ...] = (), **options: Any
+) -> tuple[DFlashConfig, Params]:
     config = DFlashConfig.of_target(TEXT, 2, (2, 4), target_name="owner/target", gamma=J, **options)
-    config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
+    text = replace(config.text_config, draft_vocabulary=words, layer_types=kinds)
+    config = replace(config, text_config=text)
     output = {"lm_head": {"weight": TARGET["model"]["embed_tokens"]["embedding"]}}
     return config, tiny.eagle_params(config, TARGET | output)
 
@@ -60,17 +64,19 @@ def row() -> tuple[np.ndarray, np.ndarray]:
     return tokens, rng.normal(size=(LENGTH, 2 * TEXT.hidden_size)).astype(np.float32)
 
 
-def scores(config: DFlashConfig, params: Params) -> np.ndarray:
+def scores(
+    config: DFlashConfig, params: Params, text: Any = TEXT, target: Params = TARGET
+) -> np.ndarray:
     """Ours [J, V] of the block at the anchor, in the forced tokens of the row."""
-    config = config.for_target(TEXT)
+    config = config.for_target(text)
     tokens, states = (jnp.asarray(leaf)[None] for leaf in row())
     rows, block = PromptRows(tokens, jnp.asarray([LENGTH])), ANCHOR + jnp.arange(J)[None, None]
     reading = TargetPass(jnp.zeros((1, LENGTH, 32)), states=states)
-    hidden = read_blocks(config, params, TARGET, reading, rows, block, None)
+    hidden = read_blocks(config, params, target, reading, rows, block, None)
     drafts = LanguageModel(config.text_config)
-    scored = drafts.scores(joined(params, TARGET, config.text_config.draft_vocabulary), hidden[0])
+    scored = drafts.scores(joined(params, target, config.text_config.draft_vocabulary), hidden[0])
     before = pick(tokens, block)[0]
-    ours = corrected(config, params, scored, before, embedder(config, params, TARGET))
+    ours = corrected(config, params, scored, before, embedder(config, params, target))
     whole = np.full((J, TEXT.vocab_size), -np.inf)
     whole[:, list(config.text_config.draft_vocabulary or range(TEXT.vocab_size))] = ours[0]
     return whole
@@ -80,11 +86,15 @@ def scores(config: DFlashConfig, params: Params) -> np.ndarray:
     ("engine", "words", "options", "command"),
     [
         ("vllm", WORDS, {}, '"method": "dflash", "model": "{}", "num_speculative_tokens": 3'),
-        ("vllm", WORDS, DSPARK, '"method": "dspark"'),
+        ("vllm", WORDS, DSPARK | {"window": 5, "causal": False}, '"method": "dspark"'),
         ("vllm", (), {"anchored": True, "own_output": True}, '"method": "dspark"'),
-        ("sglang", (), {}, "--speculative-algorithm DFLASH --speculative-draft-model-path {}"),
+        (
+            *("sglang", (), {"window": 5, "kinds": MIXED}),
+            "--speculative-algorithm DFLASH --speculative-draft-model-path {}",
+        ),
         ("speculators", (), {"own_embedding": True, "own_output": True}, "vllm serve {}"),
-        ("speculators", WORDS, DSPARK, "vllm serve {}"),
+        ("speculators", WORDS, DSPARK | {"window": 5, "kinds": MIXED}, "vllm serve {}"),
+        ("speculators", (), {"window": 5, "causal": False}, "vllm serve {}"),
     ],
 )
 def test_exports_are_read_bit_for_bit_and_score_alike(
@@ -107,7 +117,7 @@ def test_exports_are_read_bit_for_bit_and_score_alike(
     jax.tree.map(np.testing.assert_array_equal, params, again)
     main(["inspect", str(tmp_path / "out")])
     assert "DFlash head for 'owner/target'" in capsys.readouterr().out
-    raw = json.loads((tmp_path / "head" / "config.json").read_text())
+    raw = json.loads((tmp_path / "out" / "config.json").read_text())
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"], np.float64)
     tokens, states = row()
@@ -289,31 +299,50 @@ def test_speculators_files_without_the_key_are_read_by_their_version(
     assert inspect(tmp_path / "head").facts["drafts"] == f"{config.gamma} tokens a pass; {slots}"
 
 
+def test_a_window_as_long_as_the_context_changes_no_score() -> None:
+    config, params = made()
+    windowed = replace(config.text_config, sliding_window=ANCHOR + 1)
+    whole = scores(config, params)
+    for causal, same in ((False, True), (True, False)):
+        ours = scores(replace(config, text_config=windowed, causal=causal), params)
+        assert np.array_equal(ours, whole) == same
+    shorter = replace(config.text_config, sliding_window=ANCHOR)
+    ours = scores(replace(config, text_config=shorter, causal=False), params)
+    assert not np.array_equal(ours, whole)
+
+
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
 
 
 @pytest.mark.parametrize(
-    ("server", "changes", "window"),
+    ("server", "changes", "window", "causal"),
     [
-        ("vllm", SLIDING | {"sliding_window": 512}, 512),
-        ("vllm", SLIDING | {"sliding_window": 32768}, 32768),
-        ("vllm", SLIDING | {"sliding_window": 32768, "causal": False}, None),
-        ("vllm", SLIDING | {"sliding_window": 512, "use_sliding_window": False}, None),
-        ("vllm", {"sliding_window": 512, "use_sliding_window": True}, None),
-        ("vllm", {"sliding_window": 512, "layer_types": None} | {"max_window_layers": 2}, None),
-        ("speculators", SLIDING | {"sliding_window": 512}, 512),
-        ("speculators", SLIDING | {"sliding_window": 32768}, 32768),
-        ("speculators", SLIDING | {"sliding_window": 32768, "use_sliding_window": None}, 32768),
-        ("speculators", SLIDING | {"sliding_window": 32768, "sliding_window_non_causal": True}, None),
+        ("vllm", SLIDING | {"sliding_window": 512}, 512, True),
+        ("vllm", SLIDING | {"sliding_window": 32768}, 32768, True),
+        ("vllm", SLIDING | {"sliding_window": 512, "causal": False}, 512, False),
+        ("vllm", SLIDING | {"sliding_window": 512, "is_causal": False}, 512, False),
+        ("vllm", SLIDING | {"sliding_window": 512, "use_sliding_window": False}, None, True),
+        ("vllm", {"sliding_window": 512, "use_sliding_window": True}, None, True),
+        ("vllm", {"sliding_window": 512, "layer_types": None, "max_window_layers": 2}, None, True),
+        ("speculators", SLIDING | {"sliding_window": 512}, 513, True),
+        ("speculators", SLIDING | {"sliding_window": 32768}, 32769, True),
+        ("speculators", SLIDING | {"sliding_window": 9, "use_sliding_window": None}, 10, True),
+        ("speculators", SLIDING | {"sliding_window": 9, "sliding_window_non_causal": True}, 10, False),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("nested", [False, True])
-def test_windows_are_refused_unless_they_change_nothing(
-    server: Any, changes: dict[str, Any], window: int | None, nested: bool, tmp_path: Path
+def test_windows_are_read(
+    server: Any,
+    changes: dict[str, Any],
+    window: int | None,
+    causal: bool,
+    nested: bool,
+    tmp_path: Path,
 ) -> None:
     """Sliding layers are causal in a block where nothing says otherwise, however long the window.
 
-    The entries are at the top level, or in their layout's nested part.
+    The entries are at the top level, or in their layout's nested part. speculators' window does not
+    count the newest token.
     """
     save_head(tmp_path / "own", *made(), None, server=server)
     part = "transformer_layer_config" if server == "speculators" else "dflash_config"
@@ -321,15 +350,16 @@ def test_windows_are_refused_unless_they_change_nothing(
     def change(raw: dict[str, Any]) -> None:
         if nested:
             raw |= {name: changes[name] for name in changes if "causal" in name}
+            raw.pop("layer_types", None)
         (raw[part] if nested else raw).update(changes)
 
-    path = rewritten(tmp_path / "own", tmp_path / "head", change)
-    if window is None:
-        assert load_head(path)[0] == load_head(tmp_path / "own")[0]
-        return
-    line = f"DFlash head: sliding_window {window}, .*; give a head whose layers are all full"
-    with pytest.raises(InputError, match=line):
-        load_head(path)
+    config: Any = load_head(rewritten(tmp_path / "own", tmp_path / "head", change))[0]
+    text = replace(config.text_config, sliding_window=None, layer_types=())
+    own: Any = load_head(tmp_path / "own")[0]
+    assert replace(config, text_config=text, causal=True) == own
+    assert config.causal == causal
+    kinds = tuple(SLIDING["layer_types"]) if window else ()
+    assert (config.text_config.sliding_window, config.text_config.layer_types) == (window, kinds)
 
 
 def nothing(raw: dict[str, Any]) -> None:
@@ -348,7 +378,6 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "tensors", "line"),
     [
         (entries(architectures=["DFlash2DraftModel"]), {}, "a DFlash2 head; give one of KV, "),
-        (inner(final_logit_softcapping=20.0), {}, "has final_logit_softcapping 20.0, which is not"),
         (entries(rope_is_neox_style=False), {}, "has rope_is_neox_style false, which is not supp"),
         (inner(is_neox_style=False), {}, "has is_neox_style false, which is not supported"),
         (lambda raw: raw.pop("block_size"), {}, "config.json lacks block_size; add the slots of"),
@@ -356,6 +385,12 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
             lambda raw: raw["dflash_config"].pop("mask_token_id"),
             {},
             "config.json lacks mask_token_id; add the token whose embedding stands for those to",
+        ),
+        (entries(is_causal=True), {}, "is_causal true in full layers is not supported"),
+        (
+            entries(sliding_window=8, use_sliding_window=True, layer_types=[*MIXED, "x"]),
+            {},
+            "layer_types .* for 2 layers",
         ),
         (inner(output_multiplier=0.2), {}, "has output_multiplier 0.2, which is not supported"),
         (entries(markov_rank=4, markov_head_type="rnn"), {}, 'has markov_head_type "rnn", which'),
@@ -403,6 +438,102 @@ def test_a_gemmas_embedding_has_its_factor_by_layout(
     plain = (params if own else rows["model"])["embed_tokens"]["embedding"][tokens]
     factor = 32**0.5 if server == "vllm" and not own else 1
     np.testing.assert_allclose(embeds, factor * plain, rtol=1e-6)
+
+
+GEMMA = replace(
+    tiny.gemma4(("sliding_attention", "full_attention"), 8),
+    **{"vocab_size": 40, "final_logit_softcapping": 3.0, "num_hidden_layers": 7},
+    layer_types=("sliding_attention",) * 6 + ("full_attention",),
+)
+GEMMA_TARGET = tiny.random_params(GEMMA)
+
+
+def gemma_head(markov: int = 4, **changes: Any) -> tuple[DFlashConfig, Params]:
+    """A head of DeepSeek's, whose layers are a Gemma 4's."""
+    config = DFlashConfig.of_target(GEMMA, 2, (2, 4), gamma=J, anchored=True, markov=markov)
+    full = GEMMA.without_window((6, 6))
+    text = replace(full, num_hidden_layers=2, tie_word_embeddings=False, **changes)
+    config = replace(config, text_config=text, own_embedding=True, own_output=True)
+    return config, tiny.eagle_params(config, {})
+
+
+@pytest.mark.parametrize(
+    ("markov", "changes"),
+    [(4, {}), (0, {"attention_k_eq_v": False, "final_logit_softcapping": None})],
+)
+def test_deepseeks_gemma_heads_score_by_their_definition(
+    markov: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Their config.json is the target's, with entries that say nothing of the head."""
+    config, params = gemma_head(markov, **changes)
+    save_head(tmp_path / "own", config, params, None)
+    copied = {
+        **{"sliding_window": 8, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+        **{"enable_moe_block": False, "use_bidirectional_attention": "vision"},
+        **{"target_model_type": "gemma4_unified", "hidden_size_per_layer_input": 0},
+        **{"target_text_model_type": "gemma4_unified_text", "num_anchors": 512},
+        **{"enable_confidence_head": markov > 0, "confidence_head_with_markov": markov > 0},
+    }
+
+    def change(raw: dict[str, Any]) -> None:
+        assert raw["architectures"] == ["Gemma4DSparkModel"]
+        raw |= copied
+        del raw["sample_from_anchor"], raw["jaxspec"], raw["draft_vocab_size"]
+
+    path = rewritten(tmp_path / "own", tmp_path / "head", change)
+    assert "layers.0.layer_scalar" in load_file(path / "model.safetensors")
+    read, leaves = load_head(path)
+    assert read == replace(config, target_hash="")
+    jax.tree.map(np.testing.assert_array_equal, leaves, params)
+    raw = json.loads((path / "config.json").read_text())
+    check_gemma(raw, path, read, leaves, 1)
+    with pytest.raises(InputError, match="scores with a cap, which speculators does not read"):
+        export(path, tmp_path / "out", engine="speculators", target=Target("owner/name", GEMMA))
+    entries(layer_types=["sliding_attention", "full_attention"])(raw)
+    (path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(InputError, match="of a Gemma 4; give a head whose layers are all full"):
+        load_head(path)
+
+
+def check_gemma(raw: Any, path: Path, config: Any, params: Params, factor: float) -> None:
+    """Compare scores with the definition's; the head may borrow the embedding, times a factor."""
+    embedding, output = (
+        np.asarray(leaf, np.float64)
+        for leaf in (
+            GEMMA_TARGET["model"]["embed_tokens"]["embedding"],
+            GEMMA_TARGET["lm_head"]["weight"],
+        )
+    )
+    tensors, (tokens, states) = load_file(path / "model.safetensors"), row()
+    block = tokens[ANCHOR], J, tokens[ANCHOR + 1 : ANCHOR + J]
+    theirs = reference(raw, tensors, factor * embedding, output, states[:ANCHOR], *block)
+    ours = scores(config, params, GEMMA, GEMMA_TARGET)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(("server", "cap"), [("vllm", 5.0), ("vllm", None), ("speculators", None)])
+def test_qwen_layers_score_as_they_were_trained_for_a_gemma(
+    server: Any, cap: float | None, tmp_path: Path
+) -> None:
+    """z-lab's read the target's scaled embeddings, and cap scores as their file says, or as the
+    target does; speculators' do neither.
+    """
+    config = DFlashConfig.of_target(GEMMA, 2, (2, 4), gamma=J)
+    save_head(tmp_path / "own", config, tiny.eagle_params(config, {}), None, server=server)
+
+    def change(raw: dict[str, Any]) -> None:
+        raw.pop("final_logit_softcapping", None)
+        raw |= {"final_logit_softcapping": cap} if cap else {}
+
+    path = rewritten(tmp_path / "own", tmp_path / "head", change)
+    raw = json.loads((path / "config.json").read_text())
+    scaled = server == "vllm"
+    check_gemma(
+        raw | ({"final_logit_softcapping": cap or 3.0} if scaled else {}),
+        path,
+        *load_head(path),
+        32**0.5 if scaled else 1,
+    )
 
 
 def test_a_mask_in_a_file_of_its_own_is_refused(head: Path, tmp_path: Path) -> None:

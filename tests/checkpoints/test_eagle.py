@@ -88,9 +88,12 @@ def row(length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("engine", "options"),
     [
-        ("vllm", {"words": (), "norm_before_residual": True}),
+        ("vllm", {"words": (), "norm_before_residual": True, "sliding_window": 5}),
         ("sglang", {"own_embedding": True}),
-        ("speculators", {"norm_before_fc": True, "fc_norm": True, "norm_output": True}),
+        (
+            "speculators",
+            {"norm_before_fc": True, "fc_norm": True, "norm_output": True, "sliding_window": 4},
+        ),
     ],
 )
 def test_exports_are_read_bit_for_bit_and_score_alike(
@@ -356,6 +359,7 @@ PLAIN = {
             None,
         ),
         (PLAIN | {"sliding_window": 512, "max_window_layers": 1}, None),
+        (PLAIN | {"sliding_window": 512}, None),
     ],
 )
 def test_heads_are_read_as_publishers_write_them(
@@ -453,7 +457,6 @@ FC = np.zeros((32, 64), np.float32)
             "use_last_layernorm false, para",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, {}, "fp8"),
-        ({"sliding_window": 512}, {}, "EAGLE-3 head: sliding_window 512, .*; give a head"),
         (
             {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
             {},

@@ -33,18 +33,24 @@ from tests.tiny.one_pass import check_training_pass, drafted_blocks
 J, NEW, BLOCKS, TEMPERATURE = 3, 24, 8, 8.0
 OPTIONS: dict[str, dict[str, Any]] = {
     "llava": {"target_layers": (0, 1, 2)},
-    "qwen2_5_vl": {"target_layers": (1, 2), "anchored": True, "markov": 4},
+    "qwen2_5_vl": {"target_layers": (1, 2), "anchored": True, "markov": 4, "window": 12},
     "qwen3_vl": {"target_layers": (1, 2), "markov": 4, "own_embedding": True},
 }
 """z-lab's form, DSpark's, and a mixture; two targets have M-RoPE, and one of them DeepStack."""
 WORDS = tuple(range(3, 100))
+KINDS = ["sliding_attention", "full_attention"]
 OWN = {"own_embedding": True, "own_output": True}
 PUBLISHERS: dict[str, tuple[str, Server, dict[str, Any], dict[str, Any]]] = {
-    "z-lab": ("llava", "vllm", {}, {}),
+    "z-lab": ("llava", "vllm", {"window": 9}, {"layer_types": KINDS}),
     "DeepSeek's DSpark": ("qwen2_5_vl", "vllm", OWN, {"enable_confidence_head": True}),
     "DeepSeek's DFlash": ("llava", "vllm", OWN | {"anchored": True}, {"num_anchors": 512}),
-    "speculators' DFlash": ("llava", "speculators", {"words": WORDS}, {}),
-    "speculators' DSpark": ("qwen3_vl", "speculators", {"anchored": True}, {}),
+    "speculators' DFlash": ("llava", "speculators", {"words": WORDS, "window": 9}, {}),
+    "speculators' DSpark": (
+        "qwen3_vl",
+        "speculators",
+        {"anchored": True, "window": 9, "causal": False},
+        {},
+    ),
     "speculators' DSpark with masks": (
         "qwen3_vl",
         "speculators",

@@ -37,11 +37,12 @@ from tests.tiny.one_pass import check_training_pass, drafted_blocks
 
 J, NEW, BLOCKS = 3, 24, 6
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "llava": ("llava", {}, {}),
+    "llava": ("llava", {"window": 9}, {}),
     "qwen2_5_vl": (
         "qwen2_5_vl",
         {},
-        {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+        {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}
+        | {"sliding_window": 9},
     ),
     "one-dimensional": ("qwen2_5_vl", {}, {"rope_scaling": RopeScaling()}),
     "EAGLE-3.1": ("qwen2_5_vl", {"images": "zero"}, {"fc_norm": True, "norm_output": True}),

@@ -33,12 +33,16 @@ INT8_PARAMS = int8_params(TARGET_PARAMS)
 DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
 HEADS = {
     "KV head": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
-    "eagle": tiny.kv_head(TARGET, TARGET_PARAMS, feature="fused", target_layers=(0, 1, 2)),
+    "eagle": tiny.kv_head(
+        TARGET, TARGET_PARAMS, feature="fused", target_layers=(0, 1, 2), window=12
+    ),
     "eagle1": tiny.kv_head(TARGET, TARGET_PARAMS, feature="eagle1", images="unfused"),
     "one pass": tiny.kv_head(
         TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2, key_layers=(0, 1)
     ),
-    "DFlash": tiny.kv_head(TARGET, TARGET_PARAMS, feature="block", target_layers=(0, 1), layers=2),
+    "DFlash": tiny.kv_head(
+        TARGET, TARGET_PARAMS, feature="block", target_layers=(0, 1), layers=2, window=12
+    ),
     "DSpark": tiny.kv_head(
         *(TARGET, TARGET_PARAMS),
         feature="block",

@@ -37,11 +37,17 @@ def draft(
     config, own = {**config, **config.get("transformer_layer_config", {})}, entries(config)
     ahead = own["sample_from_anchor"]
     context = norm(states @ tensors["fc.weight"].T, tensors["hidden_norm.weight"], config)
+    length = len(context)
+    config = gemmas(config) if is_gemma(config) else config
+    embedding = embedding * config.get("embed_scale", 1)
     x = embedding[[newest] + [own["mask_token_id"]] * (count - ahead)]
     for index in range(config["num_hidden_layers"]):
-        x = layer(config, tensors, f"layers.{index}.", context, x)
+        seen = visible(config, own, index, length, len(x))
+        x = layer(config, tensors, f"layers.{index}.", context, x, seen)
     hidden = norm(x, tensors["norm.weight"], config)[0 if ahead else 1 :]
     scores = hidden @ tensors.get("lm_head.weight", output).T
+    if cap := config.get("final_logit_softcapping"):
+        scores = cap * np.tanh(scores / cap)
     if own.get("markov_rank"):
         before = tensors["markov_head.markov_w1.weight"][[newest, *drafted]]
         scores = scores + before @ tensors["markov_head.markov_w2.weight"].T
@@ -55,9 +61,40 @@ def draft(
 
 def entries(config: dict[str, Any]) -> dict[str, Any]:
     """Return the head's own entries, with those that its publisher's classes default to."""
-    anchored = config["architectures"] == ["Qwen3DSparkModel"]  # whatever its markov_rank
+    anchored = "DSparkModel" in config["architectures"][0]  # whatever its markov_rank
     anchored |= config.get("speculators_model_type") == "dspark"
     return {"sample_from_anchor": anchored, **config, **config.get("dflash_config", {})}
+
+
+def visible(
+    config: dict[str, Any], own: dict[str, Any], index: int, length: int, count: int
+) -> np.ndarray:
+    """Return which of L slots and of T tokens of the block the block's tokens read, [T, L + T].
+
+    speculators' window is the slots before the block, z-lab's also counts the newest token.
+    """
+    seen = np.ones((count, length + count), bool)
+    if own.get("layer_types", config["layer_types"])[index] == "full_attention":
+        return seen
+    window = own.get("sliding_window", config["sliding_window"])
+    behind = window - ("speculators_model_type" not in config)
+    seen[:, : max(length - behind, 0)] = False
+    if own.get("is_causal", not own.get("sliding_window_non_causal", False)):
+        seen[:, length:] = np.tri(count, dtype=bool)
+    return seen
+
+
+def is_gemma(config: dict[str, Any]) -> bool:
+    return config["architectures"] == ["Gemma4DSparkModel"]
+
+
+def gemmas(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a Gemma 4's full layers by the names of a Qwen3's."""
+    alike = {"head_dim": config["global_head_dim"], "embed_scale": config["hidden_size"] ** 0.5}
+    if config["attention_k_eq_v"]:
+        alike["num_key_value_heads"] = config["num_global_key_value_heads"]
+    rope = config["rope_parameters"]["full_attention"]
+    return config | alike | {"rope_theta": rope["rope_theta"], "rope_scaling": rope}
 
 
 def states_of(config: dict[str, Any]) -> tuple[int, ...]:
@@ -73,11 +110,17 @@ def layer(
     prefix: str,
     context: np.ndarray,
     x: np.ndarray,
+    seen: np.ndarray,
 ) -> np.ndarray:
-    """The layer's output [T, D]; each of the block's T tokens reads all others, and the context."""
+    """The layer's output [T, D]; the block's T tokens read what `seen` [T, L + T] says."""
+    gemma = is_gemma(config)
 
     def weight(name: str) -> np.ndarray:
         return tensors[f"{prefix}{name}.weight"]
+
+    def after(x: np.ndarray, name: str) -> np.ndarray:
+        """A Gemma's outputs of attention and MLP are normed, too."""
+        return norm(x, weight(name), config) if gemma else x
 
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     width, length = config["head_dim"], len(context)
@@ -87,17 +130,25 @@ def layer(
     q = (normed @ weight("self_attn.q_proj").T).reshape(len(x), heads, width)
     k, v = (
         (both @ weight(f"self_attn.{name}_proj").T).reshape(len(both), kv_heads, width)
-        for name in "kv"
+        for name in ("kk" if gemma and config["attention_k_eq_v"] else "kv")
     )
+    if gemma:
+        v = norm(v, np.ones(width), config)
     q = rotate(norm(q, weight("self_attn.q_norm"), config), places[length:], config)
     k = rotate(norm(k, weight("self_attn.k_norm"), config), places, config)
     k, v = (np.repeat(leaf, heads // kv_heads, axis=1) for leaf in (k, v))
-    attention = np.einsum("tnh,snh->nts", q, k) / np.sqrt(width)
+    attention = np.einsum("tnh,snh->nts", q, k) / (1 if gemma else np.sqrt(width))
+    attention = np.where(seen, attention, -np.inf)
     attention = np.exp(attention - attention.max(-1, keepdims=True))
     attention /= attention.sum(-1, keepdims=True)
     read = np.einsum("nts,snh->tnh", attention, v).reshape(len(x), -1)
-    x = x + read @ weight("self_attn.o_proj").T
-    inner = norm(x, weight("post_attention_layernorm"), config)
+    x = x + after(read @ weight("self_attn.o_proj").T, "post_attention_layernorm")
+    before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
+    inner = norm(x, weight(before), config)
     gate = inner @ weight("mlp.gate_proj").T
     up = inner @ weight("mlp.up_proj").T
-    return x + (gate / (1 + np.exp(-gate)) * up) @ weight("mlp.down_proj").T
+    active = gate / (1 + np.exp(-gate))
+    if gemma:
+        active = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+    x = x + after((active * up) @ weight("mlp.down_proj").T, "post_feedforward_layernorm")
+    return x * tensors[f"{prefix}layer_scalar"] if gemma else x

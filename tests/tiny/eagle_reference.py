@@ -158,7 +158,8 @@ def _eagle3(
     hidden = [*(states @ tensors["fc.weight"].T)]
     places, out = [*places], []
     for token in (*drafted, None):
-        prenorm = layer(config, tensors, np.stack(embeds), np.stack(hidden), np.stack(places))[-1]
+        rows = np.stack(embeds), np.stack(hidden), np.stack(places)
+        prenorm = layer(config, tensors, *rows, len(states) - 1)[-1]
         normed = norm(prenorm, tensors["norm.weight"], config)
         out.append(scores(config, tensors, normed))
         if token is not None:
@@ -186,12 +187,20 @@ def layer(
     embeds: np.ndarray,
     hidden: np.ndarray,
     places: np.ndarray,
+    first: int,
 ) -> np.ndarray:
-    """The output [L, D] of EAGLE-3's layer, each token reading those up to it."""
+    """The output [L, D] of EAGLE-3's layer, each token reading those up to it.
+
+    A window is that of the block's first token, at `first`.
+    """
+    seen = np.tri(len(hidden), dtype=bool)
+    if "sliding_attention" in config.get("layer_types", ()):
+        seen[first:] &= np.arange(len(hidden)) > first - config["sliding_window"]
     normed = norm(hidden, tensors["midlayer.hidden_norm.weight"], config)
     both = [norm(embeds, tensors["midlayer.input_layernorm.weight"], config), normed]
     stream = normed if config.get("norm_before_residual") else hidden
-    return block(config, tensors, "midlayer.", np.concatenate(both, axis=-1), stream, places)
+    read = np.concatenate(both, axis=-1)
+    return block(config, tensors, "midlayer.", read, stream, places, seen)
 
 
 def block(
@@ -201,8 +210,12 @@ def block(
     read: np.ndarray,
     stream: np.ndarray,
     places: Any,
+    seen: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The stream [L, D] after causal attention over `read` [L, width], and the MLP."""
+    """The stream [L, D] after attention over `read` [L, width], causal unless `seen` says
+    otherwise, and the MLP.
+    """
+    seen = np.tri(len(read), dtype=bool) if seen is None else seen
 
     def times(x: np.ndarray, name: str) -> np.ndarray:
         name = f"{prefix}{name}"
@@ -219,7 +232,7 @@ def block(
     q, k = rotate(q, places, config), rotate(k, places, config)
     k, v = (np.repeat(leaf, heads // kv_heads, axis=1) for leaf in (k, v))
     attention = np.einsum("tnh,snh->nts", q, k) / np.sqrt(width)
-    attention = np.where(np.tri(len(read), dtype=bool), attention, -np.inf)
+    attention = np.where(seen, attention, -np.inf)
     attention = np.exp(attention - attention.max(-1, keepdims=True))
     attention /= attention.sum(-1, keepdims=True)
     out = np.einsum("nts,snh->tnh", attention, v).reshape(len(read), -1)
@@ -239,6 +252,8 @@ def rotate(x: np.ndarray, places: np.ndarray, config: dict[str, Any]) -> np.ndar
     """
     turns = 1 / config["rope_theta"] ** (np.arange(0, x.shape[-1], 2) / x.shape[-1])
     rope = config.get("rope_scaling") or {}
+    if rope.get("rope_type") == "proportional":
+        turns[int(rope["partial_rotary_factor"] * len(turns)) :] = 0
     sections = rope.get("mrope_section") or [len(turns), 0, 0]
     axes = np.repeat(np.arange(3), sections)
     if rope.get("mrope_interleaved"):

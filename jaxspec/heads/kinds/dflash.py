@@ -1,9 +1,12 @@
 """Define DFlash's head (Chen et al. 2026, arXiv 2602.06036), which drafts a block in one pass.
 
-Its layers are Qwen3's. They read keys and values of two kinds: of committed tokens, made of the
-target's hidden states c = norm(fc(states)), which no layer changes, so that each layer's are made
-once a token; and of the block, whose tokens all see each other. With gamma = 2 and the newest token
-x, a block is x m m, and the slots of the masks m score their own tokens.
+Its layers are Qwen3's, or Gemma 4's full ones. They read keys and values of two kinds: of committed
+tokens, made of the target's hidden states c = norm(fc(states)), which no layer changes, so that
+each layer's are made once a token; and of the block. With gamma = 2 and the newest token x, a block
+is x m m, and the slots of the masks m score their own tokens. In full layers all tokens of a block
+see each other. Sliding layers read the newest committed tokens only, and are causal in a block
+unless the file says otherwise: z-lab's head for Gemma 4 31B, whose file does not, writes 5.62
+tokens a pass so and 5.27 otherwise (SGLang, pull request 34524).
 
 DSpark's slots score the token after them: its block is x m. Its Markov head adds W2 W1[t] to the
 scores of the token after t.
@@ -17,14 +20,14 @@ speculators' 2, and here 2. The tensors are named alike:
 |-----------------------------------------------------------------|--------------------------------|
 | `fc.weight`                                                     | [D, n D] of n target states    |
 | `hidden_norm.weight`, `norm.weight`                             | [D]                            |
-| `layers.i.{input,post_attention}_layernorm.weight`              | [D]                            |
-| `layers.i.self_attn.{q,k,v,o}_proj.weight`, `{q,k}_norm.weight` | as a Qwen3's                   |
-| `layers.i.mlp.{gate,up,down}_proj.weight`                       | as a Qwen3's                   |
+| `layers.i.*`                                                    | as a Qwen3's or a Gemma 4's    |
 | `markov_head.markov_w1.weight`, `markov_w2.weight`              | DSpark: [V, r], [words, r]     |
 | `embed_tokens.weight`, `lm_head.weight`                         | optional: [V, D], [words, D]   |
 | `d2t`, `t2d`                                                    | see `heads/files.py`           |
 
-speculators' files have copies of the target's embedding and output matrix. `confidence_head`
+A head for a Gemma 4 reads and scores as its trainer did: z-lab's borrow the target's embedding with
+its factor, and its output matrix with its cap; DeepSeek's have both matrices, factor and cap of
+their own; speculators' have copies of the matrices, and neither factor nor cap. `confidence_head`
 (DSpark) chooses the length of drafts; no score depends on it, and it is not read.
 """
 
@@ -43,18 +46,20 @@ import numpy as np
 
 from jaxspec.cache import KVCache
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
+from jaxspec.config.decoders import decoder_config
+from jaxspec.config.gemma4 import Gemma4TextConfig
 from jaxspec.config.rope import RopeScaling
 from jaxspec.config.schema import known_fields
-from jaxspec.config.text import SLIDING, Qwen3Config, TextConfig
+from jaxspec.config.text import FULL, Qwen3Config, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import (
     HeadConfig,
     check_entries,
     check_rotary,
     placeholder_words,
-    refuse_window,
     shared_sizes,
     target_hash,
+    windows_of,
 )
 from jaxspec.heads.files import (
     ExportOptions,
@@ -65,6 +70,7 @@ from jaxspec.heads.files import (
     sglang_command,
     speculators_entries,
     vllm_command,
+    window_facts,
     with_target,
     with_words,
 )
@@ -78,13 +84,18 @@ from jaxspec.heads.head import (
     in_float32,
 )
 from jaxspec.models.decoder import Layer
-from jaxspec.models.layers import INIT, Dense, RMSNorm
+from jaxspec.models.layers import INIT, Dense, text_norm
 from jaxspec.models.vocabulary import output_rows
 from jaxspec.typing import Array, Float, Int, Params
 
-ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel")
-"""Names in config.json: z-lab's, and DSpark's own."""
-_NEUTRAL = {"markov_head_type": "vanilla", "causal": False, "is_causal": False}
+ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel")
+"""Names in config.json: z-lab's, and DSpark's own of both kinds of layers."""
+_GEMMA: dict[str, Any] = {
+    **{"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False},
+    **{"use_bidirectional_attention": None, "draft_vocabulary": None},
+}
+"""Entries of a Gemma 4 that DeepSeek's files copy, and that a head's layers do not have."""
+_NEUTRAL = {"markov_head_type": "vanilla"}
 """Entries with the value for which a head computes as it does here."""
 _NEEDED = {
     "block_size": "the slots of a block",
@@ -104,8 +115,11 @@ _READ = frozenset(
         *("enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal"),
         *("markov_rank", "markov_head_type", "sample_from_anchor", "target_hidden_size"),
         *("target_layer_ids", "aux_hidden_state_layer_ids", "rope_scaling", "num_anchors"),
+        *("causal", "is_causal", "final_logit_softcapping"),
     }
 )
+_SLIDING = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+"""Entries that say which layers slide, at the top level or within."""
 _OF_HEADS = re.compile(
     "norm|scale|scaling|softcap|multiplier|neox|conv|selector|sink|gate|causal|swa|window|fc|mask"
     "|predicts"
@@ -115,13 +129,16 @@ _OF_HEADS = re.compile(
 
 @dataclass(frozen=True)
 class DFlashText(Qwen3Config):
-    """Describe layers of Qwen3, which may read the embedding of a target of another family."""
+    """Describe layers of Qwen3, which may read and score as a target of another family does."""
 
     embed_scale: float = 1.0  # pyright: ignore
+    final_logit_softcapping: float | None = None  # pyright: ignore
 
     def to_hf(self) -> dict[str, Any]:
         out = super().to_hf()
         del out["embed_scale"]
+        if self.final_logit_softcapping is None:
+            del out["final_logit_softcapping"]
         return out
 
 
@@ -129,7 +146,7 @@ class DFlashText(Qwen3Config):
 class DFlashConfig(HeadConfig):
     """Describe a head whose one pass reads the newest token and masks, each seeing all others."""
 
-    text_config: DFlashText
+    text_config: DFlashText | Gemma4TextConfig
     mask_token: int = 0
     """Token whose embedding replaces those of the tokens to draft."""
     target_layers: tuple[int, ...] = ()
@@ -145,10 +162,13 @@ class DFlashConfig(HeadConfig):
     own_embedding: bool = False
     """Whether the head has an embedding of its own, not the target's."""
     scaled: bool = True
-    """Whether it reads a Gemma's embedding with the Gemma's factor, as z-lab's heads were trained;
-    speculators' were trained without."""
+    """Whether it reads a Gemma's embedding with the Gemma's factor, and scores by its output matrix
+    with its cap, as z-lab's heads were trained; speculators' were trained without."""
     own_output: bool = False
     """Whether the head has an output matrix of its own; one with a draft vocabulary always has."""
+    causal: bool = True
+    """Whether a block's token sees only those up to itself in sliding layers. In full layers it
+    sees all."""
 
     title: ClassVar = "DFlash head"
     name: ClassVar = "dflash"
@@ -171,6 +191,11 @@ class DFlashConfig(HeadConfig):
     def of_dspark(self) -> bool:
         """Return whether it is of DSpark's form: anchored, or with a Markov head."""
         return self.anchored or self.markov > 0
+
+    @property
+    def is_gemma(self) -> bool:
+        """Return whether its layers are Gemma 4's."""
+        return isinstance(self.text_config, Gemma4TextConfig)
 
     @property
     def has_output(self) -> bool:
@@ -204,7 +229,8 @@ class DFlashConfig(HeadConfig):
     @property
     def kept_options(self) -> dict[str, Any]:
         layers = self.text_config.num_hidden_layers
-        return {"layers": layers, "target_layers": self.target_layers, "markov": self.markov}
+        kept = {"layers": layers, "target_layers": self.target_layers, "markov": self.markov}
+        return kept | {"window": self.text_config.sliding_window or 0}
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         decoder, layers, depth = self.text_config, self.target_layers, text.num_hidden_layers
@@ -219,8 +245,13 @@ class DFlashConfig(HeadConfig):
                 f"{target.model_type} of {text.hidden_size}, {text.vocab_size} and {depth} layers"
             )
         tied = text.tie_word_embeddings and not self.has_output and not self.own_embedding
-        scale = text.embed_scale if self.scaled and not self.own_embedding else 1.0
-        decoder = replace(decoder, tie_word_embeddings=tied, embed_scale=scale)
+        decoder = replace(decoder, tie_word_embeddings=tied)
+        if isinstance(decoder, DFlashText) and self.scaled:
+            if not self.own_embedding:
+                decoder = replace(decoder, embed_scale=text.embed_scale)
+            if not self.has_output and decoder.final_logit_softcapping is None:
+                cap = text.final_logit_softcapping
+                decoder = replace(decoder, final_logit_softcapping=cap)
         return replace(self, text_config=decoder, target_depth=depth)
 
     def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
@@ -235,6 +266,7 @@ class DFlashConfig(HeadConfig):
         layers: int = 5,
         target_layers: tuple[int, ...] = (),
         mask_token: int | None = None,
+        window: int = 0,
         **options: Any,
     ) -> Self:
         """Return the configuration of a new head for a target, with layers of the target's sizes.
@@ -246,6 +278,7 @@ class DFlashConfig(HeadConfig):
           layers: Decoder layers of the head, and by default the number of states that it reads.
           target_layers: Hidden states that it reads; () means `usual_layers`.
           mask_token: By default the last one, which padded vocabularies do not use.
+          window: Newest tokens that its layers read; 0 reads all.
           options: Further fields.
         """
         text = check_rotary(getattr(target, "text_config", target))
@@ -254,8 +287,9 @@ class DFlashConfig(HeadConfig):
             num_hidden_layers=layers,
             tie_word_embeddings=text.tie_word_embeddings,
             rope_scaling=_one_axis(text.rope_scaling),
+            sliding_window=window or None,
         )
-        return cls(
+        head = cls(
             decoder,
             target_hash(target),
             mask_token=text.vocab_size - 1 if mask_token is None else mask_token,
@@ -263,6 +297,7 @@ class DFlashConfig(HeadConfig):
             target_depth=text.num_hidden_layers,
             **options,
         )
+        return head.for_target(target)
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
@@ -279,7 +314,12 @@ class DFlashConfig(HeadConfig):
                 if entries.get(key) is None:
                     raise InputError(f"{cls.title}: config.json lacks {key}; add {meaning}")
             extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
-            text = _decoder(layers, entries)
+            if str(layers.get("model_type")).startswith("gemma4"):
+                text = _gemma(layers)
+            else:
+                text = _decoder(layers, entries, speculators="speculators_model_type" in raw)
+            vocabulary = placeholder_words(cls.title, entries, text.vocab_size)
+            text = replace(text, draft_vocabulary=vocabulary)
             if "aux_hidden_state_layer_ids" in entries:
                 states = entries["aux_hidden_state_layer_ids"]
             else:
@@ -304,6 +344,7 @@ class DFlashConfig(HeadConfig):
                     "scaled": "speculators_model_type" not in raw,
                     "markov": markov,
                     "gamma": entries["block_size"] - (not anchored),
+                    "causal": _is_causal(text, whole),
                 },
             )
             return cls(**{"text_config": text, "target_hash": ""} | fields)
@@ -316,20 +357,23 @@ class DFlashConfig(HeadConfig):
             "mask_token_id": self.mask_token,
             "target_layer_ids": [layer - 1 for layer in self.target_layers],
         }
-        kind = states if self.of_dspark else {"dflash_config": states}
-        if self.of_dspark:
+        dspark = self.of_dspark or self.is_gemma
+        kind = states if dspark else {"dflash_config": states}
+        if dspark:
             kind |= {"markov_rank": self.markov, "markov_head_type": "vanilla"}
             kind |= {"enable_confidence_head": False}
+        layer_types = {"layer_types": [FULL] * self.text_config.num_hidden_layers}
         return (
-            out
+            layer_types
+            | out
             | kind
+            | ({} if self.causal else {"is_causal": False})
             | {
-                "architectures": [ARCHITECTURES[self.of_dspark]],
+                "architectures": [ARCHITECTURES[dspark + self.is_gemma]],
                 "block_size": self.slots_of(self.gamma),
                 "num_target_layers": self.target_depth or self.target_layers[-1] + 1,
                 "draft_vocab_size": self.text_config.scored_tokens,
                 "sample_from_anchor": self.anchored,
-                "layer_types": ["full_attention"] * self.text_config.num_hidden_layers,
                 "jaxspec": {"target_hash": self.target_hash, "target_name": self.target_name},
             }
         )
@@ -349,33 +393,54 @@ def _is_anchored(raw: Mapping[str, Any], markov: int) -> bool:
     return markov > 0 or any("dspark" in str(name).lower() for name in names)
 
 
-def _decoder(layers: Mapping[str, Any], entries: Mapping[str, Any]) -> DFlashText:
-    """Return the layers' configuration, with as many draft words as the file has."""
+def _decoder(
+    layers: Mapping[str, Any], entries: Mapping[str, Any], speculators: bool
+) -> DFlashText:
+    """Return the configuration of a Qwen3's layers.
+
+    speculators: Whether its window is the number of slots before the block, as in speculators'
+      files. Elsewhere the window counts the newest token too, as here.
+    """
     heads = {"head_dim": layers["hidden_size"] // layers["num_attention_heads"]}
     fixed = {"model_type": Qwen3Config.model_type, "draft_vocabulary": None}
     usual = {} if layers.get("model_type") == Qwen3Config.model_type else heads
-    text = DFlashText.from_hf({**usual, **layers, **fixed})
-    refuse_window(DFlashConfig.title, _window({**layers, **entries}, text.context))
-    vocabulary = placeholder_words(DFlashConfig.title, entries, text.vocab_size)
-    scaling = _one_axis(text.rope_scaling)
+    sliding = {name: entries[name] for name in _SLIDING if name in entries}
+    raw = {**usual, **layers, **fixed, **sliding}
+    window, kinds = windows_of(raw)
+    text = DFlashText.from_hf(raw | {"use_sliding_window": window is not None})
     return replace(
-        text, draft_vocabulary=vocabulary, rope_scaling=scaling, tie_word_embeddings=False
+        text,
+        rope_scaling=_one_axis(text.rope_scaling),
+        tie_word_embeddings=False,
+        # one as long as the context is kept, since its layers may be causal in a block
+        sliding_window=None if window is None else window + speculators,
+        layer_types=kinds,
     )
 
 
-def _window(entries: Mapping[str, Any], context: int) -> int | None:
-    """Return the window of sliding layers; None where they compute what full ones do.
+def _gemma(layers: Mapping[str, Any]) -> Gemma4TextConfig:
+    """Return the configuration of a Gemma 4's layers, which are full; InputError for others."""
+    kinds = [FULL] * layers["num_hidden_layers"]
+    if (other := layers.get("layer_types") or kinds) != kinds:
+        raise InputError(
+            f"{DFlashConfig.title}: layer_types {other!r:.60} of a Gemma 4; give a head whose "
+            "layers are all full"
+        )
+    text = decoder_config({**layers, **_GEMMA, "layer_types": kinds})
+    assert isinstance(text, Gemma4TextConfig)
+    return replace(text.without_window(range(len(kinds))), tie_word_embeddings=False)
 
-    Unless the file says otherwise, sliding layers are causal in a block, however long their window.
-    """
-    uses = entries.get("use_sliding_window")
-    slides = SLIDING in (entries.get("layer_types") or ()) if uses is None else uses
-    window, _ = Qwen3Config.windows({**entries, "use_sliding_window": slides})
-    free = entries.get("sliding_window_non_causal") or False in (
-        entries.get("causal"),
-        entries.get("is_causal"),
-    )
-    return None if window is None or (free and window >= context) else window
+
+def _is_causal(text: RotaryConfig, entries: Mapping[str, Any]) -> bool:
+    """Return whether sliding layers are causal in a block, as they are unless the file says
+    otherwise; InputError for full layers that would be."""
+    stated = [entries.get(name) for name in ("is_causal", "causal")]
+    full = text.sliding_window is None or FULL in text.layer_types
+    if True in stated and full:
+        raise InputError(f"{DFlashConfig.title}: is_causal true in full layers is not supported")
+    if text.sliding_window is None:
+        return True
+    return not (False in stated or entries.get("sliding_window_non_causal"))
 
 
 def _one_axis(scaling: RopeScaling) -> RopeScaling:
@@ -415,6 +480,21 @@ class MarkovHead(nn.Module):
         return self.markov_w2(self.markov_w1(tokens)).astype(jnp.float32)
 
 
+class CausalAttention(BlockAttention):
+    """Attend to segments, and to the tokens of the own block up to the query's."""
+
+    def read(
+        self,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B T K H"],
+        v: Float[Array, "B T K H"],
+        at: Any,
+        cache: Any,
+    ) -> tuple[Float[Array, "B T N H"], Any]:
+        before = jnp.tri(*at.seen.shape[-2:], dtype=bool)
+        return super().read(q, k, v, at.replace(seen=at.seen & before), cache)
+
+
 class DFlashHead(KeyedHead):
     """Hold a head's parameters, and compute its blocks."""
 
@@ -426,11 +506,16 @@ class DFlashHead(KeyedHead):
 
     def setup(self) -> None:
         text = self.config.text_config
-        self.layers = [Layer(text, BlockAttention) for _ in range(text.num_hidden_layers)]
-        self.norm, self.hidden_norm = RMSNorm(text.rms_norm_eps), RMSNorm(text.rms_norm_eps)
+        each = [text.of_layer(layer) for layer in range(text.num_hidden_layers)]
+        self.layers = [Layer(layer, self._attention(layer)) for layer in each]
+        self.norm, self.hidden_norm = text_norm(text), text_norm(text)
         self.fc = Dense(text.hidden_size, bias=False)
         if self.config.markov:
             self.markov_head = MarkovHead(self.config)
+
+    def _attention(self, layer: RotaryConfig) -> type[BlockAttention]:
+        slides = layer.sliding_window is not None
+        return CausalAttention if slides and self.config.causal else BlockAttention
 
     def context(self, reading: Reading, prompt: Prompt) -> KVCache:
         assert reading.states is not None
@@ -523,15 +608,20 @@ class DFlashKind(Kind[DFlashConfig]):
         if server != "speculators":
             return raw, tensors
         layers = {*config.text_config.to_hf(), "layer_types"} - {"architectures"}
-        placed = {*layers, "architectures", "dflash_config", "target_layer_ids"}
+        placed = {*layers, "architectures", "dflash_config", "target_layer_ids", "is_causal"}
+        free = {} if config.causal else {"sliding_window_non_causal": True}
+        inner = {name: raw[name] for name in raw if name in layers}
+        if (window := config.text_config.sliding_window) is not None:
+            inner["sliding_window"] = window - 1  # see `_decoder`
         kind = "dspark" if config.of_dspark else "dflash"
         return {
             "architectures": ["DSparkDraftModel" if config.of_dspark else "DFlashDraftModel"],
-            "transformer_layer_config": {name: raw[name] for name in raw if name in layers},
+            "transformer_layer_config": inner,
             "aux_hidden_state_layer_ids": list(config.target_layers),
             "mask_token_id": config.mask_token,
             "tie_word_embeddings": False,
             **{name: raw[name] for name in raw if name not in placed},
+            **free,
             **speculators_entries(kind, config, architectures),
         }, tensors
 
@@ -541,6 +631,12 @@ class DFlashKind(Kind[DFlashConfig]):
         if options.server == "sglang" and config.keeps_vocabulary:
             parts = "output matrix, vocabulary or Markov head"
             raise InputError(f"{options.source}: has its own {parts}, which sglang does not read")
+        text = config.text_config
+        if options.server == "speculators" and (
+            text.embed_scale != 1 or text.final_logit_softcapping is not None
+        ):
+            parts = "an embedding with a factor, or scores with a cap"
+            raise InputError(f"{options.source}: has {parts}, which speculators does not read")
         return with_target(config, options), params
 
     def command(self, config: DFlashConfig, path: str, server: Server) -> str:
@@ -562,6 +658,7 @@ class DFlashKind(Kind[DFlashConfig]):
             "reads": f"the target's hidden states after layers {layers}",
             "drafts": f"{config.gamma} tokens a pass; the {slot}'s slot scores the first",
         }
+        facts |= window_facts(config.text_config)
         return facts | ({"Markov head": f"rank {config.markov}"} if config.markov else {})
 
 
@@ -571,7 +668,7 @@ KIND = DFlashKind(
     titles=("DFlash", "DSpark"),
     about="DFlash head: a draft of a block in one pass, from hidden states of its target",
     features=("block",),
-    options=("layers", "target_layers", "markov", "mask_token", "anchored"),
+    options=("layers", "target_layers", "markov", "mask_token", "anchored", "window"),
     names="dflash|dspark",
     axes=(
         (r"fc/weight", (None, "embed")),

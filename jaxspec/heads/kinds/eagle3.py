@@ -49,15 +49,15 @@ import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.config.schema import known_fields
-from jaxspec.config.text import FULL, SLIDING, LlamaConfig, RotaryConfig, TextConfig
+from jaxspec.config.text import SLIDING, LlamaConfig, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import (
     check_entries,
     check_rotary,
     placeholder_words,
-    refuse_window,
     shared_sizes,
     target_hash,
+    windows_of,
 )
 from jaxspec.heads.files import (
     ExportOptions,
@@ -68,6 +68,7 @@ from jaxspec.heads.files import (
     sglang_command,
     speculators_entries,
     vllm_command,
+    window_facts,
     with_target,
     with_words,
 )
@@ -165,14 +166,11 @@ class EagleConfig(LlamaConfig):
             layer + 1 for layer in outputs
         ]
         config = super().from_hf(entries)
-        kind = FULL if (whole.get("max_window_layers") or 0) > 0 else SLIDING
-        slides = SLIDING in (whole.get("layer_types") or [kind])
-        window = whole.get("sliding_window")
-        if slides and whole.get("use_sliding_window") is not False and window is not None:
-            refuse_window("EAGLE-3 head", window if window < config.context else None)
-        vocabulary = placeholder_words("EAGLE-3 head", outer, config.vocab_size)
-        layers = tuple(sorted(config.target_layers))
-        return replace(config, target_layers=layers, draft_vocabulary=vocabulary)
+        kinds = (whole.get("layer_types") or [])[:1]
+        window, _ = windows_of({**whole, "num_hidden_layers": 1, "layer_types": kinds})
+        fields = known_fields(cls, {"sliding_window": window})
+        fields["draft_vocabulary"] = placeholder_words("EAGLE-3 head", outer, config.vocab_size)
+        return replace(config, **fields, target_layers=tuple(sorted(config.target_layers)))
 
     def to_hf(self) -> dict[str, Any]:
         """Return the entries in SafeAILab's layout."""
@@ -184,6 +182,8 @@ class EagleConfig(LlamaConfig):
         nested: dict[str, Any] = {"use_aux_hidden_state": True}
         if 0 not in layers:  # the embedding is no layer's output
             nested["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in layers]
+        if self.sliding_window is not None:
+            out |= {"sliding_window": self.sliding_window, "layer_types": [SLIDING]}
         return out | {
             "draft_vocab_size": self.scored_tokens,
             "eagle_aux_hidden_state_layer_ids": layers,
@@ -221,7 +221,9 @@ class Eagle3Config(StateHeadConfig):
 
     @property
     def kept_options(self) -> dict[str, Any]:
-        return {"images": self.images, "target_layers": self.text_config.target_layers}
+        text = self.text_config
+        kept = {"target_layers": text.target_layers, "window": text.sliding_window or 0}
+        return {"images": self.images} | kept
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         decoder = self.text_config
@@ -248,7 +250,12 @@ class Eagle3Config(StateHeadConfig):
 
     @classmethod
     def of_target(
-        cls, target: Any, layers: int = 1, target_layers: tuple[int, ...] = (), **options: Any
+        cls,
+        target: Any,
+        layers: int = 1,
+        target_layers: tuple[int, ...] = (),
+        window: int = 0,
+        **options: Any,
     ) -> Self:
         """Return the configuration of a new head for a target: its sizes, without biases.
 
@@ -256,6 +263,7 @@ class Eagle3Config(StateHeadConfig):
           target: A `ModelConfig`.
           layers: Decoder layers of the head; only 1 is supported.
           target_layers: Hidden states that it reads; () means 2, n/2 and n-3.
+          window: Newest tokens that its layer reads; 0 reads all.
           options: Further fields.
         """
         text = check_rotary(getattr(target, "text_config", target))
@@ -264,6 +272,7 @@ class Eagle3Config(StateHeadConfig):
             rope_scaling=text.rope_scaling,
             num_hidden_layers=layers,
             target_layers=tuple(target_layers) or usual_layers(text.num_hidden_layers),
+            sliding_window=window or None,
         )
         return cls(decoder, target_hash(target), **options)
 
@@ -470,7 +479,7 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         return with_target(config, options), params
 
     def facts(self, config: Eagle3Config) -> dict[str, str]:
-        return {"image rule": config.images}
+        return {"image rule": config.images} | window_facts(config.text_config)
 
     def command(self, config: Eagle3Config, path: str, server: Server) -> str:
         target, count = config.target_name, min(config.gamma, 3)
@@ -491,6 +500,6 @@ KIND = Eagle3Kind(
     titles=("EAGLE-3",),
     about="EAGLE-3 head: a draft that reads hidden states of its target",
     features=("fused",),
-    options=("images", "layers", "target_layers"),
+    options=("images", "layers", "target_layers", "window"),
     axes=((r"fc/weight", (None, "embed")),),
 )
