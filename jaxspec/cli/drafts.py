@@ -1,18 +1,22 @@
 """`jaxspec drafts`: list the published drafts that are known for a target.
 
-Claims are cited, not measured here. No hub was in reach: tests read twins in the drafts' formats.
+Claims are cited, not measured here. No hub was in reach, so that no revision is known: tests read
+twins in the drafts' formats.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated
 
 import tyro
 
+from jaxspec.checkpoints.locating import model_name
 from jaxspec.errors import InputError, nearest
 
+LISTED = "November 2026"
+"""When the list was last compared with what is published."""
 _LLAVA_7B, _LLAVA_13B = "llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-13b-hf"
 _UNKNOWN = "not known"
 
@@ -29,6 +33,8 @@ class PublishedDraft:
     licence: str = _UNKNOWN
     options: str = ""
     """What `generate` is given besides the ids."""
+    window: int = 0
+    """Newest tokens that its sliding layers read; 0: it has none, or none is known."""
 
     @property
     def question(self) -> str:
@@ -50,6 +56,12 @@ def _vispec(target: str, claim: str) -> PublishedDraft:
 def _assistant(target: str) -> PublishedDraft:
     draft = f"{target}-assistant"
     return PublishedDraft(draft, target, "assistant", _UNKNOWN, "Apache-2.0", "--gamma 3")
+
+
+def _deepseek(kind: str, size: str, target: str, claim: str = _UNKNOWN) -> PublishedDraft:
+    name = "DFlash (DSpark)" if kind == "dspark" else "DFlash"
+    draft = f"deepseek-ai/{kind}_{size}_block7"
+    return PublishedDraft(draft, target, name, claim, options="--gamma 7")
 
 
 _TREE = "--tree dynamic:10:30"
@@ -118,6 +130,16 @@ PUBLISHED = (
         "--views T",
     ),
     _assistant("google/gemma-4-12B-it"),
+    _deepseek("dspark", "gemma4_12b", "google/gemma-4-12B-it"),
+    _deepseek("dflash", "gemma4_12b", "google/gemma-4-12B-it"),
+    PublishedDraft(
+        "z-lab/gemma-4-31B-it-DFlash",
+        "google/gemma-4-31B-it",
+        "DFlash",
+        "5.62 tokens a pass (SGLang, pull request 34524)",
+        options="--gamma 15",
+        window=2048,
+    ),
     _eagle3(
         "RedHatAI/gemma-4-31B-it-speculator.eagle3",
         "google/gemma-4-31B-it",
@@ -126,6 +148,13 @@ PUBLISHED = (
     _assistant("google/gemma-4-31B-it"),
     _assistant("google/gemma-4-E4B-it"),
     _assistant("google/gemma-4-E2B-it"),
+    PublishedDraft(
+        "rasyosef/gemma-4-E2B-it-dspark",
+        "google/gemma-4-E2B-it",
+        "DFlash (DSpark)",
+        "2.41 tokens a pass (rasyosef, in vLLM)",
+        options="--gamma 5",
+    ),
     PublishedDraft(
         "z-lab/Qwen3-8B-DFlash-b16",
         "Qwen/Qwen3-8B",
@@ -142,20 +171,17 @@ PUBLISHED = (
         "--gamma 7",
     ),
     PublishedDraft(
-        "deepseek-ai/dspark_qwen3_8b_block7",
-        "Qwen/Qwen3-8B",
-        "DFlash (DSpark)",
-        _UNKNOWN,
-        options="--gamma 7",
+        "z-lab/Qwen3-4B-DFlash-b16", "Qwen/Qwen3-4B", "DFlash", _UNKNOWN, options="--gamma 15"
     ),
-    PublishedDraft(
-        "deepseek-ai/dflash_qwen3_8b_block7",
-        "Qwen/Qwen3-8B",
-        "DFlash",
-        _UNKNOWN,
-        options="--gamma 7",
+    *(
+        _deepseek(kind, f"qwen3_{size.lower()}", f"Qwen/Qwen3-{size}")
+        for size in ("8B", "4B", "14B")
+        for kind in ("dspark", "dflash")
     ),
-    _eagle3("deepseek-ai/eagle3_qwen3_8b_ttt7", "Qwen/Qwen3-8B", _UNKNOWN),
+    *(
+        _eagle3(f"deepseek-ai/eagle3_qwen3_{size.lower()}_ttt7", f"Qwen/Qwen3-{size}", _UNKNOWN)
+        for size in ("8B", "4B", "14B")
+    ),
     *(
         _eagle3(
             f"RedHatAI/Qwen3-{size}-speculator.eagle3", f"Qwen/Qwen3-{size}", _UNKNOWN, "Apache-2.0"
@@ -197,11 +223,13 @@ class Drafts:
 def run(args: Drafts) -> None:
     """Print each target's drafts, each with its command."""
     drafts = drafts_of(args.target) if args.target else PUBLISHED
+    print(f"Published drafts, as of {LISTED}; claims are their sources', not measured here.\n")
     targets = dict.fromkeys(draft.target for draft in drafts)
     for target in targets:
         print(f"{target}\n")
         for draft in (draft for draft in drafts if draft.target == target):
-            facts = f"{draft.kind}; claim: {draft.claim}; licence: {draft.licence}"
+            window = f" with a window of {draft.window} tokens" if draft.window else ""
+            facts = f"{draft.kind}{window}; claim: {draft.claim}; licence: {draft.licence}"
             print(f"  {draft.id}: {facts}")
             ids = f"--target {args.target or target} --draft {draft.id}"
             print(f"    jaxspec generate {ids} {draft.options} {draft.question}\n")
@@ -220,3 +248,23 @@ def drafts_of(target: str) -> tuple[PublishedDraft, ...]:
             f"no published draft is known for {target!r}; {advice} (lookup needs no draft)"
         )
     return drafts
+
+
+def cached_draft(target: str, revision: str | None = None) -> Path:
+    """Return the directory of a target's first listed draft that is in the hub's cache.
+
+    Nothing is fetched.
+
+    Raises InputError if none is in the cache, or none is known.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    drafts = [draft.id for draft in drafts_of(model_name(target))]
+    for draft in drafts:
+        file = try_to_load_from_cache(draft, "config.json", constants.HF_HUB_CACHE, revision)
+        if isinstance(file, str) and any(Path(file).parent.glob("*model*.*")):
+            return Path(file).parent
+    raise InputError(
+        f"draft 'auto': none of {', '.join(drafts)} is in the hub's cache; fetch one, or name it "
+        "(--draft)"
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.locating import locate, model_name
+from jaxspec.cli.drafts import cached_draft
 from jaxspec.cli.shared import Loading, clear, numbers, progress, view_names
 from jaxspec.engine.captioners import check_captioner, load_captioner
 from jaxspec.engine.config import capped_gamma
@@ -46,7 +48,8 @@ class Drafting:
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Directory or hub id of a small vision-language or text model with the target's tokeniser, or
     of a head of the target: KV, EAGLE-1, MSD, ViSpec, EAGLE-3, DFlash, DSpark or a Gemma 4
-    assistant. Repeat the option for a model and a head, which then draft together."""
+    assistant. Repeat the option for a model and a head, which then draft together. `auto` takes the
+    first that `jaxspec drafts` lists for the target and the hub's cache has."""
     draft_revision: str | None = None
     """Branch, tag or commit of drafts on the hub."""
     gamma: Literal["auto"] | int = "auto"
@@ -110,7 +113,7 @@ def load_engine(
 
     Options are checked before any model is read.
     """
-    drafts = [locate(name, drafting.draft_revision) for name in drafting.draft]
+    drafts = [_locate_draft(name, models.target, drafting) for name in drafting.draft]
     parts = mixture(config.views, [read_draft_config(path) for path in drafts])
     _check_drafts(drafting, parts)
     if parts.names:
@@ -140,6 +143,14 @@ def load_engine(
 
 OF_DRAFTS = ("captioner", "weights", "weighting", "gamma", "tree")
 """Options that need a draft."""
+
+
+def _locate_draft(name: str, target: str, drafting: Drafting) -> Path:
+    if name != "auto":
+        return locate(name, drafting.draft_revision)
+    path = cached_draft(target, drafting.draft_revision)
+    progress(f"--draft auto takes {model_name(path)}")
+    return path
 
 
 def _check_drafts(drafting: Drafting, parts: Mixture) -> None:

@@ -36,6 +36,8 @@ class BlockTwin:
     """Fields of the head."""
     more: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Tensors that this library does not read."""
+    is_gemma: bool = False
+    """Whether its layers are the target's full ones, and config.json is the target's."""
 
 
 _QWEN3 = {
@@ -88,6 +90,36 @@ HEADS: dict[str, BlockTwin] = {
         | {"enable_confidence_head": False, "dtype": "bfloat16"},
         options={"gamma": 7, "anchored": True, "own_embedding": True, "own_output": True},
     ),
+    "deepseek-ai/dspark_gemma4_12b_block7": BlockTwin(
+        "google/gemma-4-12B-it",
+        "config.json: github deepseek-ai/DeepSpec, config/dspark and modeling/dspark/gemma4; no "
+        "file list seen",
+        {"sliding_window": 1024, "num_anchors": 512, "target_model_type": "gemma4_unified"}
+        | {"confidence_head_with_markov": True, "enable_confidence_head": True}
+        | {"target_text_model_type": "gemma4_unified_text", "dtype": "bfloat16"},
+        options={"gamma": 7, "anchored": True, "markov": 4}
+        | {"own_embedding": True, "own_output": True},
+        more={"confidence_head.proj.weight": (1, 4), "confidence_head.proj.bias": (1,)},
+        is_gemma=True,
+    ),
+    "z-lab/gemma-4-31B-it-DFlash": BlockTwin(
+        "google/gemma-4-31B-it",
+        "config.json: copies in three public tests; no file list seen",
+        _QWEN3
+        | {"architectures": ["DFlashDraftModel"], "block_size": 16, "dtype": "bfloat16"}
+        | {"final_logit_softcapping": 30.0, "use_sliding_window": True, "sliding_window": 2048}
+        | {"tie_word_embeddings": True},
+        options={"gamma": 15, "window": 2048},
+    ),
+    "rasyosef/gemma-4-E2B-it-dspark": BlockTwin(
+        "google/gemma-4-E2B-it",
+        "config.json and tensors: github vllm-project/speculators, models/dspark; no file list seen",
+        {"architectures": ["DSparkDraftModel"], "block_size": 5, "dtype": "bfloat16"}
+        | {"sliding_window_non_causal": False, "transformers_version": "5.9.0"},
+        layout="speculators",
+        drafted=40,
+        options={"gamma": 5, "anchored": True, "markov": 4, "own_embedding": True, "window": 2049},
+    ),
 }
 _OWN = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"),
@@ -105,11 +137,18 @@ def write_block_head(path: Path, twin: BlockTwin, target: Path) -> None:
     options = {"mask_token": text_config(found).vocab_size - 5} | twin.options
     config = DFlashConfig.of_target(found, 2, (1,), target_name=twin.target, **options)
     vocabulary = tuple(range(3, 3 + 2 * twin.drafted, 2))
-    text = replace(config.text_config, draft_vocabulary=vocabulary, tie_word_embeddings=False)
+    text = config.text_config
+    if twin.is_gemma:
+        full = text_config(found)
+        text = full.without_window((full.layer_types.index("full_attention"),) * 2)
+        text = replace(text, num_hidden_layers=2)
+    text = replace(text, draft_vocabulary=vocabulary, tie_word_embeddings=False)
     config = replace(config, text_config=text)
     params = named_tensors(eagle_params(config, random_params(found)))
     raw, tensors = kind_of(config).written(config, params, twin.layout, ["Qwen3ForCausalLM"])
-    own = {name: raw[name] for name in _OWN if name in raw}
+    own = {name: raw[name] for name in raw if name in _OWN or twin.is_gemma}
+    for name in ("jaxspec", "sample_from_anchor"):
+        own.pop(name, None)
     if "transformer_layer_config" in raw:
         inner = raw["transformer_layer_config"]
         own["transformer_layer_config"] = _QWEN3 | {k: inner[k] for k in _OWN if k in inner}

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
+from jaxspec.checkpoints.directories import write_json
+from jaxspec.checkpoints.locating import model_name
 from jaxspec.cli import main
-from jaxspec.cli.drafts import PUBLISHED
+from jaxspec.cli.drafts import PUBLISHED, cached_draft
 from jaxspec.cli.generate import Generate
 from jaxspec.cli.options import parse_subcommand
+from jaxspec.errors import InputError
 from tests.conftest import ROOT
 from tests.hub import block_heads
 from tests.hub.assistants import ASSISTANTS
+from tests.hub.build import add
 from tests.hub.table import HEADS
 
 
@@ -25,6 +30,18 @@ def test_each_draft_is_listed_for_the_target_that_its_twin_drafts_for() -> None:
     }
     # A text head, which the list may have or not.
     assert targets.keys() - listed.keys() <= {"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
+
+
+def test_auto_takes_the_first_listed_draft_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a cache that has a draft's config.json only, none is taken."""
+    assert model_name(cached_draft("Qwen/Qwen3-8B")) == "z-lab/Qwen3-8B-DFlash-b16"
+    line = "draft 'auto': none of z-lab/Qwen3-8B-DFlash-b16, .* is in the hub's cache; fetch one"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    add(tmp_path, "z-lab/Qwen3-8B-DFlash-b16", lambda path: write_json(path / "config.json", {}))
+    with pytest.raises(InputError, match=line):
+        cached_draft("Qwen/Qwen3-8B")
 
 
 def test_the_page_cites_what_the_list_claims() -> None:
