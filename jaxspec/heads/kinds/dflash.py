@@ -113,7 +113,7 @@ _READ = frozenset(
         ),
         *("block_size", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
         *("enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal"),
-        *("markov_rank", "markov_head_type", "sample_from_anchor", "target_hidden_size"),
+        *("markov_rank", "sample_from_anchor", "target_hidden_size"),
         *("target_layer_ids", "aux_hidden_state_layer_ids", "rope_scaling", "num_anchors"),
         *("causal", "is_causal", "final_logit_softcapping"),
     }
