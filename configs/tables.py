@@ -1,12 +1,13 @@
 """Every table and figure of the four papers, and the commands that measure it.
 
-    python -m configs.tables docs/tables.md
+    python -m configs.tables docs
 
-They are written between the page's two markers, `<!-- tables: ... -->` and `<!-- /tables -->`.
+Each paper's are written between the two markers of its page, `docs/tables-NAME.md`.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from configs.commands.aasd import AASD
 from configs.commands.cos import COS
 from configs.commands.ibed import IBED
+from configs.commands.line import Line
 from configs.commands.tabed import TABED
 from eval.lib.output.tables import put_between
 
@@ -28,19 +30,33 @@ def commands() -> Iterator[str]:
     yield from dict.fromkeys(command for text in texts for command in text.splitlines())
 
 
-def list_of_tables() -> str:
-    """Return the lines of each paper as a table in Markdown."""
-    parts = []
-    for paper, lines in PAPERS.items():
-        rows = [f"| {paper} | comparison | needs | commands |", "|---|---|---|---|"]
-        for line in lines:
-            cells = [f"`{command}`" for command in line.command.splitlines()] or [line.why]
-            cells += [f"mini: `{command}`" for command in line.mini.splitlines()]
-            rows.append(f"| {line.where} | {line.what} | {line.needs} | {'<br>'.join(cells)} |")
-        parts.append("\n".join(rows))
+def list_of_tables(paper: str) -> str:
+    """Return a section in Markdown for each line of a paper."""
+    return "\n\n".join(map(_section, PAPERS[paper]))
+
+
+def _section(line: Line) -> str:
+    """Return a line's comparison, its commands, and under a fold its details.
+
+    The comparison ends at the first semicolon or sentence.
+    """
+    what, *rest = re.split(r"; |\. ", line.what, maxsplit=1)
+    extras, _, weights = line.needs.rpartition("; ")
+    notes = [f"{what[0].upper()}{what[1:]}."]
+    if line.needs:
+        install = f"Install `{extras}`, and" if extras else "Have"
+        notes.append(f"{install} {weights} of room for weights.")
+    parts = [f"## {line.where}", " ".join(notes)]
+    parts += [f"```sh\n{line.command}\n```"] if line.command else [f"No command: {line.why}."]
+    if line.mini:
+        parts.append(f"With the shipped models:\n\n```sh\n{line.mini}\n```")
+    for details in rest:
+        fold = "<details><summary>Details, and how this differs from the paper</summary>"
+        parts.append(f"{fold}\n\n{details[0].upper()}{details[1:]}.\n\n</details>")
     return "\n\n".join(parts)
 
 
 if __name__ == "__main__":
-    for page in map(Path, sys.argv[1:]):
-        put_between(page, "tables", list_of_tables())
+    for folder in map(Path, sys.argv[1:]):
+        for paper in PAPERS:
+            put_between(folder / f"tables-{paper.lower()}.md", "tables", list_of_tables(paper))

@@ -45,7 +45,7 @@ OTHERS = (
     "CONTRIBUTING.md",
     "docs/families.md",
     "docs/how.md",
-    "docs/tables.md",
+    *(f"docs/tables{paper}.md" for paper in ("", "-aasd", "-cos", "-ibed", "-tabed")),
     "docs/tpu.md",
     "picturebook/README.md",
 )  # sizes, versions, worked examples and what the papers print

@@ -62,10 +62,10 @@ AASD = (
         "instead), and separate drafts, finetuned (FT) and distilled on the target's answers (DT), "
         "[from scratch](data.md#aasds-drafts); of the 7B, then of the 13B. The targets here are "
         "LLaVA-1.5's, the paper's those of 'Visual Instruction Tuning', so that its numbers are of "
-        "other models; bfloat16, 100 samples a set, 128 new tokens, greedy answers and the prompts "
-        "(TABED's instruction, COCO's 'Describe this image in detail.', ScienceQA without hints) "
-        "are ours, as it names none of them, and so is how heads are trained (the recipe lists "
-        "it). omega and delta are of whole calls, next to those of "
+        "other models; bfloat16, 100 samples per set, 128 new tokens, greedy answers and the "
+        "prompts (TABED's instruction, COCO's 'Describe this image in detail.', ScienceQA without "
+        "hints) are ours, as it names none of them, and so is how heads are trained (the recipe "
+        "lists it). omega and delta are of whole calls, next to those of "
         "the decode loop; its tau is not 1 + gamma alpha, ours is",
         command=f"{_head()}\n{_head('13b')}",
         mini=f"{HEAD} aasd --untrained",

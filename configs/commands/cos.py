@@ -23,9 +23,9 @@ COS = (
         "rows, of MMLU one or two of each subject by turns. The second asks as the released code "
         "does, from a clone of it: all in raw text, GSM8K and MMLU after its own examples that "
         "think step by step, CNN/DM as 'Article / Highlights' after one, and 100 rows of its "
-        "shuffle. bfloat16 and 8 timed prompts a set are ours, 256 tokens the released code's, as "
-        "the paper names none; WE-P and CD-P, which in the paper have 0.39 to 0.82 of standard's "
-        "speed, are a bound below the table. Tables 5 and 6 are whole calls",
+        "shuffle. bfloat16 and 8 timed prompts per set are ours, 256 tokens the released code's, "
+        "as the paper names none; WE-P and CD-P, which in the paper have 0.39 to 0.82 of "
+        "standard's speed, are a bound below the table. Tables 5 and 6 are whole calls",
         command=f"{TOGETHER} cos\n{TOGETHER} cos --released CoS --out "
         f"runs/collaborative/cos_released",
         mini=f"{TOGETHER} visual",
@@ -34,7 +34,7 @@ COS = (
         tables=(9, 10),
         what="two pairs on an Ascend 910B3, on HumanEval, GSM8K, MMLU and CNN/DM. Times standard: "
         "Llama-Vicuna SD 1.79, 1.50, 1.47, 1.51, CoS 1.86, 1.71, 1.66, 1.73; Llama-2 SD 1.09, "
-        "1.53, 1.43, 1.07, CoS 1.39, 1.53, 1.52, 1.16. Tokens a second: Llama-Vicuna standard "
+        "1.53, 1.43, 1.07, CoS 1.39, 1.53, 1.52, 1.16. Tokens per second: Llama-Vicuna standard "
         "7.60, 5.83, 2.60, 2.35, SD 13.59, 8.73, 3.81, 3.55, CoS 14.14, 9.98, 4.32, 4.06; Llama-2 "
         "11.98, 10.63, 4.96, 4.51, SD 13.00, 16.28, 7.098, 4.83, CoS 16.71, 16.30, 7.54, 5.23",
         why="not a device of JAX's; the same pairs on a GPU are two of the six in Tables 2 to 6",
@@ -42,7 +42,7 @@ COS = (
     Line(
         figures=(4,),
         needs="benchmarks, plots, sentencepiece, torch; 40 GB",
-        what="weight of the first model, on 8 prompts a set, at draft lengths 1, 1 and 5, 1; the "
+        what="weight of the first model, on 8 prompts per set, at draft lengths 1, 1 and 5, 1; the "
         "paper prints at least 1.5 times the speed at all weights. The first model proposes at all "
         "of them, where the paper selects an appropriate one: at 0.1 to 0.4 that is "
         "`--default-proposer 1`. `sweep.png` draws whole calls, as in the "
@@ -55,7 +55,7 @@ COS = (
     Line(
         figures=(5,),
         needs="benchmarks, plots; 19 GB",
-        what="mu of contrastive decoding, on 8 prompts a set, at both temperatures; the paper "
+        what="mu of contrastive decoding, on 8 prompts per set, at both temperatures; the paper "
         "names no temperature",
         command=f'{SWEEP} --pairings "Llama-3, T=0" "Llama-3, T=1" '
         "--sweep mu:0.1,0.2,0.3,0.4,0.5 --out runs/cos_mu",
@@ -65,8 +65,8 @@ COS = (
     Line(
         figures=(6,),
         needs="benchmarks, plots, sentencepiece, torch; 95 GB",
-        what="draft length of the smaller model, on 8 prompts a set and all pairs; the paper draws "
-        "ensembles, Llama-3 and Llama-2 and names no temperature",
+        what="draft length of the smaller model, on 8 prompts per set and all pairs; the paper "
+        "draws ensembles, Llama-3 and Llama-2 and names no temperature",
         command=f"{SWEEP} --sweep gamma:1,2,3,4,5 --out runs/cos_gamma",
         mini=f"{TOGETHER} visual --sweep gamma:1,2,3,4,5 --out runs/visual_gamma",
     ),

@@ -1,4 +1,4 @@
-"""A line of docs/tables.md, and the beginnings of its commands."""
+"""A section of a page such as docs/tables-cos.md, and the beginnings of its commands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of docs/tables.md: tables and figures that the same commands measure."""
+    """Describe tables and figures of a paper that the same commands measure."""
 
     tables: tuple[int, ...] = ()
     figures: tuple[int, ...] = ()
     what: str
-    """What is compared there."""
+    """What is compared there; after the first semicolon or sentence, details for a fold."""
     command: str = ""
     """Measures it with the paper's own models; of several, each on a line of its own."""
     mini: str = ""

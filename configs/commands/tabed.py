@@ -94,12 +94,12 @@ TABED = (
         tables=(16,),
         needs="train; 1 GB",
         what="hyperparameters of the OneVision draft: the recipe has them, on the target's CLIP "
-        "tower, one tile an image, where OneVision has SigLIP and several. Three of its data files "
-        "are not public and left out; the system prompt is LLaVA-1.5's, as the paper names none. "
-        "Rows have up to 5,120 tokens, eight images or frames, and the draft as many positions; "
-        "rows with more images, and no answer before the ninth, teach nothing, and the run ends if "
-        "they are over a tenth. The paper does not say how long its rows were. The mini command "
-        "trains one stage",
+        "tower, one tile per image, where OneVision has SigLIP and several. Three of its data "
+        "files are not public and left out; the system prompt is LLaVA-1.5's, as the paper names "
+        "none. Rows have up to 5,120 tokens, eight images or frames, and the draft as many "
+        "positions; rows with more images, and no answer before the ninth, teach nothing, and the "
+        "run ends if they are over a tenth. The paper does not say how long its rows were. The "
+        "mini command trains one stage",
         command=f"{TRAIN} onevision_68m",
         mini=f"{TRAIN} mini_llava",
     ),
@@ -119,7 +119,7 @@ TABED = (
     Line(
         tables=(19, 20, 21, 22),
         needs="benchmarks, captioner, plots; 43 GB",
-        what="LLaVA-NeXT read as one tile an image: 68M, 160M and OneVision drafts, the 13B. For "
+        what="LLaVA-NeXT read as one tile per image: 68M, 160M and OneVision drafts, the 13B. For "
         "NQ and GSM8K add `--turns 2 --follow-ups fact` or `sum` and another `--out` to each "
         "command. Prompts and captions as above. The paper names float16; that the 160M draft ran "
         "in bfloat16 is in its released code. Table 21's rows name LLaVA-1.5 160M, its caption "

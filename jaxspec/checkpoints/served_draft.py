@@ -25,7 +25,7 @@ def check_served(source: Path, config: ModelConfig, engine: str, padded: bool) -
     if engine != "vllm":
         raise InputError(f"{source}: not a draft head; a draft model is written only for vllm")
     if isinstance(config, LvlmConfig):
-        raise InputError(f"{source}: vLLM shows drafts no images; give a text model, or text-only")
+        raise InputError(f"{source}: vLLM shows drafts no images; give a text model or --text-only")
     scaling = config.rope_scaling if isinstance(config, RotaryConfig) else None
     if scaling is not None and scaling.mrope_section:
         raise InputError(f"{source}: vLLM takes no draft with M-RoPE; give another")

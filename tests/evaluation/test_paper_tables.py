@@ -1,5 +1,5 @@
-"""The list of docs/tables.md is of every table and figure of the papers, and its commands are such
-as there are.
+"""The pages docs/tables-NAME.md are of every table and figure of the papers, and their commands are
+such as there are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from eval.lib.output.tables import put_between
 from jaxspec.errors import InputError
 from tests.conftest import ROOT
 
-PAGE = ROOT / "docs" / "tables.md"
 COUNTS = {"TABED": (22, 9), "IbED": (13, 11), "AASD": (2, 4), "CoS": (10, 8)}
 """Tables and figures of each paper."""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
@@ -24,11 +23,13 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
 ].keys()
 
 
-def test_the_page_holds_the_list(tmp_path: Path) -> None:
-    text, copy = PAGE.read_text(encoding="utf-8"), tmp_path / "page.md"
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_page_holds_the_list_of_its_paper(paper: str, tmp_path: Path) -> None:
+    page, copy = ROOT / "docs" / f"tables-{paper.lower()}.md", tmp_path / "page.md"
+    text = page.read_text(encoding="utf-8")
     copy.write_text(text, encoding="utf-8")
-    put_between(copy, "tables", list_of_tables())
-    assert copy.read_text(encoding="utf-8") == text, "run: python -m configs.tables docs/tables.md"
+    put_between(copy, "tables", list_of_tables(paper))
+    assert copy.read_text(encoding="utf-8") == text, "run: python -m configs.tables docs"
     copy.write_text("# a page\n", encoding="utf-8")
     with pytest.raises(InputError, match="0 pairs of markers"):
         put_between(copy, "tables", "a list")
