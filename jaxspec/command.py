@@ -15,11 +15,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from jaxspec.errors import InputError, first_line, nearest, printable
+from jaxspec.errors import InputError, first_line, nearest, printable, reading
 
 _NARROWEST = 40
 """Least columns of a terminal."""
@@ -168,13 +168,32 @@ def _end(line: str, code: int) -> NoReturn:
 def load_preset(kind: str, name: str) -> Any:
     """Return the attribute `config` of `configs/<kind>/<name>.py`, where `configs` is importable.
 
-    Raises InputError for an unknown name, with the nearest one.
+    name: Or the path of another file, which ends in .py.
+
+    Raises InputError for an unknown name, with the nearest one, and for a file without `config`.
     """
+    if name.endswith(".py"):
+        return _module(Path(name)).config
     names = preset_names(kind)
     if name not in names:
         folder = f"configs/{kind.replace('.', '/')}"
         raise InputError(f"preset {name!r}: no such file under {folder}; {nearest(name, names)}")
     return import_module(f"configs.{kind}.{name}").config
+
+
+def _module(path: Path) -> Any:
+    """Return a file of Python that defines `config`, as a module."""
+    if not path.is_file():
+        raise InputError(f"preset {str(path)!r}: no such file; give a path that ends in .py")
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    with reading(f"preset {str(path)!r}", "mend the file"):
+        spec.loader.exec_module(module)
+    if not hasattr(module, "config"):
+        raise InputError(f"preset {str(path)!r}: has no `config`; give it one, as configs/ have")
+    return module
 
 
 def preset_texts(kind: str) -> dict[str, str | None]:

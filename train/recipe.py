@@ -5,10 +5,11 @@
     python -m train.recipe llava15_68m --data llava_v1_5_mix665k=/data/mix --tune.accumulate 4
     python -m train.recipe pooled --view P36 --start mjbooo/lvlm68m
     python -m train.recipe kv_mini_answers --head.pooling drop --anchoring.loss ce
+    python -m train.recipe ./mine.py --dry-run
 
-A recipe is a preset under configs/train/recipes. Each of its stages takes the options of a
-TrainConfig after its name, and so does a distillation (--distillation.divergence tvd). A stopped
-run goes on.
+A recipe is a preset under configs/train/recipes, or another file with a `config`. Each of its
+stages takes the options of a TrainConfig after its name, and so does a distillation
+(--distillation.divergence tvd). A stopped run goes on.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from jaxspec.heads.states import ImageRule
 from jaxspec.models.lora import merged
 from jaxspec.runtime import parse_dtype
 from jaxspec.training.head_recipe import HeadRecipe, train_head
+from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.recipes import (
     DataSets,
     Recipe,
@@ -80,6 +82,9 @@ class Options(OnHub):
     """The finished model, a Hugging Face directory, or one of a KV head; by default RUNS/hf."""
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
+    dry_run: bool = False
+    """Only say what each stage would take: rows that teach, slots filled, memory by device, steps,
+    hours. Compiles two steps, and writes nothing."""
     debug: bool = False
     """Try the recipe out: two steps a stage, of as few samples as its mesh takes. Files go to
     runs/debug, and checkpoints to CHECKPOINTS.debug, which is removed at the end."""
@@ -126,10 +131,12 @@ class Ablation(KVHeadOptions):
     """Rank of a correction by the token before, of a parallel or block head; 0 has none."""
     window: int = 0
     """Newest tokens that the layers of a fused or block head read; 0 reads all."""
+    anchored: bool = False
+    """Let the newest token's slot of a block head score the first drafted token, as DSpark's."""
 
 
-def main(args: Sequence[str] | None = None) -> Path:
-    """Train the recipe's stages and write the draft, or the KV head."""
+def main(args: Sequence[str] | None = None) -> Path | None:
+    """Train the recipe's stages and write the draft, or the KV head; with --dry-run, neither."""
     arguments = list(sys.argv[1:] if args is None else args)
     if not arguments or arguments[0].startswith("-"):
         if {"-h", "--help"} & set(arguments):
@@ -144,7 +151,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     recipe = replace(recipe, stages=stages)
     sources: DataSets = {**paths, **drawn(stages, paths)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
-    runs = options.runs or Path("runs/train") / name
+    runs = options.runs or Path("runs/train") / (Path(name).stem if name.endswith(".py") else name)
     repository, terms = destination(recipe, options)
     runs, out = begin(runs, options.out, options.cluster, options.debug)
     write_more = own_output(out, runs)
@@ -152,6 +159,10 @@ def main(args: Sequence[str] | None = None) -> Path:
         stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
     ]
     on_first(lambda: [forget(path) for path in tried])  # a killed trial leaves checkpoints
+    if options.dry_run:
+        train = train_head if isinstance(recipe, HeadRecipe) else train_draft
+        train(recipe, runs, sources, dry_run)  # type: ignore[operator]
+        return None
     if isinstance(recipe, HeadRecipe):
         head = train_head(recipe, runs, sources)
         write = partial(save_head, out, *head, overwrite=True, write_more=write_more)
@@ -228,7 +239,7 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
         (part, type(default), field(default=default)) for part, default in (parts | groups).items()
     ]
     command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
-    description = preset_texts(KIND).get(name)
+    description = None if name.endswith(".py") else preset_texts(KIND).get(name)
     parsed = parse_options(command, args, f"python -m train.recipe {name}", description)
     options = kind(**{option.name: getattr(parsed, option.name) for option in fields(kind)})
     changed = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -60,15 +61,24 @@ class TrainConfig:
     batch: int
     """Samples of a step, on all devices."""
     learning_rate: float = 1e-3
-    """Peak rate of AdamW."""
+    """Peak rate."""
     warmup: int = 100
-    """Steps of linear warm-up; cosine decay follows."""
+    """Steps of linear warm-up."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Decay of the rate after warm-up; wsd stays at the peak until a linear decay over the last
+    fifth of the steps."""
     final_rate: float = 0.1
     """Last rate as a share of the peak. With 1, a finished run can go on with more steps."""
+    optimizer: Literal["adamw", "lion", "muon"] = "adamw"
+    """optax's. muon takes matrices, and gives embeddings, output matrices and vectors to AdamW, at
+    the same rate and without decay."""
     beta2: float = 0.98
-    """AdamW's decay of squared gradients."""
+    """AdamW's decay of squared gradients, and Lion's of its momentum."""
     weight_decay: float = 0.01
-    """AdamW's decay of matrices."""
+    """Decay of matrices."""
+    ema: float = 0.0
+    """Decay of an average of the parameters (0.999, say), which is evaluated and written instead;
+    0 keeps none."""
     clip: float = 1.0
     """Largest global gradient norm."""
     frozen: tuple[str, ...] = ()
@@ -94,6 +104,8 @@ class TrainConfig:
     """Steps between lines of metrics."""
     evaluate_every: int = 0
     """Steps between evaluations during training; 0 never evaluates."""
+    profile: str = ""
+    """FIRST:LAST, steps to write a profiler's trace of, next to the metrics, for xprof."""
     tensorboard: bool = False
     """Write event files next to `metrics.jsonl` (extra `tensorboard`)."""
     wandb: str = ""
@@ -112,10 +124,20 @@ class TrainConfig:
             evaluate_every=self.evaluate_every,
             **{f"rates of {pattern!r}": factor for pattern, factor in self.rates},
         )
-        if not 0 <= self.beta2 < 1:
-            raise InputError(f"beta2: {self.beta2}; give a number from 0 to below 1")
+        for name in ("beta2", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                value = getattr(self, name)
+                raise InputError(f"{name}: {value}; give a number from 0 to below 1")
+        if self.profile and not self.profiled:
+            raise InputError(f"profile: {self.profile!r} is not FIRST:LAST of steps, such as 10:12")
         if self.batch % self.accumulate:
             raise InputError(f"accumulate: {self.accumulate} does not divide batch {self.batch}")
+
+    @property
+    def profiled(self) -> range:
+        """Return the steps to trace; empty without any."""
+        match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", self.profile)
+        return range(int(match[1]), int(match[2]) + 1) if match else range(0)
 
     def make_mesh(self) -> Mesh:
         """Return the mesh of all devices, over which each accumulated part of a batch is split."""
@@ -138,6 +160,6 @@ class TrainConfig:
 
 RUNTIME = {
     *("mesh", "checkpoints", "save_every", "keep", "log_every", "evaluate_every"),
-    *("tensorboard", "wandb", "remat", "accumulate"),
+    *("tensorboard", "wandb", "remat", "accumulate", "profile"),
 }
 """Fields that may differ when a run goes on: they change the result by rounding at most."""

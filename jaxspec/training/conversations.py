@@ -149,6 +149,12 @@ class ConversationBatches:
         """Count the rows of a step, in all processes, that replace rows which teach nothing."""
         return sum(row.replaces for row in self._rows(step))
 
+    def filled(self, step: int) -> tuple[int, int]:
+        """Return the filled slots of a step's rows, in all processes, and its slots."""
+        lengths = [len(row.forms[0].row) for row in self._rows(step)]
+        width = bucket(max(lengths), self.buckets, "training row")
+        return sum(lengths), width * len(lengths)
+
     def _rows(self, step: int) -> list[_TrainingRow]:
         """Return the rows of a step, of all processes."""
         group, offset = divmod(step, GROUP)

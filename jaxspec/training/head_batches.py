@@ -13,24 +13,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 from flax import struct
 from safetensors.flax import load_file, save_file
 
-from jaxspec.errors import check_counts, check_numbers
+from jaxspec.errors import InputError, check_counts, check_numbers
 from jaxspec.files import whole
 from jaxspec.heads.blocks import TargetPass
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.head import Spans
 from jaxspec.prompts.rows import image_spans
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
+from jaxspec.training.losses import BlockLoss
 from jaxspec.typing import Bool, Int
-
-Loss = Literal["kl", "ce"]
-"""KL(target || head) at each token of a block, or cross entropy of the tokens themselves."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +37,31 @@ class Anchoring:
 
     anchors: int
     """A: sampled blocks of a row. Memory grows with it."""
-    loss: Loss = "kl"
-    """kl, to the target's distributions, or ce, cross entropy of the answers."""
+    loss: BlockLoss = "kl"
+    """kl, reverse_kl or tvd, to the target's distributions; lk_alpha or lk_lambda, which raise the
+    acceptance of samples; or ce, cross entropy of the answers."""
     decay: float = 0.8
     """Step s has the weight decay^s (EAGLE-3's)."""
+    weights: tuple[float, ...] | None = None
+    """Weight of each place of a block, instead of the decay's."""
 
     def __post_init__(self) -> None:
         check_counts(anchors=self.anchors)
         check_numbers(decay=self.decay)
+        check_numbers(**{f"weights {i}": weight for i, weight in enumerate(self.weights or ())})
+        if self.weights and not sum(self.weights):
+            raise InputError("anchoring: all weights are 0; give one above")
+
+    def of_places(self, gamma: int) -> tuple[float, ...]:
+        """Return the weights of a block's places; InputError where there are more or fewer."""
+        if self.weights is None:
+            return tuple(self.decay**place for place in range(gamma))
+        if len(self.weights) != gamma:
+            raise InputError(
+                f"anchoring: {len(self.weights)} weights for the {gamma} places of a block; give "
+                f"{gamma}"
+            )
+        return self.weights
 
 
 class HeadBatch(struct.PyTreeNode):

@@ -45,6 +45,7 @@ from jaxspec.training.objectives import encode
 from jaxspec.training.reading import iterate
 from jaxspec.training.recipes import (
     DataSets,
+    Run,
     StagedRecipe,
     draft_words,
     evaluations,
@@ -57,6 +58,7 @@ from jaxspec.typing import Array, Params
 def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -> Loss:
     """Return the loss of {"target": frozen, "head": trainable} on batches of `HeadBatches`."""
     steps, drafts = config.gamma, LanguageModel(config.text_config)
+    weights = anchoring.of_places(steps)
     words = config.text_config.draft_vocabulary
     teacher = LanguageModel(replace(check_rotary(target.text), draft_vocabulary=words))
 
@@ -91,8 +93,8 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
             pick(reading.hidden, block),
             labels,
             mask,
-            anchoring.loss == "kl",
-            anchoring.decay,
+            anchoring.loss,
+            weights,
             lambda x: teacher.scores(teaching, x),
             count,
         )
@@ -131,7 +133,7 @@ class HeadRecipe(StagedRecipe):
 
 
 def train_head(
-    recipe: HeadRecipe, directory: Path, data: DataSets | None = None
+    recipe: HeadRecipe, directory: Path, data: DataSets | None = None, run: Run = fit
 ) -> tuple[HeadConfig, Params]:
     """Train the stages one after the other, and return the head's configuration and parameters.
 
@@ -194,7 +196,7 @@ def train_head(
         ahead = iterate(conversations, train.steps, batches, recipe.unlearned)
         with closing(ahead):
             more: Any = {"sharding_of": sharding_of, "inputs": inputs}
-            head = fit(train, params, loss, ahead, out, **more)["head"]
+            head = run(train, params, loss, ahead, out, **more)["head"]
     return config, head
 
 

@@ -2,12 +2,12 @@
 
 Forward KL is Hinton et al. 2015 (arXiv 1503.02531). DistillSpec (arXiv 2310.08461) compares reverse
 KL and total variation distance for drafts. A drafted token is accepted with probability 1 - TVD
-(arXiv 2211.17192).
+(arXiv 2211.17192), which LK losses raise (Samarin et al., arXiv 2602.23881).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,10 @@ import optax
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 Divergence = Literal["forward_kl", "reverse_kl", "tvd"]
+BlockLoss = Literal["kl", "ce", "reverse_kl", "tvd", "lk_alpha", "lk_lambda"]
+"""Loss of a head at a token, of the target's distribution p and the head's q."""
+LK_DECAY = 3.0
+"""The eta of LK losses (their paper's section 4.2)."""
 Metrics = dict[str, Float[Array, ""]]
 Sums = dict[str, Any]
 """Metrics of a part of a batch. Those of all parts add up, pair by pair where two are a ratio."""
@@ -104,6 +108,39 @@ def divergence(
     return _expected(q, log_q, log_p)
 
 
+def block_loss(
+    kind: BlockLoss,
+    p: Float[Array, "... V"],
+    q: Float[Array, "... V"],
+    labels: Int[Array, ...],
+) -> tuple[Array, Array]:
+    """Return the losses of a head's tokens, and the probabilities that they are accepted.
+
+    ce: cross entropy of the labels
+    kl, reverse_kl, tvd: as `divergence`
+    lk_alpha: -log alpha, where alpha is the probability of acceptance
+    lk_lambda: lambda KL + (1 - lambda) TVD, with lambda = exp(-3 alpha) of each token, fixed
+
+    Args:
+      p: Log-probabilities of the target, without a gradient.
+      q: Log-probabilities of the head.
+    """
+    accepted = jnp.minimum(jnp.exp(p), jnp.exp(q)).sum(-1)
+    if kind == "ce":
+        return -jnp.take_along_axis(q, labels[..., None], axis=-1)[..., 0], accepted
+    if kind == "tvd":
+        return 1 - accepted, accepted
+    if kind == "reverse_kl":
+        return divergence(kind, p, q), accepted
+    if kind == "lk_alpha":
+        return -jnp.log(jnp.maximum(accepted, jnp.finfo(jnp.float32).tiny)), accepted
+    kl = (jnp.exp(p) * (p - q)).sum(-1)
+    if kind == "kl":
+        return kl, accepted
+    share = jax.lax.stop_gradient(jnp.exp(-LK_DECAY * accepted))
+    return share * kl + (1 - share) * (1 - accepted), accepted
+
+
 def _expected(weight: Array, log_a: Array, log_b: Array) -> Array:
     """Return sum w (log a - log b) over the tokens with a weight."""
     counts = weight > 0
@@ -171,12 +208,12 @@ def draft_loss(
     teacher: Float[Array, "B A J D"],
     labels: Int[Array, "B A J"],
     mask: Int[Array, "B A J"],
-    soft: bool,
-    decay: float,
+    kind: BlockLoss,
+    weights: Sequence[float],
     score_teacher: Callable[[Array], Array] | None = None,
     count: Float[Array, " J"] | None = None,
 ) -> tuple[Float[Array, ""], Sums]:
-    """Return the loss of blocks, the mean over steps s weighted by decay^s, and metrics.
+    """Return the loss of blocks, the weighted mean over their places, and metrics.
 
     The output matrix scores one step of all blocks at a time, also in the backward pass, so J times
     fewer logits exist at once.
@@ -189,7 +226,8 @@ def draft_loss(
       teacher: The target's hidden states at the same tokens.
       labels: Following tokens; -1, a token that the draft does not score, ends a block.
       mask: Tokens that count, from the beginning of a block.
-      soft: KL(target || draft) in nats; else cross entropy of the labels.
+      kind: Loss of a token; see `block_loss`.
+      weights: Weight of each of the J places.
       count: `count_places` of the whole batch, of which these blocks may be a part; None counts
         these.
 
@@ -204,9 +242,7 @@ def draft_loss(
     def step(drafted: Any, teacher: Array, labels: Array, mask: Array) -> tuple[Array, ...]:
         q = jax.nn.log_softmax(score(drafted))
         p = jax.lax.stop_gradient(jax.nn.log_softmax((score_teacher or score)(teacher)))
-        log_label = jnp.take_along_axis(q, labels[..., None], axis=-1)[..., 0]
-        loss = (jnp.exp(p) * (p - q)).sum(-1) if soft else -log_label
-        accepted = jnp.minimum(jnp.exp(p), jnp.exp(q)).sum(-1)
+        loss, accepted = block_loss(kind, p, q, labels)
         agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
         return (loss * mask).sum(), (accepted * mask).sum(), agrees
 
@@ -217,8 +253,8 @@ def draft_loss(
     own = count_places(labels, mask)
     count = own if count is None else count
     each = losses / jnp.maximum(count, 1.0)
-    weights = decay ** jnp.arange(len(each)) * (count > 0)
-    loss = (weights * each).sum() / jnp.maximum(weights.sum(), 1e-9)
+    weight = jnp.asarray(weights, jnp.float32) * (count > 0)
+    loss = (weight * each).sum() / jnp.maximum(weight.sum(), 1e-9)
     whole = mask.prod(-1)
     runs = jnp.cumprod(agrees, axis=0).sum(0)
     total = jnp.maximum(count.sum(), 1.0)

@@ -13,12 +13,32 @@ import jax
 
 from jaxspec.errors import InputError
 from jaxspec.training.batches import Batch
-from jaxspec.training.conversations import ConversationBatches
+from jaxspec.training.conversations import GROUP, ConversationBatches
 
 AHEAD = 4
 """Batches that are made ahead, each by a thread of its own."""
+SURVEYED = 4 * GROUP
+"""Most steps whose rows a survey reads."""
 SURE = 512
 """Rows to read before the share that teaches nothing can end a run."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Count what the first steps of a stage read.
+
+    Fields:
+      rows: Rows of these steps.
+      lost: Rows that teach nothing, which others replace.
+      tokens: Filled slots.
+      slots: Slots of all batches, with padding.
+    """
+
+    steps: int
+    rows: int
+    lost: int
+    tokens: int
+    slots: int
 
 
 @dataclass
@@ -51,6 +71,14 @@ class CountedBatches(Generic[Batch]):
 
     def set_state(self, state: Any) -> None:
         self.batches.set_state(state)
+
+    def survey(self, steps: int) -> Survey:
+        """Read the texts of the first steps' rows, and count those that teach and their slots."""
+        count = min(steps, SURVEYED)
+        filled = [self.rows.filled(step) for step in range(count)]
+        tokens, slots = (sum(column) for column in zip(*filled, strict=True))
+        lost = sum(map(self.rows.unlearned, range(count)))
+        return Survey(count, count * self.rows.batch, lost, tokens, slots)
 
     def close(self) -> None:
         """Print how many rows taught nothing, and the mend."""

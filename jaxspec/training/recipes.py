@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -64,6 +64,9 @@ from jaxspec.typing import Params
 
 DataSets = Mapping[str, Path | Sequence[Sample]]
 """Data sets by name: the path of a prepared one, or samples."""
+
+Run = Callable[..., Params]
+"""What runs a stage, with the arguments of `fit`."""
 
 PREPARED = Path("runs/data")
 """Folder of data sets without a path of their own."""
@@ -146,7 +149,9 @@ def evaluations(stages: Sequence[Stage]) -> str:
     )
 
 
-def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -> LoadedModel:
+def train_draft(
+    recipe: Recipe, directory: Path, data: DataSets | None = None, run: Run = fit
+) -> LoadedModel:
     """Train the stages one after the other and return the draft. A stopped run goes on.
 
     With low-rank updates, the parameters hold these apart, as `merged` reads them.
@@ -154,6 +159,7 @@ def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -
     Args:
       directory: Folder of the stages' folders; stage NAME writes to DIRECTORY/NAME.
       data: Paths or samples of the data sets that are not under `runs/data`.
+      run: What runs a stage: `fit`, or `dry_run`.
 
     Raises InputError for models and data that do not fit, and what `fit` raises.
     """
@@ -175,7 +181,7 @@ def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -
             pairs = init_lora(recipe.lora, draft.params, key)
             draft = replace(draft, params={**draft.params, LORA: pairs})
     for stage in recipe.stages:
-        params = _train(recipe, stage, target, draft, sources, directory / stage.name)
+        params = _train(recipe, stage, target, draft, sources, directory / stage.name, run)
         draft = replace(draft, params=params)
     return draft
 
@@ -292,6 +298,7 @@ def _train(
     draft: LoadedModel,
     sources: Mapping[str, Any],
     directory: Path,
+    run: Run,
 ) -> Params:
     view = parse_view(recipe.view)
     teacher = target if recipe.distillation else None
@@ -342,7 +349,7 @@ def _train(
     )
     more: dict[str, Any] = {"sharding_of": sharding_of, "evaluate": evaluate, "inputs": inputs}
     with closing(iterate(batches, train.steps, limit=recipe.unlearned)) as ahead:
-        return without_teacher(fit(train, params, loss, ahead, directory, **more))
+        return without_teacher(run(train, params, loss, ahead, directory, **more))
 
 
 def stage_data(

@@ -24,10 +24,10 @@ from jaxspec.sharding import make_mesh, on_mesh
 from jaxspec.training.batches import rows_sharding
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.head_batches import Anchoring, HeadBatch, HeadBatches, Loss, draw_anchors
+from jaxspec.training.head_batches import Anchoring, HeadBatch, HeadBatches, draw_anchors
 from jaxspec.training.head_recipe import make_loss
 from jaxspec.training.loop.step import gradient, partition
-from jaxspec.training.losses import Divergence
+from jaxspec.training.losses import BlockLoss, Divergence
 from jaxspec.training.objectives import Distillation, tuning_loss
 from tests import tiny
 from tests.decoding.test_assistant import TEXT
@@ -67,7 +67,7 @@ def distilled(kind: Divergence, rows: int, top_k: int | None = None, share: floa
     return loss, {**STUDENT, "teacher": TEACHER}, "teacher", batch
 
 
-def headed(kind: str, loss: Loss, rows: int) -> Case:
+def headed(kind: str, loss: BlockLoss, rows: int) -> Case:
     """Return a head with a draft vocabulary."""
     anchoring, text = Anchoring(3, loss), kind == "assistant"
     target = TEXT if text else tiny.CONFIG
@@ -103,7 +103,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     "reverse_kl": partial(distilled, "reverse_kl", share=0.5),
     "tvd": partial(distilled, "tvd", top_k=5, share=0.7),
     **{f"{kind} kl": partial(headed, kind, "kl") for kind in HEADS},
-    "KV ce": partial(headed, "KV", "ce"),
+    **{f"KV {loss}": partial(headed, "KV", loss) for loss in ("ce", "tvd", "lk_lambda")},
 }
 
 

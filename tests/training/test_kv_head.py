@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
 from jaxspec.training.head_batches import Anchoring, HeadBatches, KeptReadings, draw_anchors
 from jaxspec.training.head_recipe import make_loss, read_target, train_head
-from jaxspec.training.losses import draft_loss, metrics_of
+from jaxspec.training.losses import BlockLoss, block_loss, draft_loss, metrics_of
 from tests import tiny
 from tests.tiny import families, training
 from tests.tiny.dflash_reference import draft as dflash
@@ -82,9 +82,9 @@ def test_processes_share_a_batch_with_its_anchors() -> None:
     assert images
 
 
-@pytest.mark.parametrize("soft", [True, False])
+@pytest.mark.parametrize("kind", get_args(BlockLoss))
 @pytest.mark.parametrize("outside", [False, True], ids=["", "a label that is not scored"])
-def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool, outside: bool) -> None:
+def test_the_loss_is_the_weighted_mean_of_the_steps(kind: BlockLoss, outside: bool) -> None:
     rng = np.random.default_rng(0)
     drafted, teacher = rng.normal(size=(2, 2, 3, 4, 5)).astype(np.float32)
     output = rng.normal(size=(5, 7)).astype(np.float32)
@@ -95,7 +95,8 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool, outside: bool) -
     whole = mask.all(-1)
     if outside:
         labels[0, 0, 2] = -1
-    loss, sums = draft_loss(lambda x: x @ output, drafted, teacher, labels, mask, soft, 0.5)
+    weights = np.asarray([1, 0.5, 0.25, 0.125])
+    loss, sums = draft_loss(lambda x: x @ output, drafted, teacher, labels, mask, kind, weights)
     metrics = metrics_of(sums)
     if outside:
         mask[0, 0, 2:] = 0
@@ -105,21 +106,48 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool, outside: bool) -
         return scores / scores.sum(-1, keepdims=True)
 
     p, q = probs(teacher), probs(drafted)
-    each = (
-        (p * np.log(p / q)).sum(-1)
-        if soft
-        else -np.log(np.take_along_axis(q, labels[..., None], -1)[..., 0])
-    )
+    kl, alpha = (p * np.log(p / q)).sum(-1), np.minimum(p, q).sum(-1)
+    each = {
+        "kl": kl,
+        "ce": -np.log(np.take_along_axis(q, labels[..., None], -1)[..., 0]),
+        "reverse_kl": (q * np.log(q / p)).sum(-1),
+        "tvd": np.abs(p - q).sum(-1) / 2,
+        "lk_alpha": -np.log(alpha),
+        "lk_lambda": np.exp(-3 * alpha) * kl + (1 - np.exp(-3 * alpha)) * (1 - alpha),
+    }[kind]
     means = [(each[..., s] * mask[..., s]).sum() / mask[..., s].sum() for s in range(4)]
-    weights = 0.5 ** np.arange(4)
     assert float(loss) == pytest.approx(np.dot(weights, means) / weights.sum(), rel=1e-5)
     assert float(metrics["acceptance"]) == pytest.approx(
-        (np.minimum(p, q).sum(-1) * mask).sum() / mask.sum(), rel=1e-5
+        (alpha * mask).sum() / mask.sum(), rel=1e-5
     )
     agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
     assert float(metrics["accuracy"]) == pytest.approx(agrees.sum() / mask.sum())
     runs = [np.cumprod(agrees[b, a]).sum() for b, a in np.argwhere(whole)]
     assert float(metrics["tokens_per_pass"]) == pytest.approx(1 + np.mean(runs))
+
+
+def test_the_weight_of_lk_lambda_has_no_gradient() -> None:
+    """Its gradient is that of the two losses at the fixed weight."""
+    p, logits = (jax.nn.log_softmax(jnp.asarray(row)) for row in ([0.0, 1, 3], [1.0, 0, 2]))
+    alpha = jnp.minimum(jnp.exp(p), jnp.exp(logits)).sum()
+
+    def slope(kind: BlockLoss) -> Any:
+        return jax.grad(
+            lambda x: block_loss(kind, p, jax.nn.log_softmax(x), jnp.zeros((), int))[0]
+        )(logits)
+
+    share = jnp.exp(-3 * alpha)
+    expected = share * slope("kl") + (1 - share) * slope("tvd")
+    np.testing.assert_allclose(slope("lk_lambda"), expected, rtol=1e-5)
+
+
+def test_blocks_have_a_weight_for_each_place() -> None:
+    assert Anchoring(1, decay=0.5).of_places(3) == (1, 0.5, 0.25)
+    assert Anchoring(1, weights=(1, 0)).of_places(2) == (1, 0)
+    with pytest.raises(InputError, match="2 weights for the 3 places of a block; give 3"):
+        Anchoring(1, weights=(1, 0)).of_places(3)
+    with pytest.raises(InputError, match="all weights are 0"):
+        Anchoring(1, weights=(0, 0))
 
 
 @dataclass

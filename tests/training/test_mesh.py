@@ -70,9 +70,9 @@ def test_each_device_holds_its_share():
     sharding_of = partial(shardings, training.CONFIG, params)
     name = "language_model/model/layers_0/mlp/gate_proj/weight"
     for found, rows, columns in ((sharding_of, 4, 2), (None, 1, 1)):
-        state, fixed = place_state(
-            trainable, held, optimizer, placed_on(mesh, params, found), mesh, "bfloat16"
-        )
+        config = replace(training.STAGE, dtype="bfloat16")
+        where = placed_on(mesh, params, found)
+        state, fixed = place_state(trainable, held, optimizer, where, mesh, config)
         adam = next(
             part for part in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(part)
         )

@@ -5,6 +5,7 @@ models.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import abstract_params
 from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.loop.step import make_optimizer, partition
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
@@ -63,6 +65,36 @@ def recipe(taught: Path, **fields: Any) -> Recipe:
 
 def log(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_dry_run_says_what_stages_take_and_writes_nothing(
+    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = replace(SECOND, train=replace(SECOND.train, steps=40))
+    made = recipe(taught, stages=(longer,))
+    train_draft(made, tmp_path / "run", {**DATA, "talk": taught / "talk"}, dry_run)
+    first, memory, steps = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"tune: 40 steps of 4 rows; of 128 rows [\d.]+% teach, and [\d.]+% of the slots are filled",
+        first,
+    )
+    assert re.search(r"each of 1 cpu devices: .* frozen, .* trained, .* optimizer, ", memory)
+    assert re.search(r"all steps about [\d.]+ hours$", steps)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_is_found_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from configs.train.recipes.mini_text import config")
+    assert load_preset(script.KIND, str(file)) == load_preset(script.KIND, "mini_text")
+    file.write_text("from nowhere import config")
+    with pytest.raises(InputError, match=r"mine.py': \(No module named 'nowhere'\)|mend the file"):
+        load_preset(script.KIND, str(file))
+    file.write_text("")
+    with pytest.raises(InputError, match="has no `config`"):
+        load_preset(script.KIND, str(file))
+    with pytest.raises(InputError, match=r"no such file; give a path that ends in \.py"):
+        load_preset(script.KIND, str(tmp_path / "other.py"))
 
 
 def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:

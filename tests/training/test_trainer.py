@@ -22,6 +22,7 @@ from jaxspec.errors import Diverged, InputError
 from jaxspec.models.lora import Lora
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.head_batches import Anchoring
+from jaxspec.training.loop.step import make_optimizer, make_schedule
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import mean_of_rows
 from jaxspec.training.objectives import Distillation
@@ -114,6 +115,81 @@ def test_an_iterator_goes_on_where_its_batches_were_used(tmp_path):
     assert resumed.given == list(range(resumed.given[0], 6))
     assert resumed.given[0] in (2, 4)
     np.testing.assert_array_equal(ended["line"]["kernel"], straight["line"]["kernel"])
+
+
+OPTIONS = {
+    "lion": {"optimizer": "lion", "schedule": "linear", "rates": (("line", 0.5),)},
+    "muon": {"optimizer": "muon", "schedule": "wsd", "ema": 0.9, "accumulate": 2},
+    "adamw": {"schedule": "constant", "ema": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_optimisers_schedules_and_averages_go_on_to_the_same_bits(name, tmp_path):
+    stage = replace(STAGE, **OPTIONS[name])
+    straight = fit(stage, params(), loss_fn, batches, tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        fit(stage, params(), loss_fn, dies_at(4), tmp_path / "cut")
+    ended = fit(stage, params(), loss_fn, batches, tmp_path / "cut")
+    np.testing.assert_array_equal(ended["line"]["kernel"], straight["line"]["kernel"])
+    with pytest.raises(InputError, match=f"holds a run with .* '?{re.escape(name)}|ema|schedule"):
+        fit(STAGE, params(), loss_fn, batches, tmp_path / "cut")
+
+
+def test_schedules():
+    """wsd stays at the peak until its last fifth."""
+    stage = TrainConfig(steps=20, batch=1, learning_rate=1.0, warmup=4, final_rate=0.5)
+    rates = {
+        name: [float(make_schedule(replace(stage, schedule=name))(step)) for step in (2, 4, 12, 20)]
+        for name in ("cosine", "linear", "constant", "wsd")
+    }
+    assert rates == {
+        "cosine": pytest.approx([0.5, 1, 0.75, 0.5]),
+        "linear": pytest.approx([0.5, 1, 0.75, 0.5]),
+        "constant": pytest.approx([0.5, 1, 1, 1]),
+        "wsd": pytest.approx([0.5, 1, 1, 0.5]),
+    }
+    assert float(make_schedule(replace(stage, schedule="wsd"))(18)) == pytest.approx(0.75)
+
+
+def test_muon_takes_matrices_that_have_no_row_for_each_token():
+    paths = {"head/mlp/weight": 2, "head/norm/scale": 1, "embed_tokens/embedding": 2}
+    trainable = {path: jnp.zeros((4,) * dims) for path, dims in paths.items()}
+    state = make_optimizer(replace(STAGE, optimizer="muon"), trainable).init(trainable)
+    (first, *_) = [
+        part for part in jax.tree.leaves(state, is_leaf=lambda x: hasattr(x, "ns_coeffs"))
+        if hasattr(part, "ns_coeffs")
+    ]  # fmt: skip
+    assert [path for path, leaf in first.mu.items() if hasattr(leaf, "shape")] == [
+        "head/mlp/weight"
+    ]
+
+
+def test_an_average_follows_the_parameters(tmp_path):
+    """avg = d avg + (1 - d) params after each step; it is what is evaluated and returned."""
+    seen, stage = [], replace(STAGE, evaluate_every=1)
+
+    def evaluate(params):
+        seen.append(params["line"]["kernel"])
+        return {}
+
+    fit(stage, params(), loss_fn, batches, tmp_path / "plain", evaluate=evaluate)
+    average = np.zeros((3, 1), np.float32)
+    for step in seen:
+        average = 0.75 * average + 0.25 * step
+    ended = fit(replace(stage, ema=0.75), params(), loss_fn, batches, tmp_path / "averaged")
+    np.testing.assert_allclose(ended["line"]["kernel"], average, rtol=1e-5)
+
+
+def test_steps_are_traced_and_time_is_accounted_for(tmp_path):
+    stage = replace(STAGE, profile="3:4")
+    fit(stage, params(), loss_fn, batches, tmp_path)
+    assert len([*tmp_path.glob("profile/plugins/profile/*/*.xplane.pb")]) == 1
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 < last["goodput"] < 1
+    assert last["compile_s"] > 0
+    assert last["save_s"] > 0
+    assert last["evaluate_s"] == 0
 
 
 def test_rates_by_path(tmp_path):

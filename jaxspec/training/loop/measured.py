@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,8 @@ class MeasuredStep:
         self._schedule = make_schedule(config)
         self._metrics: dict[str, Array] = {}
         self._shapes: set[Any] = set()
+        self._began = time.perf_counter()
+        self._lost = {"compile": 0.0, "data": 0.0, "save": 0.0, "evaluate": 0.0}
         self._restart()
 
     def __call__(self, state: TrainState, batch: Any, waited: float) -> TrainState:
@@ -57,13 +59,15 @@ class MeasuredStep:
         """
         before: dict[str, Any] = self._metrics
         if before:
-            self._waited += waited * all(value.is_ready() for value in before.values())
+            idle = waited * all(value.is_ready() for value in before.values())
+            self._waited += idle
+            self._lost["data"] += idle
         else:
             self._restart()
         shapes = jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))
         if shapes not in self._shapes:
             self._shapes.add(shapes)
-            with self._untimed():
+            with self._untimed("compile"):
                 state = self._run(state, batch)
                 jax.block_until_ready(self._metrics)
             return state
@@ -92,6 +96,8 @@ class MeasuredStep:
         data_wait: Share of the time in which the devices waited for a batch.
         model_flops_per_second: Rate of `model_flops`.
         mfu: Model FLOPs utilisation, the share of the devices' peak, where that is known.
+        goodput: Share of the time since the run began or went on in which steps ran.
+        compile_s, data_s, save_s, evaluate_s: Seconds of that time that they took instead.
 
         Raises Diverged where the loss or the gradient is not a number.
         """
@@ -104,6 +110,9 @@ class MeasuredStep:
             if (chip := chip_of(self._mesh.devices.flat[0])) is not None:
                 peak = 1e12 * chip.tflops * self._mesh.size
                 metrics["mfu"] = metrics["model_flops_per_second"] / peak
+            metrics |= {f"{name}_s": lost for name, lost in self._lost.items()}
+            run = time.perf_counter() - self._began
+            metrics["goodput"] = 1 - sum(self._lost.values()) / run
         self._restart()
         return metrics
 
@@ -116,18 +125,20 @@ class MeasuredStep:
                 raise Diverged(f"step {step}: {name} is not finite; lower the learning rate")
 
     @contextmanager
-    def pause(self, step: int) -> Iterator[None]:
-        """Do not time the block, an evaluation or a checkpoint. Raises Diverged as `read` does."""
+    def pause(self, step: int, what: Literal["evaluate", "save"]) -> Iterator[None]:
+        """Do not time the block. Raises Diverged as `read` does."""
         self._checked(step)
-        with self._untimed():
+        with self._untimed(what):
             yield
 
     @contextmanager
-    def _untimed(self) -> Iterator[None]:
+    def _untimed(self, what: str) -> Iterator[None]:
         jax.block_until_ready(self._metrics)  # a running step is timed to its end
         start = time.perf_counter()
         yield
-        self._since += time.perf_counter() - start
+        spent = time.perf_counter() - start
+        self._since += spent
+        self._lost[what] += spent
 
     def _checked(self, step: int) -> dict[str, float]:
         values = {name: float(value) for name, value in self._metrics.items()}

@@ -152,7 +152,12 @@ def _begin(directory: Path, run: dict[str, Any], lost: bool) -> None:
 
 
 def _lasting(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that may not differ when a run goes on, by their dotted names."""
+    """Return the values that may not differ when a run goes on, by their dotted names.
+
+    A run of an older release lacks newer options, and had their defaults.
+    """
+    defaults = vars(TrainConfig(steps=1, batch=1))
+    values = {name: defaults[name] for name in ("schedule", "optimizer", "ema")} | values
     lasting = {name: value for name, value in values.items() if name not in RUNTIME}
     flat: Any = flatten_dict(lasting, sep=".")
     return dict(flat)

@@ -32,11 +32,22 @@ ShardingOf = Callable[[Any], Params]
 """Mesh -> the parameters' shardings, for one model `partial(shardings, config, params)`."""
 
 
+_BY_TOKEN = re.compile(r"embed_tokens|lm_head|markov")
+"""Matrices with a row for each token."""
+
+
 class TrainState(struct.PyTreeNode):
     step: Array
     params: Flat
     """The trainable parameters, float32."""
     opt_state: optax.OptState
+    average: Flat | None = None
+    """Moving average of the parameters, if the run keeps one."""
+
+    @property
+    def result(self) -> Flat:
+        """Return the parameters to evaluate and to write."""
+        return self.params if self.average is None else self.average
 
 
 def flatten(params: Params) -> Flat:
@@ -72,17 +83,24 @@ def _check_patterns(field: str, patterns: Sequence[str], flat: Mapping[str, Any]
 
 
 def make_schedule(config: TrainConfig) -> optax.Schedule:
-    """Return linear warm-up from 0 to the peak rate, then cosine decay over the other steps."""
+    """Return linear warm-up from 0 to the peak rate, then the schedule over the other steps."""
     peak, warmup = config.learning_rate, min(config.warmup, config.steps // 2)
-    return optax.warmup_cosine_decay_schedule(
-        0.0, peak, warmup, config.steps, peak * config.final_rate
+    last, after = peak * config.final_rate, config.steps - warmup
+    if config.schedule == "cosine":
+        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, config.steps, last)
+    decay = {"linear": after, "constant": 0, "wsd": min(max(config.steps // 5, 1), after)}
+    falling = decay[config.schedule]
+    end = config.steps - falling
+    parts = [optax.linear_schedule(0.0, peak, warmup), optax.constant_schedule(peak)]
+    return optax.join_schedules(
+        [*parts, optax.linear_schedule(peak, last, falling)], [warmup, max(end, warmup)]
     )
 
 
 def make_optimizer(
     config: TrainConfig, trainable: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """Return clipping by global norm, AdamW with decay of matrices, and each path's rate factor."""
+    """Return clipping by global norm, the optimiser with decay of matrices, and rates by path."""
     _check_patterns("rates", [pattern for pattern, _ in config.rates], trainable)
 
     def is_matrix(params: Flat) -> dict[str, bool]:
@@ -96,19 +114,44 @@ def make_optimizer(
 
         return {path: factor(path) * update for path, update in updates.items()}
 
+    rate, decay = make_schedule(config), config.weight_decay
+    if config.optimizer == "muon":
+        optimizer = optax.contrib.muon(
+            rate,
+            weight_decay=decay,
+            adam_b2=config.beta2,
+            muon_weight_dimension_numbers=_orthogonalised,  # pyright: ignore[reportArgumentType]
+        )
+    else:
+        made = {"adamw": optax.adamw, "lion": optax.lion}[config.optimizer]
+        optimizer = made(rate, b2=config.beta2, weight_decay=decay, mask=is_matrix)
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
-        optax.adamw(
-            make_schedule(config), b2=config.beta2, weight_decay=config.weight_decay, mask=is_matrix
-        ),
+        optimizer,
         *([optax.stateless(scale)] if config.rates else []),
     )
 
 
-def init_state(params: Flat, optimizer: optax.GradientTransformation) -> TrainState:
+def _orthogonalised(params: Flat) -> dict[str, Any]:
+    """Return which axes of each parameter Muon takes as a matrix; None for those of AdamW."""
+    numbers = optax.contrib.MuonDimensionNumbers()
+    return {
+        path: numbers if jnp.ndim(leaf) == 2 and not _BY_TOKEN.search(path) else None
+        for path, leaf in params.items()
+    }
+
+
+def init_state(
+    params: Flat, optimizer: optax.GradientTransformation, averages: bool = False
+) -> TrainState:
     """Return a state of copies: the state is donated, and the caller keeps the parameters."""
-    params = {path: jnp.array(leaf, jnp.float32, copy=True) for path, leaf in params.items()}
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+    def copies() -> Flat:
+        return {path: jnp.array(leaf, jnp.float32, copy=True) for path, leaf in params.items()}
+
+    trained = copies()
+    average = copies() if averages else None
+    return TrainState(jnp.zeros((), jnp.int32), trained, optimizer.init(trained), average)
 
 
 def in_dtype(tree: Any, dtype: Any) -> Any:
@@ -142,9 +185,9 @@ def place_state(
     optimizer: optax.GradientTransformation,
     where: Mapping[str, NamedSharding],
     mesh: Mesh,
-    dtype: str,
+    config: TrainConfig,
 ) -> tuple[TrainState, Flat]:
-    """Return (first state, frozen parameters) on the mesh. Frozen ones are cast to `dtype`."""
+    """Return (first state, frozen parameters) on the mesh, these in the configuration's dtype."""
 
     def put(path: str, leaf: Any) -> jax.Array:
         if isinstance(leaf, jax.Array) and (
@@ -154,12 +197,12 @@ def place_state(
         host = np.asarray(leaf)  # whole in every process
         return jax.make_array_from_callback(host.shape, where[path], lambda index: host[index])
 
-    init = partial(init_state, optimizer=optimizer)
+    init = partial(init_state, optimizer=optimizer, averages=config.ema > 0)
     shardings = like_parameters(jax.eval_shape(init, trainable), where, mesh)
     state = jax.jit(init, out_shardings=shardings)(
         {path: put(path, leaf) for path, leaf in trainable.items()}
     )
-    return state, {path: put(path, in_dtype(leaf, dtype)) for path, leaf in frozen.items()}
+    return state, {path: put(path, in_dtype(leaf, config.dtype)) for path, leaf in frozen.items()}
 
 
 def on_host(tree: Any) -> Any:
@@ -218,7 +261,10 @@ def make_step(
         grads, metrics = gradient(loss, config, state.params, frozen, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state), metrics | {
+        average: Any = state.average
+        if average is not None:
+            average = optax.incremental_update(params, average, 1 - config.ema)
+        return TrainState(state.step + 1, params, opt_state, average), metrics | {
             "grad_norm": optax.global_norm(grads)
         }
 

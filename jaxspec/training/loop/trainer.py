@@ -84,7 +84,7 @@ def fit(
         )
         claim(directory, config, run, checkpoints.newest())
         where = placed_on(mesh, params, sharding_of)
-        state, placed = place_state(trainable, frozen, optimizer, where, mesh, config.dtype)
+        state, placed = place_state(trainable, frozen, optimizer, where, mesh, config)
         state, position = checkpoints.restore(state)
         data = as_iterator(batches, mesh)
         if position is not None:
@@ -100,11 +100,18 @@ def fit(
         bar = tqdm(None, directory.name, steps, initial=start, unit="step", disable=quiet)
         stack.enter_context(bar)
         ready = stack.enter_context(closing(read_ahead(data, config.steps - start, mesh)))
+        profiled = config.profiled[max(start + 1 - config.profiled.start, 0) :]
+        tracing = stack.enter_context(ExitStack())
 
         for done in range(start + 1, config.steps + 1):
+            if done == profiled.start and profiled:
+                tracing.enter_context(jax.profiler.trace(str(directory / "profile")))
             since = time.perf_counter()
             batch, position = next(ready)
             state = step(state, batch, waited=time.perf_counter() - since)
+            if done == profiled.stop - 1:
+                jax.block_until_ready(state)
+                tracing.close()
             last, stops = done == config.steps, preemption.reached(2 * done)
             if _due(config.log_every, done, last):
                 values = step.read(done)
@@ -113,11 +120,11 @@ def fit(
                     {k: f"{values[k]:.3f}" for k in ("loss", "accuracy") if k in values}
                 )
             if evaluate and _due(config.evaluate_every, done, last) and (last or not stops):
-                with step.pause(done):
-                    log.write(done, evaluate(merge(on_host(state.params), frozen)))
+                with step.pause(done, "evaluate"):
+                    log.write(done, evaluate(merge(on_host(state.result), frozen)))
             stops = stops or preemption.reached(2 * done + 1)  # a signal in an evaluation
             if stops or _due(config.save_every, done, last):
-                with step.pause(done):
+                with step.pause(done, "save"):
                     step.check(done, state)
                     checkpoints.save(done, state, position, wait=last or stops)
             bar.update()
@@ -125,7 +132,7 @@ def fit(
                 bar.close()  # which ends its line
                 _say(f"{directory}: ended by a signal; step {done} of {config.steps} is saved")
                 raise Preempted(preemption.number)
-    return merge(on_host(state.params), frozen)
+    return merge(on_host(state.result), frozen)
 
 
 def _due(every: int, step: int, last: bool) -> bool:

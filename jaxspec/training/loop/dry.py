@@ -1,0 +1,99 @@
+"""Say what a stage would take, from two compiled steps; nothing is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxspec.engine.memory import bytes_held
+from jaxspec.runtime import human_bytes
+from jaxspec.sharding import on_mesh
+from jaxspec.training.batches import Batch, BatchIterator, as_iterator, read_ahead
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.loop.step import (
+    ShardingOf,
+    make_optimizer,
+    make_step,
+    partition,
+    place_state,
+    placed_on,
+)
+from jaxspec.training.losses import Loss
+from jaxspec.training.reading import CountedBatches
+from jaxspec.typing import Params
+
+STEPS = 2
+
+
+def dry_run(
+    config: TrainConfig,
+    params: Params,
+    loss: Loss,
+    batches: BatchIterator[Batch] | Callable[[int], Batch],
+    directory: Path,
+    *,
+    sharding_of: ShardingOf | None = None,
+    evaluate: Any = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Params:
+    """Print what `fit` with these arguments would take, and return the parameters unchanged.
+
+    The hours are those of the steps: the second step's time a slot, times the mean slots of the
+    steps whose rows were read.
+    """
+    mesh = config.make_mesh()
+    trainable, frozen = partition(params, config.frozen)
+    optimizer = make_optimizer(config, trainable)
+    where = placed_on(mesh, params, sharding_of)
+    state, fixed = place_state(trainable, frozen, optimizer, where, mesh, config)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    made = make_step(loss, optimizer, config)
+    step = jax.jit(made, donate_argnums=0, out_shardings=(shardings, None))
+    slots = seconds = compiling = 0.0
+    parts: dict[str, int] = {}
+    with closing(read_ahead(as_iterator(batches, mesh), STEPS, mesh)) as ready, on_mesh(mesh):
+        for batch, _ in ready:
+            since = time.perf_counter()
+            program = step.lower(state, fixed, batch).compile()
+            compiling += time.perf_counter() - since
+            memory = program.memory_analysis()
+            parts = {
+                "frozen": bytes_held(fixed),
+                "trained": bytes_held(state.params) + bytes_held(state.average),
+                "optimizer": bytes_held(state.opt_state),
+                "batch": bytes_held(batch),
+                "gradient and activations": memory.temp_size_in_bytes if memory else 0,
+            }
+            state, metrics = program(state, fixed, batch)
+            jax.block_until_ready(metrics)
+            since = time.perf_counter()
+            state, metrics = program(state, fixed, batch)
+            jax.block_until_ready(metrics)
+            seconds += time.perf_counter() - since
+            slots += getattr(batch, "tokens", np.zeros(1)).size
+    if jax.process_index():
+        return params
+    rows = ""
+    if isinstance(batches, CountedBatches):
+        read = batches.survey(config.steps)
+        rows = (
+            f"; of {read.rows:,} rows {1 - read.lost / read.rows:.1%} teach, "
+            f"and {read.tokens / read.slots:.1%} of the slots are filled"
+        )
+        seconds *= read.slots / read.steps / slots * STEPS
+    each = seconds / STEPS
+    held = ", ".join(f"{human_bytes(count)} {name}" for name, count in parts.items())
+    print(
+        f"{directory.name}: {config.steps:,} steps of {config.batch} rows{rows}\n"
+        f"  memory of each of {mesh.size} {jax.devices()[0].platform} devices: "
+        f"{human_bytes(sum(parts.values()))} ({held})\n"
+        f"  a step takes {1e3 * each:.0f} ms, compiling {compiling:.0f} s; "
+        f"all steps about {config.steps * each / 3600:.2f} hours"
+    )
+    return params
