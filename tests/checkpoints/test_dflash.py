@@ -253,20 +253,24 @@ def test_heads_are_read_as_publishers_write_them(
 
 @pytest.mark.parametrize("markov", [4, 0], ids=["DSpark", "DFlash"])
 def test_deepseeks_files_are_read(markov: int, tmp_path: Path) -> None:
-    """They leave `sample_from_anchor` out, have parts that no score depends on, and call a head
+    """They leave `sample_from_anchor` out, have a confidence head, which is kept, and call a head
     without a Markov head DSpark's too.
     """
-    config, params = made(own_embedding=True, own_output=True, anchored=True, markov=markov)
+    own = {"own_embedding": True, "own_output": True, "anchored": True, "confidence": 32 + markov}
+    config, params = made(markov=markov, **own)
     save_head(tmp_path / "own", config, params, None)
 
     def change(raw: dict[str, Any]) -> None:
         assert raw["architectures"] == ["Qwen3DSparkModel"]
         assert raw["markov_rank"] == markov
-        raw |= {"enable_confidence_head": True, "confidence_head_with_markov": markov > 0}
+        assert raw["enable_confidence_head"]
+        assert raw["confidence_head_with_markov"] == (markov > 0)
         del raw["sample_from_anchor"], raw["jaxspec"], raw["draft_vocab_size"]
 
-    more = {"confidence_head.proj.weight": np.zeros((1, 32 + markov), np.float32)}
-    path = rewritten(tmp_path / "own", tmp_path / "head", change, **more)
+    path = rewritten(tmp_path / "own", tmp_path / "head", change)
+    shapes = {name: leaf.shape for name, leaf in load_file(path / "model.safetensors").items()}
+    assert shapes["confidence_head.proj.weight"] == (1, 32 + markov)
+    assert shapes["confidence_head.proj.bias"] == (1,)
     read, leaves = load_head(path)
     assert read == replace(config, target_hash="", target_name="").for_target(TEXT)
     jax.tree.map(np.testing.assert_array_equal, leaves, params)
@@ -472,7 +476,6 @@ def test_deepseeks_gemma_heads_score_by_their_definition(
         **{"enable_moe_block": False, "use_bidirectional_attention": "vision"},
         **{"target_model_type": "gemma4_unified", "hidden_size_per_layer_input": 0},
         **{"target_text_model_type": "gemma4_unified_text", "num_anchors": 512},
-        **{"enable_confidence_head": markov > 0, "confidence_head_with_markov": markov > 0},
     }
 
     def change(raw: dict[str, Any]) -> None:

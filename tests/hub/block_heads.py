@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.directories import read_config
@@ -34,8 +33,6 @@ class BlockTwin:
     """Tokens of the draft vocabulary; 0 for all."""
     options: dict[str, Any] = field(default_factory=dict)
     """Fields of the head."""
-    more: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Tensors that this library does not read."""
     is_gemma: bool = False
     """Whether its layers are the target's full ones, and config.json is the target's."""
 
@@ -77,9 +74,8 @@ HEADS: dict[str, BlockTwin] = {
         | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, "num_anchors": 512}
         | {"confidence_head_with_markov": True, "enable_confidence_head": True}
         | {"markov_head_type": "vanilla", "dtype": "bfloat16"},
-        options={"gamma": 7, "anchored": True, "markov": 4}
+        options={"gamma": 7, "anchored": True, "markov": 4, "confidence": 20}
         | {"own_embedding": True, "own_output": True},
-        more={"confidence_head.proj.weight": (1, 4), "confidence_head.proj.bias": (1,)},
     ),
     "deepseek-ai/dflash_qwen3_8b_block7": BlockTwin(
         "Qwen/Qwen3-8B",
@@ -97,9 +93,8 @@ HEADS: dict[str, BlockTwin] = {
         {"sliding_window": 1024, "num_anchors": 512, "target_model_type": "gemma4_unified"}
         | {"confidence_head_with_markov": True, "enable_confidence_head": True}
         | {"target_text_model_type": "gemma4_unified_text", "dtype": "bfloat16"},
-        options={"gamma": 7, "anchored": True, "markov": 4}
+        options={"gamma": 7, "anchored": True, "markov": 4, "confidence": 20}
         | {"own_embedding": True, "own_output": True},
-        more={"confidence_head.proj.weight": (1, 4), "confidence_head.proj.bias": (1,)},
         is_gemma=True,
     ),
     "z-lab/gemma-4-31B-it-DFlash": BlockTwin(
@@ -155,7 +150,6 @@ def write_block_head(path: Path, twin: BlockTwin, target: Path) -> None:
     elif not twin.drafted:
         del own["draft_vocab_size"]
     (path / "config.json").write_text(json.dumps(twin.config | own, indent=2) + "\n")
-    tensors = tensors | {name: np.zeros(shape, np.float32) for name, shape in twin.more.items()}
     bits = {
         name: leaf.astype(ml_dtypes.bfloat16) if leaf.dtype.kind == "f" else leaf
         for name, leaf in tensors.items()

@@ -27,8 +27,10 @@ speculators' 2, and here 2. The tensors are named alike:
 
 A head for a Gemma 4 reads and scores as its trainer did: z-lab's borrow the target's embedding with
 its factor, and its output matrix with its cap; DeepSeek's have both matrices, factor and cap of
-their own; speculators' have copies of the matrices, and neither factor nor cap. `confidence_head`
-(DSpark) chooses the length of drafts; no score depends on it, and it is not read.
+their own; speculators' have copies of the matrices, and neither factor nor cap.
+
+`confidence_head.proj` (DSpark) predicts where a block should end. No score depends on it. It is
+kept and written again, but blocks are not cut: a pass reads the same number of tokens either way.
 """
 
 from __future__ import annotations
@@ -166,6 +168,8 @@ class DFlashConfig(HeadConfig):
     with its cap, as z-lab's heads were trained; speculators' were trained without."""
     own_output: bool = False
     """Whether the head has an output matrix of its own; one with a draft vocabulary always has."""
+    confidence: int = 0
+    """Numbers of a slot that DSpark's confidence head reads; 0: it has none."""
     causal: bool = True
     """Whether a block's token sees only those up to itself in sliding layers. In full layers it
     sees all."""
@@ -225,6 +229,10 @@ class DFlashConfig(HeadConfig):
     @property
     def corrects(self) -> bool:
         return self.markov > 0
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        return ("confidence_head",) if self.confidence else ()
 
     @property
     def kept_options(self) -> dict[str, Any]:
@@ -361,7 +369,9 @@ class DFlashConfig(HeadConfig):
         kind = states if dspark else {"dflash_config": states}
         if dspark:
             kind |= {"markov_rank": self.markov, "markov_head_type": "vanilla"}
-            kind |= {"enable_confidence_head": False}
+            reads_token = {"confidence_head_with_markov": self.confidence > out["hidden_size"]}
+            kind |= {"enable_confidence_head": self.confidence > 0}
+            kind |= reads_token if self.confidence else {}
         layer_types = {"layer_types": [FULL] * self.text_config.num_hidden_layers}
         return (
             layer_types
@@ -552,6 +562,9 @@ class DFlashHead(KeyedHead):
                 "markov_w1": {"embedding": INIT(key, (text.vocab_size, c.markov), jnp.float32)},
                 "markov_w2": {"weight": jnp.zeros((text.scored_tokens, c.markov))},
             }
+        if c.confidence:
+            proj = {"weight": jnp.zeros((1, c.confidence)), "bias": jnp.zeros(1)}
+            params["confidence_head"] = {"proj": proj}
         if c.has_output:
             shape = (text.hidden_size, text.scored_tokens)
             params["lm_head"] = {"weight": INIT(key, shape, jnp.float32).T}
@@ -567,7 +580,7 @@ class DFlashHead(KeyedHead):
         return params
 
 
-_UNREAD = re.compile(r"confidence_head\.|verifier_(norm|lm_head)\.|(d2t|t2d)$")
+_UNREAD = re.compile(r"verifier_(norm|lm_head)\.|(d2t|t2d)$")
 """Tensors that no score depends on, or that the configuration holds."""
 
 
@@ -587,8 +600,10 @@ class DFlashKind(Kind[DFlashConfig]):
     ) -> tuple[DFlashConfig, dict[str, StoredTensor]]:
         stored = renamed(config.title, stored, lambda name: name.removeprefix("model."))
         vocabulary = draft_words(config.title, stored, config.text_config)
+        confidence = stored.get("confidence_head.proj.weight")
         config = replace(
             config,
+            confidence=confidence.shape[-1] if confidence else 0,
             text_config=replace(config.text_config, draft_vocabulary=vocabulary),
             own_embedding="embed_tokens.weight" in stored,
             own_output="lm_head.weight" in stored,
@@ -659,7 +674,8 @@ class DFlashKind(Kind[DFlashConfig]):
             "drafts": f"{config.gamma} tokens a pass; the {slot}'s slot scores the first",
         }
         facts |= window_facts(config.text_config)
-        return facts | ({"Markov head": f"rank {config.markov}"} if config.markov else {})
+        facts |= {"Markov head": f"rank {config.markov}"} if config.markov else {}
+        return facts | ({"confidence head": "kept, not used"} if config.confidence else {})
 
 
 KIND = DFlashKind(
@@ -673,5 +689,6 @@ KIND = DFlashKind(
     axes=(
         (r"fc/weight", (None, "embed")),
         (r"markov_head/markov_w1/embedding|markov_head/markov_w2/weight", ()),
+        (r"confidence_head/proj/(?:weight|bias)", ()),
     ),
 )
