@@ -81,7 +81,9 @@ def test_help_is_wrapped_once(page: str, columns: int, monkeypatch: pytest.Monke
     assert "None" not in text or not page.startswith("jaxspec")
 
 
-@pytest.mark.parametrize("page", [*(f"jaxspec {name}" for name in KINDS), *SCRIPTS])
+@pytest.mark.parametrize(
+    "page", [*(f"jaxspec {name}" for name in KINDS), *SCRIPTS, "train.recipe kv_mini"]
+)
 def test_help_has_examples_that_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(page, 80, monkeypatch, "--help").replace("\\\n", " ")
     examples = re.findall(r"^    (jaxspec .*|python -m .*)$", text, re.MULTILINE)

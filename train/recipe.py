@@ -239,8 +239,16 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
         (part, type(default), field(default=default)) for part, default in (parts | groups).items()
     ]
     command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
-    description = None if name.endswith(".py") else preset_texts(KIND).get(name)
-    parsed = parse_options(command, args, f"python -m train.recipe {name}", description)
+    program, stage = f"python -m train.recipe {name}", recipe.stages[-1].name.replace("_", "-")
+    about = "" if name.endswith(".py") else preset_texts(KIND).get(name)
+    description = (
+        f"{about}
+
+$ {program} --debug
+"
+        f"$ {program} --{stage}.steps 100 --runs runs/train/short"
+    )
+    parsed = parse_options(command, args, program, description)
     options = kind(**{option.name: getattr(parsed, option.name) for option in fields(kind)})
     changed = {
         key: value
