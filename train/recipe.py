@@ -241,14 +241,8 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
     command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
     program, stage = f"python -m train.recipe {name}", recipe.stages[-1].name.replace("_", "-")
     about = "" if name.endswith(".py") else preset_texts(KIND).get(name)
-    description = (
-        f"{about}
-
-$ {program} --debug
-"
-        f"$ {program} --{stage}.steps 100 --runs runs/train/short"
-    )
-    parsed = parse_options(command, args, program, description)
+    examples = f"$ {program} --debug\n$ {program} --{stage}.steps 100 --runs runs/train/short"
+    parsed = parse_options(command, args, program, f"{about}\n\n{examples}")
     options = kind(**{option.name: getattr(parsed, option.name) for option in fields(kind)})
     changed = {
         key: value
