@@ -24,6 +24,7 @@ from jaxspec.checkpoints.orbax import forget
 from jaxspec.cli.options import run_script
 from jaxspec.cluster import join_cluster, process
 from jaxspec.data.prepared import Prepared, data_folder, prepare
+from jaxspec.engine.config import LENGTH
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, local_path, trial_of
@@ -128,6 +129,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     )
     config = EngineConfig(
         views=options.views,
+        gamma=LENGTH,  # sampled answers depend on what was drafted
         batch_size=options.batch_size,
         prompt_buckets=options.prompt_buckets,
         image_buckets=options.image_buckets,

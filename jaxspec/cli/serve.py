@@ -8,7 +8,7 @@ import socket
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jaxspec.checkpoints.locating import model_name
 from jaxspec.cli.shared import numbers, progress
@@ -25,18 +25,9 @@ KEY = "JAXSPEC_API_KEY"
 LENGTHS = [length for length in PROMPT_BUCKETS if length <= 1024]
 """Prompt lengths that a server has programs for, unless it is given others."""
 PATIENCE = 60.0
-"""Seconds after which programs for some of these lengths are left to the first prompt."""
+"""Seconds after which programs that are not always needed are left for later."""
 SQUARE = 672**2
 """Pixels of the largest image to compile for in models that cut images in tiles."""
-
-
-@dataclass(frozen=True)
-class ServedDrafting(Drafting):
-    """Choose what guesses tokens for the target to check. Without it the target decodes alone."""
-
-    gamma: Literal["auto"] | int = 5
-    """Draft length: drafted tokens in each block, or on a tree's longest path. auto chooses the
-    draft and its length, or plain decoding, by measured times, for five times as many loops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +83,7 @@ class Sizes:
     prompt_buckets: str | None = None
     """Lengths of prompts in tokens, comma-separated, images included. Each is compiled at the
     start, and a longer prompt is refused. By default 64 to 1024 in nine steps: the longest is
-    compiled at the start, and what the first minute has no time for when a prompt needs it."""
+    compiled at the start, and what the first minute has no time for while nobody asks."""
     max_new_tokens: int = 512
     """Maximum tokens of an answer."""
     images: int | None = None
@@ -121,7 +112,7 @@ class Serve:
     """
 
     model: ServedModel
-    drafting: ServedDrafting
+    drafting: Drafting
     listening: Listening
     sizes: Sizes
 
@@ -190,9 +181,10 @@ def run(args: Serve) -> None:
         if not worker.ready.is_set():
             note = progress if sys.stderr.isatty() else say
             return note(f"warming up: {worker.warmed} of {len(worker.programs)} programs")
-        if worker.later:
-            listing = ", ".join(map(str, worker.later))
-            say(f"prompt buckets that compile when first needed: {listing}")
+        if left := len(worker.programs) - worker.warmed:
+            say(f"{left} programs are left to compile while nobody asks, or when first needed")
+        if engine.batcher.policy is not None and (costs := engine.batcher.policy.report()):
+            say(costs)
         say(f"ready: {address} serves {name}")
 
     worker = Worker(engine, requests, sizes.queue, plain, metrics.observe, tell, patience)

@@ -101,7 +101,9 @@ def speculation(
     """
     check_vocabulary("target", target)
     parts = mixture(config.views, [draft.config for draft in drafts])
-    if config.auto and config.views is None and drafts:
+    mesh = mesh_of(target.params)
+    chooses = config.auto and not (mesh is not None and mesh.is_multi_process)
+    if chooses and drafts and config.views is None and config.weights is None:
         parts = parts._replace(lookup=True)
     params: dict[str, Any] = {"target": target.params}
     forms = [Form(target, VIEWS["M" if target.images else "T"], "the target")]
@@ -116,11 +118,8 @@ def speculation(
         # With a shared tower the features come from the target's.
         trees = [split_tower(draft.config, draft.params)[1] if shares else draft.params, *trees]
         forms += [Form(draft, view, "the draft", drafts=True) for view in parts.views]
-    sources, mesh = sources_of(parts, target.model, config.length, shares), mesh_of(target.params)
-    chooses = bool(config.auto and sources)
-    if chooses:
-        if mesh is not None and mesh.is_multi_process:  # their clocks would choose differently
-            raise InputError("gamma: auto on a mesh of several processes; give a number")
+    sources = sources_of(parts, target.model, config.length, shares)
+    if chooses and sources:
         config = replace(config, gamma=longest_block(sources, config.width))
         alone = len(sources) == 1
         sources = tuple(source.planned(config.length, alone) for source in sources)

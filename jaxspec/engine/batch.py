@@ -2,8 +2,8 @@
 
 *Coming and going*. A finished row costs computation until its batch ends. So requests join the
 free rows of a batch while the others decode, and leave it when they end or nobody waits for them.
-The number of rows never changes. A request's draws depend only on its own key and position, not on
-its batch.
+A live batch has as many rows as are busy, rounded up to a power of two, so that one request pays
+for one row. A request's draws depend only on its own key and position, not on its batch.
 
 *Growing caches*. A pass reads all slots of a cache, filled or not. So caches start with room for
 128 new tokens and grow fourfold whenever an answer needs more. Each size is a program of its own,
@@ -82,6 +82,8 @@ class Step(NamedTuple):
     compile: Callable[[], object]
     length: int = 0
     """Tokens of the prompts that it prefills; 0 for a loop."""
+    optional: bool = False
+    """Whether answers may begin without it: what needs it first then waits for its compilation."""
 
 
 class Batch:
@@ -94,7 +96,7 @@ class Batch:
     Args:
       examples: Requests whose sizes and kinds of loop the batch has programs for. All others must
         fit in these sizes.
-      rows: Number of rows; None: as many as the examples need.
+      rows: Most rows; None: as many as the examples need.
       live: Whether requests come one by one without an end. The batch then begins empty and with
         room for the longest answer, and a prompt is padded to the smallest example that holds it.
       one_prompt: Whether the requests are samples of one prompt.
@@ -117,6 +119,10 @@ class Batch:
         self.batcher, self.examples, self.live = batcher, examples, live
         self.together = batcher.together(examples, one_prompt, past)
         self.rows = rows or batcher.rows(len(examples))
+        self.widths = batcher.widths(self.rows) if live else [self.rows]
+        """Numbers of rows that its state may have."""
+        self.width = self.widths[0]
+        """Number of rows that its state has."""
         self.few = 1 if live else max(1, self.rows // 4)
         """Number of rows that are prefilled while others decode: fewer waste less of the loop,
         more share one prefill."""
@@ -143,18 +149,18 @@ class Batch:
         self.newest: Prefilled | None = None
         """Newest prefill of a live batch, whose prompt the next request may share."""
         if live:
-            self._start_empty()
+            self.state, self.options = self._empty(self.width)
 
-    def _start_empty(self) -> None:
-        """Make a state without any request."""
+    def _empty(self, rows: int) -> tuple[DecodeState, Sampling]:
+        """Return a state without any request, and its options."""
         program, params, mesh = self.batcher.program, self.together.held.params, self.batcher.mesh
-        inputs, _ = abstract_inputs(program, self.rows, self.capacity)
-        options = self._empty_options(self.rows)
+        inputs, _ = abstract_inputs(program, rows, self.capacity)
+        options = self._empty_options(rows)
         shapes = abstract_state(program, params, inputs, options, self.room)
         with usual_settings():
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
-            self.state = empty.replace(done=~empty.done)
-        self.options = options if mesh is None else jax.device_put(options, replicated(mesh))
+        options = options if mesh is None else jax.device_put(options, replicated(mesh))
+        return empty.replace(done=~empty.done), options
 
     def _empty_options(self, rows: int) -> Sampling:
         return self.together.options([], self.batcher.eos, rows)
@@ -219,11 +225,13 @@ class Batch:
 
         waiting: Requests by a number of the caller's, which names them in `results` and `leave`.
         """
-        while waiting and (rows := self.free):
-            count = min(self.few, len(rows)) if self.started else self.rows
+        while waiting and (free := self.free):
+            count = min(self.few, len(free)) if self.started else self.rows
             some = {i: waiting[i] for i in islice(waiting, count)}
             sizes = max(map(self.fit, some.values()))  # of one, or all the same
-            ms = self._prefill(sizes, [*some.values()], rows[: len(some)])
+            self.resize(len(self.busy) + len(some))
+            rows = self.free[: len(some)]
+            ms = self._prefill(sizes, [*some.values()], rows)
             self.prefill_ms += ms
             self.busy |= dict(zip(rows, some))
             self.requests |= some
@@ -250,11 +258,43 @@ class Batch:
         if not self.started:
             self.state, self.options, self.started = fresh, options, True
             return ms
-        dropped = [self.rows] * (width - len(rows))
-        destinations = np.asarray([*rows, *dropped], np.int32)
-        arrays = self.state, self.options, fresh, options, destinations, logits
-        (self.state, self.options), _ = timed(insert_rows, together.held, *arrays)
+        if len(self.widths) > 1:
+            # In one form for prompts of all sizes, so that each width needs one program.
+            fresh, options = self._inserted(*self._empty(1), fresh, options, [0], logits)
+            logits = None
+        state = self.state, self.options
+        self.state, self.options = self._inserted(*state, fresh, options, rows, logits)
         return ms
+
+    def _inserted(
+        self,
+        state: DecodeState,
+        options: Sampling,
+        fresh: DecodeState,
+        fresh_options: Sampling,
+        rows: Sequence[int],
+        logits: Any = None,
+    ) -> tuple[DecodeState, Sampling]:
+        """Return the state and options with the first fresh rows at these rows."""
+        dropped = [len(state.done)] * (len(fresh.done) - len(rows))
+        destinations = np.asarray([*rows, *dropped], np.int32)
+        arrays = state, options, fresh, fresh_options, destinations, logits
+        return timed(insert_rows, self.together.held, *arrays)[0]
+
+    def resize(self, rows: int) -> None:
+        """Move the busy rows, in order, into a state of the fewest rows that are so many."""
+        goal = next((width for width in self.widths if width >= rows), self.width)
+        while self.width != goal:  # by one step, so that few programs are needed
+            at = self.widths.index(self.width) + (1 if goal > self.width else -1)
+            self._move(self.widths[at])
+
+    def _move(self, width: int) -> None:
+        moved = {row: new for new, row in enumerate(self.busy)}
+        rows = [moved.get(row, width) for row in range(self.width)]
+        state = self.state, self.options
+        self.state, self.options = self._inserted(*self._empty(width), *state, rows)
+        self.busy = dict(enumerate(self.busy.values()))
+        self.width = width
 
     def _newest(
         self, together: Together, request: EncodedRequest, options: Sampling, room: int
@@ -285,12 +325,14 @@ class Batch:
         stride: Number of tokens that the longest answer gains, 1 for one block; None runs on.
         """
         self.grow()
+        self.resize(len(self.busy))
         stride = stride or (STRIDE if self.stops else self.full)
         kind, held, busy = self.kind, self.together.held, [*self.busy.values()]
         if self.pace is not None:
             held, most = self.pace.next(busy, self.longest, self._sized, self._program(kind))
             stride = min(stride, most)
-        rows, count = min(len(self.free) + ended, self.rows), min(self.full, self.longest + stride)
+        rows = min(self.width - len(self.busy) + ended, self.width)
+        count = min(self.full, self.longest + stride)
         before = {i: self.so_far[i]["stats"] for i in busy if i in self.so_far}
         earlier = compiled_ms()
         ms = self._run(kind, held, rows, count)
@@ -314,11 +356,11 @@ class Batch:
     @property
     def _sized(self) -> str:
         """Return a name of what the time of a plan's block depends on."""
-        return f"{self.rows}x{self.capacity.length + self.room}"
+        return f"{self.width}x{self.capacity.length + self.room}"
 
     def _program(self, kind: Kind) -> Hashable:
         """Return a key of what a plan's loop is compiled for."""
-        return self.rows, self.capacity, self.room, self.together.logprobs, kind
+        return self.width, self.capacity, self.room, self.together.logprobs, kind
 
     def _read_by(self, kind: Kind) -> tuple[DecodeState, Sampling]:
         """Return the state and the options with what a loop of this kind reads."""
@@ -414,12 +456,15 @@ class Batch:
 
     def memory(self) -> MemoryReport:
         """Return the bytes that the batch takes on a device."""
+        beside = self.few if self.waits else 0
+        if len(self.widths) > 1:
+            beside += self.widths[-2]  # rows that move into the largest state
         return plan_memory(
             self.batcher.program,
             self.together.held.params,
             self.rows,
             self.capacity,
-            self.few if self.waits else 0,
+            beside,
             [self.room, *self.larger],
             self._empty_options,
         )
@@ -432,17 +477,33 @@ class Batch:
             self._prefill(sizes, [example], [])
 
         def prefilled(sizes: Sizes) -> Step:
-            return Step(partial(prefill, sizes), sizes.length)
+            optional = self.live and sizes.length < self.capacity.length
+            return Step(partial(prefill, sizes), sizes.length, optional)
 
-        def decode(kind: Kind, held: Held) -> None:
+        def decode(width: int, kind: Kind, held: Held) -> None:
+            if width != self.width:
+                self.resize(width)
+                state = self.state, self.options
+                self.state, self.options = self._inserted(*state, *self._empty(1), [])
             pause: Any = np.zeros(2, np.int32)
             executable(run_decode, held, *self._read_by(kind), Pause(*pause))
 
-        plans = self.batcher.plans
-        loops = product(self.kinds, plans or [self.together.held])
+        def measure(width: int, plan: int) -> None:
+            self.resize(width)
+            self._measure(plan)
+
+        plans, ends = self.batcher.plans, (self.widths[0], self.widths[-1])
+        loops = plans or [self.together.held]
         of_room = [prefilled(sizes) for sizes in self.sizes if self.waits]
-        of_room += [Step(partial(decode, *loop)) for loop in loops]
-        of_room += [Step(partial(self._measure, i)) for i in range(len(plans))]
+        for width in self.widths:
+            for kind, held in product(self.kinds, loops):
+                # Without these a first answer of any kind would wait.
+                needed = not self.live or (held is loops[0] and width in ends)
+                of_room.append(Step(partial(decode, width, kind, held), optional=not needed))
+            for i in range(len(plans)):
+                of_room.append(Step(partial(measure, width, i), optional=self.live))
+        if len(self.widths) > 1:
+            of_room.append(Step(partial(self.resize, 0), optional=True))
         steps = [] if self.started else [prefilled(self.capacity)]
         steps += of_room
         for _ in self.larger:
@@ -453,11 +514,11 @@ class Batch:
         """Tell the policy how long a block of a plan takes, after a first one that takes longer."""
         assert self.pace is not None
         for run in range(4):
-            self.end(np.zeros(self.rows, bool))
+            self.end(np.zeros(self.width, bool))
             count = int(np.max(self.state.count)) + 1
-            ms = self._run(self.kinds[0], self.batcher.plans[plan], self.rows, count)
+            ms = self._run(self.kinds[0], self.batcher.plans[plan], self.width, count)
             if run:
                 self.pace.policy.measured(plan, self._sized, ms)
         if self.live:
-            self.end(np.ones(self.rows, bool))
+            self.end(np.ones(self.width, bool))
         self.pace.policy.compiled |= {(plan, self._program(kind)) for kind in self.kinds}

@@ -213,13 +213,26 @@ class Batcher:
         most = self.config.batch_size
         return min(bucket(min(requests, most), BATCH_BUCKETS, "batch"), most)
 
+    def widths(self, rows: int) -> list[int]:
+        """Return the numbers of rows that a live batch of at most so many may have.
+
+        On a mesh there is one. So there is at one width, since sums round by the number of rows.
+        """
+        if self.mesh is not None or self._fixed:
+            return [rows]
+        return [count for count in BATCH_BUCKETS if count < rows] + [rows]
+
+    @property
+    def _fixed(self) -> bool:
+        """Return whether answers must not depend on sizes that change while they decode."""
+        return isinstance(self.config, EngineConfig) and self.config.width is not None
+
     def rooms(self, sizes: Sizes) -> list[int]:
         """Return the slots for new tokens of the first cache and of each larger one.
 
         At one width caches do not grow, because sums round by their size.
         """
-        fixed = isinstance(self.config, EngineConfig) and self.config.width is not None
-        return [sizes.new] if fixed else rooms(sizes.new, self.program.most_tokens)
+        return [sizes.new] if self._fixed else rooms(sizes.new, self.program.most_tokens)
 
     def held(self, requests: Sequence[EncodedRequest]) -> Held:
         """Return the program with its parameters, which are the same for all requests."""

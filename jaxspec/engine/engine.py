@@ -168,8 +168,9 @@ class Engine:
     def samples(self, request: Request | str, count: int) -> list[Result]:
         """Draw several answers to one prompt, which is prefilled once.
 
-        In float32 sample i equals the answer to the request with seed + i. In 16 bits sums round
-        by the size of the batch, so near-ties may fall differently in a batch of another size.
+        In float32 sample i equals the answer to the request with seed + i, if `gamma` is fixed or
+        nothing drafts. In 16 bits sums round by the size of the batch, so near-ties may fall
+        differently in a batch of another size.
         """
         check_counts(count=count)
         (read,) = self.batcher.read([request])

@@ -8,7 +8,11 @@ showed, with earlier requests as a prior. It is of the sources that drafted, so 
 speaks for a longer one too.
 
 The plan of the highest rate decodes. A plan that may be better is tried for a few tokens, as long
-as all trials, with their compilation, have lost at most 2 % of the time.
+as all trials, with their compilation, have lost at most 1 % of the time.
+
+Rates are guesses, and plain decoding needs none. So a draft must promise 5 % more than it. And what
+drafting loses to it after all is a debt, which gains pay back, and 1 % of the time. Above a debt of
+four blocks all is decoded plainly: 4 + 0.01 x 1,000 blocks are the most that 1,000 can lose.
 """
 
 from __future__ import annotations
@@ -33,8 +37,14 @@ from jaxspec.engine.requests import Use
 from jaxspec.errors import InputError
 from jaxspec.files import write_text
 
-BUDGET = 0.02
-"""Largest share of the time that trials may lose."""
+BUDGET = 0.01
+"""Largest share of the time that trials may lose to the best plan, and drafts to plain decoding."""
+DEBT = 8.0
+"""Blocks that drafts may have lost to plain decoding besides."""
+SHARE = 0.03
+"""Share of the drafts' gains that trials may lose besides."""
+MARGIN = 1.05
+"""Rate of a draft over plain decoding's from which on it decodes."""
 STRETCH_MS = 150.0
 """Milliseconds of a run that is no trial, at least: a pause costs the host one or two."""
 SHORTEST = 16
@@ -43,13 +53,13 @@ TRIAL, TRIAL_MS = 2, 20.0
 """Least tokens and milliseconds of a trial: a run takes one besides its blocks."""
 NEWEST = 5
 """Runs of which the fastest counts: other work on the machine only slows them."""
-STALE = 100
+STALE = 400
 """Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it."""
-TRUST = 4.0
+TRUST = 2.0
 """Blocks of a request that count as much as what earlier requests showed."""
 FADE = 0.98
 """Weight of a block's evidence after the next block of the same sources."""
-HOPE = 0.5
+HOPE = 0.3
 """Share of its misses that a source may not have on another text, for all that is known."""
 FIRST = 0.6
 """Chance of acceptance before anything was seen."""
@@ -138,6 +148,10 @@ class Policy:
     """Milliseconds of all runs."""
     lost: float = 0.0
     """Milliseconds by which trials took longer than the best plan would have."""
+    saved: float = 0.0
+    """Milliseconds that drafts were faster than plain decoding."""
+    debt: float = 0.0
+    """Blocks of plain decoding in the time that drafts lost to it and have not paid back."""
 
     def __post_init__(self) -> None:
         self.places = max(plan.gamma for plan in self.plans)
@@ -164,22 +178,30 @@ class Policy:
         trial = max(TRIAL, min(SHORTEST, round(TRIAL_MS / known[0])))
         if len(self.plans) - 1 not in known:
             return Choice(len(self.plans) - 1, trial, False)
-        rates = {i: self.tokens(i, rows) / ms for i, ms in known.items()}
+        rates = {
+            i: self.tokens(i, rows) / ms / (MARGIN if i else 1)
+            for i, ms in known.items()
+            if not i or self.debt < DEBT
+        }
         best = max(rates, key=lambda i: rates[i])
         hopes = {}
-        for i in range(len(self.plans)):
+        for i in range(len(self.plans)) if self.debt < DEBT else ():
             ms = known.get(i, max(known.values()))
             loss = trial * ms if i not in rates else trial * ms * (1 - rates[i] / rates[best])
             if (i, program) not in self.compiled:
                 loss += self.compile_ms
             doubt = 2 if self.blocks - self.measured_at.get(i, 0) > STALE else 1
             hope = doubt * self.tokens(i, rows, HOPE) / ms
-            if i != best and hope > rates[best] and self.lost + loss <= BUDGET * self.spent:
+            if i != best and hope > rates[best] and self.lost + loss <= self.stake:
                 hopes[i] = hope
         if hopes:
             return Choice(max(hopes, key=lambda i: hopes[i]), trial, True)
-        stretch = round(STRETCH_MS * rates[best] / len(rows))
-        return Choice(best, max(SHORTEST, stretch), False)
+        stretch = max(SHORTEST, round(STRETCH_MS * rates[best] / len(rows)))
+        if sources := self.plans[best].drafting:
+            # What this request shows may be another thing than what earlier ones did.
+            shown = min(row.get(sources, self.none).verified[0] for row in rows)
+            stretch = max(trial, min(stretch, round(shown)))
+        return Choice(best, stretch, False)
 
     def observe(
         self, choice: Choice, sizes: str, ms: float, compiled_ms: float, gains: Sequence[Gain]
@@ -194,7 +216,7 @@ class Policy:
         self.blocks += blocks
         if not compiled_ms:  # the first run of a program took up to ten times as long as the next
             self.measured(choice.plan, sizes, ms / blocks)
-        tokens = 0
+        tokens, plain = 0, self.cost(0, sizes) or ms / blocks
         for beliefs, stats in gains:
             tokens += int(stats.emitted)
             if plan.drafting and stats.drafted_at[0]:
@@ -202,11 +224,19 @@ class Policy:
                     evidence.setdefault(plan.drafting, Evidence.none(self.places)).add(
                         stats.drafted_at, stats.accepted_at
                     )
+        lost = ms / plain - tokens / len(gains) if plan.drafting else 0.0
+        self.debt = max(0.0, self.debt + lost - BUDGET * ms / plain)
+        self.saved -= lost * plain
         if choice.trial:
             rows, numbers = [gain.beliefs for gain in gains], range(len(self.plans))
             costs = {i: self.cost(i, sizes) for i in numbers}
             rate = max(self.tokens(i, rows) / cost for i, cost in costs.items() if cost)
             self.lost += max(0.0, ms - tokens / rate) + compiled_ms
+
+    @property
+    def stake(self) -> float:
+        """Return the milliseconds that trials may have lost."""
+        return BUDGET * self.spent + SHARE * max(0.0, self.saved)
 
     def measured(self, i: int, sizes: str, ms: float) -> None:
         """Note the milliseconds of a block."""

@@ -1,4 +1,4 @@
-"""Count what Prometheus reads at `/metrics`; the names are vLLM's, so its dashboards work."""
+"""Count what Prometheus reads at `/metrics`; names are vLLM's where it has one."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ class Metrics:
         self.places = counter(
             "spec_decode_num_accepted_tokens_per_pos", "The same by place in the block.", "position"
         )
+        texts = {
+            "blocks": "Blocks, by the plan that --gamma auto chose.",
+            "tokens": "Tokens of answers, by plan.",
+            "seconds": "Time that requests spent in the loop, by plan.",
+        }
+        names = ["model_name", "plan"]
+        self.plans = {
+            name: Counter(f"jaxspec:plan_{name}", text, names, registry=self.registry)
+            for name, text in texts.items()
+        }
         self.first = histogram("time_to_first_token", "From a request to its first token.")
         self.each = histogram("time_per_output_token", "Mean between the tokens of an answer.")
         self.whole = histogram("e2e_request_latency", "From a request to the end of its answer.")
@@ -56,6 +66,10 @@ class Metrics:
         self.first.labels(**self.labels).observe(ticket.first - ticket.arrived)
         self.each.labels(**self.labels).observe((now - ticket.first) / max(count - 1, 1))
         self.whole.labels(**self.labels).observe(now - ticket.arrived)
+        for plan, use in part.result.plans.items():
+            counts = {"blocks": use.blocks, "tokens": use.tokens, "seconds": use.ms / 1e3}
+            for name, number in counts.items():
+                self.plans[name].labels(**self.labels, plan=plan).inc(number)
         if len(accepted := np.asarray(stats.accepted_at)):
             self.drafts.labels(**self.labels).inc(int(stats.steps))
             self.drafted.labels(**self.labels).inc(int(np.sum(stats.drafted_at)))

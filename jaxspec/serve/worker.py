@@ -192,8 +192,8 @@ class Worker(threading.Thread):
       plain: Engine of the plain lane, or None without one.
       observe: Called in this thread with each ticket that has ended.
       progress: Called in this thread after each program of the warm-up, and once it is ready.
-      patience: Seconds after which the warm-up leaves prefills of shorter prompts to the first
-        request that needs them.
+      patience: Seconds after which the warm-up leaves programs that are not always needed to the
+        time when nobody asks, or to the first request that needs them.
     """
 
     def __init__(
@@ -222,12 +222,11 @@ class Worker(threading.Thread):
         self.ready = threading.Event()
         self.warmed = 0
         """Number of compiled programs, of `len(self.programs)`."""
-        longest = self.batch.capacity.length
         self.programs = sorted(
             (step for lane in self.lanes.values() for step in lane.programs()),
-            key=lambda step: -(step.length or longest),
+            key=lambda step: (step.optional, -step.length),
         )
-        """Steps of the warm-up, first those that the start compiles: longest prompts and loops."""
+        """Steps of the warm-up, first those without which no answer begins."""
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self.ending = False
@@ -238,11 +237,6 @@ class Worker(threading.Thread):
     @property
     def batch(self) -> Batch:
         return self.lanes["drafted"]
-
-    @property
-    def later(self) -> list[int]:
-        """Return the prompt lengths that have programs left to compile."""
-        return sorted({step.length for step in self.programs[self.warmed :]} - {0})
 
     def read(self, request: Request, most: int | None, lane: Lane = "drafted") -> EncodedRequest:
         """Return a request that fits in a lane's batch; InputError for one that does not.
@@ -291,15 +285,14 @@ class Worker(threading.Thread):
         """Warm up, then decode until `end`."""
         try:
             start = time.monotonic()
-            for step in self.programs:
-                optional = 0 < step.length < self.batch.capacity.length
-                if optional and time.monotonic() - start > self.patience:
+            while self.warmed < len(self.programs):
+                late = time.monotonic() - start > self.patience
+                if self.ending or (late and self.programs[self.warmed].optional):
                     break
-                step.compile()
-                self.warmed += 1
+                self._compile()
                 self.progress()
-                if self.ending:
-                    return
+            if self.ending:
+                return
             self.ready.set()
             self.progress()
             while self._turn():
@@ -312,13 +305,27 @@ class Worker(threading.Thread):
             for ticket in (*self.tickets.values(), *self.waiting):
                 ticket.publish(None, Unready())
 
+    def _compile(self) -> None:
+        self.programs[self.warmed].compile()
+        self.warmed += 1
+
     def _turn(self) -> bool:
-        """Let requests leave and join, and decode one block; return False at the end."""
+        """Let requests leave and join, and decode one block; return False at the end.
+
+        While nobody asks, it compiles what the warm-up left.
+        """
         with self._changed:
             while not (self.waiting or self.tickets or self.ending):
+                if self.warmed < len(self.programs):
+                    break
                 self._changed.wait()
-            if not (self.waiting or self.tickets):
+            idle = not (self.waiting or self.tickets)
+            if idle and self.ending:
                 return False
+        if idle:
+            self._compile()
+            return True
+        with self._changed:
             late = [ticket for ticket in self.waiting if ticket.over]
             self.waiting = deque(ticket for ticket in self.waiting if ticket not in late)
         leaving = {number: ticket for number, ticket in self.tickets.items() if ticket.over}

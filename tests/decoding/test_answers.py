@@ -268,7 +268,7 @@ def test_wrong_arguments_are_one_line(
     engine, together, page = Engine(target), CollaborationConfig(), tiny.page()
     closed = Image.fromarray(page)
     closed.close()
-    assert Engine(target, [head, draft]).assembly.mixture.names == ("M", "head")
+    assert Engine(target, [head, draft]).assembly.mixture.names == ("M", "head", "lookup")
     wrong: list[tuple[str, Callable[[], Any]]] = [
         ("views: M,T need a draft model", lambda: Engine(target, config=CONFIG)),
         (

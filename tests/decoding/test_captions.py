@@ -128,7 +128,7 @@ def test_every_image_of_both_turns_is_captioned_in_order(
     loaded: tuple[LoadedModel, LoadedModel],
 ) -> None:
     captioner = Counting()
-    engine = Engine(*loaded, EngineConfig(views=("C", "M"), batch_size=4), captioner)
+    engine = Engine(*loaded, EngineConfig(views=("C", "M"), gamma=5, batch_size=4), captioner)
     encoder, pages = engine.encoder, [page(i) for i in range(3)]
     first = encoder.prompt(f"{PLACEHOLDER} or {PLACEHOLDER}?", pages[:2])
     second = encoder.follow_up(first, [7, 8], f"{PLACEHOLDER}\nNow?", pages[2:])

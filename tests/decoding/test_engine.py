@@ -164,7 +164,7 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
     batch = engine.live([full])
     arrays = batch.options.processors, batch.state.prompt, batch.state.logprobs
     added = engine.memory_report(full).inputs - small.inputs
-    assert added == sum(x.nbytes for x in jax.tree.leaves(arrays)) // batch.rows
+    assert added == sum(x.nbytes for x in jax.tree.leaves(arrays)) // batch.width
     assert batch.memory().inputs > batch.rows * small.inputs
 
 

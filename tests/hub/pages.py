@@ -135,7 +135,15 @@ def _recipe(words: list[str]) -> object:
 
 KINDS = {name: kind for name, (kind, _) in subcommands().items()}
 PREPARED = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare.Book}
-MEASURES = ("block_efficiency", "collaborative", "draft_quality", "exactness", "kv_head", "mmspec")
+MEASURES = (
+    "block_efficiency",
+    "collaborative",
+    "draft_quality",
+    "exactness",
+    "kv_head",
+    "mmspec",
+    "plans",
+)
 FUNCTIONS = (
     *("eval.latency", "eval.peers", "eval.accelerator", "eval.compiled", "eval.serving"),
     *("eval.trainers", "train.text", "train.tower", "train.eyes", "train.alike"),

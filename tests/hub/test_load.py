@@ -81,7 +81,7 @@ def check_copy(name: str, copy: Path, target: LoadedModel) -> None:
     one, other = (load_draft(path, target) for path in (name, copy))
     assert one.config.text_config == other.config.text_config
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
-    assert Engine(target, one).assembly.mixture.names == ("head",)
+    assert Engine(target, one).assembly.mixture.names == ("head", "lookup")
 
 
 @pytest.mark.full

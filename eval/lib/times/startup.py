@@ -84,7 +84,7 @@ def measure_host(target: str, draft: str, calls: int) -> list[Record]:
     engine = Engine(
         LoadedModel.load(target, exact),
         LoadedModel.load(draft, exact),
-        EngineConfig(new_buckets=(16,), generation_config="ignore"),
+        EngineConfig(gamma=5, new_buckets=(16,), generation_config="ignore"),
     )
     rows = []
     for name, images in (("text", []), ("one image", [Image.new("RGB", (64, 64), "white")])):

@@ -1,0 +1,211 @@
+"""Measure what `--gamma auto` gains over plain decoding, beside each of its plans and hindsight.
+
+    python -m eval.plans smollm2 --limit 20 --repeats 3
+    python -m eval.plans eyes --turns 1 --limit 10 --temperature 1
+
+An engine of each plan, plain decoding and `auto` answer each question by turns, so that other load
+slows all of them equally. `auto, cold` is an engine that is new at each set and in each turn: its
+programs are compiled, but it has measured nothing, and learns costs and acceptance as it answers.
+`auto, warm` is one engine for the whole table, which begins with `warmup`.
+
+Writes results.json, records.jsonl and table.md into --out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from eval.lib.drafts.command_line import parse_command
+from eval.lib.drafts.comparison import prompts_of, requests_of
+from eval.lib.drafts.config import EvalConfig
+from eval.lib.drafts.loading import Loaded, load_models
+from eval.lib.output.intervals import interval
+from eval.lib.output.report import Run, progress
+from eval.lib.output.tables import Record, Table, has, mean, number, percent, sample_counts
+from jaxspec.command import input_errors, script_name
+from jaxspec.decoding.plans import Plan
+from jaxspec.decoding.sources.draft_model import DraftModel
+from jaxspec.decoding.sources.lookup import LOOKUP, Lookup
+from jaxspec.engine.engine import Engine, Request
+from jaxspec.errors import InputError
+from jaxspec.loading.models import LoadedModel
+
+PLAIN, COLD, WARM = "plain", "auto, cold", "auto, warm"
+
+
+@dataclass(frozen=True)
+class Options:
+    out: Path = Path("runs/plans/PRESET")
+    """Directory for the results."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Measures what `--gamma auto` gains over plain decoding, beside each of its plans."""
+    preset, config, options = parse_command(Options, __doc__, args)
+    timed = f"medians of {config.repeats} runs by turns"
+    with Run(preset, vars(config) | vars(options), options.out, timed) as run:
+        models = load_models(config)
+        run.restore()
+        plain = Engine(models.target, None, config.plain())
+        auto = Engine(models.target, models.drafts, replace(config.plain(), **AUTO))
+        if not auto.assembly.plans:
+            raise InputError("draft: none, so that there is nothing to choose; give one")
+        fixed = {plan.name: engine_of(plan, models, config) for plan in auto.assembly.plans[1:]}
+
+        def cold() -> Engine:
+            engine = replace(auto)
+            assert engine.batcher.policy is not None
+            engine.batcher.policy.file, engine.batcher.policy.earlier = None, {}
+            return engine
+
+        warm = cold()
+        parts = [part for part in config.parts() if not has(run.rows, **part)]
+        with progress(len(parts) * config.repeats, "plans") as bar:
+            for part in parts:
+                bar.set_postfix_str(part["dataset"], refresh=False)
+                requests = requests_of(config, prompts_of(config, plain, part))
+                warm.warmup(requests)
+                engines = {PLAIN: plain, **fixed, WARM: warm}
+                records = list[Record]()
+                first = [replace(request, max_new_tokens=2) for request in requests]
+                list(measured(engines, first, config.batch_size, part))  # loads every program
+                for turn in range(config.repeats):
+                    turns = engines | {COLD: cold()}
+                    records += measured(turns, requests, config.batch_size, part | {"run": turn})
+                    bar.update()
+                run.add(rows_of(records, part, config), records)
+                run.write(*tables(config, run.rows))
+        run.write(*tables(config, run.rows))
+
+
+AUTO: Mapping[str, Any] = {"views": None, "gamma": "auto"}
+"""Options of `EngineConfig` that let the engine choose."""
+
+
+def engine_of(plan: Plan, models: Loaded, config: EvalConfig) -> Engine:
+    """Return the engine whose own loop drafts as the plan does."""
+    sources = [plan.whole.sources[i] for i in plan.drafting]
+    shows = any(isinstance(source, DraftModel) for source in sources)
+    heads = len(sources) - shows - any(isinstance(source, Lookup) for source in sources)
+    drafts = [
+        draft for draft in models.drafts if (shows if isinstance(draft, LoadedModel) else heads)
+    ]
+    settings = replace(config.plain(), views=None, gamma=plan.gamma)
+    engine = Engine(models.target, drafts, settings) if drafts else None
+    names = tuple(view.name for view in engine.assembly.mixture.views) if engine else ()
+    if not any(isinstance(source, Lookup) for source in sources):
+        assert engine is not None
+        return engine
+    return Engine(models.target, drafts, replace(settings, views=(*names, LOOKUP)))
+
+
+def measured(
+    engines: Mapping[str, Engine], requests: Sequence[Request], batch: int, where: Record
+) -> Iterator[Record]:
+    """Yield a record of each answer of each engine; the engines take turns at each batch."""
+    for start in range(0, len(requests), batch):
+        some = requests[start : start + batch]
+        answers = {name: engine.generate(some) for name, engine in engines.items()}
+        for name, results in answers.items():
+            for i, (result, plain) in enumerate(zip(results, answers[PLAIN], strict=True)):
+                yield where | {
+                    "row": name,
+                    "sample": start + i,
+                    "identical": result.tokens == plain.tokens,
+                    "emitted": int(result.stats.emitted),
+                    "steps": int(result.stats.steps),
+                    "decode_ms": result.decode_ms / result.batch,
+                    "call_ms": (result.decode_ms + result.prefill_ms) / result.batch,
+                    "plans": {plan: list(use) for plan, use in result.plans.items()},
+                }
+
+
+def rows_of(records: Sequence[Record], part: Record, config: EvalConfig) -> list[Record]:
+    """Return a row of each engine on a part: its speed-ups over plain decoding."""
+    rows, plain = [], _times([record for record in records if record["row"] == PLAIN])
+    for name in dict.fromkeys(record["row"] for record in records):
+        mine = [record for record in records if record["row"] == name]
+        times = _times(mine)
+        # Of sampled answers, whose lengths differ: what plain decoding takes for as many tokens.
+        base = plain * (times[:, :1] / plain[:, :1])
+        low, high = interval(np.stack([base[:, 1], times[:, 1]], axis=1))
+        identical = None if config.temperature else np.mean([r["identical"] for r in mine])
+        rows.append(
+            part
+            | {"row": name, "samples": len(times), "batch": config.batch_size}
+            | {"dtype": config.dtype, "device": config.device, "temperature": config.temperature}
+            | {"tokens_per_second": 1e3 * times[:, 0].sum() / times[:, 1].sum()}
+            | {"tokens_per_pass": sum(r["emitted"] for r in mine) / sum(r["steps"] for r in mine)}
+            | {"speedup": float(base[:, 1].sum() / times[:, 1].sum()), "low": low, "high": high}
+            | {"speedup_call": float(base[:, 2].sum() / times[:, 2].sum()), "identical": identical}
+            | {"speedups": (base[:, 1] / times[:, 1]).tolist(), "plain_ms": base[:, 1].tolist()}
+        )
+    return rows
+
+
+def _times(records: Sequence[Record]) -> np.ndarray:
+    """Return tokens of the loop, its milliseconds and the call's [samples, 3]: medians of runs."""
+    fields, samples = ("emitted", "decode_ms", "call_ms"), dict[int, list[list[float]]]()
+    for record in records:
+        samples.setdefault(record["sample"], []).append([record[field] for field in fields])
+    return np.array([np.median(runs, axis=0) for runs in samples.values()])
+
+
+def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
+    """Return the table of speed-ups, and that of what learning costs."""
+    parts = list(dict.fromkeys((row["dataset"], row["turn"]) for row in rows))
+    turns = {turn for _, turn in parts}
+    header = [name if len(turns) == 1 else f"{name}, turn {turn}" for name, turn in parts]
+    lines = dict[str, list[Record]]()
+    for row in rows:
+        lines.setdefault(row["row"], []).append(row)
+    lines |= {name: lines.pop(name) for name in (COLD, WARM) if name in lines}
+    cells = []
+    for name, line in lines.items():
+        each = [row["speedup"] for row in line]
+        calls, low = mean(line, "speedup_call"), min(each)
+        same = [row["identical"] for row in line]
+        cells.append(
+            [
+                name,
+                *(f"{row['speedup']:.2f} ({row['low']:.2f} to {row['high']:.2f})" for row in line),
+                *map(number, (mean(line, "speedup"), low, calls)),
+                "-" if None in same else percent(mean(line, "identical"), 1),
+            ]
+        )
+    open_plans = [line for name, line in lines.items() if name not in (COLD, WARM)]
+    best = [max(row["speedup"] for row in rows) for rows in zip(*open_plans)]
+    # Weighted by what plain decoding takes, the least time of each request adds up to the set's.
+    wisest = [
+        sum(rows[0]["plain_ms"])
+        / (np.array(rows[0]["plain_ms"]) / np.max([r["speedups"] for r in rows], 0)).sum()
+        for rows in zip(*open_plans)
+    ]
+    for name, values in (("set", best), ("request", wisest)):
+        cells.append([f"hindsight: best a {name}", *map(number, values), number(fmean(values))])
+        cells[-1] += [number(min(values)), "-", "-"]
+        for row, line in list(lines.items())[-2:]:
+            shares = [r["speedup"] / value for r, value in zip(line, values)]
+            cells.append([f"{row}: share of it", *map(percent, shares), percent(fmean(shares))])
+            cells[-1] += [percent(min(shares)), "-", "-"]
+    notes = [
+        f"{config.pair}. Speed-up of decoding over plain decoding, with 95 % intervals over "
+        f"questions. {sample_counts(rows)} questions a set, batch {config.batch_size}, "
+        f"{config.max_new_tokens} new tokens at most, temperature {config.temperature:g}, "
+        f"{config.dtype}.",
+        "hindsight: the plan that was fastest on the set, or on each request, plain decoding among "
+        "them.",
+    ]
+    columns = ["engine", *header, "mean", "least", "whole calls", "identical"]
+    return [Table("Decoding with `auto`, and with each of its plans", columns, cells, notes)]
+
+
+if __name__ == "__main__":
+    with input_errors(script_name()):
+        main()

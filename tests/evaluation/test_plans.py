@@ -1,0 +1,54 @@
+"""The table of `auto` beside each of its plans: what is hindsight, and what is a share of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from configs.eval.mini import config
+from eval.plans import COLD, PLAIN, WARM, rows_of, tables
+
+MS = {
+    PLAIN: (100, 100),
+    "lookup 7": (50, 200),
+    "draft 5": (80, 80),
+    WARM: (80, 100),
+    COLD: (100, 100),
+}
+"""Milliseconds of the loop of each engine, by question."""
+
+
+def test_hindsight_is_the_best_plan_of_each_set_or_of_each_request() -> None:
+    records: list[dict[str, Any]] = [
+        {"row": row, "sample": sample, "identical": True, "emitted": 10, "steps": 5}
+        | {"decode_ms": ms + slow, "call_ms": ms + slow + 100}
+        for slow in (0, 90, 0)  # of three runs the median counts
+        for row, times in MS.items()
+        for sample, ms in enumerate(times)
+    ]
+    rows = rows_of(records, {"dataset": "describe", "turn": 1}, config)
+    (table,) = tables(config, rows)
+    cells = {line[0]: line[1:] for line in table.cells}
+    assert cells["lookup 7"][0].startswith("0.80")
+    assert cells["hindsight: best a set"][0] == "1.25"  # draft 5
+    assert cells["hindsight: best a request"][0] == "1.54"  # lookup 7, then draft 5
+    first, second = (line for line in table.cells if line[0] == f"{WARM}: share of it")
+    assert (first[1], second[1]) == ("89%", "72%")
+    assert cells[WARM][2:] == ["1.11", "1.05", "100.0%"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_sampled_answer_is_compared_with_plain_decoding_of_as_many_tokens(
+    temperature: float,
+) -> None:
+    records: list[dict[str, Any]] = [
+        {"row": row, "sample": 0, "identical": row == PLAIN, "emitted": tokens, "steps": tokens}
+        | {"decode_ms": ms, "call_ms": ms}
+        for row, tokens, ms in ((PLAIN, 10, 100), (WARM, 20, 100))
+    ]
+    settings = replace(config, temperature=temperature)
+    rows = rows_of(records, {"dataset": "describe", "turn": 1}, settings)
+    assert [row["speedup"] for row in rows] == [1, 2]
+    assert rows[1]["identical"] == (None if temperature else 0.0)
