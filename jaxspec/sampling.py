@@ -43,6 +43,8 @@ class Processors(struct.PyTreeNode):
     biases: Biases
     ngram: Int[Array, " B"] | None
     """Size of n-grams that come once only, 0 for any; None if no row has one."""
+    grammar: Int[Array, " B"] | None = None
+    """Number of each row's `Grammar`, 0 for none; None if no row has one."""
 
     @property
     def reads_order(self) -> bool:
@@ -54,7 +56,9 @@ class Processors(struct.PyTreeNode):
         """Return whether a row's scores stay as they are."""
         neutral = (self.repetition == 1) & (self.presence == 0) & (self.frequency == 0)
         neutral &= jnp.all(self.biases.values == 0, axis=-1)
-        return neutral if self.ngram is None else neutral & (self.ngram == 0)
+        for numbers in (self.ngram, self.grammar):
+            neutral = neutral if numbers is None else neutral & (numbers == 0)
+        return neutral
 
 
 class Sampling(struct.PyTreeNode):
@@ -88,6 +92,12 @@ class Sampling(struct.PyTreeNode):
         row's key.
         """
         return jax.random.wrap_key_data(self.key_data, impl="threefry2x32")
+
+    def with_grammars(self, numbers: Int[Array, " B"] | None) -> Sampling:
+        """Return the options with a grammar for each row, see `Processors`; with None, without."""
+        if self.processors is None:
+            return self
+        return self.replace(processors=self.processors.replace(grammar=numbers))
 
 
 by_place = partial(jax.vmap, in_axes=-2, out_axes=-2)

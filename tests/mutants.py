@@ -259,6 +259,13 @@ MUTANTS = (
         "decoding/test_processors.py::test_speculation_writes_the_processed_tokens",
     ),
     Mutant(
+        "a form forgets what the block has drafted",
+        "decoding/grammars.py",
+        "answer = [*committed, *drafted[row, seen].tolist()]",
+        "answer = [*committed]",
+        "decoding/test_grammars.py::test_a_program_asks_for_each_row_and_place_of_a_tree",
+    ),
+    Mutant(
         "a stop string is found one token late",
         "prompts/stops.py",
         "step = 1 if self.stops or self.records",

@@ -11,6 +11,9 @@ raises acceptance. The order is that of transformers' `generate`, with vLLM's pe
 | repetition penalty r        | / r if it is positive, else * r, for x in prompt or answer    |
 | frequency and presence f, p | - f * n - p, for x that is n > 0 times in the answer          |
 | n-grams of size n           | -inf, if the last n - 1 tokens and x are in prompt and answer |
+| grammar                     | -inf, if no answer of its form goes on with x                 |
+
+A grammar wins over the others: where they ban all its tokens, these are equally likely.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec.decoding.grammars import allowed_tokens
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Biases, Processors
 from jaxspec.typing import Array, Bool, Float, Int
@@ -143,11 +147,17 @@ def processed(
     penalised = jnp.where(scores < 0, scores * repetition, scores / repetition)
     scores = jnp.where(history.prompt.contains[:, None] | written, penalised, scores)
     scores = scores - frequency * occurrences - presence * written
-    if processors.ngram is None:
+    if processors.ngram is not None:
+        assert text is not None
+        repeated = _in(size, jnp.where(_repeats(text, history, processors.ngram), text, NO_TOKEN))
+        scores = scores.at[rows, columns, repeated].set(-jnp.inf, mode="drop")
+    if processors.grammar is None:
         return scores
-    assert text is not None
-    repeated = _in(size, jnp.where(_repeats(text, history, processors.ngram), text, NO_TOKEN))
-    return scores.at[rows, columns, repeated].set(-jnp.inf, mode="drop")
+    arrays = history.tokens, history.count, history.drafted, history.before
+    fits = allowed_tokens(processors.grammar, *arrays, size)
+    masked = jnp.where(fits, scores, -jnp.inf)
+    banned = (masked == -jnp.inf).all(-1, keepdims=True) & (processors.grammar > 0)[:, None, None]
+    return jnp.where(banned & fits, 0.0, masked)
 
 
 def allowed(

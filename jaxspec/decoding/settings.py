@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxspec.decoding.grammars import Grammar
 from jaxspec.errors import InputError, is_number
 from jaxspec.prompts.rows import bucket
 from jaxspec.sampling import Biases, Processors
@@ -100,12 +101,18 @@ class Settings:
     begin_suppress_tokens: Sequence[int] = ()
     bad_words: Sequence[Sequence[int]] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    response_format: Grammar | None = None
 
     @property
     def changed(self) -> list[str]:
         """Return the names of the fields that change something."""
         none = ("repetition_penalty", 1)
         return [name for name, value in vars(self).items() if value and (name, value) != none]
+
+    @property
+    def grammar(self) -> int:
+        """Return the number of the grammar; 0 for none."""
+        return 0 if self.response_format is None else self.response_format.number
 
     def biases(self, eos: Sequence[int]) -> list[Bias]:
         """Return what is added to scores of tokens; `eos` ends an answer.
@@ -174,6 +181,7 @@ class Processing(NamedTuple):
                 tokens[row, i], values[row, i], until[row, i] = bias[:3]
                 prefix[row, i, self.prefix - len(bias.prefix) :] = bias.prefix
         arrays: Any = tokens, values, until, prefix
+        grammars: Any = np.asarray([row.grammar for row in rows], np.int32)
         return Processors(
             repetition=column("repetition_penalty"),
             presence=column("presence_penalty"),
@@ -181,4 +189,5 @@ class Processing(NamedTuple):
             min_p=column("min_p"),
             biases=Biases(*arrays),
             ngram=column("no_repeat_ngram_size", np.int32) if self.ngrams else None,
+            grammar=grammars if grammars.any() else None,
         )

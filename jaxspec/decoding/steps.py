@@ -122,6 +122,7 @@ def insert_rows(
     batch = len(state.done)
     if logits is not None:
         fresh = program.begin(params, fresh, logits, fresh_options)
+    fresh_options = fresh_options.with_grammars(None)
 
     def fitted(old: Any, new: Any) -> Any:
         return new.fitted(old) if hasattr(old, "fitted") else new

@@ -55,12 +55,15 @@ class Kind(NamedTuple):
     changed: bool
     """Whether a row has processors or `logprobs`."""
     sampled: bool
+    guided: bool = False
+    """Whether a row has a grammar, which the host is asked for in each block."""
 
     @classmethod
     def of(cls, requests: Sequence[EncodedRequest]) -> Kind:
         """Return the least kind that decodes these requests together."""
         changed = any(r.logprobs is not None or r.settings.changed for r in requests)
-        return cls(changed, any(r.temperature > 0 for r in requests))
+        guided = any(r.settings.grammar for r in requests)
+        return cls(changed, any(r.temperature > 0 for r in requests), guided)
 
     def serves(self, other: Kind) -> bool:
         """Return whether this loop also decodes requests of another kind."""
@@ -172,9 +175,14 @@ class Batch:
 
     @property
     def kind(self) -> Kind:
-        """Return the kind of the loop's next run."""
+        """Return the kind of the loop's next run.
+
+        A live batch compiles loops with grammars when a request first needs them.
+        """
         needed = Kind.of([self.requests[i] for i in self.busy.values()])
-        return next(kind for kind in self.kinds if kind.serves(needed))
+        others = needed._replace(guided=False)
+        kind = next(kind for kind in self.kinds if kind.serves(others))
+        return kind._replace(guided=kind.guided or needed.guided)
 
     @property
     def free(self) -> list[int]:
@@ -251,12 +259,15 @@ class Batch:
         room = self.batcher.rooms(sizes)[0]
         options = self.batcher.options(together, requests, width)
         if self.live:
-            fresh, logits, ms = self._newest(together, requests[0], options, room)
+            # `insert_rows` draws the first token again, so prefills need no grammar.
+            free = options.with_grammars(None)
+            fresh, logits, ms = self._newest(together, requests[0], free, room)
         else:
             fresh, ms = self.batcher.prefill(together, requests, options, room)
             logits = None
         if not self.started:
-            self.state, self.options, self.started = fresh, options, True
+            self.state, self.started = fresh, True
+            self.options = options.with_grammars(None)
             return ms
         if len(self.widths) > 1:
             # In one form for prompts of all sizes, so that each width needs one program.
@@ -365,6 +376,13 @@ class Batch:
     def _read_by(self, kind: Kind) -> tuple[DecodeState, Sampling]:
         """Return the state and the options with what a loop of this kind reads."""
         state, options = self.state, self.options.replace(greedy=not kind.sampled)
+        if kind.guided:
+            numbers = np.zeros(self.rows, np.int32)
+            for row, i in self.busy.items():
+                numbers[row] = self.requests[i].settings.grammar
+            mesh = self.batcher.mesh
+            placed: Any = numbers if mesh is None else jax.device_put(numbers, replicated(mesh))
+            return state, options.with_grammars(placed)
         if kind.changed:
             return state, options
         rest = state.replace(logprobs=None, prompt=None)
@@ -393,6 +411,8 @@ class Batch:
             done[row] |= stop
             if done[row]:
                 stop |= any(token in eos for token in text.tokens[-1:])
+                grammar = self.requests[i].settings.response_format
+                stop &= grammar is None or not grammar.error
                 self.so_far[i]["finish_reason"] = "stop" if stop else "length"
         if stopped:
             self.end(done)

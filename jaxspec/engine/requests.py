@@ -13,8 +13,9 @@ from jaxspec.checkpoints.generation import SAMPLED
 from jaxspec.checkpoints.processors import QWEN_PIXELS
 from jaxspec.data.images import ImageSource, Picture
 from jaxspec.data.messages import read_messages
-from jaxspec.decoding import settings
+from jaxspec.decoding import grammars, settings
 from jaxspec.decoding.collaboration.proposals import CollaborationStats
+from jaxspec.decoding.grammars import Grammar
 from jaxspec.decoding.settings import HOTTEST, Settings, count_within, is_count, within
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.memory import Sizes
@@ -44,6 +45,7 @@ RULES: dict[str, tuple[Callable[[object], bool], str]] = {
         f"one of {', '.join(map(str, SOFT_TOKENS))}, or leave it out",
     ),
     "thinking": (lambda value: isinstance(value, bool), "true or false, or leave it out"),
+    "response_format": (grammars.is_form, grammars.ADVICE),
     **settings.RULES,
 }
 """Field -> whether a value is valid, and the advice for another value."""
@@ -88,6 +90,9 @@ class Request:
       begin_suppress_tokens: Tokens that do not begin the answer.
       bad_words: Texts, or lists of token ids, that are never written.
       logit_bias: {token: amount to add to its score}.
+      response_format: Form that the answer keeps: {"type": "json_object"}, {"type": "json_schema",
+        "json_schema": {"schema": ...}}, {"type": "choice", "choice": ["yes", "no"]} or {"type":
+        "regex", "regex": ...}. An answer that ends by "length" is the beginning of one.
 
     The model's generation_config.json sets what is None here (`EngineConfig.generation_config`);
     temperature, top_k, top_p and min_p only for requests that sample.
@@ -116,6 +121,7 @@ class Request:
     begin_suppress_tokens: Sequence[int] | None = None
     bad_words: Sequence[str | Sequence[int]] | None = None
     logit_bias: Mapping[int, float] | None = None
+    response_format: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.prompt is None and not self.messages:
@@ -253,7 +259,7 @@ def encode(
             if not isinstance(prompt, Prompt):
                 prompt = encoder_of(request, encoder).prompt(*contents(request))
             values = {f.name: getattr(request, f.name) for f in fields(Request)}
-            values |= _resolved(request, encoder, defaults or {})
+            values |= _resolved(request, prompt, encoder, defaults or {})
             values |= {
                 "prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))),
                 "images": (),
@@ -284,7 +290,7 @@ def contents(request: Request) -> tuple[str | list[Message], Sequence[ImageSourc
 
 
 def _resolved(
-    request: Request, encoder: PromptEncoder, defaults: Mapping[str, Any]
+    request: Request, prompt: Prompt, encoder: PromptEncoder, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of an encoded request that the model's file may set.
 
@@ -297,6 +303,9 @@ def _resolved(
     values |= {name: value for name, value in set_fields.items() if value is not None}
     values["bad_words"] = _banned(encoder, values["bad_words"])
     values["min_p"] = values["min_p"] if samples else 0.0
+    if form := request.response_format:
+        text = form["type"] == "text"
+        values["response_format"] = None if text else Grammar(form, encoder, prompt)
     settings = {f.name: values[f.name] for f in fields(Settings) if f.name in values}
     sampling = {name: values[name] for name in ("temperature", "top_k", "top_p")}
     return {**sampling, "settings": Settings(**settings)}

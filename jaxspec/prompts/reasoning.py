@@ -64,30 +64,32 @@ class Splitter:
 
     Attributes:
       begin: Number of the prompt's tokens before the reasoning at its end.
+      ids: Tokens of the marks.
+      reasons: Whether the next token is reasoning, or ends it.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, marks: Marks, prompt: Sequence[int]
     ) -> None:
         self.tokenizer, self.marks = tokenizer, marks
-        self._ids = first, last = tokenizer.convert_tokens_to_ids([marks.begin, marks.end])
+        self.ids = first, last = tokenizer.convert_tokens_to_ids([marks.begin, marks.end])
         begin = max((i for i, token in enumerate(prompt) if token == first), default=len(prompt))
-        inside = [token for token in prompt[begin:] if token not in self._ids]
+        inside = [token for token in prompt[begin:] if token not in self.ids]
         is_empty = tokenizer.decode(inside).strip() in ("", marks.label.strip())
         self.begin = begin if is_empty else len(prompt)  # else the mark is of an earlier turn
-        self._reasons = self.begin < len(prompt) and last not in prompt[begin:]
+        self.reasons = self.begin < len(prompt) and last not in prompt[begin:]
         self._answers = False
         """Whether the answer has begun."""
 
     def part(self, token: int) -> Part:
         """Return what the next token belongs to."""
-        first, last = self._ids
-        if self._reasons:
-            self._reasons = token != last
-            return "reasoning" if self._reasons else "mark"
+        first, last = self.ids
+        if self.reasons:
+            self.reasons = token != last
+            return "reasoning" if self.reasons else "mark"
         text = self.tokenizer.decode([token], skip_special_tokens=True)
         if token == first and not (self._answers and text):
-            self._reasons = True
+            self.reasons = True
             return "mark"
         self._answers |= bool(text.strip())
         return "answer"

@@ -221,7 +221,7 @@ class Server:
         """Return what a body asks for, and its prompts as tokens and pixels."""
         read = bodies.chat if chats else bodies.completion
         job = read(bodies.parse(raw), self.worker.engine.encoder, self.settings.limits)
-        with bodies.in_names_of(job):
+        with bodies.in_names(job.names):
             return job, [self.worker.read(request, job.most, job.lane) for request in job.requests]
 
     def _check_key(self, request: Request) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,7 +38,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_json": (),
     "ignore_eos": (False,),
     "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
@@ -47,7 +46,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
@@ -72,7 +70,8 @@ PASSED = (
 """Fields of a `Request` by the same name."""
 KNOWN = {
     *("model", "n", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
-    *("logit_bias", "min_tokens", "draft", "trace"),
+    *("logit_bias", "min_tokens", "draft", "trace", "response_format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice"),
     *PASSED,
 }
 MOST_STOPS = 16
@@ -125,7 +124,7 @@ class Job:
       requests: A request for each prompt.
       count: Choices of an answer to each prompt; they differ by their seeds.
       most: Most new tokens; None for all that there is room for.
-      most_name: Field of the body that limits them.
+      names: Fields of the body that a `Request` calls otherwise, by its names.
       stream: Whether the answer is sent in parts.
       usage: Whether a last part tells the numbers of tokens.
       lane: Batch that answers: with drafts or without.
@@ -135,7 +134,7 @@ class Job:
     requests: tuple[Request, ...]
     count: int
     most: int | None
-    most_name: str
+    names: dict[str, str]
     stream: bool
     usage: bool
     lane: Lane
@@ -145,18 +144,25 @@ class Job:
 def parse(raw: bytes) -> dict[str, Any]:
     """Return the JSON object of a body; InputError for anything else."""
 
+    body = parsed("body", raw)
+    if not isinstance(body, dict):
+        raise InputError('body: not a JSON object; give one, as {"messages": [...]}')
+    return body
+
+
+def parsed(where: str, text: bytes | str) -> Any:
+    """Return a value of JSON; InputError for anything else."""
+
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number of JSON")
 
     try:
-        body = json.loads(raw.decode(), parse_constant=refuse)
+        text = text.decode() if isinstance(text, bytes) else text
+        return json.loads(text, parse_constant=refuse)
     except RecursionError:
-        raise InputError("body: JSON of too many levels; give at most some hundred") from None
+        raise InputError(f"{where}: JSON of too many levels; give at most some hundred") from None
     except ValueError as error:
-        raise InputError(f"body: not JSON ({str(error)[:100]})") from None
-    if not isinstance(body, dict):
-        raise InputError('body: not a JSON object; give one, as {"messages": [...]}')
-    return body
+        raise InputError(f"{where}: not JSON ({str(error)[:100]})") from None
 
 
 def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
@@ -246,8 +252,10 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
     if type(seed := options.get("seed")) is int and -(2**63) <= seed < 2**64:
         options["seed"] = seed % 2**32
     options["logit_bias"] = _bias(body)
+    form, options["response_format"] = _form(body)
     options["min_new_tokens"] = whole_number(body, "min_tokens", 0) or None
     name, most = _most(body)
+    names = {"max_new_tokens": name, "response_format": form}
     stream = flag(body, "stream")
     if body.get("stream_options") is not None and not stream:
         raise InputError("stream_options: the answer is not streamed; leave it out")
@@ -255,10 +263,11 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
     if lane == "plain" and not limits.races:
         raise InputError("draft: false needs a server that was started with --race")
     usage = flag(typed(body, "stream_options", dict, {}), "include_usage")
-    requests = tuple(
-        replace(prompt, **{"seed": secrets.randbits(32)} | options) for prompt in prompts
-    )
-    return Job(requests, count, most, name, stream, usage, lane, flag(body, "trace"))
+    with in_names(names):
+        requests = tuple(
+            replace(prompt, **{"seed": secrets.randbits(32)} | options) for prompt in prompts
+        )
+    return Job(requests, count, most, names, stream, usage, lane, flag(body, "trace"))
 
 
 def _bias(body: dict[str, Any]) -> dict[int, float]:
@@ -267,6 +276,32 @@ def _bias(body: dict[str, Any]) -> dict[int, float]:
     if not all(re.fullmatch("[0-9]{1,9}", key) for key in biases):
         raise InputError("logit_bias: give {token id: number}")
     return {int(key): value for key, value in biases.items()}
+
+
+def _form(body: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """Return the name and the value of the field that gives the answer's form, as OpenAI calls it
+    or vLLM.
+    """
+    kinds = {"json": "json_schema", "regex": "regex", "choice": "choice"}
+    outputs = typed(body, "structured_outputs", dict, {})
+    check_keys(outputs, (*kinds, "json_object"), "structured_outputs")
+    fields = {f"guided_{name}": (name, body.get(f"guided_{name}")) for name in kinds}
+    fields |= {f"structured_outputs.{name}": (name, value) for name, value in outputs.items()}
+    forms: dict[str, Any] = {}
+    if body.get("response_format") is not None:
+        forms["response_format"] = body["response_format"]
+    for where, (name, value) in fields.items():
+        if value is None or value is False:
+            continue
+        if name == "json_object":
+            forms[where] = {"type": name}
+            continue
+        if name == "json":
+            value = {"schema": parsed(where, value) if isinstance(value, str) else value}
+        forms[where] = {"type": kinds[name], kinds[name]: value}
+    if len(forms) > 1:
+        raise InputError(f"{' and '.join(forms)}: give one of them")
+    return next(iter(forms.items()), ("response_format", None))
 
 
 def _most(body: dict[str, Any]) -> tuple[str, int | None]:
@@ -282,12 +317,15 @@ def _most(body: dict[str, Any]) -> tuple[str, int | None]:
 
 
 @contextmanager
-def in_names_of(job: Job) -> Iterator[None]:
-    """Let an InputError within name the body's field, not the engine's."""
+def in_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Let an InputError within name the body's fields, not the engine's."""
     try:
         yield
     except InputError as error:
-        raise InputError(str(error).replace("max_new_tokens", job.most_name)) from error
+        message = str(error)
+        for ours, theirs in names.items():
+            message = message.replace(ours, theirs)
+        raise InputError(message) from error
 
 
 def _check_fields(body: dict[str, Any], more: set[str]) -> None:

@@ -27,9 +27,9 @@ def decode(target: LoadedModel, draft: LoadedModel) -> tuple[Engine, list[tuple[
     engine = Engine(target, draft, EngineConfig(views=("M", "T"), gamma=3))
     page = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     prompts = [engine.encoder.prompt(text, [page]) for text in ("Hi", "What is this?")]
-    return engine, [
-        result.tokens for result in engine.generate([Request(prompt, NEW) for prompt in prompts])
-    ]
+    forms = None, {"type": "regex", "regex": "[a-z]{99}"}
+    asked = [Request(*pair, response_format=form) for *pair, form in zip(prompts, [NEW] * 2, forms)]
+    return engine, [result.tokens for result in engine.generate(asked)]
 
 
 def test_a_mesh_changes_no_token(pair, monkeypatch):

@@ -22,13 +22,20 @@ from jaxspec.decoding.processors import History
 from jaxspec.decoding.settings import Processing, Settings
 from tests import tiny
 from tests.decoding import tables, test_greedy, test_sampling_law
+from tests.tiny.grammars import Odd
 from tests.tiny.oracles import goodness_of_fit, numpy_filtered, numpy_processed, numpy_softmax
 
+ODD: Any = Odd()
 MIXED = [
     Settings(repetition_penalty=1.5, presence_penalty=0.3),
     Settings(no_repeat_ngram_size=2, bad_words=((3, 5), (7,)), logit_bias={9: 0.4}),
     Settings(),
-    Settings(suppress_tokens=(4, 6), begin_suppress_tokens=(8,), frequency_penalty=0.5),
+    Settings(
+        suppress_tokens=(4, 6),
+        begin_suppress_tokens=(8,),
+        frequency_penalty=0.5,
+        response_format=ODD,
+    ),
 ]
 """Settings of the four rows of a batch."""
 LAWS = [
@@ -36,8 +43,9 @@ LAWS = [
     Settings(no_repeat_ngram_size=2, bad_words=((1, 0), (4,)), logit_bias={2: 1.0}),
     Settings(),
     Settings(repetition_penalty=0.8, begin_suppress_tokens=(3,), min_p=0.2),
+    Settings(presence_penalty=0.4, response_format=ODD),
 ]
-"""Settings of every fourth row; their vocabulary has six tokens."""
+"""Settings of every fifth row; their vocabulary has six tokens."""
 ROUNDS = 10
 
 
@@ -68,6 +76,7 @@ def test_speculation_writes_the_processed_tokens(views: tuple[str, ...], tree: s
     assert [row == other for row, other in zip(expected, free)] == [False, False, True, False]
     pairs = [*zip(expected[1], expected[1][1:])]
     assert len({*pairs}) == len(pairs)
+    assert [(i + token) % 2 for i, token in enumerate(expected[3])] == [0] * len(expected[3])
     state = test_greedy.speculative(views, 3, greedy(), tree=tree)
     assert tiny.outputs(state) == expected
     test_greedy.check_stats(state)
@@ -159,6 +168,7 @@ def test_forgotten_drafts_change_the_law(monkeypatch: pytest.MonkeyPatch) -> Non
     assert fits[0] < 1e-6
     assert fits[1] < 1e-6
     assert fits[2] > 1e-3  # which has no processors
+    assert fits[4] < 1e-6
 
 
 # Collaboration
@@ -168,6 +178,7 @@ SIZE, NEW, SAMPLED, GREEDY = 3, 5, 60_000, 40
 TOGETHER = [
     Settings(repetition_penalty=1.4, frequency_penalty=0.3),
     Settings(no_repeat_ngram_size=3, logit_bias={1: 0.5}),
+    Settings(response_format=ODD),
     Settings(),
 ]
 

@@ -117,6 +117,49 @@ def test_a_base_model_serves_completions() -> None:
     assert {64, 128} == {*lengths}
 
 
+SCHEMA = {"type": "object"}
+WHOLE = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("sent", "form"),
+    [
+        ({"response_format": {"type": "text"}}, {"type": "text"}),
+        ({"response_format": WHOLE, "guided_json": None}, WHOLE),
+        ({"guided_json": SCHEMA}, WHOLE),
+        ({"guided_json": '{"type": "object"}'}, WHOLE),
+        ({"guided_choice": ["a", "b"]}, {"type": "choice", "choice": ["a", "b"]}),
+        ({"structured_outputs": {"regex": "a+"}}, {"type": "regex", "regex": "a+"}),
+        ({"structured_outputs": {"json_object": True, "json": None}}, {"type": "json_object"}),
+        ({"structured_outputs": {"json": SCHEMA}}, WHOLE),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_a_form_is_given_as_openais_clients_do_or_vllms(sent: Any, form: Any) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **sent}
+    assert chat(body, ENCODER, LIMITS).requests[0].response_format == form
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_regex and guided_choice: give one"),
+        ({"guided_json": "{"}, "guided_json: not JSON"),
+        ({"guided_json": "[" * 10**5}, "guided_json: JSON of too many levels"),
+        ({"guided_choice": "a"}, "guided_choice: .*; give {"),
+        ({"guided_grammar": "a"}, "guided_grammar: no such field"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format: .*; give {"),
+        ({"structured_outputs": {"grammar": "a"}}, "structured_outputs.grammar: not supported"),
+    ],
+    ids=str,
+)
+def test_other_forms_are_refused_by_their_name(sent: Any, words: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **sent}
+    with pytest.raises(InputError, match=f"^{words}"):
+        chat(body, ENCODER, LIMITS)
+
+
 @pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5, True, "1"])
 def test_other_seeds_are_not_a_whole_number(seed: Any) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "seed": seed}

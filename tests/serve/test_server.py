@@ -25,6 +25,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from jaxspec.decoding.steps import run_scored_prefill
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
 from jaxspec.prompts.encoder import PromptEncoder
@@ -262,6 +263,44 @@ def test_a_completion_and_its_pieces_have_the_spaces_of_the_text(served: Served)
     assert choice["logprobs"]["tokens"] == [" ", " "]
     scores = [*choice["logprobs"]["top_logprobs"][0].values()]
     assert scores == sorted(scores)  # of alternatives with one text the likeliest stays
+
+
+def test_answers_have_the_form_that_is_asked_for(served: Served) -> None:
+    """Of several requests at once, as if alone; a form compiles loops, but no prefill."""
+    forms = [
+        {"guided_choice": ["yes", "no", "perhaps"]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [[1], {"a": 2}]}}}},
+        {},
+        {"structured_outputs": {"regex": "[ab]{3}c"}},
+    ]  # fmt: skip
+    space, line = served.engine.encoder.tokenizer.convert_tokens_to_ids([" ", "\n"])
+    bodies = [body_of(8 + i) | {"stop": None, "max_tokens": NEW} | forms[i % 4] for i in range(8)]
+    for body in bodies[1::4]:
+        body["logit_bias"] = {str(space): -1e9, str(line): -1e9}
+
+    def ask(body: dict[str, Any]) -> str:
+        status, answer = post(served, json.dumps(body).encode())
+        assert status == 200, answer
+        return answer["choices"][0]["message"]["content"]
+
+    def prefills() -> int:
+        return sum(step is run_scored_prefill for step, *_ in compile_cache.EXECUTABLES)
+
+    before = prefills()
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(ask, bodies))
+    assert prefills() == before
+    assert {texts[0], texts[4]} <= {"yes", "no", "perhaps"}
+    assert all(json.loads(text) in ([1], {"a": 2}) for text in texts[1::4])
+    assert all(set(text[:3]) <= {*"ab"} and text[3:] == "c" for text in texts[3::4])
+    assert texts[2::4] == [alone(served, body).text for body in bodies[2::4]]
+    programs = len(compile_cache.EXECUTABLES)
+    assert [ask(body) for body in bodies] == texts
+    assert len(compile_cache.EXECUTABLES) == programs
+    refused = bodies[0] | {"guided_choice": None, "guided_regex": "((("}
+    status, answer = post(served, json.dumps(refused).encode())
+    assert (status, answer["error"]["param"]) == (400, "guided_regex")
+    assert "\n" not in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

@@ -88,7 +88,7 @@ def tokenizer(characters: str = CHARACTERS) -> Any:
         [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
     )
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    core.decoder = decoders.Fuse()
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         unk_token="<unk>",

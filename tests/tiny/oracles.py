@@ -43,6 +43,10 @@ def numpy_processed(
         if text[len(text) - len(prefix) :] == prefix:
             scores[token] = -np.inf
     scores[[*settings.suppress_tokens, *(() if new else settings.begin_suppress_tokens)]] = -np.inf
+    if settings.response_format is not None:
+        words = -(-scores.size // 32)
+        mask = settings.response_format.mask(0, [*new], words).view(np.uint8)
+        scores[np.unpackbits(mask, bitorder="little")[: scores.size] == 0] = -np.inf
     return scores
 
 

@@ -1,0 +1,265 @@
+"""Keep an answer in a form: JSON, a JSON schema, one of several texts, or a regular expression.
+
+The law is the target's, masked: at each place only the tokens behind which the answer can still
+come to its end in this form, and an EOS only where it has. llguidance knows these tokens, on the
+host. A compiled loop asks for them by a callback, which is a pure function of the tokens before a
+score. So drafts are masked as the target is, in chains and trees, and verification stays exact.
+
+A model that reasons before its answer does so freely, except that it may not end there.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import count, takewhile
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.errors import InputError, first_line, needing
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.typing import Array, Bool, Int
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+ALL = np.uint32(2**32 - 1)
+"""Word of a mask that allows its 32 tokens."""
+LONGEST = 100_000
+"""Most characters of a form."""
+_BLANK = r"( |\n[ \t]{0,24})?"
+"""Blank text in JSON, as models write it: without a bound one could write nothing else."""
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(x, str) and x for x in value)
+
+
+def _schema(value: object) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("schema"), Mapping)
+
+
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: value is None,
+    "json_object": lambda value: value is None,
+    "json_schema": _schema,
+    "regex": lambda value: isinstance(value, str),
+    "choice": lambda value: bool(value) and _texts(value),
+}
+"""Type of a form -> whether its field of the same name is valid."""
+ADVICE = (
+    '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}}, '
+    '{"type": "choice", "choice": ["yes", "no"]} or {"type": "regex", "regex": "[0-9]+"}'
+)
+
+
+def is_form(value: object) -> bool:
+    """Return whether a value is a `Request.response_format`."""
+    if not isinstance(value, Mapping) or value.get("type") not in _FORMS:
+        return False
+    kind = value["type"]
+    return value.keys() <= {"type", kind} and _FORMS[kind](value.get(kind))
+
+
+class Grammar:
+    """Tell which tokens may follow the tokens of an answer.
+
+    Args:
+      form: See `Request.response_format`; any except text.
+      prompt: Prompt of the answer, which may end within its reasoning.
+
+    Attributes:
+      number: What stands for this grammar in a compiled program; more than 0.
+    """
+
+    def __init__(self, form: Mapping[str, Any], encoder: PromptEncoder, prompt: Prompt) -> None:
+        eos = encoder.stops or (() if encoder.eos is None else (encoder.eos,))
+        if not eos:
+            raise InputError("response_format: the tokeniser has no EOS; leave it out")
+        try:
+            jax.local_devices(backend="cpu")
+        except RuntimeError:
+            mend = "add cpu to JAX_PLATFORMS, next to the accelerator"
+            raise InputError(f"response_format: JAX has no CPU backend; {mend}") from None
+        with needing("response_format", "serve"):
+            self._matcher = _matcher(encoder.tokenizer, tuple(eos), _compiled(form))
+        self._size = len(encoder.tokenizer)
+        self._eos = frozenset(eos)
+        self._walks: dict[int, _Walk] = {}
+        """Where each row of a batch is."""
+        self._reasons, self._may_reason, self._marks = False, False, (-1, -1)
+        if splitter := encoder.splitter(prompt):
+            self._reasons, self._marks = splitter.reasons, splitter.ids
+            self._may_reason = splitter.begin == len(prompt.tokens)
+        self.number = next(_NUMBERS)
+        _GRAMMARS[self.number] = self
+
+    def mask(self, row: int, tokens: Sequence[int], words: int) -> np.ndarray:
+        """Return the mask of the tokens that may follow, one bit each, as `words` words.
+
+        All may follow tokens that are not of the form, and an EOS: what is drafted there is cut.
+        """
+        own, mask = self._own(tokens), np.full(words, ALL)
+        if own is None:
+            for token in self._eos:
+                _set(mask, token, False)
+            return mask
+        if not self._eos.isdisjoint(own):
+            return mask
+        walk = self._walks.setdefault(row, _Walk(self._matcher, self._size))
+        bits = walk.to(own)
+        if bits is None:
+            return mask
+        mask[:] = 0
+        mask[: len(bits)] = bits[:words]
+        if self._may_reason and not tokens:
+            _set(mask, self._marks[0], True)
+        return mask
+
+    def _own(self, tokens: Sequence[int]) -> Sequence[int] | None:
+        """Return the tokens behind the reasoning; None within it."""
+        first, last = self._marks
+        begin = 1 if self._may_reason and tokens[:1] == [first] else 0
+        if not (begin or self._reasons):
+            return tokens
+        return tokens[tokens.index(last) + 1 :] if last in tokens[begin:] else None
+
+    @property
+    def error(self) -> str:
+        """Return why llguidance gave up on the form, behind which only an EOS may follow; or ""."""
+        errors = (walk.matcher.get_error() for walk in self._walks.values())
+        return next(filter(None, errors), "")
+
+
+class _Walk:
+    """Follow one answer, whose drafted tokens are often taken back."""
+
+    def __init__(self, matcher: LLMatcher, size: int) -> None:
+        self.matcher, self.size = matcher.deep_copy(), size
+        self.tokens: list[int] = []
+        self.mask: np.ndarray | None = None
+        """Mask behind these tokens; None before it is asked for."""
+
+    def to(self, tokens: Sequence[int]) -> np.ndarray | None:
+        """Return the mask behind these tokens; None for tokens that are not of the form."""
+        same = min(len(self.tokens), len(tokens))
+        if self.tokens[:same] != tokens[:same]:
+            pairs = zip(self.tokens, tokens)
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if same < len(self.tokens):
+            self.matcher.rollback(len(self.tokens) - same)
+            del self.tokens[same:]
+            self.mask = None
+        fresh = list(takewhile(lambda token: 0 <= token < self.size, tokens[same:]))
+        if fresh:
+            fresh = fresh[: self.matcher.try_consume_tokens(fresh)]
+            self.tokens += fresh
+            self.mask = None
+        if len(self.tokens) < len(tokens):
+            return None
+        if self.mask is None:
+            self.mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint32)
+        return self.mask
+
+
+_GRAMMARS: WeakValueDictionary[int, Grammar] = WeakValueDictionary()
+"""Grammars of requests that are not answered yet, by number."""
+_NUMBERS = count(1)
+_LOCK = threading.Lock()  # a program may ask twice at a time, and a matcher follows one of them
+
+
+def allowed_tokens(
+    numbers: Int[Array, " B"],
+    tokens: Int[Array, "B C"],
+    count: Int[Array, " B"],
+    drafted: Int[Array, "B N"],
+    before: Bool[Array, "#B T N"],
+    size: int,
+) -> Bool[Array, "B T V"]:
+    """Return which of `size` tokens may follow, by the rows' grammars.
+
+    Args:
+      numbers: Number of each row's grammar; 0 for none.
+      tokens, count, drafted, before: See `History`.
+    """
+    words = -(-size // 32)
+    shape = jax.ShapeDtypeStruct((len(numbers), before.shape[1], words), jnp.uint32)
+    masks = jax.pure_callback(
+        partial(_masks, words), shape, numbers, tokens, count, drafted, before
+    )
+    bits = (masks[..., None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(*masks.shape[:2], -1)[..., :size] == 1
+
+
+def _masks(words: int, *arrays: Any) -> np.ndarray:
+    """Return the masks [B, T, words] that a program asks for."""
+    numbers, tokens, count, drafted, before = map(np.asarray, arrays)
+    masks = np.full((len(numbers), before.shape[1], words), ALL)
+    with _LOCK:
+        for row, number in enumerate(numbers.tolist()):
+            if (grammar := _GRAMMARS.get(number)) is None:
+                continue
+            committed = tokens[row, : count[row]].tolist()
+            for place, seen in enumerate(before[row % len(before)]):
+                answer = [*committed, *drafted[row, seen].tolist()]
+                masks[row, place] = grammar.mask(row, answer, words)
+    return masks
+
+
+def _set(mask: np.ndarray, token: int, allowed: bool) -> None:
+    """Set a token's bit."""
+    if 0 <= token < 32 * len(mask):
+        bit = np.uint32(1 << token % 32)
+        mask[token // 32] = mask[token // 32] | bit if allowed else mask[token // 32] & ~bit
+
+
+def _compiled(form: Mapping[str, Any]) -> str:
+    """Return the grammar of a form in llguidance's language."""
+    from llguidance import LLMatcher
+
+    kind = form["type"]
+    value: Any = form.get(kind)
+    try:
+        if kind == "regex":
+            text = LLMatcher.grammar_from_regex(value)
+        elif kind == "choice":
+            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+            text = LLMatcher.grammar_from_lark(f"start: {texts}")
+        else:
+            schema = {"type": "object"} if value is None else value["schema"]
+            rules: Any = {"whitespace_pattern": _BLANK}
+            text = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=rules)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"response_format: {first_line(error)}; give JSON") from None
+    if len(text) > LONGEST:
+        raise InputError(f"response_format: {len(text)} characters; give at most {LONGEST}")
+    return text
+
+
+@lru_cache(maxsize=64)
+def _matcher(tokenizer: Any, eos: tuple[int, ...], grammar: str) -> LLMatcher:
+    """Return a matcher to copy, at the beginning of an answer."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(_vocabulary(tokenizer, eos), grammar, log_level=0)
+    if matcher.is_error():
+        reason = first_line(ValueError(matcher.get_error()))
+        raise InputError(f"response_format: {reason}; change it")
+    return matcher
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(tokenizer: Any, eos: tuple[int, ...]) -> LLTokenizer:
+    """Return what llguidance knows of a tokeniser, which takes seconds."""
+    from llguidance.hf import from_tokenizer
+
+    try:
+        return from_tokenizer(tokenizer, eos_token=list(eos))
+    except ValueError as error:
+        raise InputError(f"response_format: tokeniser: {first_line(error)}; leave it out") from None
