@@ -72,6 +72,8 @@ class Plans:
     """Data type of weights and caches."""
     target_weights: Weights | None = None
     """int8 for a target whose layers are quantised, see `jaxspec generate`."""
+    draft_weights: Weights | None = None
+    """int8 for drafts whose layers are quantised."""
     chips: Annotated[tuple[str, ...], tyro.conf.arg(metavar="{" + ",".join(CHIPS) + "} ...")] = (
         DEFAULT_CHIPS
     )
@@ -92,7 +94,13 @@ def run(args: Plans) -> None:
         return
     dtype = parse_dtype(args.dtype)
     program, params = abstract_program(
-        target, drafts, views, args.gamma, dtype, weights=args.target_weights
+        target,
+        drafts,
+        views,
+        args.gamma,
+        dtype,
+        weights=args.target_weights,
+        draft_weights=args.draft_weights,
     )
     sizes = sizes_of(program, args.prompt, _tiles(args, target), args.new)
     planned = cache(lambda count: plan(program, params, count, args.batch_size, sizes))
@@ -116,6 +124,7 @@ def run(args: Plans) -> None:
 
     size = f"batch {args.batch_size}, {args.prompt} + {args.new} tokens, {args.dtype}"
     size += "" if args.target_weights is None else f", {args.target_weights} target"
+    size += "" if args.draft_weights is None else f", {args.draft_weights} draft"
     _print(f"{args.target}: {size}", args.chips, COUNTS, ROOM, column)
     notes = (
         "Memory is that of each device. Weights and caches are exact; working memory is that "

@@ -21,6 +21,7 @@ from jaxspec.errors import InputError
 from jaxspec.heads.loading import is_head, read_draft_config
 from jaxspec.heads.states import ImageRule
 from jaxspec.loading.models import load_draft
+from jaxspec.models.int8 import Weights
 from jaxspec.prompts.views import needs_captioner, parse_weights
 from jaxspec.sharding import make_mesh
 
@@ -52,6 +53,8 @@ class Drafting:
     first that `jaxspec drafts` lists for the target and the hub's cache has."""
     draft_revision: str | None = None
     """Branch, tag or commit of drafts on the hub."""
+    draft_weights: Weights | None = None
+    """int8 holds the layers of drafts in half the bytes of 16 bits; answers do not change."""
     gamma: Literal["auto"] | int = "auto"
     """Draft length: drafted tokens in each block, or on a tree's longest path. By default the draft
     and its length, or plain decoding, are chosen again and again by measured times, and lookup
@@ -131,7 +134,9 @@ def load_engine(
     for name in drafts:
         progress(f"loading draft {name}")
         images_rule = drafting.draft_images if is_head(name) else None
-        loaded.append(draft := load_draft(name, target, **how, images=images_rule))
+        weights = drafting.draft_weights
+        draft = load_draft(name, target, **how, images=images_rule, weights=weights)
+        loaded.append(draft)
         reports += [f"draft: {draft.report}"] if isinstance(draft, LoadedModel) else []
     captioner = None
     if drafting.captioner is not None:
@@ -162,6 +167,7 @@ def _check_drafts(drafting: Drafting, parts: Mixture) -> None:
         _refuse(
             drafting, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out"
         )
+        _refuse(drafting, ["draft_weights"], "needs --draft; give one, or leave it out")
     if parts.head is None:
         _refuse(drafting, ["draft_images"], "needs a head; give --draft, or leave it out")
     if len(parts.names) == 1:

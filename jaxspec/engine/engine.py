@@ -100,6 +100,7 @@ class Engine:
         dtype: Any = None,
         mesh: Mesh | None = None,
         target_weights: Weights | None = None,
+        draft_weights: Weights | None = None,
         **options: Any,
     ) -> Engine:
         """Load the named models and return their engine.
@@ -110,12 +111,14 @@ class Engine:
           dtype: Dtype of the computation, see `LoadedModel.load`.
           mesh: Mesh to split the target over.
           target_weights: Format of the target's weights, `weights` of `LoadedModel.load`.
+          draft_weights: The same for drafts.
           options: Fields of `EngineConfig`, such as `gamma=5`.
         """
         config = EngineConfig(**options)
         loaded = LoadedModel.load(target, dtype, mesh=mesh, weights=target_weights)
         names = [draft] if isinstance(draft, str | Path) else draft or ()
-        return cls(loaded, [load_draft(name, loaded, dtype) for name in names], config)
+        drafts = [load_draft(name, loaded, dtype, weights=draft_weights) for name in names]
+        return cls(loaded, drafts, config)
 
     @overload
     def generate(self, requests: Request | str) -> Result: ...

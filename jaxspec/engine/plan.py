@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
@@ -21,7 +22,7 @@ from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.making import new_head
 from jaxspec.loading.pairs import check_views
 from jaxspec.models.families import abstract_params, towers_alike
-from jaxspec.models.int8 import Weights
+from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.typing import Params
@@ -73,6 +74,7 @@ def abstract_program(
     tree: str | None = None,
     weights: Weights | None = None,
     width: int | None = None,
+    draft_weights: Weights | None = None,
 ) -> tuple[Autoregressive | Speculator, Params]:
     """Return the program of these models, and its parameters as shapes.
 
@@ -80,7 +82,7 @@ def abstract_program(
     target's shapes shares it.
 
     Args:
-      weights: "int8" for a target that `LoadedModel.load` quantises.
+      weights, draft_weights: "int8" for a target or drafts that are quantised as they are loaded.
     """
     parts, model = mixture(views, drafts), LanguageModel(target)
     if parts.model is not None and model.has_vision:
@@ -89,6 +91,8 @@ def abstract_program(
     sources = sources_of(parts, model, gamma, shares)
     config = EngineConfig(views=views, gamma=gamma, tree=tree, width=width)
     shapes = {source.name: source.shapes(dtype) for source in sources}
+    if draft_weights is not None:
+        shapes = {name: jax.eval_shape(int8_params, shape) for name, shape in shapes.items()}
     params = {"target": abstract_params(target, dtype, weights)}
     params |= {name: shape for name, shape in shapes.items() if shape}
     return build_program(model, sources, config), params

@@ -29,7 +29,7 @@ from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.loading import holds_head, is_head, load_head
 from jaxspec.models.families import family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
-from jaxspec.models.int8 import Weights
+from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import output_rows
 from jaxspec.prompts.encoder import PromptEncoder
@@ -50,15 +50,25 @@ class LoadedHead:
     """The head's own, and the target's output matrix for the tokens of a draft vocabulary."""
 
     @classmethod
-    def load(cls, path: str | Path, target: LoadedModel, images: str | None = None) -> LoadedHead:
+    def load(
+        cls,
+        path: str | Path,
+        target: LoadedModel,
+        images: str | None = None,
+        weights: Weights | None = None,
+    ) -> LoadedHead:
         """Read the head of a directory, in the target's dtype.
 
-        images: Rule for images in place of the one that its files or its id tell.
+        Args:
+          images: Rule for images in place of the one that its files or its id tell.
+          weights: "int8" holds the matrices of its layers so, see `LoadedModel.load`.
 
         Raises InputError for a head that was made for another target.
         """
         check_path("draft", path)
         config, params = load_head(path, jax.tree.leaves(target.params)[0].dtype)
+        check_weights(weights)
+        params = params if weights is None else int8_params(params)
         config = config if images is None else config.with_images(images)
         config = config.for_target(target.config)
         vocabulary = borrowed_tokens(config.text_config, text_config(target.config))
@@ -111,8 +121,7 @@ class LoadedModel:
             see `jaxspec.models.int8`. The files' own dtype is the default.
           adapter: Directory of a LoRA adapter in PEFT's format, merged while the tensors are read.
         """
-        if weights not in (None, *get_args(Weights)):
-            raise InputError(f"weights: {weights!r} is unknown; give int8, or leave it out")
+        check_weights(weights)
         if not isinstance(mesh, Mesh | None):
             raise InputError(f"mesh: {mesh!r:.60}; give what jaxspec.sharding.make_mesh returns")
         if not isinstance(share_tower_with, LoadedModel | None):
@@ -215,6 +224,12 @@ class LoadedModel:
         return replace(reader, **limits) if limits else reader
 
 
+def check_weights(weights: object) -> None:
+    """Raise InputError for a format of weights that is unknown."""
+    if weights not in (None, *get_args(Weights)):
+        raise InputError(f"weights: {weights!r} is unknown; give int8, or leave it out")
+
+
 LoadedDraft = LoadedModel | LoadedHead
 
 
@@ -225,20 +240,21 @@ def load_draft(
     revision: str | None = None,
     tiles: bool = True,
     images: str | None = None,
+    weights: Weights | None = None,
 ) -> LoadedDraft:
     """Read a draft model or a head; its files say which it is.
 
     Args:
       target: Target to draft for. A draft model with an equal tower shares the target's.
-      dtype, revision, tiles: See `LoadedModel.load`.
+      dtype, revision, tiles, weights: See `LoadedModel.load`.
       images: A head's rule for images, see `LoadedHead.load`.
     """
     path = locate(path_or_id, revision)
     if holds_head(path):
-        return LoadedHead.load(path, target, images)
+        return LoadedHead.load(path, target, images, weights)
     if images is not None:
         raise InputError(f"{path}: a model, which follows no image rule {images!r}; leave that out")
-    return LoadedModel.load(path, dtype, tiles=tiles, share_tower_with=target)
+    return LoadedModel.load(path, dtype, tiles=tiles, share_tower_with=target, weights=weights)
 
 
 def with_stop_tokens(config: ModelConfig, settings: GenerationSettings | None) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Hold the matrices of a decoder's layers in int8, which takes half the bytes.
+"""Hold the matrices of the layers of a decoder or a head in int8, which takes half the bytes.
 
 A matrix W [out, in] is held as a `weight` of int8 and a `scale` [out] of float32, one for each
 output channel: W ~ weight * scale, with at most half a scale between the two. A product is
@@ -19,7 +19,7 @@ from jaxspec.typing import Array, Float, Params
 
 Weights = Literal["int8"]
 _MATRIX = re.compile(
-    r"((?:language_model/)?model/(?:decoder/)?layers_\d+/(?:.+/)?(?!\w*norm/)\w+/)weight"
+    r"((?:language_model/)?(?:model/)?(?:decoder/)?layers_\d+/(?:.+/)?(?!\w*norm/)\w+/)weight"
 )
 
 

@@ -12,12 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import Qwen2Config, RopeScaling
+from jaxspec.engine.memory import bytes_held
+from jaxspec.engine.plan import abstract_program
 from jaxspec.errors import InputError
 from jaxspec.heads.blocks import TargetPass, corrected, embedder, joined, pick, read_blocks
 from jaxspec.heads.kinds.dflash import DFlashConfig
@@ -537,6 +540,36 @@ def test_qwen_layers_score_as_they_were_trained_for_a_gemma(
         *load_head(path),
         32**0.5 if scaled else 1,
     )
+
+
+def test_an_int8_heads_layers_compute_with_what_int8_holds(head: Path) -> None:
+    """The loop reads them as the target's; `plan` counts their bytes."""
+    target = tiny.loaded(TARGET, TEXT)
+    loaded = LoadedHead.load(head, target, weights="int8")
+    held = flatten_dict(loaded.params, sep="/")
+    names = {name.removesuffix("weight") for name in held if held[name].dtype == jnp.int8}
+    assert len(names) == 2 * 7
+    assert "fc/weight" not in {f"{name}weight" for name in names}
+    exact = {
+        name: leaf * held[f"{name.removesuffix('weight')}scale"][:, None]
+        if leaf.dtype == jnp.int8
+        else leaf
+        for name, leaf in held.items()
+        if not name.endswith("/scale")
+    }
+    config = load_head(head)[0]
+    ours = scores(config, loaded.params)
+    np.testing.assert_allclose(ours, scores(config, unflatten_dict(exact, sep="/")), atol=1e-4)
+    whole = scores(config, load_head(head)[1])
+    assert 0 < np.abs(ours - whole).max() < 0.1 * np.abs(whole).max()
+    programs = [
+        abstract_program(TEXT, [config], None, J, jnp.bfloat16, draft_weights=weights)
+        for weights in (None, "int8")
+    ]
+    bytes_of = [bytes_held(params["dflash"]) for _, params in programs]
+    assert bytes_of[1] < 0.8 * bytes_of[0]
+    with pytest.raises(InputError, match="weights: 'int4' is unknown; give int8, or leave it out"):
+        LoadedHead.load(head, target, weights="int4")  # pyright: ignore
 
 
 def test_a_mask_in_a_file_of_its_own_is_refused(head: Path, tmp_path: Path) -> None:
