@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -99,14 +100,15 @@ def test_loading_quantises_what_the_files_hold(pair: tuple[Path, Path], mesh: in
     )
 
 
-def test_an_engine_runs_an_int8_target_with_a_draft_and_a_head(pair: tuple[Path, Path]) -> None:
+def test_an_engine_runs_int8_targets_with_int8_drafts(pair: tuple[Path, Path]) -> None:
     head, request = pair[0].parent / "head", Request("What is this?", 12)
     expected = Engine(LoadedModel.load(pair[0], weights="int8")).generate(request).tokens
-    options: dict[str, Any] = {"target_weights": "int8", "gamma": 3}
-    assert (
-        Engine.from_pretrained(pair[0], [pair[1], head], **options).generate(request).tokens
-        == expected
-    )
+    options: dict[str, Any] = {"target_weights": "int8", "draft_weights": "int8", "gamma": 3}
+    engine = Engine.from_pretrained(pair[0], [pair[1], head], **options)
+    assert len(engine.assembly.params) == 3
+    for params in engine.assembly.params.values():
+        assert jnp.dtype("int8") in {leaf.dtype for leaf in jax.tree.leaves(params)}
+    assert engine.generate(request).tokens == expected
 
 
 def test_int8_weights_are_made_and_not_saved(pair: tuple[Path, Path], tmp_path: Path) -> None:

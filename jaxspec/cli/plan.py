@@ -150,6 +150,8 @@ def _check(args: Plans) -> None:
     for name, count in counts.items():
         if not 0 <= count <= MOST:
             raise InputError(f"--{name}: {count}; give 0 to {MOST}")
+    if args.draft_weights is not None and (args.train is not None or not args.draft):
+        raise InputError("--draft-weights: needs --draft, and no --train; leave it out")
     if args.train is not None and args.target_weights is not None:
         raise InputError("--target-weights: training reads no int8 weights; leave it out")
     if args.train is not None and args.max_pixels is not None:
