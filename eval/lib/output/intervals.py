@@ -62,7 +62,7 @@ def interval_table(
     lines: dict[Label, list[Record]] = {}
     for record in records:
         lines.setdefault(label(record), []).append(record)
-    header = [*labels, "over", fields[0].replace("_per_", " a ").replace("_", " "), "95 %"]
+    header = [*labels, "over", fields[0].replace("_", " "), "95 %"]
     header += [f"more than {against}", "95 % of that"] if against else []
     cells = []
     for group, sets in groups.items():
