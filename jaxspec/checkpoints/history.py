@@ -58,7 +58,7 @@ def _stages(source: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _result(metrics: Path) -> str:
-    """Return the mean tokens a pass of a stage's last batches, with its 95 % interval."""
+    """Return the mean tokens per pass of a stage's last batches, with its 95 % interval."""
     values: list[float] = []
     for line in metrics.read_text(errors="replace").splitlines() if metrics.is_file() else ():
         with suppress(ValueError):
@@ -70,6 +70,6 @@ def _result(metrics: Path) -> str:
         return ""
     mean, half = fmean(last), 1.96 * stdev(last) / math.sqrt(len(last))
     return (
-        f"; {mean:.2f} tokens a pass, simulated on the last {len(last)} logged batches "
+        f"; {mean:.2f} tokens per pass, simulated on the last {len(last)} logged batches "
         f"(95 %: {mean - half:.2f} to {mean + half:.2f})"
     )

@@ -136,7 +136,7 @@ PUBLISHED = (
         "z-lab/gemma-4-31B-it-DFlash",
         "google/gemma-4-31B-it",
         "DFlash",
-        "5.62 tokens a pass (SGLang, pull request 34524)",
+        "5.62 tokens per pass (SGLang, pull request 34524)",
         options="--gamma 15",
         window=2048,
     ),
@@ -152,7 +152,7 @@ PUBLISHED = (
         "rasyosef/gemma-4-E2B-it-dspark",
         "google/gemma-4-E2B-it",
         "DFlash (DSpark)",
-        "2.41 tokens a pass (rasyosef, in vLLM)",
+        "2.41 tokens per pass (rasyosef, in vLLM)",
         options="--gamma 5",
     ),
     PublishedDraft(

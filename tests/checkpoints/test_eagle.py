@@ -194,7 +194,7 @@ def test_a_card_says_how_a_head_was_trained_and_what_serves_it(tmp_path: Path) -
         "| first | 1,200 steps of 4 samples, peak rate 0.001, on eyes_t0 (5,000"
     )
     assert second.endswith(
-        "; 2.50 tokens a pass, simulated on the last 4 logged batches (95 %: 1.93 to 3.07) |"
+        "; 2.50 tokens per pass, simulated on the last 4 logged batches (95 %: 1.93 to 3.07) |"
     )
     assert f"## Tokens\n\n{table}\n" in card.text
     assert "vllm serve owner/target --speculative-config" in card.text
