@@ -289,7 +289,7 @@ MUTANTS = (
     Mutant(
         "reasoning ends one token late",
         "prompts/reasoning.py",
-        'return "reasoning" if self._reasons else "mark"',
+        'return "reasoning" if self.reasons else "mark"',
         'return "reasoning"',
         "data/test_reasoning.py::test_an_answer_is_split_while_it_is_written",
     ),
