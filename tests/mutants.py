@@ -371,6 +371,13 @@ MUTANTS = (
         f"{YIELD}[KV head]",
     ),
     Mutant(
+        "a head's sliding layers read everything",
+        "heads/head.py",
+        "seen &= slots > first - window",
+        "seen &= slots >= 0",
+        "checkpoints/test_dflash.py::test_a_window_as_long_as_the_context_changes_no_score",
+    ),
+    Mutant(
         "blocks of training see one another",
         "heads/blocks.py",
         "same, out = np.eye(anchored, dtype=bool), []",

@@ -27,7 +27,7 @@ from jaxspec.models.families import text_params
 from tests import tiny
 from tests.tiny.dflash_reference import draft as reference
 from tests.tiny.dflash_reference import states_of
-from tests.tiny.families import FAMILIES
+from tests.tiny.families import FAMILIES, SQUARES
 from tests.tiny.one_pass import check_training_pass, drafted_blocks
 
 J, NEW, BLOCKS, TEMPERATURE = 3, 24, 8, 8.0
@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "llava": {"target_layers": (0, 1, 2)},
     "qwen2_5_vl": {"target_layers": (1, 2), "anchored": True, "markov": 4, "window": 12},
     "qwen3_vl": {"target_layers": (1, 2), "markov": 4, "own_embedding": True},
+    "gemma4_unified": {"target_layers": (1,), "anchored": True, "markov": 4},
 }
 """z-lab's form, DSpark's, and a mixture; two targets have M-RoPE, and one of them DeepStack."""
 WORDS = tuple(range(3, 100))
@@ -44,6 +45,7 @@ PUBLISHERS: dict[str, tuple[str, Server, dict[str, Any], dict[str, Any]]] = {
     "z-lab": ("llava", "vllm", {"window": 9}, {"layer_types": KINDS}),
     "DeepSeek's DSpark": ("qwen2_5_vl", "vllm", OWN, {"enable_confidence_head": True}),
     "DeepSeek's DFlash": ("llava", "vllm", OWN | {"anchored": True}, {"num_anchors": 512}),
+    "DeepSeek's DSpark for Gemma 4": ("gemma4_unified", "vllm", OWN, {"num_kv_shared_layers": 2}),
     "speculators' DFlash": ("llava", "speculators", {"words": WORDS, "window": 9}, {}),
     "speculators' DSpark": (
         "qwen3_vl",
@@ -68,13 +70,17 @@ def headed(
     family: str, words: tuple[int, ...] = (), **options: Any
 ) -> tuple[LoadedModel, LoadedHead]:
     """A target of three layers, and its head of two."""
-    config, processor = FAMILIES[family]()
-    config = replace(config, text_config=replace(config.text_config, num_hidden_layers=3))
+    config, processor = (FAMILIES | SQUARES)[family]()
+    if family in FAMILIES:
+        config = replace(config, text_config=replace(config.text_config, num_hidden_layers=3))
     text = tiny.tokenizer() if family == "llava" else tiny.chat_tokenizer()
     params = jax.tree.map(jnp.asarray, tiny.random_params(config))
     target = LoadedModel(config, params, text, processor)
     head = DFlashConfig.of_target(config, layers=2, gamma=J + 1, **OPTIONS[family] | options)
-    head = replace(head, text_config=replace(head.text_config, draft_vocabulary=words))
+    decoder: Any = head.text_config
+    if family in SQUARES:  # its layers are the target's full ones
+        decoder = replace(config.text_config.without_window((1, 1)), tie_word_embeddings=False)
+    head = replace(head, text_config=replace(decoder, draft_vocabulary=words))
     head = head.for_target(config)
     return target, LoadedHead(head, tiny.eagle_params(head, text_params(config, params)))
 
@@ -101,7 +107,8 @@ def test_blocks_are_drafted_as_the_publishers_files_say(
     config, tensors = config | changes, load_file(tmp_path / "model.safetensors")
     head = LoadedHead.load(tmp_path, target)
     assert head.config.target_states == states_of(config)
-    engine = Engine(target, head, replace(ENGINE, tree=tree))
+    sizes = {"prompt_buckets": (448,), "image_buckets": (1,)} if family in SQUARES else {}
+    engine = Engine(target, head, replace(ENGINE, tree=tree, **sizes))
     prompt = engine.encoder.prompt("What?", [tiny.page(0)])
     request = Request(prompt, BLOCKS * (J + 1), temperature=TEMPERATURE, seed=3)
     row = text_params(target.config, target.params)
