@@ -5,7 +5,7 @@
     python -m train.recipe llava15_68m --data llava_v1_5_mix665k=/data/mix --tune.accumulate 4
     python -m train.recipe pooled --view P36 --start mjbooo/lvlm68m
     python -m train.recipe kv_mini_answers --head.pooling drop --anchoring.loss ce
-    python -m train.recipe ./mine.py --dry-run
+    python -m train.recipe configs/train/recipes/kv_mini.py --dry-run
 
 A recipe is a preset under configs/train/recipes, or another file with a `config`. Each of its
 stages takes the options of a TrainConfig after its name, and so does a distillation
@@ -76,6 +76,9 @@ class Options(OnHub):
     """System prompt before each conversation in Vicuna's form; '' writes none."""
     draft_vocabulary: int | None = None
     """Tokens that the draft scores, the most frequent of the answers; 0 keeps all."""
+    held_out: str | None = None
+    """Data set to evaluate on every `evaluate_every` steps: of the target's greedy answers, to
+    simulate tokens per pass, or for a head of questions to decode, and the best head is kept."""
     runs: Path | None = None
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None
@@ -96,9 +99,6 @@ class DraftOptions(Options):
 
     view: str | None = None
     """View of the prompts: M, T, P, P36 ..."""
-    held_out: str | None = None
-    """Data set of the target's greedy answers, to simulate tokens per pass every `evaluate_every`
-    steps."""
     dtype: str = "bfloat16"
     """Dtype of the finished draft's file."""
 
@@ -147,7 +147,7 @@ def main(args: Sequence[str] | None = None) -> Path | None:
         raise InputError(f"recipe: missing; give one of {names} before the options")
     name, *flags = arguments
     recipe, options = parse(name, load_preset(KIND, name), flags)
-    stages, paths = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
+    stages, paths = parse_data(options.data, recipe.stages, recipe.held_out)
     recipe = replace(recipe, stages=stages)
     sources: DataSets = {**paths, **drawn(stages, paths)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))

@@ -37,6 +37,7 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import draft_indices
 from jaxspec.sharding import shardings
 from jaxspec.training.conversations import ConversationBatch
+from jaxspec.training.decoded import decoded
 from jaxspec.training.head_batches import Anchoring, HeadBatch, HeadBatches, KeptReadings
 from jaxspec.training.loop.signatures import model_signature
 from jaxspec.training.loop.trainer import fit
@@ -48,7 +49,6 @@ from jaxspec.training.recipes import (
     Run,
     StagedRecipe,
     draft_words,
-    evaluations,
     open_sources,
     stage_data,
 )
@@ -123,14 +123,6 @@ class HeadRecipe(StagedRecipe):
     keep_readings: str = ""
     """Folder to keep the target's passes in, D + 2 K H numbers a token; empty keeps none."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if evaluating := evaluations(self.stages):
-            raise InputError(
-                f"{evaluating}: heads are not evaluated in training; leave it out, and compare the "
-                "finished head by eval.block_efficiency"
-            )
-
 
 def train_head(
     recipe: HeadRecipe, directory: Path, data: DataSets | None = None, run: Run = fit
@@ -145,7 +137,7 @@ def train_head(
 
     Raises InputError for targets and data that do not fit.
     """
-    sources, first = open_sources(recipe.stages, data), recipe.stages[0].train
+    sources, first = open_sources(recipe.stages, data, recipe.held_out), recipe.stages[0].train
     target = LoadedModel.load(recipe.target, jnp.dtype(first.dtype), mesh=first.make_mesh())
     name = model_name(locate(recipe.target))
     config = new_head(target.config, target_name=name, **recipe.head)
@@ -173,9 +165,10 @@ def train_head(
         }
 
     readings = None
+    for name in ("keep_readings", "held_out"):
+        if getattr(recipe, name) and jax.process_count() > 1:
+            raise InputError(f"{name}: works only in one process; leave it out")
     if recipe.keep_readings:
-        if jax.process_count() > 1:
-            raise InputError("keep_readings: works only in one process; leave it out")
         read = jax.jit(partial(read_target, target.model), static_argnums=2)
         reads = config.reads, first.dtype
         name = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()
@@ -196,6 +189,9 @@ def train_head(
         ahead = iterate(conversations, train.steps, batches, recipe.unlearned)
         with closing(ahead):
             more: Any = {"sharding_of": sharding_of, "inputs": inputs}
+            if recipe.held_out:
+                lengths = recipe.buckets, recipe.tile_buckets
+                more["evaluate"] = decoded(target, config, sources[recipe.held_out], lengths, out)
             head = run(train, params, loss, ahead, out, **more)["head"]
     return config, head
 

@@ -105,10 +105,19 @@ class StagedRecipe:
     """System prompt before each conversation in Vicuna's form."""
     draft_vocabulary: int = 0
     """Tokens that the draft scores, the most frequent of the answers; 0 keeps `start`'s."""
+    held_out: str = ""
+    """Data set to evaluate on; may be empty. Tokens per pass are simulated on the target's greedy
+    answers there, or those of a head decoded for its questions."""
 
     def __post_init__(self) -> None:
         check_numbers(0, 1, unlearned=self.unlearned)
         check_numbers(draft_vocabulary=self.draft_vocabulary)
+        evaluating = evaluations(self.stages)
+        if self.held_out and not evaluating:
+            names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
+            raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")
+        if evaluating and not self.held_out:
+            raise InputError(f"{evaluating}: no answers to evaluate on; give --held-out SET")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +131,6 @@ class Recipe(StagedRecipe):
     distillation: Distillation | None = None
     lora: Lora | None = None
     """Low-rank updates to train next to the parameters that are not frozen."""
-    held_out: str = ""
-    """Data set of the target's greedy answers, to simulate tokens per pass on; may be empty."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,12 +139,6 @@ class Recipe(StagedRecipe):
                 f"draft_vocabulary: {self.draft_vocabulary} with lora, whose adapter scores the "
                 "tokens of its base; give 0"
             )
-        evaluating = evaluations(self.stages)
-        if self.held_out and not evaluating:
-            names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
-            raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")
-        if evaluating and not self.held_out:
-            raise InputError(f"{evaluating}: no answers to evaluate on; give --held-out SET")
 
 
 def evaluations(stages: Sequence[Stage]) -> str:

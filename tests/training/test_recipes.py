@@ -273,7 +273,7 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
         ),
         (
             ["kv_mini", "--kv-head.evaluate-every", "5"],
-            "^--kv.head.evaluate-every 5: heads are not evaluated in training; leave it out",
+            "^--kv.head.evaluate-every 5: no answers to evaluate on; give --held-out SET$",
         ),
         (
             ["mini_text", "--tune.evaluate-every", "5"],

@@ -8,12 +8,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from jaxspec.config import Qwen2Config
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.heads.loading import save_head
+from jaxspec.heads.loading import load_head, save_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.head_recipe import train_head
@@ -64,10 +65,23 @@ def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_path: Path) -> None:
     options = {"gamma": 3, "image_slots": 4}  # of which the last means nothing here
+    stages = tuple(
+        replace(stage, train=replace(stage.train, evaluate_every=TRAIN.steps)) for stage in STAGES
+    )
     recipe = replace(
-        child.HEAD, target=str(target), stages=STAGES, head=options, draft_vocabulary=40
+        child.HEAD,
+        target=str(target),
+        stages=stages,
+        head=options,
+        draft_vocabulary=40,
+        held_out="talk",
     )
     config, params = train_head(recipe, tmp_path / "runs", {"talk": answers})
+    run = tmp_path / "runs" / "tune"
+    *_, decoded = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert decoded["decoded_tokens_per_pass"] >= 1
+    assert decoded["identical"] == 1
+    jax.tree.map(np.testing.assert_array_equal, load_head(run / "best")[1], params)
     assert not config.pools
     assert len(config.text_config.draft_vocabulary) == 40
     save_head(tmp_path / "head", config, params, np.float32)

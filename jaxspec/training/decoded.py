@@ -1,0 +1,83 @@
+"""Evaluate a head by decoding with it, and keep the best one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from jaxspec.data.samples import Sample
+from jaxspec.engine.engine import Engine, EngineConfig, Request
+from jaxspec.engine.metrics import acceptance_metrics
+from jaxspec.errors import InputError
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.loading import save_head
+from jaxspec.loading.models import LoadedHead, LoadedModel
+from jaxspec.typing import Params
+
+PROMPTS = 8
+"""Questions of a held-out data set that are answered, the first ones that fit the buckets."""
+NEW_TOKENS = 64
+MEASURE = "decoded_tokens_per_pass"
+
+
+def decoded(
+    target: LoadedModel,
+    config: HeadConfig,
+    samples: Sequence[Sample],
+    lengths: tuple[tuple[int, ...], tuple[int, ...]],
+    folder: Path,
+) -> Callable[[Params], dict[str, float]]:
+    """Return parameters -> tokens a pass of greedy answers, and the share equal to plain decoding.
+
+    The head is written to FOLDER/newest; the one with the most tokens a pass so far, which
+    FOLDER/metrics.jsonl knows after a stop, to FOLDER/best.
+
+    Args:
+      lengths: Buckets of prompts, and of image tiles.
+      folder: Folder of the stage.
+    """
+    options = EngineConfig(
+        gamma=config.gamma,
+        batch_size=PROMPTS,
+        prompt_buckets=lengths[0],
+        image_buckets=lengths[1],
+        new_buckets=(NEW_TOKENS,),
+        generation_config="ignore",
+    )
+    plain: list[tuple[int, ...]] = []
+    requests: list[Request] = []
+
+    def ask() -> None:
+        engine = Engine(target, config=options)
+        for sample in samples:
+            request = Request(engine.encoder.prompt(sample.question(0)), NEW_TOKENS)
+            with suppress(InputError):  # longer than the buckets
+                engine.check(request)
+                requests.append(request)
+            if len(requests) == PROMPTS:
+                break
+        if not requests:
+            raise InputError("held_out: no question fits the buckets; give shorter ones")
+        plain.extend(result.tokens for result in engine.generate(requests))
+
+    def evaluate(params: Params) -> dict[str, float]:
+        if not requests:
+            ask()
+        save_head(folder / "newest", config, params["head"], None, overwrite=True)
+        draft = LoadedHead.load(folder / "newest", target)
+        results = Engine(target, draft, options).generate(requests)
+        tokens = acceptance_metrics([result.stats for result in results])["tokens_per_pass"] or 0.0
+        if tokens > _best(folder / "metrics.jsonl"):
+            save_head(folder / "best", config, params["head"], None, overwrite=True)
+        same = [result.tokens == answer for result, answer in zip(results, plain, strict=True)]
+        return {MEASURE: tokens, "identical": sum(same) / len(same)}
+
+    return evaluate
+
+
+def _best(metrics: Path) -> float:
+    """Return the most tokens a pass that the stage has logged; 0 without any."""
+    lines = metrics.read_text().splitlines() if metrics.is_file() else []
+    return max((json.loads(line).get(MEASURE, 0.0) for line in lines), default=0.0)
