@@ -29,10 +29,6 @@ from tests.tiny import families
 NEW = 12
 Refusal = Callable[..., str]
 ASKED = ["--target", "{}/target", "--prompt", "Hi"]
-COMMANDS = (
-    *("demo", "generate", "collaborate", "export", "import"),
-    *("drafts", "inspect", "plan", "serve"),
-)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxspec import __version__
+from jaxspec.cli.mistyped import mistake
 from jaxspec.command import input_errors, start
+from jaxspec.errors import InputError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -19,10 +21,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"jaxspec {__version__}")
         return
 
-    from jaxspec.cli.mistyped import check_options
-
-    with input_errors("jaxspec"):
-        check_options(arguments)
+    if error := mistake(arguments):
+        with input_errors("jaxspec"):
+            raise InputError(error)
 
     from jaxspec.cli.options import parse_subcommand
     from jaxspec.engine.captioners import runs_torch

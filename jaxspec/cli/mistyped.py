@@ -12,26 +12,25 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from jaxspec.errors import InputError
-
 CLASSES = {
     name: name.capitalize() for name in ("generate", "collaborate", "export", "import", "inspect")
 } | {"drafts": "Drafts", "plan": "Plans", "serve": "Serve"}
 """The dataclass of each command's options."""
 
 
-def check_options(arguments: Sequence[str]) -> None:
-    """Raise InputError for the first option that the command, `arguments[0]`, does not have."""
+def mistake(arguments: Sequence[str]) -> str:
+    """Return the error of the first option that the command, `arguments[0]`, lacks, or nothing."""
     command, *words = arguments or [""]
     if command not in CLASSES:
-        return
+        return ""
     names = options(command)
     for word in words:
         name = word.partition("=")[0]
         if re.match(r"--[a-z]", name) and name.replace("_", "-") not in names:
             near = get_close_matches(name, names, 1)
             advice = f"did you mean {near[0]!r}?" if near else f"see jaxspec {command} --help"
-            raise InputError(f"{name}: no such option; {advice}")
+            return f"{name}: no such option; {advice}"
+    return ""
 
 
 def options(command: str) -> list[str]:
