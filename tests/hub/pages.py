@@ -146,7 +146,7 @@ MEASURES = (
 )
 FUNCTIONS = (
     *("eval.latency", "eval.peers", "eval.accelerator", "eval.compiled", "eval.serving"),
-    *("eval.trainers", "train.text", "train.tower", "train.eyes", "train.alike"),
+    *("eval.trainers", "eval.tables", "train.text", "train.tower", "train.eyes", "train.alike"),
 )
 PARSERS: dict[str, Callable[[list[str]], Any]] = {
     **{f"eval.{name}": _evaluation(f"eval.{name}") for name in MEASURES},

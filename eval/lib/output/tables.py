@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -151,6 +152,27 @@ def markdown(table: Table) -> str:
     lines = [f"# {_one_line(table.title)}", "", line(table.header)]
     lines += ["|---|" + "---:|" * (len(table.header) - 1), *map(line, table.cells)]
     return "\n".join([*lines, "", *map(_one_line, table.notes)]) + "\n"
+
+
+def parse_markdown(text: str) -> list[Table]:
+    """Return the tables of a text, as `markdown` writes them; several may be below one title."""
+    tables: list[Table] = []
+    title = ""
+    for before, line in pairwise(["", *text.splitlines()]):
+        if line.startswith("# "):
+            title = line.removeprefix("# ")
+        elif line.startswith("|---"):
+            tables.append(Table(title, _cells(before), [], []))
+        elif line.startswith("|") and before.startswith("|"):
+            tables[-1] = tables[-1]._replace(cells=[*tables[-1].cells, _cells(line)])
+        elif line and not line.startswith("|") and tables and tables[-1].title == title:
+            tables[-1] = tables[-1]._replace(notes=[*tables[-1].notes, line])
+    return tables
+
+
+def _cells(line: str) -> list[str]:
+    """Return the cells of a line of Markdown."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 def _one_line(text: str) -> str:
