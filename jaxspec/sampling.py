@@ -71,8 +71,8 @@ class Sampling(struct.PyTreeNode):
     top_p: Float[Array, " B"]
     """1 keeps all tokens."""
     max_new_tokens: Int[Array, " B"]
-    eos: Int[Array, " ids"]
-    """Ids that end a row; pad with -1."""
+    eos: Int[Array, " ids"] | None
+    """Ids that end a row, the same for all; pad with -1. None while rows are exchanged."""
     key_data: UInt[Array, "B 2"]
     """Data of one PRNG key per row, so that a request's draws do not depend on its batch."""
     processors: Processors | None = None

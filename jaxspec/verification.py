@@ -49,15 +49,15 @@ class Draft(struct.PyTreeNode):
     tokens: Int[Array, "B J"]
     """Drafted tokens; -1 where nothing was drafted. There `probs` are 0, so the place is rejected,
     and the next token is drawn from the target's distribution."""
-    probs: Float[Array, "B J V"] | None
+    probs: Float[Array, "B reads V"] | None
     """Distributions that the tokens were drawn from; the mixture, for an ensemble. None if they
     were not drawn: then a token x is accepted with probability p(x), as if q were 1 at x."""
-    view_probs: Float[Array, "R B J V"]
+    view_probs: Float[Array, "R B reads V"]
     """Each view's own distribution at the temperature, from which a weighting learns."""
     tree: TokenTree | None = None
 
     @property
-    def before(self) -> Bool[Array, "#B J+1 J"]:
+    def before(self) -> Bool[Array, "#B T J"]:
         """Return whether a drafted token comes before each of the target's J + 1 scores."""
         if self.tree is not None:
             return self.tree.mask.seen[..., 1:]

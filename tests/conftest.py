@@ -35,6 +35,12 @@ def page_name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+# Must come before the first import of jaxspec.
+if os.environ.get("JAXSPEC_SHAPES"):
+    from tests import shapes
+
+    shapes.install()
+
 # Through the environment, so that the processes that tests start inherit them.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))

@@ -34,7 +34,7 @@ from jaxspec.models.decoder import Attention
 from jaxspec.models.layers import call_layer
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
-KeysValues = tuple[Float[Array, "B K S H"], Float[Array, "B K S H"]]
+KeysValues = tuple[Float[Array, "B _K S _H"], Float[Array, "B _K S _H"]]
 """Keys and values of a layer."""
 Spans = Int[Any, "B I 2"]
 """First slot and number of slots of each image of a prompt; 0 slots for an absent one."""
@@ -43,9 +43,9 @@ Spans = Int[Any, "B I 2"]
 class Reading(struct.PyTreeNode):
     """Hold what a head reads of its target's tokens: S slots of a cache, or whole rows."""
 
-    k: tuple[Float[Array, "B K S H"], ...] = ()
+    k: tuple[Float[Array, "B _K S _H"], ...] = ()
     """Keys of the target's layers that it reads, without repeats."""
-    v: tuple[Float[Array, "B K S H"], ...] = ()
+    v: tuple[Float[Array, "B _K S _H"], ...] = ()
     states: Float[Array, "B S fused"] | None = None
     """Hidden states; None for a head that reads keys only."""
 
@@ -68,7 +68,7 @@ class Prompt(struct.PyTreeNode):
 class Places(struct.PyTreeNode):
     """Place T tokens of blocks."""
 
-    newest: Int[Array, "B roots"]
+    newest: Int[Array, "#B roots"]
     """Slot of the newest committed token, with which a block begins: of all, or of each token."""
     rotary: Int[Array, "B T"] | Int[Array, "B 3 T"]
     """Positions of the rotary angles."""
@@ -134,7 +134,7 @@ class Head(nn.Module):
 
     @abstractmethod
     def segments(
-        self, context: Any, reading: Reading, newest: Int[Array, "B roots"]
+        self, context: Any, reading: Reading, newest: Int[Array, "#B roots"]
     ) -> list[list[Segment]]:
         """Return the segments that each layer reads."""
 
@@ -149,7 +149,7 @@ class Head(nn.Module):
         embeds: Float[Array, "... D"],
         before: Float[Array, "... D"] | None,
         context: Any,
-        newest: Int[Array, "B roots"] | None,
+        newest: Int[Array, "#B roots"] | None,
     ) -> Float[Array, "... width"]:
         """Return the layers' inputs from embeddings and the hidden states that predicted them."""
         return embeds
@@ -273,7 +273,7 @@ class KeyedHead(Head):
         """
 
     def segments(
-        self, context: KVCache, reading: Reading, newest: Int[Array, "B roots"]
+        self, context: KVCache, reading: Reading, newest: Int[Array, "#B roots"]
     ) -> list[list[Segment]]:
         slots, first = jnp.arange(context.slots), newest[..., None] - self.behind
         segments, text = [], self.config.text_config

@@ -152,11 +152,11 @@ class Layer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        at: Places,
-        cache: LayerCache | None,
+        at: Any,
+        cache: Any,
         more: Float[Array, "B T width"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
-        """Return the layer's output and its cache.
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Return the layer's output and its cache, which is of the kind that its attention reads.
 
         more: The tokens' own input to this layer; for a decoder without such inputs, features to
           add to the output (DeepStack).
@@ -283,7 +283,7 @@ class CausalLM(nn.Module):
 
     def hidden(
         self,
-        embeds: Float[Array, "B T D"],
+        embeds: Float[Array, "B T wide"],
         positions: Int[Array, "B T"],
         cache: KVCache | None = None,
         live: int | None = None,
@@ -326,7 +326,7 @@ class CausalLM(nn.Module):
 
     def advance(
         self,
-        embeds: Float[Array, "B T D"],
+        embeds: Float[Array, "B T wide"],
         cache: KVCache,
         tree: TreeMask | None = None,
         reach: Int[Array, "B T"] | None = None,

@@ -75,7 +75,7 @@ class LanguageModel:
     def prefill(
         self,
         params: Params,
-        embeds: Float[Array, "B L D"],
+        embeds: Float[Array, "B L wide"],
         rows: PromptRows,
         slots: int,
         layers: tuple[int, ...] | None = None,
@@ -93,7 +93,7 @@ class LanguageModel:
     def read(
         self,
         params: Params,
-        embeds: Float[Array, "B L D"],
+        embeds: Float[Array, "B L wide"],
         rows: PromptRows,
         slots: int,
         layers: tuple[int, ...] | None = None,

@@ -309,7 +309,7 @@ def _yarn_kept(config: RotaryConfig) -> np.ndarray:
 
 def rotate(
     x: Float[Array, "B T N H"],
-    positions: Int[Array, "B T"] | Int[Array, "B 3 T"],
+    positions: Int[Array, "B T"] | Int[Array, "B axes T"],
     inverse: np.ndarray,
     scale: float = 1.0,
     axes: np.ndarray | None = None,

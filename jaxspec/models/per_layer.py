@@ -44,13 +44,13 @@ class PerLayerInputs(nn.Module):
         self.per_layer_model_projection = Dense(width, bias=False)
         self.per_layer_projection_norm = text_norm(c)
 
-    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T layers*part"]:
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T parts"]:
         """Return the tokens' embeddings for all layers."""
         root = self.config.hidden_size_per_layer_input**0.5
         return scaled(self.embed_tokens_per_layer(tokens), root)
 
     def __call__(
-        self, x: Float[Array, "B T D"], embeds: Float[Array, "B T layers*part"]
+        self, x: Float[Array, "B T D"], embeds: Float[Array, "B T parts"]
     ) -> tuple[Float[Array, "B T part"], ...]:
         """Return each layer's input.
 

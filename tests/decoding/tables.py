@@ -46,6 +46,7 @@ class TableModel:
         self, params: Array, embeds: Array, rows: PromptRows, slots: int
     ) -> tuple[Array, KVCache]:
         kept = jnp.pad(embeds, ((0, 0), (0, slots - embeds.shape[1])))[:, None, :, None]
+        kept = kept.astype(jnp.float32)
         cache = KVCache((kept,), (), rows.length, jnp.zeros_like(rows.length))
         return self._logits(params, kept, rows.length[:, None] - 1)[:, 0], cache
 
@@ -53,16 +54,16 @@ class TableModel:
         self, params: Array, tokens: Array, cache: KVCache, tree: None = None
     ) -> tuple[Array, KVCache]:
         at = cache.length[:, None] + jnp.arange(tokens.shape[1])
-        kept = write(cache.k[0], tokens[..., None, None], at)
+        kept = write(cache.k[0], tokens[..., None, None].astype(jnp.float32), at)
         return self._logits(params, kept, at), cache.replace(
             k=(kept,), length=cache.length + tokens.shape[1]
         )
 
     def _logits(self, table: Array, kept: Array, at: Array) -> Array:
-        state = jnp.zeros_like(at)
+        state, tokens = jnp.zeros_like(at), kept[:, 0, :, 0].astype(jnp.int32)
         for back in range(ORDER - 1, -1, -1):
             state = state * self.vocabulary + jnp.take_along_axis(
-                kept[:, 0, :, 0], at - back, axis=1, mode="clip"
+                tokens, at - back, axis=1, mode="clip"
             )
         return table[state]
 

@@ -94,7 +94,7 @@ class _Grown(Drafter):
         committed: Committed,
         mixing: Mixing,
         scratch: States,
-        levels: Sequence[Int[Array, "B T"]],
+        levels: Sequence[Int[Array, "B _T"]],
         lineage: Array,
     ) -> tuple[Mixing, Float[Array, "R B T V"], States]:
         """Read the last level; return the mixing of its scores, the scores and the scratch.

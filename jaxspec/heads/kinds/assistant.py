@@ -278,7 +278,7 @@ class AssistantHead(Head):
         self,
         context: Any,
         reading: Reading,
-        newest: Int[Array, "B roots"],
+        newest: Int[Array, "#B roots"],
     ) -> list[list[Segment]]:
         segments, text = [], self.config.text_config
         for layer, i in enumerate(self.config.key_places):
@@ -296,7 +296,7 @@ class AssistantHead(Head):
         embeds: Float[Array, "B T backbone"],
         before: Float[Array, "B T backbone"],
         context: Any,
-        newest: Int[Array, "B roots"],
+        newest: Int[Array, "#B roots"],
     ) -> Float[Array, "B T D"]:
         return self.pre_projection(jnp.concatenate([embeds, before], axis=-1))
 

@@ -208,7 +208,7 @@ class Eagle1Head(StateHead):
         embeds: Float[Array, "... D"],
         before: Float[Array, "... D"],
         context: Any,
-        newest: Int[Array, "B roots"],
+        newest: Int[Array, "#B roots"],
     ) -> Float[Array, "... D"]:
         return self.fc(jnp.concatenate([embeds, before], axis=-1))
 

@@ -348,7 +348,7 @@ class KVHead(Head):
         return ImageKeys(k, v, jnp.repeat(behind * (count > 0), c.image_slots, 1), hidden)
 
     def segments(
-        self, context: ImageKeys, reading: Reading, newest: Int[Array, "B roots"]
+        self, context: ImageKeys, reading: Reading, newest: Int[Array, "#B roots"]
     ) -> list[list[Segment]]:
         c, newest = self.config, newest[..., None]
         slots = jnp.arange(reading.k[0].shape[2])
@@ -373,7 +373,7 @@ class KVHead(Head):
         embeds: Float[Array, "... D"],
         before: Float[Array, "... D"] | None,
         context: Any,
-        newest: Int[Array, "B roots"] | None,
+        newest: Int[Array, "#B roots"] | None,
     ) -> Float[Array, "... D"]:
         if before is None:
             return embeds

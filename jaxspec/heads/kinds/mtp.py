@@ -131,7 +131,7 @@ class MtpHead(StateHead):
         embeds: Float[Array, "B T D"],
         before: Float[Array, "B T D"],
         context: Any,
-        newest: Int[Array, "B roots"],
+        newest: Int[Array, "#B roots"],
     ) -> Float[Array, "B T D"]:
         embeds = jnp.where((newest == self.behind)[..., None], 0, embeds)
         parts = self.hidden_layernorm(before), self.token_layernorm(embeds)

@@ -128,7 +128,7 @@ class VispecHead(Eagle1Head):
         embeds: Float[Array, "... D"],
         before: Float[Array, "... D"],
         context: Any,
-        newest: Int[Array, "B roots"],
+        newest: Int[Array, "#B roots"],
     ) -> Float[Array, "... D"]:
         return self._joined(embeds, before, context.image)
 
