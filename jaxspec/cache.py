@@ -54,10 +54,10 @@ class KVCache(struct.PyTreeNode):
     def grown(self, slots: int) -> KVCache:
         """Return the cache with at least `slots` more slots at its end."""
         slots = whole_slots(self.slots + slots) - self.slots
-        k, v = (tuple(longer(leaf, 2, slots) for leaf in leaves) for leaves in (self.k, self.v))
-        bias = self.bias if self.bias is None else longer(self.bias, 1, slots)
+        k, v = (tuple(add_slots(leaf, 2, slots) for leaf in leaves) for leaves in (self.k, self.v))
+        bias = self.bias if self.bias is None else add_slots(self.bias, 1, slots)
         # An empty row uses its last slot, see `newest_hidden`.
-        hidden = self.hidden if self.hidden is None else longer(self.hidden, 2, slots, tail=1)
+        hidden = self.hidden if self.hidden is None else add_slots(self.hidden, 2, slots, tail=1)
         return self.replace(k=k, v=v, bias=bias, hidden=hidden)
 
     def fitted(self, other: KVCache) -> KVCache:
@@ -74,7 +74,7 @@ def whole_slots(slots: int) -> int:
     return slots + -slots % 8
 
 
-def longer(leaf: Array, axis: int, slots: int, tail: int = 0) -> Array:
+def add_slots(leaf: Array, axis: int, slots: int, tail: int = 0) -> Array:
     """Return the array with `slots` zeros before the last `tail` entries of the axis."""
     front, back = jnp.split(leaf, [leaf.shape[axis] - tail], axis)
     space = jnp.zeros((*leaf.shape[:axis], slots, *leaf.shape[axis + 1 :]), leaf.dtype)
@@ -147,7 +147,7 @@ def write(
     return leaf.at[rows, :, positions].set(new.astype(leaf.dtype), mode="drop", unique_indices=True)
 
 
-def written(
+def write_or_fill(
     leaf: Float[Array, "B K S H"],
     new: Float[Array, "B T K H"],
     positions: Int[Array, "B T"],
@@ -159,7 +159,7 @@ def written(
     return write(leaf, new, positions)
 
 
-def unread(
+def states_after(
     hidden: Float[Array, "B 1 S D"], read: Int[Array, " B"], width: int
 ) -> tuple[Float[Array, "B T D"], Int[Array, "B T"]]:
     """Return the hidden states of the `width` tokens behind the first `read` ones, and their slots.
@@ -170,7 +170,7 @@ def unread(
     return jnp.take_along_axis(hidden[:, 0], slots[..., None], axis=1, mode="clip"), slots
 
 
-def remember(
+def write_keys_values(
     cache: LayerCache | None,
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
@@ -181,11 +181,11 @@ def remember(
 
     Without a cache it holds the new tokens only.
 
-    live: See `written`.
+    live: See `write_or_fill`.
     """
     if cache is None:
         return k.swapaxes(1, 2), v.swapaxes(1, 2)
-    keys, values = (written(leaf, new, positions, live) for leaf, new in zip(cache, (k, v)))
+    keys, values = (write_or_fill(leaf, new, positions, live) for leaf, new in zip(cache, (k, v)))
     return keys, values
 
 

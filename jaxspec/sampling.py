@@ -128,11 +128,11 @@ def largest(
         return values, indices
 
     return jax.lax.platform_dependent(
-        scores, tpu=partial(taken_one_by_one, count=count), default=sort
+        scores, tpu=partial(largest_without_sort, count=count), default=sort
     )
 
 
-def taken_one_by_one(scores: Float[Array, "... V"], count: int) -> tuple[Array, Array]:
+def largest_without_sort(scores: Float[Array, "... V"], count: int) -> tuple[Array, Array]:
     """Return what `largest` returns: take the largest score, then the largest of the others, ..."""
 
     def take(scores: Array, _: None) -> tuple[Array, Array]:

@@ -224,7 +224,7 @@ def tree_rejection(
     return Verdict(walk.count, draw(next_keys, walk.p, greedy), walk.path)
 
 
-def along_path(
+def chain_of_path(
     draft: Draft, path: Int[Array, "B J"]
 ) -> tuple[Draft, Int[Array, "B J+1"], Int[Array, "B J+1"]]:
     """Return the accepted path of a tree as a chain.

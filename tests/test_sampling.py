@@ -19,8 +19,8 @@ from jaxspec.sampling import (
     draw_siblings,
     filtered,
     largest,
+    largest_without_sort,
     mix,
-    taken_one_by_one,
     tempered,
 )
 from tests.tiny.oracles import (
@@ -231,7 +231,7 @@ def test_the_largest_are_the_same_sorted_and_one_by_one(seed: int, count: int) -
     scores = np.random.default_rng(seed).integers(0, 6, (2, B, V)).astype(np.float32)
     scores[scores == 0] = -np.inf  # as of a token of probability 0
     expected = np.argsort(-scores, axis=-1, kind="stable")[..., :count]
-    for function in (largest, taken_one_by_one):
+    for function in (largest, largest_without_sort):
         values, indices = function(jnp.asarray(scores), count)
         np.testing.assert_array_equal(indices, expected)
         np.testing.assert_array_equal(values, np.take_along_axis(scores, expected, -1))

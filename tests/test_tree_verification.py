@@ -19,7 +19,7 @@ from jaxspec import verification
 from jaxspec.cache import TreeMask
 from jaxspec.decoding.drafting.shapes import Tree, branching
 from jaxspec.typing import Array
-from jaxspec.verification import Draft, TokenTree, Verdict, along_path, match, tree_rejection
+from jaxspec.verification import Draft, TokenTree, Verdict, chain_of_path, match, tree_rejection
 from tests.test_verification import (
     COLD,
     WARM,
@@ -143,7 +143,7 @@ def test_a_verified_tree_is_a_chain() -> None:
     rng = np.random.default_rng(0)
     q, tokens = distributions(rng, 2, 3), rng.integers(0, V, (2, 6))
     draft = block(tokens, q, SHAPE).replace(view_probs=jnp.asarray(q)[None])
-    chain, nodes, read = along_path(draft, jnp.asarray([[1, 5], [3, 0]]))
+    chain, nodes, read = chain_of_path(draft, jnp.asarray([[1, 5], [3, 0]]))
     assert nodes.tolist() == [[0, 1, 5], [0, 3, 0]]
     assert read.tolist() == [[0, 1, -1], [0, -1, 0]]
     assert chain.tokens.tolist() == [[tokens[0, 0], tokens[0, 4]], [tokens[1, 2], tokens[1, 0]]]

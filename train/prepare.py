@@ -118,7 +118,7 @@ def main(command: Llava | Text | Book) -> Path:
             raise InputError(f"images: {command.images}; give 0 or more")
         number = min(command.samples, few or command.samples)
         samples = (
-            shown_few(sample, command.images)
+            with_few_images(sample, command.images)
             for sample in Picturebook(command.seed, command.kinds, number)
         )
         folder = prepare(
@@ -153,7 +153,7 @@ def main(command: Llava | Text | Book) -> Path:
     return folder
 
 
-def shown_few(sample: Sample, most: int | None) -> Sample:
+def with_few_images(sample: Sample, most: int | None) -> Sample:
     """Return a sample with only its first images, at most `most`."""
     if most is None or len(sample.images) <= most:
         return sample

@@ -77,7 +77,7 @@ def survey(path: Path) -> Survey:
         stored = in_hub_layout(tensors, family.layouts, problems)
         stored = {name: t for name, t in stored.items() if not re.match(family.unread, name)}
         if stored or whole:
-            misfit = unfit(config, lambda: layouts_of(config)[0], stored)
+            misfit = contradictions(config, lambda: layouts_of(config)[0], stored)
             # The tensors of an unreadable shard are not listed a second time.
             problems += [line for line in misfit if whole or not line.endswith(" is missing")]
             if problems and (path / SINGLE).is_file() and shards_of(path, SINGLE):
@@ -170,7 +170,7 @@ def refuse(path: Path, problems: Sequence[str]) -> NoReturn:
     raise InputError(line if line.startswith(str(path)) else f"{path}: {line}")
 
 
-def unfit(
+def contradictions(
     config: Any, layouts: Callable[[], Mapping[str, StoredLayout]], stored: dict[str, StoredTensor]
 ) -> list[str]:
     """Return how the tensors contradict config.json; see `misfits`.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import longer
+from jaxspec.cache import add_slots
 from jaxspec.sampling import largest
 from jaxspec.typing import Array, Float, Int
 
@@ -31,7 +31,7 @@ class LogProbs(struct.PyTreeNode):
 
     def grown(self, slots: int) -> LogProbs:
         """Return the record with `slots` more places for new tokens."""
-        return jax.tree.map(lambda leaf: longer(leaf, 1, slots), self)
+        return jax.tree.map(lambda leaf: add_slots(leaf, 1, slots), self)
 
     def extended(
         self, count: Int[Array, " B"], tokens: Int[Array, "B C"], logits: Float[Array, "B T V"]

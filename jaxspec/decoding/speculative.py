@@ -36,7 +36,7 @@ from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
 from jaxspec.typing import Array, Float, Int, Params
-from jaxspec.verification import Draft, Verdict, along_path, match, verify
+from jaxspec.verification import Draft, Verdict, chain_of_path, match, verify
 
 WEIGHTS_STREAM = 1 << 20
 """Stream of a block's keys for weights. Streams of drafted places are below it."""
@@ -243,7 +243,7 @@ class Speculator(TargetProgram[States]):
             path = None
             if verdict.path is not None:  # from here on the accepted path is a chain
                 cache = keep_path(cache, state.target.length, verdict.path)
-                draft, nodes, read = along_path(draft, verdict.path)
+                draft, nodes, read = chain_of_path(draft, verdict.path)
                 soft, logits = (
                     jnp.take_along_axis(x, nodes[..., None], axis=1) for x in (soft, logits)
                 )

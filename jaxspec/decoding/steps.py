@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, longer
+from jaxspec.cache import KVCache, add_slots
 from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.state import DecodeState, Pause, place, whole
@@ -92,7 +92,7 @@ def _grown(slots: int, state: DecodeState) -> DecodeState:
         return part.grown(slots) if hasattr(part, "grown") else part
 
     larger = jax.tree.map(grown, state, is_leaf=lambda part: hasattr(part, "grown"))
-    return larger.replace(tokens=longer(state.tokens, 1, slots))
+    return larger.replace(tokens=add_slots(state.tokens, 1, slots))
 
 
 @partial(jax.jit, static_argnames=("slots",))

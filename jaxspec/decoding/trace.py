@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import longer
+from jaxspec.cache import add_slots
 from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Draft, Verdict
 
@@ -28,7 +28,7 @@ class Trace(struct.PyTreeNode):
 
     def grown(self, slots: int) -> Trace:
         """Return the trace with `slots` more places for new tokens."""
-        return jax.tree.map(lambda leaf: longer(leaf, 1, slots), self)
+        return jax.tree.map(lambda leaf: add_slots(leaf, 1, slots), self)
 
 
 def init_trace(weights: Float[Array, "B R"], slots: int) -> Trace:

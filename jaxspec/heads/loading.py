@@ -24,7 +24,7 @@ from jaxspec.checkpoints.directories import (
     write_json,
     written_whole,
 )
-from jaxspec.checkpoints.fitting import layouts_in, named_tensors, refuse, unfit
+from jaxspec.checkpoints.fitting import contradictions, layouts_in, named_tensors, refuse
 from jaxspec.checkpoints.formats.tensor_files import (
     StoredTensor,
     cast,
@@ -174,7 +174,9 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     if problems:
         return config, stored, problems
     config, stored = kind.completed(config, stored)
-    problems += unfit(config.text_config, lambda: layouts_in(abstract_head(config))[0], stored)
+    problems += contradictions(
+        config.text_config, lambda: layouts_in(abstract_head(config))[0], stored
+    )
     return config, stored, problems
 
 

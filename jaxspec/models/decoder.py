@@ -14,10 +14,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, written
+from jaxspec.cache import KVCache, LayerCache, TreeMask, write_keys_values, write_or_fill
 from jaxspec.config import RotaryConfig
 from jaxspec.models.attention import attend
-from jaxspec.models.inputs import TEXT, image_ends, in_order, merge, with_room
+from jaxspec.models.inputs import TEXT, image_ends, in_order, show_images, widen_for_stack
 from jaxspec.models.layers import (
     INIT,
     Dense,
@@ -116,7 +116,7 @@ class Attention(nn.Module):
         cache: LayerCache | None,
     ) -> tuple[Float[Array, "B T N H"], LayerCache | None]:
         """Write new keys and values to the cache, if there is one, and attend to visible slots."""
-        cache = remember(cache, k, v, at.slots, at.live)
+        cache = write_keys_values(cache, k, v, at.slots, at.live)
         return self.attend(q, at, cache), cache
 
     def attend(
@@ -214,7 +214,7 @@ def run_layers(
 def keep_hidden(cache: KVCache, states: Float[Array, "B T D"], at: Places) -> KVCache:
     """Return the cache with the hidden states of T new tokens."""
     assert cache.hidden is not None
-    return cache.replace(hidden=written(cache.hidden, states[:, :, None], at.slots, at.live))
+    return cache.replace(hidden=write_or_fill(cache.hidden, states[:, :, None], at.slots, at.live))
 
 
 class Decoder(nn.Module):
@@ -378,8 +378,8 @@ class Lvlm(nn.Module):
         if sources is None:
             sources = in_order(tokens == self.config.image_token_index)
         table = self.project(self.encode(*images, **named_images))
-        embeds = with_room(self.language_model.embed(tokens), self.config.stacked)
-        embeds = merge(embeds, table, sources, blend)
+        embeds = widen_for_stack(self.language_model.embed(tokens), self.config.stacked)
+        embeds = show_images(embeds, table, sources, blend)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         joint = self.config.text_config.joint_images
         reach = image_ends(sources[..., 0] != TEXT) if joint else None

@@ -159,12 +159,12 @@ def image_ends(is_image: Bool[Array, "B L"]) -> Int[Array, "B L"]:
     return jnp.where(is_image, jax.lax.cummin(text, axis=1, reverse=True) - 1, slots)
 
 
-def with_room(embeds: Float[Array, "B L D"], stacked: int) -> Float[Array, "B L wide"]:
+def widen_for_stack(embeds: Float[Array, "B L D"], stacked: int) -> Float[Array, "B L wide"]:
     """Return embeddings, and zeros behind them for what is added after `stacked` layers."""
     return jnp.pad(embeds, ((0, 0), (0, 0), (0, stacked * embeds.shape[-1])))
 
 
-def merge(
+def show_images(
     embeds: Float[Array, "B L D"],
     table: Float[Array, "B features D"],
     sources: Int[Array, "B L blended"],

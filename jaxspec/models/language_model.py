@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache, TreeMask, init_cache, whole_slots
 from jaxspec.config import ModelConfig, TextConfig, text_config
 from jaxspec.models.families import build, family_of, text_params
-from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, merge, with_room
+from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, show_images, widen_for_stack
 from jaxspec.models.layers import apply
 from jaxspec.sharding import gather
 from jaxspec.typing import Array, Float, Int, Params
@@ -65,10 +65,10 @@ class LanguageModel:
     ) -> Float[Array, "B L D"]:
         """Return prompt embeddings. Image slots show projected features, pooled for view P."""
         stacked = 0 if isinstance(self.config, TextConfig) else self.config.stacked
-        embeds = with_room(self._text(params, "embed", rows.tokens), stacked)
+        embeds = widen_for_stack(self._text(params, "embed", rows.tokens), stacked)
         if features is None or rows.sources is None:
             return embeds
-        return merge(
+        return show_images(
             embeds, self._whole(params, "project", features, pool), rows.sources, rows.blend
         )
 

@@ -26,7 +26,7 @@ from jaxspec_demo import ASSETS
 from picturebook.training import Picturebook, named
 from tests import tiny
 from tests.tiny import families
-from train.prepare import Llava, shown_few
+from train.prepare import Llava, with_few_images
 from train.recipe import KIND
 
 BATCH = 16
@@ -82,7 +82,7 @@ class Synthetic(Sequence[Sample]):
 def source(name: str) -> Sequence[Sample]:
     if name.startswith("stories_"):
         pages = Picturebook(kinds=("saga", "album"))
-        return [shown_few(pages[i], int(name[-1])) for i in range(64)]
+        return [with_few_images(pages[i], int(name[-1])) for i in range(64)]
     base = next((size for size in SIZES if name.startswith(size)), None)
     return named(DRAWN.get(name, name)) or Synthetic(*SIZES[base or name])
 

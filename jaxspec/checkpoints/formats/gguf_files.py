@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxspec.checkpoints.directories import written_once
-from jaxspec.checkpoints.fitting import in_hub_layout, layouts_of, refuse, unfit
+from jaxspec.checkpoints.fitting import contradictions, in_hub_layout, layouts_of, refuse
 from jaxspec.checkpoints.formats.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.huggingface import SaveOptions, UnreadParameter, save
@@ -119,7 +119,7 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
         layout = (*_SANDWICH_LAYOUT, *_LAYOUT) if gemma else _LAYOUT
         stored = in_hub_layout(listed, layout, problems)
         config = _config(file, entries, stored, factors and factors.data)
-        if problems := problems or unfit(config, lambda: layouts_of(config)[0], stored):
+        if problems := problems or contradictions(config, lambda: layouts_of(config)[0], stored):
             refuse(file, problems)
         ids, tokenizer = special_ids(entries), gguf_tokenizer(entries)
     layouts, tree = layouts_of(config)

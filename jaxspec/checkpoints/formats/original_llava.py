@@ -25,7 +25,7 @@ from jaxspec.checkpoints.directories import (
     written_once,
     written_whole,
 )
-from jaxspec.checkpoints.fitting import in_hub_layout, layouts_of, refuse, unfit
+from jaxspec.checkpoints.fitting import contradictions, in_hub_layout, layouts_of, refuse
 from jaxspec.checkpoints.formats.tensor_files import FLOATS, StoredTensor, list_directory
 from jaxspec.checkpoints.huggingface import SaveOptions, UnreadParameter, save, write_configs
 from jaxspec.checkpoints.processors import load_tokenizer, pillow_class, save_processors
@@ -162,7 +162,7 @@ def _tensors(path: Path, tower: Path, config: LlavaConfig) -> dict[str, StoredTe
     if not any(name.startswith("vision_tower.") for name in stored):
         towers = in_hub_layout(list_directory(tower, problems), _TOWER, problems)
         stored |= {k: tensor for k, tensor in towers.items() if k.startswith("vision_tower.")}
-    if problems := problems or unfit(config, lambda: layouts_of(config)[0], stored):
+    if problems := problems or contradictions(config, lambda: layouts_of(config)[0], stored):
         refuse(path, problems)
     return stored
 

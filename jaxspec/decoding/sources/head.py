@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import KVCache, TreeMask, newest_hidden, unread, written
+from jaxspec.cache import KVCache, TreeMask, newest_hidden, states_after, write_or_fill
 from jaxspec.decoding.inputs import Images
 from jaxspec.decoding.sources.source import (
     Buckets,
@@ -185,7 +185,7 @@ class HeadSource(Source[Any, Any]):
         assert target.hidden is not None
         width = self.gamma + 1
         missing = target.length - module.behind - context.length
-        states, slots = unread(target.hidden, context.length, width)
+        states, slots = states_after(target.hidden, context.length, width)
         after = None
         if module.behind:  # slot p is of token p + 1
             tokens = committed.newest(missing + 1, width)
@@ -194,7 +194,10 @@ class HeadSource(Source[Any, Any]):
             committed.params, "keys", states, after, slots, self._rotary(target, slots), context
         )
         keys, values = (
-            tuple(written(leaf, new, slots, None) for leaf, new in zip(leaves, news, strict=True))
+            tuple(
+                write_or_fill(leaf, new, slots, None)
+                for leaf, new in zip(leaves, news, strict=True)
+            )
             for leaves, news in zip((context.k, context.v), zip(*made, strict=True), strict=True)
         )
         length = context.length + jnp.minimum(missing, width)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.cache import TreeMask, longer
+from jaxspec.cache import TreeMask, add_slots
 from jaxspec.decoding.processors import NO_TOKEN, right_aligned
 from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
 from jaxspec.models.inputs import TEXT, PromptRows
@@ -80,7 +80,7 @@ class Text(struct.PyTreeNode):
 
     def grown(self, slots: int) -> Text:
         """Return the text with room for more new tokens."""
-        return self.replace(tokens=longer(self.tokens, 1, slots))
+        return self.replace(tokens=add_slots(self.tokens, 1, slots))
 
     def fitted(self, other: Text) -> Text:
         """Return the text with as many slots for the prompt as another, larger one."""

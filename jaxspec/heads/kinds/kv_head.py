@@ -46,7 +46,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import longer
+from jaxspec.cache import add_slots
 from jaxspec.config.decoders import decoder_config
 from jaxspec.config.schema import check_choice, known_fields
 from jaxspec.config.text import TextConfig
@@ -293,8 +293,10 @@ class ImageKeys(struct.PyTreeNode):
         """Return the context with as many images and prompt slots as another, larger one."""
         slots = other.hidden_slots.shape[1] - self.hidden_slots.shape[1]
         pooled = other.ends.shape[1] - self.ends.shape[1]
-        k, v = (tuple(longer(leaf, 2, pooled) for leaf in leaves) for leaves in (self.k, self.v))
-        return ImageKeys(k, v, longer(self.ends, 1, pooled), longer(self.hidden_slots, 1, slots))
+        k, v = (tuple(add_slots(leaf, 2, pooled) for leaf in leaves) for leaves in (self.k, self.v))
+        return ImageKeys(
+            k, v, add_slots(self.ends, 1, pooled), add_slots(self.hidden_slots, 1, slots)
+        )
 
 
 class LastResort(BlockAttention):
