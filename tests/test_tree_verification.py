@@ -77,7 +77,7 @@ def block(tokens: np.ndarray, q: np.ndarray | None, shape: Tree) -> Draft:
         shape.tries,
         int(shape.depth.max()),
     )
-    views = jnp.zeros((1, batch, len(shape.inner), 1))
+    views = jnp.zeros((1, batch, len(shape.inner), 1 if q is None else q.shape[-1]))
     return Draft(jnp.asarray(tokens), None if q is None else jnp.asarray(q), views, tree)
 
 
