@@ -142,4 +142,7 @@ def test_stages_are_stacked_by_images(tmp_path: Path) -> None:
     tops = [bar.get_y() + bar.get_height() for bar in axis.patches]
     assert tops == pytest.approx([0.01] * 3 + [0.05] * 3 + [1.0] * 3)
     draw_inference_times([text, *rows], tmp_path, "pair")
-    assert [file.name for file in tmp_path.iterdir()] == ["inference_times.png"]
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "inference_times.png",
+        "inference_times.svg",
+    }

@@ -87,7 +87,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, folder: Path, name: str, models: str = "") -> Path:
-    """Write a figure of `TITLES` as NAME.png under its title, and return the file's path.
+    """Write a figure of `TITLES` as NAME.png and NAME.svg under its title; return the first's path.
 
     models: Second line of the title.
     """
@@ -97,8 +97,9 @@ def save(figure: Any, folder: Path, name: str, models: str = "") -> Path:
     lines = [line for part in title.splitlines() for line in wrap(part, columns)]
     figure.set_figheight(figure.get_figheight() + 0.15 * (len(lines) - 1))
     figure.suptitle("\n".join(lines), fontsize=9)
-    path = folder / f"{name}.png"
-    with whole(path) as fresh:
-        figure.savefig(fresh, dpi=150, format="png")
+    for kind in ("svg", "png"):
+        path = folder / f"{name}.{kind}"
+        with whole(path) as fresh:
+            figure.savefig(fresh, dpi=150, format=kind)
     pyplot().close(figure)
     return path

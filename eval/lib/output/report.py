@@ -47,7 +47,7 @@ KEPT = "kept"
 FILES = (
     *("results.json", "records.jsonl", PROMPTS, "table.md", "report.html", "summary.csv"),
     "*-temperature-*.jsonl",
-    *(f"{name}.png" for name in TITLES),
+    *(f"{name}.{kind}" for name in TITLES for kind in ("png", "svg")),
 )
 """Files of a run, which the next run with the same options replaces."""
 
