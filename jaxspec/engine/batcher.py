@@ -162,6 +162,9 @@ class Batcher:
     def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
         """Return the request with its token rows, one for each form, and its sizes."""
         request.settings.check_tokens(self.assembly.lead.model.text.vocab_size)
+        if request.settings.grammar and self.mesh is not None and self.mesh.is_multi_process:
+            # Each process would number its grammars, and be asked for all rows.
+            raise InputError("response_format: the mesh has several processes; leave it out")
         check_settings(self.assembly.params.get("combination"), request.settings)
         texts, rows = [caption.text for caption in captions], []
         limits = request.image_limits
