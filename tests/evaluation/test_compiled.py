@@ -108,7 +108,7 @@ def test_int8_weights_are_cast_in_the_product(tmp_path: Path, chip: str) -> None
     layer = text.hidden_size * (4 * text.hidden_size + 3 * text.intermediate_size)
     assert (whole["arguments_gib"] - half["arguments_gib"]) * 2**30 > 0.99 * LAYERS * layer
     matrix = 2 * text.hidden_size * text.intermediate_size
-    assert half["temporaries_gib"] * 2**30 < matrix
+    assert (half["temporaries_gib"] - whole["temporaries_gib"]) * 2**30 < matrix / 10
     assert half["copied_in_mib"] * 2**20 < matrix
 
 

@@ -293,13 +293,17 @@ def _stage(line: str) -> str:
     )
 
 
+_REWRITES = re.compile(r"(copy|transpose)_|bitcast_fusion")
+"""Names of fusions that write an array again; `bitcast_select_fusion` computes one."""
+
+
 def _copied(line: str) -> int:
     """Return the bytes that an operation copies; 0 if it computes or moves between memories."""
     operation = _OPERATION.match(line)
     if operation is None or "S(1)" in operation["type"]:
         return 0
     again = operation["kind"] in ("copy", "transpose") or (
-        operation["kind"] == "fusion" and re.match(r"(copy|transpose|bitcast)_", operation["name"])
+        operation["kind"] == "fusion" and _REWRITES.match(operation["name"])
     )
     return array_bytes(operation["type"]) if again else 0
 
