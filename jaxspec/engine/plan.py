@@ -143,7 +143,7 @@ class Plan:
     """Bytes of a block: its drafting, and the target's pass."""
 
     def speedup(self, tokens_per_pass: float) -> float:
-        """Return the speed-up over plain decoding at this many tokens a pass, if memory-bound."""
+        """Return the speed-up over plain decoding at this many tokens per pass, if memory-bound."""
         return tokens_per_pass * self.plain / self.block
 
 

@@ -297,7 +297,7 @@ class Policy:
             for i, plan in enumerate(self.plans):
                 if values := self.costs.get(f"{plan.name}|{sizes}"):
                     ms = min(values)
-                    pays = f" (pays from {ms / base:.2f} tokens a pass)" if i and base else ""
+                    pays = f" (pays from {ms / base:.2f} tokens per pass)" if i and base else ""
                     parts.append(f"{plan.name} {ms:.3g} ms{pays}")
             rows, _, slots = sizes.partition("x")
             lines.append(f"a block of {rows} rows and {slots} slots: {', '.join(parts)}")

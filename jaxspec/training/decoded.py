@@ -29,9 +29,9 @@ def decoded(
     lengths: tuple[tuple[int, ...], tuple[int, ...]],
     folder: Path,
 ) -> Callable[[Params], dict[str, float]]:
-    """Return parameters -> tokens a pass of greedy answers, and the share equal to plain decoding.
+    """Return parameters -> tokens per pass of greedy answers, and the share of plain ones.
 
-    The head is written to FOLDER/newest; the one with the most tokens a pass so far, which
+    The head is written to FOLDER/newest; the one with the most tokens per pass so far, which
     FOLDER/metrics.jsonl knows after a stop, to FOLDER/best.
 
     Args:
@@ -78,6 +78,6 @@ def decoded(
 
 
 def _best(metrics: Path) -> float:
-    """Return the most tokens a pass that the stage has logged; 0 without any."""
+    """Return the most tokens per pass that the stage has logged; 0 without any."""
     lines = metrics.read_text().splitlines() if metrics.is_file() else []
     return max((json.loads(line).get(MEASURE, 0.0) for line in lines), default=0.0)

@@ -303,7 +303,7 @@ def test_speculators_files_without_the_key_are_read_by_their_version(
     config: Any = load_head(rewritten(tmp_path / "own", tmp_path / "head", change))[0]
     assert (config.anchored, config.gamma) == (anchored, J - (not anchored))
     slots = f"the {'newest token' if anchored else 'first mask'}'s slot scores the first"
-    assert inspect(tmp_path / "head").facts["drafts"] == f"{config.gamma} tokens a pass; {slots}"
+    assert inspect(tmp_path / "head").facts["drafts"] == f"{config.gamma} tokens per pass; {slots}"
 
 
 def test_a_window_as_long_as_the_context_changes_no_score() -> None:

@@ -176,7 +176,7 @@ def test_a_card_says_how_a_head_was_trained_and_what_serves_it(tmp_path: Path) -
         (runs / name / "train_config.json").write_text(json.dumps(options | {"data": data}))
         (runs / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n{")
     (runs / "table").mkdir()
-    table = "| row | tokens a pass | 95 % |\n|---|---:|---:|\n| head | 2.5 | 2.4 to 2.6 |"
+    table = "| row | tokens per pass | 95 % |\n|---|---:|---:|\n| head | 2.5 | 2.4 to 2.6 |"
     (runs / "table" / "table.md").write_text(f"# Tokens\n\n| a |\n\n# Intervals\n\n{table}\n\nx\n")
     main(["export", str(runs / "hf"), str(tmp_path / "out"), "--licence", "qwen=https://a.b/c"])
     card = ModelCard.load(tmp_path / "out" / "README.md")

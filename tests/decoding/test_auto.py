@@ -246,9 +246,9 @@ def test_costs_outlive_the_process(tmp_path: Path) -> None:
     assert second.cost(1, "1x64") == 2 * MS[1]
     assert first.report() == (
         "a block of 1 rows and 64 slots: plain 10 ms, "
-        "lookup 7 11 ms (pays from 1.10 tokens a pass), "
-        "head 2 14 ms (pays from 1.40 tokens a pass), "
-        "head + lookup 5 16 ms (pays from 1.60 tokens a pass)"
+        "lookup 7 11 ms (pays from 1.10 tokens per pass), "
+        "head 2 14 ms (pays from 1.40 tokens per pass), "
+        "head + lookup 5 16 ms (pays from 1.60 tokens per pass)"
     )
     for text in (
         "",

@@ -6,7 +6,7 @@ each layer's are made once a token; and of the block. With gamma = 2 and the new
 is x m m, and the slots of the masks m score their own tokens. In full layers all tokens of a block
 see each other. Sliding layers read the newest committed tokens only, and are causal in a block
 unless the file says otherwise: z-lab's head for Gemma 4 31B, whose file does not, writes 5.62
-tokens a pass so and 5.27 otherwise (SGLang, pull request 34524).
+tokens per pass so and 5.27 otherwise (SGLang, pull request 34524).
 
 DSpark's slots score the token after them: its block is x m. Its Markov head adds W2 W1[t] to the
 scores of the token after t.
@@ -671,7 +671,7 @@ class DFlashKind(Kind[DFlashConfig]):
         slot = "newest token" if config.anchored else "first mask"
         facts = {
             "reads": f"the target's hidden states after layers {layers}",
-            "drafts": f"{config.gamma} tokens a pass; the {slot}'s slot scores the first",
+            "drafts": f"{config.gamma} tokens per pass; the {slot}'s slot scores the first",
         }
         facts |= window_facts(config.text_config)
         facts |= {"Markov head": f"rank {config.markov}"} if config.markov else {}
