@@ -21,7 +21,7 @@ CLASSES = {
 def mistake(arguments: Sequence[str]) -> str:
     """Return the error of the first option that the command, `arguments[0]`, lacks, or nothing."""
     command, *words = arguments or [""]
-    if command not in CLASSES:
+    if command not in CLASSES or not {"-h", "--help"}.isdisjoint(words):
         return ""
     names = options(command)
     for word in words:

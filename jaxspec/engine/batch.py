@@ -377,7 +377,7 @@ class Batch:
         """Return the state and the options with what a loop of this kind reads."""
         state, options = self.state, self.options.replace(greedy=not kind.sampled)
         if kind.guided:
-            numbers = np.zeros(self.rows, np.int32)
+            numbers = np.zeros(self.width, np.int32)
             for row, i in self.busy.items():
                 numbers[row] = self.requests[i].settings.grammar
             mesh = self.batcher.mesh

@@ -53,7 +53,7 @@ TRIAL, TRIAL_MS = 2, 20.0
 """Least tokens and milliseconds of a trial: a run takes one besides its blocks."""
 NEWEST = 5
 """Runs of which the fastest counts: other work on the machine only slows them."""
-STALE = 400
+STALE = 100
 """Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it."""
 TRUST = 2.0
 """Blocks of a request that count as much as what earlier requests showed."""

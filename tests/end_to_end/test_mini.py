@@ -124,7 +124,8 @@ def test_both_turns_of_every_set_come_out_as_without_a_draft(
 ) -> None:
     few = replace(config, sets=SYNTHETIC_SETS, limit=1, max_new_tokens=48)
     plain = Engine(target, None, EngineConfig(**BUCKETS))
-    fast = Engine(target, draft, EngineConfig(views=("M", "T"), weights=(0.6, 0.4), **BUCKETS))
+    settings = EngineConfig(views=("M", "T"), weights=(0.6, 0.4), gamma=5, **BUCKETS)
+    fast = Engine(target, draft, settings)
     accepted = 0
     for place in few.parts():
         requests = [Request(question, 48) for question in prompts_of(few, plain, place)]

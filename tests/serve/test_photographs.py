@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tests.serve.test_server import data_url
 from tests.tiny.families import FAMILIES, SQUARES, write
 
 LENGTH = 96
+CHATS: Any = SimpleNamespace(chats=True)
+"""An encoder whose model has a chat template, and which reads nothing here."""
 SIZES = [(40, 30), (1024, 768), (1280, 720), (4032, 3024), (900, 2000), (2400, 500), (2000, 11)]
 
 
@@ -72,9 +75,9 @@ def test_images_bring_their_most_pixels() -> None:
     cases = {(): 1000, (500,): 500, (500, 500): 500, (2000,): 1000}
     for pixels, expected in cases.items():
         parts = [{"max_pixels": most} for most in pixels] or [{}]
-        assert chat(body(*parts), None, limits).requests[0].max_pixels == expected  # type: ignore
+        assert chat(body(*parts), CHATS, limits).requests[0].max_pixels == expected
     with pytest.raises(InputError, match="max_pixels: differs between images"):
-        chat(body({"max_pixels": 5}, {}), None, limits)  # type: ignore[arg-type]
+        chat(body({"max_pixels": 5}, {}), CHATS, limits)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +92,4 @@ def test_images_bring_their_most_pixels() -> None:
 )
 def test_keys_of_parts_are_read_or_refused(part: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        chat(body(part), None, Limits("tiny"))  # type: ignore[arg-type]
+        chat(body(part), CHATS, Limits("tiny"))

@@ -287,6 +287,7 @@ def test_reports(tmp_path):
     assert first.keys() == always
     for line in others:
         speeds = {"step_ms", "samples_per_second", "model_flops_per_second", "data_wait"}
+        speeds |= {"goodput", "compile_s", "data_s", "save_s", "evaluate_s"}
         assert line.keys() == always | speeds  # no `mfu` of a CPU
         assert 0 <= line["data_wait"] <= 1
         assert line["samples_per_second"] == pytest.approx(8e3 / line["step_ms"])
