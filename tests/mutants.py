@@ -58,9 +58,16 @@ MUTANTS = (
     Mutant(
         "a policy stays with what it knows",
         "engine/policy.py",
-        "prior = prior + hope * (1 - prior)",
-        "prior = prior + 0 * hope * (1 - prior)",
+        "hope = doubt * self.tokens(i, rows, HOPE) / ms",
+        "hope = self.tokens(i, rows) / ms",
         "decoding/test_auto.py::test_it_finds_what_pays_for_each_text",
+    ),
+    Mutant(
+        "drafts may lose without an end",
+        "engine/policy.py",
+        "self.debt = max(0.0, self.debt + lost - BUDGET * ms / plain)",
+        "self.debt = 0.0 * lost",
+        "decoding/test_auto.py::test_drafts_lose_little_though_their_fastest_runs_promise_gains",
     ),
     Mutant(
         "the residual forgets the draft",
