@@ -81,9 +81,9 @@ class Sizes:
     timeout: float = 300.0
     """Maximum seconds from a request to the end of its answer."""
     prompt_buckets: str | None = None
-    """Lengths of prompts in tokens, comma-separated, images included. Each is compiled at the
-    start, and a longer prompt is refused. By default 64 to 1024 in nine steps: the longest is
-    compiled at the start, and what the first minute has no time for while nobody asks."""
+    """Lengths of prompts in tokens, comma-separated, images included; a longer prompt is
+    refused. By default 64 to 1024 in nine steps. The longest is compiled at the start, and what the
+    first minute has no time for while nobody asks."""
     max_new_tokens: int = 512
     """Maximum tokens of an answer."""
     images: int | None = None
@@ -126,10 +126,9 @@ def run(args: Serve) -> None:
     elif not args.model.target:
         raise InputError("--target: missing; give a model, or --demo")
     models, drafting, listening, sizes = args.model, args.drafting, args.listening, args.sizes
-    lengths, patience = LENGTHS, PATIENCE
+    lengths = LENGTHS
     if sizes.prompt_buckets is not None:
         lengths = sorted(numbers("--prompt-buckets", sizes.prompt_buckets, int))
-        patience = math.inf
     counts = {"prompt-buckets": lengths[0], "queue": sizes.queue}
     counts |= {"max-pixels": SQUARE if sizes.max_pixels is None else sizes.max_pixels}
     counts |= {"image-pixels": sizes.image_pixels, "max-body": sizes.max_body}
@@ -187,7 +186,7 @@ def run(args: Serve) -> None:
             say(costs)
         say(f"ready: {address} serves {name}")
 
-    worker = Worker(engine, requests, sizes.queue, plain, metrics.observe, tell, patience)
+    worker = Worker(engine, requests, sizes.queue, plain, metrics.observe, tell, PATIENCE)
     for line in (*reports, worker.batch.memory()):
         say(line)
     say(f"warming up {len(worker.programs)} programs ...")

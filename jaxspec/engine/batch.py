@@ -517,8 +517,9 @@ class Batch:
         of_room = [prefilled(sizes) for sizes in self.sizes if self.waits]
         for width in self.widths:
             for kind, held in product(self.kinds, loops):
-                # Without these a first answer of any kind would wait.
-                needed = not self.live or (held is loops[0] and width in ends)
+                # Without these a first answer of any kind would wait: plain, or with all drafts.
+                first = any(held is loop for loop in (loops[0], loops[-1])) and width in ends
+                needed = first or not self.live
                 of_room.append(Step(partial(decode, width, kind, held), optional=not needed))
             for i in range(len(plans)):
                 of_room.append(Step(partial(measure, width, i), optional=self.live))
