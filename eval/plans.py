@@ -17,24 +17,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.comparison import prompts_of, requests_of
-from eval.lib.drafts.config import EvalConfig
+from eval.lib.drafts.config import EvalConfig, Variant
 from eval.lib.drafts.loading import Loaded, load_models
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import Run, progress
 from eval.lib.output.tables import Record, Table, has, mean, number, percent, sample_counts
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.plans import Plan
-from jaxspec.decoding.sources.draft_model import DraftModel
-from jaxspec.decoding.sources.lookup import LOOKUP, Lookup
+from jaxspec.decoding.sources.lookup import LOOKUP
+from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine, Request
 from jaxspec.errors import InputError
-from jaxspec.loading.models import LoadedModel
 
 PLAIN, COLD, WARM = "plain", "auto, cold", "auto, warm"
 
@@ -53,10 +51,12 @@ def main(args: Sequence[str] | None = None) -> None:
         models = load_models(config)
         run.restore()
         plain = Engine(models.target, None, config.plain())
-        auto = Engine(models.target, models.drafts, replace(config.plain(), **AUTO))
+        settings = replace(config.plain(), views=None, gamma="auto")
+        auto = Engine(models.target, models.drafts, settings)
         if not auto.assembly.plans:
             raise InputError("draft: none, so that there is nothing to choose; give one")
-        fixed = {plan.name: engine_of(plan, models, config) for plan in auto.assembly.plans[1:]}
+        plans = auto.assembly.plans[1:]
+        fixed = {plan.name: fixed_engine(plan, auto, models, config) for plan in plans}
 
         def cold() -> Engine:
             engine = replace(auto)
@@ -84,25 +84,14 @@ def main(args: Sequence[str] | None = None) -> None:
         run.write(*tables(config, run.rows))
 
 
-AUTO: Mapping[str, Any] = {"views": None, "gamma": "auto"}
-"""Options of `EngineConfig` that let the engine choose."""
-
-
-def engine_of(plan: Plan, models: Loaded, config: EvalConfig) -> Engine:
-    """Return the engine whose own loop drafts as the plan does."""
+def fixed_engine(plan: Plan, auto: Engine, models: Loaded, config: EvalConfig) -> Engine:
+    """Return an engine whose own loop drafts as a plan of `auto` does."""
     sources = [plan.whole.sources[i] for i in plan.drafting]
-    shows = any(isinstance(source, DraftModel) for source in sources)
-    heads = len(sources) - shows - any(isinstance(source, Lookup) for source in sources)
-    drafts = [
-        draft for draft in models.drafts if (shows if isinstance(draft, LoadedModel) else heads)
-    ]
-    settings = replace(config.plain(), views=None, gamma=plan.gamma)
-    engine = Engine(models.target, drafts, settings) if drafts else None
-    names = tuple(view.name for view in engine.assembly.mixture.views) if engine else ()
-    if not any(isinstance(source, Lookup) for source in sources):
-        assert engine is not None
-        return engine
-    return Engine(models.target, drafts, replace(settings, views=(*names, LOOKUP)))
+    views = auto.assembly.mixture.views if any(source.forms for source in sources) else ()
+    lookup = [source.name for source in sources if source.name == LOOKUP]
+    heads = len(sources) - len(lookup) > bool(views)
+    row = Variant(plan.name, (*(view.name for view in views), *[HEAD] * heads, *lookup))
+    return models.engine(row, replace(config.engine(row), gamma=plan.gamma))
 
 
 def measured(
@@ -158,7 +147,7 @@ def _times(records: Sequence[Record]) -> np.ndarray:
 
 
 def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
-    """Return the table of speed-ups, and that of what learning costs."""
+    """Return the table of speed-ups: a line for each engine, then what hindsight would reach."""
     parts = list(dict.fromkeys((row["dataset"], row["turn"]) for row in rows))
     turns = {turn for _, turn in parts}
     header = [name if len(turns) == 1 else f"{name}, turn {turn}" for name, turn in parts]
@@ -179,20 +168,14 @@ def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
                 "-" if None in same else percent(mean(line, "identical"), 1),
             ]
         )
-    open_plans = [line for name, line in lines.items() if name not in (COLD, WARM)]
-    best = [max(row["speedup"] for row in rows) for rows in zip(*open_plans)]
-    # Weighted by what plain decoding takes, the least time of each request adds up to the set's.
-    wisest = [
-        sum(rows[0]["plain_ms"])
-        / (np.array(rows[0]["plain_ms"]) / np.max([r["speedups"] for r in rows], 0)).sum()
-        for rows in zip(*open_plans)
-    ]
-    for name, values in (("set", best), ("request", wisest)):
-        cells.append([f"hindsight: best a {name}", *map(number, values), number(fmean(values))])
+    fixed = zip(*(line for name, line in lines.items() if name not in (COLD, WARM)))
+    best = [(max(row["speedup"] for row in part), _wisest(part)) for part in fixed]
+    for kind, values in zip(("set", "request"), zip(*best)):
+        cells.append([f"hindsight: best a {kind}", *map(number, values), number(fmean(values))])
         cells[-1] += [number(min(values)), "-", "-"]
-        for row, line in list(lines.items())[-2:]:
-            shares = [r["speedup"] / value for r, value in zip(line, values)]
-            cells.append([f"{row}: share of it", *map(percent, shares), percent(fmean(shares))])
+        for name in (COLD, WARM):
+            shares = [row["speedup"] / value for row, value in zip(lines[name], values)]
+            cells.append([f"{name}: share of it", *map(percent, shares), percent(fmean(shares))])
             cells[-1] += [percent(min(shares)), "-", "-"]
     notes = [
         f"{config.pair}. Speed-up of decoding over plain decoding, with 95 % intervals over "
@@ -204,6 +187,12 @@ def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     ]
     columns = ["engine", *header, "mean", "least", "whole calls", "identical"]
     return [Table("Decoding with `auto`, and with each of its plans", columns, cells, notes)]
+
+
+def _wisest(rows: Sequence[Record]) -> float:
+    """Return the speed-up of a part, if the fastest of these engines had answered each request."""
+    plain = np.array(rows[0]["plain_ms"])
+    return float(plain.sum() / (plain / np.max([row["speedups"] for row in rows], axis=0)).sum())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ def local_path(name: str | Path) -> Path:
     if "://" in str(name):  # Path would drop one of its slashes
         raise InputError(f"{str(name)!r}: a web address; fetch it, and give the file or directory")
     return Path(name).expanduser()
+
+
+def logged(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a log of JSON lines, without half a line that a kill may have left;
+    [] without a file.
+    """
+    objects: list[dict[str, Any]] = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            objects.append(json.loads(line))
+    return objects
 
 
 def trial_of(path: Path) -> Path:

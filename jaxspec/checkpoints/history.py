@@ -6,7 +6,6 @@ A run writes RUNS/hf, and RUNS/STAGE with `train_config.json` and `metrics.jsonl
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any
 
 from jaxspec.checkpoints.directories import read_json
 from jaxspec.errors import InputError
+from jaxspec.files import logged
 
 _INTERVALS = re.compile(r"^# Intervals\n+((?:\|.*\n)+)", re.MULTILINE)
 """The table of intervals in a folder's `table.md`."""
@@ -59,12 +59,8 @@ def _stages(source: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def _result(metrics: Path) -> str:
     """Return the mean tokens per pass of a stage's last batches, with its 95 % interval."""
-    values: list[float] = []
-    for line in metrics.read_text(errors="replace").splitlines() if metrics.is_file() else ():
-        with suppress(ValueError):
-            values += [
-                row["tokens_per_pass"] for row in [json.loads(line)] if "tokens_per_pass" in row
-            ]
+    name = "tokens_per_pass"
+    values: list[float] = [line[name] for line in logged(metrics) if name in line]
     last = values[-max(math.ceil(_LAST * len(values)), 2) :]
     if len(last) < 2:
         return ""

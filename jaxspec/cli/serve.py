@@ -144,8 +144,9 @@ def run(args: Serve) -> None:
     with needing("jaxspec serve", "serve"):
         from jaxspec.serve.app import Server, Settings, serve
         from jaxspec.serve.bodies import Limits
+        from jaxspec.serve.examples import examples, scaled_pixels
         from jaxspec.serve.metrics import Metrics
-        from jaxspec.serve.worker import Worker, examples, scaled_pixels
+        from jaxspec.serve.worker import Worker
     listener = _listen(listening.host, listening.port)
 
     drafts = bool(drafting.draft or drafting.views)

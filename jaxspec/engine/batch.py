@@ -13,10 +13,9 @@ slots that it has filled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import islice, product
+from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
@@ -77,16 +76,6 @@ class Prefilled(NamedTuple):
     sizes: Sizes
     state: DecodeState
     logits: Any
-
-
-class Step(NamedTuple):
-    """Compile one program."""
-
-    compile: Callable[[], object]
-    length: int = 0
-    """Tokens of the prompts that it prefills; 0 for a loop."""
-    optional: bool = False
-    """Whether answers may begin without it: what needs it first then waits for its compilation."""
 
 
 class Batch:
@@ -255,9 +244,9 @@ class Batch:
         A live batch prefills equal prompts that follow one another, as samples do, only once.
         """
         together = self.together._replace(sizes=sizes)
-        width = self.few if self.started else self.rows
+        count = self.few if self.started else self.rows
         room = self.batcher.rooms(sizes)[0]
-        options = self.batcher.options(together, requests, width)
+        options = self.batcher.options(together, requests, count)
         if self.live:
             # `insert_rows` draws the first token again, so prefills need no grammar.
             free = options.with_grammars(None)
@@ -391,9 +380,10 @@ class Batch:
     def grow(self) -> None:
         """Enlarge the caches if the longest answer has filled them."""
         if self.larger and self.longest >= self.full:
-            self._enlarge()
+            self.enlarge()
 
-    def _enlarge(self) -> None:
+    def enlarge(self) -> None:
+        """Give the caches their next size."""
         more = self.larger[0] - self.room
         self.state, ms = timed(grow, Held(more, self.batcher.mesh, self.state))
         self.decode_ms += ms
@@ -489,51 +479,24 @@ class Batch:
             self._empty_options,
         )
 
-    def programs(self) -> Sequence[Step]:
-        """Return the steps that compile, in order, each program that the examples need."""
+    def prepare(self, sizes: Sizes) -> None:
+        """Prefill an example of these sizes into no row."""
+        example = next(each for each in self.examples if holds(sizes, each.sizes))
+        self._prefill(sizes, [example], [])
 
-        def prefill(sizes: Sizes) -> None:
-            example = next(each for each in self.examples if holds(sizes, each.sizes))
-            self._prefill(sizes, [example], [])
-
-        def prefilled(sizes: Sizes) -> Step:
-            optional = self.live and sizes.length < self.capacity.length
-            return Step(partial(prefill, sizes), sizes.length, optional)
-
-        def decode(width: int, kind: Kind, held: Held) -> None:
-            if width != self.width:
-                self.resize(width)
-                state = self.state, self.options
-                self.state, self.options = self._inserted(*state, *self._empty(1), [])
-            pause: Any = np.zeros(2, np.int32)
-            executable(run_decode, held, *self._read_by(kind), Pause(*pause))
-
-        def measure(width: int, plan: int) -> None:
+    def prepare_loop(self, width: int, kind: Kind, held: Held) -> None:
+        """Compile a loop of so many rows, and what inserts a row into them."""
+        if width != self.width:
             self.resize(width)
-            self._measure(plan)
+            state = self.state, self.options
+            self.state, self.options = self._inserted(*state, *self._empty(1), [])
+        pause: Any = np.zeros(2, np.int32)
+        executable(run_decode, held, *self._read_by(kind), Pause(*pause))
 
-        plans, ends = self.batcher.plans, (self.widths[0], self.widths[-1])
-        loops = plans or [self.together.held]
-        of_room = [prefilled(sizes) for sizes in self.sizes if self.waits]
-        for width in self.widths:
-            for kind, held in product(self.kinds, loops):
-                # Without these a first answer of any kind would wait: plain, or with all drafts.
-                first = any(held is loop for loop in (loops[0], loops[-1])) and width in ends
-                needed = first or not self.live
-                of_room.append(Step(partial(decode, width, kind, held), optional=not needed))
-            for i in range(len(plans)):
-                of_room.append(Step(partial(measure, width, i), optional=self.live))
-        if len(self.widths) > 1:
-            of_room.append(Step(partial(self.resize, 0), optional=True))
-        steps = [] if self.started else [prefilled(self.capacity)]
-        steps += of_room
-        for _ in self.larger:
-            steps += [Step(self._enlarge), *of_room]
-        return steps
-
-    def _measure(self, plan: int) -> None:
+    def measure(self, width: int, plan: int) -> None:
         """Tell the policy how long a block of a plan takes, after a first one that takes longer."""
         assert self.pace is not None
+        self.resize(width)
         for run in range(4):
             self.end(np.zeros(self.width, bool))
             count = int(np.max(self.state.count)) + 1

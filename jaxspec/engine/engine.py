@@ -25,6 +25,7 @@ from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.engine.memory import MemoryReport
 from jaxspec.engine.requests import Request, Result, decoded_images, nth_seed
+from jaxspec.engine.warmup import warmup_steps
 from jaxspec.errors import InputError, check_counts, warn_once
 from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights
@@ -218,12 +219,12 @@ class Engine:
         batcher, read = self.batcher, self.batcher.read(_listed(requests))
         batches = [Batch(batcher, [read[i] for i in some]) for some in batcher.batches(read)]
         alike = {(batch.together, batch.rows, batch.waits): batch for batch in batches}
-        count = sum(len(batch.programs()) for batch in alike.values())
+        count = sum(len(warmup_steps(batch)) for batch in alike.values())
         with tqdm(total=count, unit="program", desc="compiling", delay=1, disable=None) as bar:
             while alike:
                 _, batch = alike.popitem()  # frees its state
-                for step in batch.programs():
-                    step.compile()
+                for step in warmup_steps(batch):
+                    step.run()
                     bar.update()
         if batcher.policy is not None:
             say(batcher.policy.report())

@@ -147,9 +147,7 @@ class Kind(ABC, Generic[Config]):
 
     def tag(self, config: Config) -> str:
         """Return the kind's tag on the hub, such as eagle3 or kv-head."""
-        return (
-            config.title.removesuffix(" head").lower().replace(" ", "-").replace("eagle-", "eagle")
-        )
+        return config.name.replace("_", "-")
 
 
 def renamed(

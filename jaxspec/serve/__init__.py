@@ -3,6 +3,7 @@
 | file           | contents                                                        |
 |----------------|-----------------------------------------------------------------|
 | worker.py      | the thread that owns the engine, and the batch that lives in it |
+| examples.py    | the requests for whose sizes it compiles                        |
 | bodies.py      | bodies of requests, read and checked; fields.py their fields    |
 | answers.py     | bodies of answers, whole or in parts                            |
 | metrics.py     | what Prometheus reads                                           |

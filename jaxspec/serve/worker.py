@@ -16,25 +16,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import numpy as np
-from PIL import Image
+from typing import Literal
 
 from jaxspec.config import text_config
 from jaxspec.engine.batch import Batch
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.requests import TOP, EncodedRequest, Request, Result, decoded
+from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded
+from jaxspec.engine.warmup import warmup_steps
 from jaxspec.errors import InputError
-from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.prompts.stops import text_so_far
+from jaxspec.serve.examples import scaled
 
 Lane = Literal["drafted", "plain"]
 """Name of a live batch."""
-BIASES = 64
-"""Most tokens of a request whose scores are biased."""
-SMALLEST = 28
-"""Pixels of the side of a small image."""
 
 
 class Full(Exception):
@@ -110,78 +104,6 @@ class Ticket:
         return self.abandoned or time.monotonic() > self.deadline
 
 
-def scaled_pixels(engine: Engine, length: int, images: int) -> int | None:
-    """Return the pixels of an image at which `images` of them fill three quarters of a prompt.
-
-    None for models that do not scale images to a number of pixels.
-    """
-    reader = engine.assembly.lead.images
-    if not isinstance(reader, QwenImages):
-        return None
-    tokens = max(length * 3 // 4 // max(images, 1), 1)
-    return min(tokens * reader.side**2, reader.limits["longest_edge"])
-
-
-def examples(
-    engine: Engine,
-    lengths: Sequence[int],
-    images: int,
-    side: int,
-    new: int,
-    max_pixels: int | None = None,
-    max_soft_tokens: int | None = None,
-) -> list[Request]:
-    """Return requests that fill each length of a prompt, without images and with them.
-
-    Args:
-      lengths: Tokens of prompts.
-      images: Most images of a prompt; 1 and all are tried.
-      side: Height and width of the largest image in pixels.
-      new: Most new tokens.
-      max_pixels, max_soft_tokens: See `Request`.
-    """
-    requests: list[Request] = []
-    encoder = engine.encoder
-    ask = encoder.prompt if encoder.chats else encoder.completion
-    limits: dict[str, Any] = {"max_pixels": max_pixels, "max_soft_tokens": max_soft_tokens}
-    for count in sorted({0, min(images, 1), images}):
-        # A small image leaves room for more text, a large one has more tiles.
-        for edge in sorted({SMALLEST, side}) if count else (side,):
-            prompt = ask("Hi", [Image.new("RGB", (edge, edge))] * count)
-            (read,) = engine.batcher.read([Request(prompt, 1, **limits)])
-            spare = [length - len(read.rows[0]) for length in lengths]
-            if max(spare) < 0:
-                raise InputError(
-                    f"prompt buckets: {max(lengths)} tokens, and {count} images of {edge} pixels "
-                    f"take {len(read.rows[0])}; give a longer one, or fewer or smaller images"
-                )
-            for more in filter(lambda more: more >= 0, spare):
-                tokens = np.append(prompt.tokens, np.repeat(prompt.tokens[-1:], more))
-                filled = replace(prompt, tokens=tokens)
-                requests.append(Request(filled, new, **limits))
-    first, biases = requests[0], dict.fromkeys(range(BIASES), 0.0)
-    full = replace(
-        first, temperature=1.0, logprobs=TOP[-1], presence_penalty=1.0, logit_bias=biases
-    )
-    # A request may turn off what the model's file says of penalties and sampling.
-    plain = replace(first, repetition_penalty=1.0, min_p=0.0)
-    sampled = [replace(request, temperature=1.0) for request in (first, plain)]
-    return [*requests, *sampled, plain, full]
-
-
-def _scaled(batch: Batch, request: Request) -> EncodedRequest:
-    """Read a request; scale its images, where the model can, until the batch has their tiles.
-
-    A long image has more tiles than a square one of as many pixels.
-    """
-    while True:
-        (encoded,) = batch.batcher.read([request])
-        pairs = zip(encoded.sizes.tiles, batch.capacity.tiles, strict=True)
-        if request.max_pixels is None or all(tiles <= most for tiles, most in pairs):
-            return encoded
-        request = replace(request, max_pixels=request.max_pixels * 3 // 4)
-
-
 class Worker(threading.Thread):
     """Own the engine. `read` and `submit` may be called by other threads.
 
@@ -223,7 +145,7 @@ class Worker(threading.Thread):
         self.warmed = 0
         """Number of compiled programs, of `len(self.programs)`."""
         self.programs = sorted(
-            (step for lane in self.lanes.values() for step in lane.programs()),
+            (step for lane in self.lanes.values() for step in warmup_steps(lane)),
             key=lambda step: (step.optional, -step.length),
         )
         """Steps of the warm-up, first those without which no answer begins."""
@@ -244,7 +166,7 @@ class Worker(threading.Thread):
         most: Most new tokens, where the batch and the model have room for them; None takes all.
         """
         batch = self.lanes[lane]
-        encoded = _scaled(batch, replace(request, max_new_tokens=1))
+        encoded = scaled(batch, replace(request, max_new_tokens=1))
         context = text_config(self.engine.assembly.lead.config).context
         room = max(min(context - len(encoded.rows[0]), batch.capacity.new), 1)
         encoded = replace(encoded, max_new_tokens=min(most or room, room))
@@ -306,7 +228,7 @@ class Worker(threading.Thread):
                 ticket.publish(None, Unready())
 
     def _compile(self) -> None:
-        self.programs[self.warmed].compile()
+        self.programs[self.warmed].run()
         self.warmed += 1
 
     def _turn(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.engine.metrics import acceptance_metrics
 from jaxspec.errors import InputError
+from jaxspec.files import logged
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.loading import save_head
 from jaxspec.loading.models import LoadedHead, LoadedModel
@@ -79,5 +79,4 @@ def decoded(
 
 def _best(metrics: Path) -> float:
     """Return the most tokens per pass that the stage has logged; 0 without any."""
-    lines = metrics.read_text().splitlines() if metrics.is_file() else []
-    return max((json.loads(line).get(MEASURE, 0.0) for line in lines), default=0.0)
+    return max((line.get(MEASURE, 0.0) for line in logged(metrics)), default=0.0)

@@ -165,16 +165,15 @@ def train_head(
         }
 
     readings = None
-    for name in ("keep_readings", "held_out"):
-        if getattr(recipe, name) and jax.process_count() > 1:
-            raise InputError(f"{name}: works only in one process; leave it out")
+    for option in ("keep_readings", "held_out"):
+        if getattr(recipe, option) and jax.process_count() > 1:
+            raise InputError(f"{option}: works only in one process; leave it out")
     if recipe.keep_readings:
         read = jax.jit(partial(read_target, target.model), static_argnums=2)
         reads = config.reads, first.dtype
-        name = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()
-        readings = KeptReadings(
-            lambda batch: read(target.params, batch, config), Path(recipe.keep_readings, name[:16])
-        )
+        digest = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()
+        folder = Path(recipe.keep_readings, digest[:16])
+        readings = KeptReadings(lambda batch: read(target.params, batch, config), folder)
     loss = make_loss(target.model, config, recipe.anchoring)
     for stage in recipe.stages:
         conversations, inputs = stage_data(recipe, stage, sources, target, target)

@@ -12,6 +12,7 @@ import pytest
 from jaxspec.engine import compile_cache
 from jaxspec.engine.batch import Batch
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.engine.warmup import warmup_steps
 from jaxspec.errors import InputError
 from tests import tiny
 from tests.tiny.oracles import goodness_of_fit
@@ -50,8 +51,8 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     engine, requests = Engine(target, draft, CONFIG), requests_of(24)
     batch = engine.live(requests)
     assert batch.rows == CONFIG.batch_size  # no bucket above
-    for step in batch.programs():
-        step.compile()
+    for step in warmup_steps(batch):
+        step.run()
     programs = len(compile_cache.EXECUTABLES)
     waiting, results = dict(enumerate(engine.batcher.read(requests))), dict[int, Result]()
     gone = {5, 11, 12}

@@ -35,7 +35,7 @@ def test_each_draft_is_listed_for_the_target_that_its_twin_drafts_for() -> None:
 def test_auto_takes_the_first_listed_draft_of_the_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of a cache that has a draft's config.json only, none is taken."""
+    """A cache that has only the config.json of a draft counts as none."""
     assert model_name(cached_draft("Qwen/Qwen3-8B")) == "z-lab/Qwen3-8B-DFlash-b16"
     line = "draft 'auto': none of z-lab/Qwen3-8B-DFlash-b16, .* is in the hub's cache; fetch one"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

@@ -22,7 +22,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WIDTH, HEIGHT = 960, 560
-"""Of the picture, in pixels."""
+"""Size of the picture in pixels."""
 PASSING = (NoSuchElementException, StaleElementReferenceException)
 """Errors about nodes that are not there yet, or have just been drawn anew."""
 KEEP = """

@@ -17,7 +17,7 @@ from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve.app import silence_pillow
 from jaxspec.serve.bodies import Limits, chat, completion
-from jaxspec.serve.worker import examples
+from jaxspec.serve.examples import examples
 from tests import tiny
 from tests.tiny.families import FAMILIES
 

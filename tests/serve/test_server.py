@@ -30,7 +30,8 @@ from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Request
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve import app, connections
-from jaxspec.serve.worker import Late, Part, Ticket, Unready, Worker, examples
+from jaxspec.serve.examples import examples
+from jaxspec.serve.worker import Late, Part, Ticket, Unready, Worker
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
 from tests.serve.mutations import mutated
@@ -236,7 +237,7 @@ def test_a_prompt_that_is_too_long_has_a_code(served: Served, letters: int) -> N
 
 
 def test_a_trace_tells_the_place_in_the_queue(served: Served) -> None:
-    """Of six answers two wait until a row of four is free."""
+    """Two of six answers wait until a row of four is free."""
     body: Any = body_of(0) | {"n": 6, "max_tokens": NEW, "stop": None}
     stream = served.client.chat.completions.create(
         model=MODEL, stream=True, extra_body={"trace": True}, **body
@@ -266,7 +267,7 @@ def test_a_completion_and_its_pieces_have_the_spaces_of_the_text(served: Served)
 
 
 def test_answers_have_the_form_that_is_asked_for(served: Served) -> None:
-    """Of several requests at once, as if alone; a form compiles loops, but no prefill."""
+    """Several requests at once are answered as if alone; a form compiles loops, but no prefill."""
     forms = [
         {"guided_choice": ["yes", "no", "perhaps"]},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [[1], {"a": 2}]}}}},

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxspec.errors import InputError, needing
-from jaxspec.files import write_text, writing
+from jaxspec.files import logged, write_text, writing
 from jaxspec.training.config import TrainConfig
 
 AGAIN = "the same command goes on"
@@ -29,7 +29,8 @@ class MetricsLog:
         if jax.process_index():
             return
         with writing(self._path):
-            write_text(self._path, _lines_until(self._path, start))
+            earlier = [line for line in logged(self._path) if line["step"] <= start]
+            write_text(self._path, "".join(f"{json.dumps(line)}\n" for line in earlier))
             self._file = self._path.open("a", encoding="utf-8")
         if config.tensorboard:
             self._board = _tensorboard(directory / "tensorboard", start)
@@ -63,18 +64,8 @@ class MetricsLog:
 
 def last_step(path: Path) -> int:
     """Return the last step in a file of metrics; 0 without one."""
-    lines = _lines_until(path, 2**31).splitlines()
-    return json.loads(lines[-1])["step"] if lines else 0
-
-
-def _lines_until(path: Path, start: int) -> str:
-    """Return the lines of metrics up to a step, without half a line that a kill may have left."""
-    lines = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            if json.loads(line)["step"] <= start:
-                lines.append(f"{line}\n")
-    return "".join(lines)
+    lines = logged(path)
+    return lines[-1]["step"] if lines else 0
 
 
 def _tensorboard(directory: Path, start: int) -> Any:
