@@ -12,7 +12,7 @@ from PIL import Image
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.serve.bodies import Limits, chat
-from jaxspec.serve.worker import examples
+from jaxspec.serve.examples import examples
 from tests import tiny
 from tests.tiny.families import SEEING
 
