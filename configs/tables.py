@@ -7,7 +7,6 @@ Each paper's are written between the two markers of its page, `docs/tables-NAME.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,23 +35,19 @@ def list_of_tables(paper: str) -> str:
 
 
 def _section(line: Line) -> str:
-    """Return a line's comparison, its commands, and under a fold its details.
-
-    The comparison ends at the first semicolon or sentence.
-    """
-    what, *rest = re.split(r"; |\. ", line.what, maxsplit=1)
-    extras, _, weights = line.needs.rpartition("; ")
-    notes = [f"{what[0].upper()}{what[1:]}."]
-    if line.needs:
-        install = f"Install `{extras}`, and" if extras else "Have"
-        notes.append(f"{install} {weights} of room for weights.")
-    parts = [f"## {line.where}", " ".join(notes)]
-    parts += [f"```sh\n{line.command}\n```"] if line.command else [f"No command: {line.why}."]
+    """Return a line's comparison, its commands, and under a fold how it differs from the paper."""
+    parts = [f"## {line.where}", line.what]
+    if line.command:
+        extras, disk = line.needs.replace(", ", ",").split("; ")
+        parts += [
+            f"This needs `pip install -e '.[{extras}]'`, and {disk} of disk for weights.",
+            f"```sh\n{line.command}\n```",
+        ]
     if line.mini:
-        parts.append(f"With the shipped models:\n\n```sh\n{line.mini}\n```")
-    for details in rest:
-        fold = "<details><summary>Details, and how this differs from the paper</summary>"
-        parts.append(f"{fold}\n\n{details[0].upper()}{details[1:]}.\n\n</details>")
+        parts += ["To do the same with the shipped models:", f"```sh\n{line.mini}\n```"]
+    if line.details:
+        fold = "<details><summary>How does this differ from the paper?</summary>"
+        parts += [fold, "\n".join(f"- {point}" for point in line.details), "</details>"]
     return "\n\n".join(parts)
 
 

@@ -57,18 +57,25 @@ AASD = (
         tables=(1, 2),
         figures=(3, 4),
         needs="train, benchmarks; 40 GB",
-        what="the KV head, heads trained without projector, image keys, text keys or all of the "
-        "target's keys, each for as many steps (`--untrained` takes the same from the trained head "
-        "instead), and separate drafts, finetuned (FT) and distilled on the target's answers (DT), "
-        "[from scratch](data.md#aasds-drafts); of the 7B, then of the 13B. The targets here are "
-        "LLaVA-1.5's, the paper's those of 'Visual Instruction Tuning', so that its numbers are of "
-        "other models; bfloat16, 100 samples per set, 128 new tokens, greedy answers and the "
-        "prompts (TABED's instruction, COCO's 'Describe this image in detail.', ScienceQA without "
-        "hints) are ours, as it names none of them, and so is how heads are trained (the recipe "
-        "lists it). omega and delta are of whole calls, next to those of "
-        "the decode loop; its tau is not 1 + gamma alpha, ours is",
+        what="These tables compare the KV head with heads that lack a part of it, and with "
+        "separate drafts. Heads are trained without the projector, the image's keys, the text's "
+        "keys, or all of the target's keys, each for as many steps. Separate drafts are finetuned "
+        "(FT) or distilled on the target's answers (DT), [from scratch](data.md#aasds-drafts). The "
+        "commands do this for the 7B, then for the 13B. With `--untrained` the table instead "
+        "removes each part from the trained head.",
+        details=(
+            "The targets are LLaVA-1.5's. The paper's are those of 'Visual Instruction Tuning', so "
+            "its numbers belong to other models.",
+            "bfloat16, 100 samples per set, 128 new tokens and greedy answers are ours, since the "
+            "paper names none of them.",
+            "The prompts are ours too: TABED's instruction, COCO's 'Describe this image in "
+            "detail.', and ScienceQA without hints.",
+            "How heads are trained is our choice; the recipe lists it.",
+            "omega and delta are of whole calls. The table also has those of the decode loop.",
+            "The paper's tau is not 1 + gamma alpha. Ours is.",
+        ),
         command=f"{_head()}\n{_head('13b')}",
         mini=f"{HEAD} aasd --untrained",
     ),
-    Line(figures=(1, 2), what=DRAWN, why="the method"),
+    Line(figures=(1, 2), what=DRAWN),
 )

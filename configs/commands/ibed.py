@@ -13,32 +13,43 @@ IBED = (
         tables=(1, 2, 3),
         figures=(7,),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures "
-        "MT, MC, MTC, MTCP; in float16, where the paper names no dtype. For ChartQA, TextVQA and "
-        "VQAv2 it names no split: here they are those with public answers, from the sets that it "
-        "links; TABED's released code fetches them from LMMs-Eval-Lite. The pair and story sets "
-        "are asked each row's own question, where TABED prints one prompt for all. `predicted` is "
-        "the speed-up of Table 1b, with the time of the target's pass over a block, for which the "
-        "paper takes one over a token; Eq. (2) is of one request, as in the second command. The "
-        "table has its mean over sets; the paper prints one for each. The mini models have 16 "
-        "tokens an image, pooled to 4 and 1",
+        what="These tables compare views M and T, images pooled to 144, 36, 9 and 1 tokens, "
+        "captions, and the static mixtures MT, MC, MTC and MTCP. The second command decodes one "
+        "request at a time, for the speed-up.",
+        details=(
+            "The dtype is float16; the paper names none.",
+            "The paper names no split for ChartQA, TextVQA and VQAv2. We take the splits with "
+            "public answers, from the sets that the paper links. TABED's released code fetches "
+            "them from LMMs-Eval-Lite.",
+            "In the pair and story sets each row asks its own question. TABED prints one prompt "
+            "for all rows.",
+            "`predicted` is the speed-up of Table 1b, with the measured time of the target's pass "
+            "over a block. The paper takes the time of a pass over one token.",
+            "Eq. (2) is for one request, as in the second command. Our table has its mean over "
+            "sets; the paper prints one value for each set.",
+            "The mini models read an image as 16 tokens, so it is pooled to 4 and to 1.",
+        ),
         command=f"{TABLE} ibed\n{TABLE} ibed --rows M T --batch-size 1 --out runs/eval/ibed_one",
         mini=f"{TABLE} mini_views\n{TABLE} mini --rows M,C M,T,C P4 P1 --out runs/eval/mini_pools",
     ),
     Line(
         tables=(4,),
         needs="train; 1 GB",
-        what="hyperparameters of the 68M draft: the recipe has them. Images are cropped, and "
-        "nothing is grouped, as in TABED's Table 15",
+        what="This table has the hyperparameters of the 68M draft. Our recipe has the same, and "
+        "this command trains the draft.",
+        details=("Images are cropped, and samples are not grouped, as for TABED's Table 15.",),
         command=f"{TRAIN} llava15_68m",
         mini=f"{TRAIN} mini_draft",
     ),
     Line(
         tables=(5,),
         needs="train, benchmarks, plots; 15 GB",
-        what="drafts trained further on pooled images, by one more second stage from the finished "
-        "draft. The paper pools during the second stage, and prints neither where that starts nor "
-        "its hyperparameters; here they are Table 4's",
+        what="This table has drafts that are trained further on pooled images. Each command pair "
+        "trains the finished draft for one more second stage, and measures it.",
+        details=(
+            "The paper pools during the second stage. It prints neither where that starts nor its "
+            "hyperparameters; ours are those of Table 4.",
+        ),
         command="\n".join(
             f"{TRAIN} pooled --view {view} --runs runs/train/pooled_{n}\n"
             f'{TABLE} ibed --rows "pool ({n})" --draft runs/train/pooled_{n}/hf '
@@ -51,10 +62,13 @@ IBED = (
     Line(
         tables=(6, 7),
         needs="benchmarks, captioner, plots; 24 GB",
-        what="captions, by themselves and in mixtures: next to the short ones of `ibed` "
-        "Florence-2's detailed ones, BLIP's, BLIP-2's; all in float32, BLIP's and BLIP-2's by "
-        "their own defaults, as in TABED's released code. The mini target writes the detailed "
-        "captions of the mini command",
+        what="These tables compare captioners, by themselves and in mixtures. The first tables "
+        "have short captions; these have Florence-2's detailed ones, BLIP's and BLIP-2's.",
+        details=(
+            "All captioners run in float32. BLIP and BLIP-2 keep their own defaults, as in TABED's "
+            "released code.",
+            "In the command with the shipped models the mini target writes the detailed captions.",
+        ),
         command=f"{TABLE} ibed --rows C MC MTC {LONG} --out runs/eval/ibed_detailed\n{TABLE} ibed "
         f"--rows C --captioner blip:Salesforce/blip-image-captioning-base --out "
         f"runs/eval/ibed_blip\n{TABLE} ibed --rows C --captioner blip:Salesforce/blip2-opt-2.7b "
@@ -66,7 +80,8 @@ IBED = (
     Line(
         tables=(8, 9),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="weights of 1 to 4 for M in every mixture; with detailed captions too",
+        what="These tables give M a weight of 1 to 4 in every mixture. The second command has "
+        "detailed captions.",
         command=f"{TABLE} ibed_weights\n{TABLE} ibed_weights {LONG} --out "
         f"runs/eval/ibed_weights_detailed",
         mini=f"{TABLE} mini_weights",
@@ -74,12 +89,19 @@ IBED = (
     Line(
         tables=(10, 11),
         figures=(3, 9),
-        needs="plots, captioner; 3 GB of captioners, other weights are random",
-        what="bars of tower, prefill and decoding by images (`inference_times.png`), for prompts "
-        "of 648, 1224 and 2952 tokens, where the paper has 600, 1200 and 3000, and for answers of "
-        "the lengths it prints; the draft's prefill, where the paper counts 200, 1200 and 2200 "
-        "tokens, and its steps by rows, up to 128 (4 views of 32), at 1,024 slots, where the paper "
-        "draws up to 64 rows over 200 steps; the paper names no dtype",
+        needs="plots, captioner; 3 GB",
+        what="These tables and figures have the times of tower, prefill and decoding by the number "
+        "of images; `inference_times.png` draws them as bars. Only the captioners have weights to "
+        "fetch; the others are random.",
+        details=(
+            "Prompts have 648, 1224 and 2952 tokens. The paper has 600, 1200 and 3000. Answers "
+            "have the paper's lengths.",
+            "The draft's prefill is timed for the same prompts. The paper counts 200, 1200 and "
+            "2200 tokens.",
+            "The draft's steps are timed by rows, up to 128 (4 views of 32), at 1,024 slots. The "
+            "paper draws up to 64 rows over 200 steps.",
+            "The paper names no dtype.",
+        ),
         command=f"{PASSES} --parts passes images captions flops",
         mini=f"{LATENCY} mini --parts passes images captions flops --captioners "
         f"jax:jaxspec_demo/mini/captioner",
@@ -88,10 +110,14 @@ IBED = (
         tables=(12,),
         figures=(10,),
         needs="benchmarks, quality; 15 GB",
-        what="accuracy, ROUGE-L and METEOR of the target, the draft and the pooled drafts of Table "
-        "5, with and without images, and answers, in float16; the digits are of 100 questions of "
-        "ChartQA and the 1,000 of OCRBench; the paper does not say how many are of TextCaps, "
-        "nor how any is asked and judged, by which ROUGE, and in which dtype",
+        what="These have the accuracy, ROUGE-L and METEOR of the target, the draft and the pooled "
+        "drafts of Table 5, with and without images, and some of their answers.",
+        details=(
+            "The dtype is float16; the paper names none.",
+            "The printed digits fit 100 questions of ChartQA and all 1,000 of OCRBench. The paper "
+            "does not say how many of TextCaps it asked.",
+            "Nor does it say how they are asked and judged, and by which ROUGE.",
+        ),
         command=f"{QUALITY} llava15 --sets chartqa textcaps --text-only --drafts {DRAFTS} --out "
         f"runs/quality/ibed\n{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --drafts "
         f"{DRAFTS} --out runs/quality/ibed_ocrbench",
@@ -102,8 +128,10 @@ IBED = (
     Line(
         tables=(13,),
         needs="train, benchmarks, plots; 15 GB",
-        what="Llama-68M as a draft, as it is and trained on the texts, with the rates of Table 4's "
-        "second stage, as the paper prints none",
+        what="This table has Llama-68M as a draft, first as it is, and then trained on the texts.",
+        details=(
+            "Learning rates are those of Table 4's second stage, since the paper prints none.",
+        ),
         command=f"{TABLE} ibed --rows T --draft JackFram/llama-68m --out "
         f"runs/eval/ibed_llama\n{TRAIN} text_68m\n{TABLE} ibed --rows T --draft "
         f"runs/train/text_68m/hf --out runs/eval/ibed_text",
@@ -113,11 +141,11 @@ IBED = (
     Line(
         figures=(4, 5, 8, 11),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="answers (`report.html`), which tokens which view would have kept (Figure 5 is the "
-        "panel of ChartQA in `overlap.png`, with bars in place of circles), and when drafts are "
-        "accepted (`accepted_over_time.png`)",
+        what="`report.html` shows answers, and which tokens each view would have kept. The panel "
+        "of ChartQA in `overlap.png` is Figure 5, with bars in place of circles. "
+        "`accepted_over_time.png` shows when guesses are accepted.",
         command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace",
         mini=f"{TABLE} mini --trace",
     ),
-    Line(figures=(1, 2, 6), what=DRAWN, why="the method"),
+    Line(figures=(1, 2, 6), what=DRAWN),
 )

@@ -12,17 +12,17 @@ class Line:
     tables: tuple[int, ...] = ()
     figures: tuple[int, ...] = ()
     what: str
-    """What is compared there; after the first semicolon or sentence, details for a fold."""
+    """What is compared there, in Markdown; without a command, why there is none."""
+    details: tuple[str, ...] = ()
+    """What differs from the paper, a point each."""
     command: str = ""
     """Measures it with the paper's own models; of several, each on a line of its own."""
     mini: str = ""
-    """The like with the shipped models."""
+    """Measures the same with the shipped models."""
     needs: str = ""
     """Extras to install for the paper's models, and the gigabytes of weights that the commands
     fetch.
     """
-    why: str = ""
-    """Why there is no command."""
 
     @property
     def where(self) -> str:
@@ -42,4 +42,4 @@ QUALITY = "python -m eval.draft_quality"
 HEAD = "python -m eval.kv_head"
 TOGETHER = "python -m eval.collaborative"
 TRAIN = "python -m train.recipe"
-DRAWN = "drawings, no measurement"
+DRAWN = "These figures draw the method and measure nothing, so they have no command."

@@ -8,15 +8,24 @@ TABED = (
     Line(
         tables=(1, 3, 4, 18),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="views M, T, C, P, their static, random and learned mixtures; first turns, second "
-        "turns, and second turns from NQ and GSM8K. POPE is the whole set, as in the released code "
-        "(the text names the Lite subset); LLaVA-Bench has the instruction that the text prints "
-        "(the released code leaves it out); no system prompt, as in that code. Second turns are in "
-        "that code's words; the first answer keeps its end token, which that code takes out. "
-        "Random weights are uniform on the simplex, where that code divides uniform numbers by "
-        "their sum. The pair and story sets are asked each row's own question, where the paper "
-        "prints one prompt for all. Captions are made before the prefill, where the paper makes "
-        "them beside it. The 1.74 and the 5 % of the abstract are printed below the table",
+        what="These tables compare views M, T, C and P with their mixtures, whose weights are "
+        "static, random or learned. They have first turns, second turns, and second turns with "
+        "questions from NQ or GSM8K.",
+        details=(
+            "POPE is the whole set, as in the released code; the text names the Lite subset.",
+            "LLaVA-Bench has the instruction that the text prints; the released code leaves it "
+            "out.",
+            "As in the released code, there is no system prompt.",
+            "Second turns use the released code's words. The first answer keeps its end token, "
+            "which that code takes out.",
+            "Random weights are uniform on the simplex. The released code divides uniform numbers "
+            "by their sum.",
+            "In the pair and story sets each row asks its own question. The paper prints one "
+            "prompt for all rows.",
+            "Captions are made before the prefill. The paper makes them at the same time.",
+            "A line below the table has the abstract's two figures, 1.74 times the speed and a "
+            "gain of 5 %.",
+        ),
         command=f"{TABLE} llava15\n"
         f"{TABLE} llava15 --turns 2 --follow-ups fact --out runs/eval/llava15_nq\n"
         f"{TABLE} llava15 --turns 2 --follow-ups sum --out runs/eval/llava15_gsm8k",
@@ -25,28 +34,33 @@ TABED = (
     Line(
         tables=(2, 9, 10),
         needs="benchmarks, plots; 15 GB",
-        what="chains and trees of width 2 and 3 of M, T and MT*; width 3 is cut to 80 of its 363 "
-        "nodes",
+        what="These tables compare chains with trees of width 2 and 3, for M, T and MT*.",
+        details=("A tree of width 3 is cut to 80 of its 363 nodes.",),
         command=f"{TABLE} llava15_trees",
         mini=f"{TABLE} mini_trees",
     ),
     Line(
         tables=(5, 8),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="how many verified tokens MT* looks back on; AdaBoost by each request's running "
-        "error, where the paper fixes a draft's weight by its error rate (then give these weights "
-        "to `--weights`, which `static` keeps), with the released code's constant of 1 (the paper "
-        "names none), and negative weights as 0; and all rules that the paper's MT* and MTCP* may "
-        "be: it writes both hard and soft labels, and the rule called paper takes soft ones; POPE "
-        "and LLaVA-Bench as above",
+        what="These tables vary how many verified tokens MT* looks back on, and the rule that "
+        "learns the weights.",
+        details=(
+            "AdaBoost uses each request's running error. The paper fixes a draft's weight by its "
+            "error rate; to do that, give these weights to `--weights`, which `static` keeps.",
+            "AdaBoost has the released code's constant of 1, since the paper names none. Negative "
+            "weights become 0.",
+            "The paper writes both hard and soft labels, so the table has every rule that its MT* "
+            "and MTCP* may be. The rule called `paper` takes soft labels.",
+            "POPE and LLaVA-Bench differ as in Table 1.",
+        ),
         command=f"{TABLE} llava15_weightings",
         mini=f"{TABLE} mini_weightings",
     ),
     Line(
         tables=(6, 7),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="blocks of 3 and 7 drafted tokens; also the mixtures of Table 1, which the paper does "
-        "not print here",
+        what="These tables repeat Table 1 with blocks of 3 and of 7 drafted tokens.",
+        details=("Ours also have the mixtures of Table 1, which the paper does not print here.",),
         command=f"{TABLE} llava15 --gamma 3 --turns 1 --out runs/eval/llava15_gamma3\n"
         f"{TABLE} llava15 --gamma 7 --turns 1 --out runs/eval/llava15_gamma7",
         mini=f"{TABLE} mini_views --gamma 3 --out runs/eval/mini_gamma3",
@@ -54,16 +68,24 @@ TABED = (
     Line(
         tables=(11, 13, 14),
         figures=(5, 6, 9),
-        needs="plots, captioner; 3 GB of captioners, other weights are random",
-        what="in float16, as in the paper: T_q / T_p, a draft's pass over a target's; passes by "
-        "rows (R views are R rows of the draft), context and block length, as numbers, where the "
-        "paper draws lines; bars of tower, prefill and decoding by 1, 2 and 5 images "
-        "(`inference_times.png`), for answers of 92, 117 and 88 tokens, the paper's mean lengths, "
-        "where it also says that it draws 100; BLIP's and Florence-2's captions of pages that "
-        "picturebook draws, in float32 (torch runs both on the host), timed by themselves, where "
-        "the paper captions photographs, beside the prefill; a target's pass reads gamma + 1 "
-        "tokens, in the paper gamma; operations, where the column with attention counts 648 slots. "
-        "T_q / T_p is measured at 1,024 slots; the paper's is a mean over data sets",
+        needs="plots, captioner; 3 GB",
+        what="These tables and figures have the times of passes, captions and images, and T_q / "
+        "T_p, which is the time of a draft's pass divided by that of a target's. All are in "
+        "float16, as in the paper. Only the captioners have weights to fetch; the others are "
+        "random.",
+        details=(
+            "Passes are tables of numbers by rows (R views are R rows of the draft), by context "
+            "and by block length. The paper draws lines.",
+            "`inference_times.png` has bars of tower, prefill and decoding by 1, 2 and 5 images. "
+            "Their answers have 92, 117 and 88 tokens, the paper's mean lengths; the paper also "
+            "says that it draws 100.",
+            "BLIP and Florence-2 caption pages that picturebook draws, in float32, with torch on "
+            "the host, and are timed by themselves. The paper captions photographs while the "
+            "prompt is prefilled.",
+            "A target's pass reads gamma + 1 tokens. In the paper it reads gamma.",
+            "The column of operations with attention counts 648 slots.",
+            "T_q / T_p is measured at 1,024 slots. The paper's is a mean over data sets.",
+        ),
         command=f"{PASSES} --parts passes images captions flops\n"
         + "\n".join(
             f"{LATENCY} {pair} --dtype float16 --parts passes"
@@ -75,8 +97,9 @@ TABED = (
     Line(
         tables=(12,),
         needs="benchmarks, quality; 15 GB",
-        what="the target's answers with and without images against the references, by ROUGE-L and "
-        "METEOR: the paper names no measure, and GPT-4o is not measured; also the draft's answers",
+        what="This table scores the target's answers, with and without images, against the "
+        "references. The paper does not say which score it used; we use ROUGE-L and METEOR.",
+        details=("GPT-4o is not measured.", "The draft's answers are scored too."),
         command=f"{QUALITY} llava15 --sets spot-the-diff magicbrush --text-only --out "
         f"runs/quality/llava15_two",
         mini=f"{QUALITY} mini --sets spot brush --text-only --out runs/quality/mini_two",
@@ -84,22 +107,31 @@ TABED = (
     Line(
         tables=(15,),
         needs="train; 1 GB",
-        what="hyperparameters of the 68M and 160M drafts: the recipes have them. The code that the "
-        "paper names pads images to squares and groups samples by modality; here images are "
-        "cropped, and nothing is grouped",
+        what="This table has the hyperparameters of the 68M and 160M drafts. Our recipes have the "
+        "same, and these commands train both drafts.",
+        details=(
+            "Images are cropped, and samples are not grouped. The code that the paper names pads "
+            "images to squares, and groups samples by modality.",
+        ),
         command=f"{TRAIN} llava15_68m\n{TRAIN} llava15_160m",
         mini=f"{TRAIN} mini_draft",
     ),
     Line(
         tables=(16,),
         needs="train; 1 GB",
-        what="hyperparameters of the OneVision draft: the recipe has them, on the target's CLIP "
-        "tower, one tile per image, where OneVision has SigLIP and several. Three of its data "
-        "files are not public and left out; the system prompt is LLaVA-1.5's, as the paper names "
-        "none. Rows have up to 5,120 tokens, eight images or frames, and the draft as many "
-        "positions; rows with more images, and no answer before the ninth, teach nothing, and the "
-        "run ends if they are over a tenth. The paper does not say how long its rows were. The "
-        "mini command trains one stage",
+        what="This table has the hyperparameters of the OneVision draft. Our recipe has the same, "
+        "and this command trains the draft.",
+        details=(
+            "The draft uses the target's CLIP tower and one tile per image. OneVision has SigLIP "
+            "and several tiles.",
+            "Three of the data files are not public, and are left out.",
+            "The system prompt is LLaVA-1.5's, since the paper names none.",
+            "Rows have up to 5,120 tokens and eight images or frames, and the draft has as many "
+            "positions. The paper does not say how long its rows were.",
+            "A row with more images, and no answer before the ninth, teaches nothing. The run ends "
+            "if more than a tenth of the rows teach nothing.",
+            "The command with the shipped models trains one stage.",
+        ),
         command=f"{TRAIN} onevision_68m",
         mini=f"{TRAIN} mini_llava",
     ),
@@ -107,10 +139,14 @@ TABED = (
         tables=(17,),
         figures=(7,),
         needs="benchmarks, quality; 15 GB",
-        what="accuracy, ROUGE-L and METEOR of target and draft, with and without images, and "
-        "answers; the digits are of all 1,000 questions of OCRBench. The paper does not say how "
-        "many are of TextCaps, nor how either is asked and judged, by which ROUGE, and in which "
-        "dtype (here float16)",
+        what="These have the accuracy, ROUGE-L and METEOR of target and draft, with and without "
+        "images, and some of their answers.",
+        details=(
+            "The printed digits fit all 1,000 questions of OCRBench. The paper does not say how "
+            "many of TextCaps it asked.",
+            "Nor does it say how they are asked and judged, by which ROUGE, and in which dtype. "
+            "Ours is float16.",
+        ),
         command=f"{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --out "
         f"runs/quality/llava15_ocrbench\n{QUALITY} llava15 --sets textcaps --text-only --out "
         f"runs/quality/llava15_textcaps",
@@ -119,11 +155,16 @@ TABED = (
     Line(
         tables=(19, 20, 21, 22),
         needs="benchmarks, captioner, plots; 43 GB",
-        what="LLaVA-NeXT read as one tile per image: 68M, 160M and OneVision drafts, the 13B. For "
-        "NQ and GSM8K add `--turns 2 --follow-ups fact` or `sum` and another `--out` to each "
-        "command. Prompts and captions as above. The paper names float16; that the 160M draft ran "
-        "in bfloat16 is in its released code. Table 21's rows name LLaVA-1.5 160M, its caption "
-        "LLaVA-OV 68M, which is taken here",
+        what="In these tables LLaVA-NeXT reads each image as a single tile. The drafts are the "
+        "68M, the 160M and the OneVision one, and the last table has the 13B target. For questions "
+        "from NQ or GSM8K add `--turns 2 --follow-ups fact` or `sum`, and another `--out`, to each "
+        "command.",
+        details=(
+            "Prompts and captions differ as in Table 1.",
+            "The paper names float16. Its released code ran the 160M draft in bfloat16.",
+            "The rows of Table 21 name LLaVA-1.5 160M, and its caption names LLaVA-OV 68M. We take "
+            "the second.",
+        ),
         command=f"{TABLE} llava_next_base\n{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 "
         f"--dtype bfloat16 --out runs/eval/llava_next_160m\n{TABLE} llava_next_base --draft "
         f"mjbooo/lvlm68m-ov --out runs/eval/llava_next_ov\n{TABLE} llava_next_base --target "
@@ -134,12 +175,12 @@ TABED = (
     Line(
         figures=(3, 4, 8),
         needs="benchmarks, plots; 15 GB",
-        what="weights from step to step on the range of weights for which the target accepts "
-        "(`weight_trajectory.png`: each row's answer over which its weights move most), and "
-        "answers (`report.html`)",
+        what="`weight_trajectory.png` draws the weights from step to step, on the range of weights "
+        "for which the target accepts. Each row shows the answer over which its weights move most. "
+        "`report.html` has the answers.",
         command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*" '
         "--out runs/eval/llava15_trace",
         mini=f"{TABLE} mini --trace",
     ),
-    Line(figures=(1, 2), what=DRAWN, why="the method"),
+    Line(figures=(1, 2), what=DRAWN),
 )

@@ -42,7 +42,7 @@ def test_every_table_and_figure_has_one_line(paper: str) -> None:
         told = sorted(number for line in PAPERS[paper] for number in getattr(line, numbers))
         assert told == list(range(1, count + 1))
     for line in PAPERS[paper]:
-        assert bool(line.command) == bool(line.needs) != bool(line.why), line.where
+        assert bool(line.command) == bool(line.needs), line.where
         extras, _, gigabytes = line.needs.partition("; ")
         assert set(filter(None, extras.split(", "))) <= EXTRAS, line.where
         assert not line.needs or re.match(r"\d+ GB", gigabytes), line.where
