@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from jaxspec import Engine, EngineConfig, Request
-from jaxspec.checkpoints.export import export
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import (
     Gemma3TextConfig,
@@ -21,6 +20,7 @@ from jaxspec.config import (
     RotaryConfig,
 )
 from jaxspec.errors import InputError
+from jaxspec.publishing.export import export
 from tests import tiny
 
 YARN = {"rope_type": "yarn", "factor": 4.0}

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.export import Target, export
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import RotaryConfig
 from jaxspec.errors import InputError
@@ -30,6 +29,7 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.views import VIEWS
+from jaxspec.publishing.export import Target, export
 from jaxspec.training.conversations import ConversationBatch, TeacherRows, frequent_tokens
 from jaxspec.training.objectives import Distillation, tuning_loss
 from tests import tiny

@@ -25,6 +25,7 @@ STAGES = (
     {"models"},
     {"prompts"},
     {"checkpoints", "data", "heads"},
+    {"publishing"},
     {"loading"},
     {"decoding"},
     {"engine"},

@@ -25,11 +25,8 @@ import jax
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
-from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.locating import SMALL, locate
-from jaxspec.checkpoints.model_card import Terms
 from jaxspec.checkpoints.orbax import forget
-from jaxspec.checkpoints.push import Repository, check_terms, push
 from jaxspec.cli.export import OnHub
 from jaxspec.cli.options import listing, paragraphs, parse_options
 from jaxspec.cluster import on_first
@@ -40,6 +37,9 @@ from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import Feature
 from jaxspec.heads.states import ImageRule
 from jaxspec.models.lora import merged
+from jaxspec.publishing.export import export
+from jaxspec.publishing.model_card import Terms
+from jaxspec.publishing.push import Repository, check_terms, push
 from jaxspec.runtime import parse_dtype
 from jaxspec.training.head_recipe import HeadRecipe, train_head
 from jaxspec.training.loop.dry import dry_run

@@ -10,13 +10,10 @@ import jax.numpy as jnp
 import tyro
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.export import Target, export, terms_of
 from jaxspec.checkpoints.formats import gguf_files, original_llava
 from jaxspec.checkpoints.huggingface import SaveOptions
 from jaxspec.checkpoints.locating import fetch_checkpoint, locate, model_name, published_name
 from jaxspec.checkpoints.processors import load_tokenizer
-from jaxspec.checkpoints.push import Repository, check_terms, push
-from jaxspec.checkpoints.served_draft import draft_command
 from jaxspec.cli.shared import progress
 from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError, printable
@@ -26,6 +23,9 @@ from jaxspec.heads.kinds import kind_of
 from jaxspec.heads.loading import is_head
 from jaxspec.heads.states import ImageRule
 from jaxspec.loading.pairs import SPARE_TOKENS, check_tokens, known_tokens
+from jaxspec.publishing.export import Target, export, terms_of
+from jaxspec.publishing.push import Repository, check_terms, push
+from jaxspec.publishing.served_draft import draft_command
 from jaxspec.runtime import human_bytes, setup_runtime
 
 

@@ -23,7 +23,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxspec.checkpoints.adapters import CONFIG as ADAPTER
 from jaxspec.checkpoints.adapters import base_of, composed, read_pairs
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.export import with_vocabulary
 from jaxspec.checkpoints.huggingface import read_params
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.tower import read_tower, tower_files
@@ -45,6 +44,7 @@ from jaxspec.models.families import init_params, split_tower
 from jaxspec.models.lora import LORA, Lora, init_lora
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.views import parse_view
+from jaxspec.publishing.export import with_vocabulary
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import process_share
 from jaxspec.training.config import TrainConfig

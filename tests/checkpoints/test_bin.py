@@ -17,13 +17,13 @@ import pytest
 
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.directories import weight_files
-from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
+from jaxspec.publishing.export import export
 
 torch = pytest.importorskip("torch", reason="torch reads .bin: install the `parity` extra")
 

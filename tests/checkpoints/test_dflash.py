@@ -15,7 +15,6 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoints.export import Target, export
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import Qwen2Config, RopeScaling
@@ -28,6 +27,7 @@ from jaxspec.heads.loading import is_head, load_head, read_draft_config, save_he
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.publishing.export import Target, export
 from jaxspec.typing import Params
 from tests import tiny
 from tests.tiny.dflash_reference import draft as reference

@@ -18,7 +18,6 @@ import pytest
 from huggingface_hub import ModelCard
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoints.export import export
 from jaxspec.cli import main
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
@@ -28,6 +27,7 @@ from jaxspec.heads.loading import is_head, load_head, read_draft_config, save_he
 from jaxspec.loading.models import LoadedHead, LoadedModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.publishing.export import export
 from jaxspec.typing import Params
 from tests import tiny
 from tests.tiny.eagle_reference import draft as reference

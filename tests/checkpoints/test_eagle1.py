@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.huggingface import SaveOptions
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
@@ -20,6 +19,7 @@ from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
 from jaxspec.heads.loading import is_head, list_head, load_head, read_draft_config, save_head
+from jaxspec.publishing.export import Target, export
 from tests import tiny
 
 TEXT = LlamaConfig(

@@ -25,9 +25,7 @@ from transformers import (  # noqa: E402
 )
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
-from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save  # noqa: E402
-from jaxspec.checkpoints.licences import licence_of  # noqa: E402
 from jaxspec.checkpoints.processors import load_tokenizer  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
@@ -36,6 +34,8 @@ from jaxspec.heads.loading import load_head  # noqa: E402
 from jaxspec.loading.pairs import check_tokens  # noqa: E402
 from jaxspec.models.families import FAMILIES, abstract_params, build, text_params  # noqa: E402
 from jaxspec.models.language_model import LanguageModel  # noqa: E402
+from jaxspec.publishing.export import Target, export, pad_vocabulary  # noqa: E402
+from jaxspec.publishing.licences import licence_of  # noqa: E402
 from jaxspec.training.config import TrainConfig  # noqa: E402
 from jaxspec.training.recipes import Recipe, Stage, start_draft  # noqa: E402
 from tests import tiny  # noqa: E402

@@ -13,9 +13,9 @@ import pytest
 from huggingface_hub import metadata_load
 
 from jaxspec.checkpoints.huggingface import load
-from jaxspec.checkpoints.push import Repository, push
 from jaxspec.cli import main
 from jaxspec.errors import InputError
+from jaxspec.publishing.push import Repository, push
 from tests.tiny.hub_server import Hub, running_hub
 from train import recipe
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import Qwen2Config
 from jaxspec.errors import InputError
+from jaxspec.publishing.export import export
 from jaxspec.sharding import make_mesh
 from tests.hub.quantised import AWQ, FP8, GPTQ, NF4, quantised
 from tests.tiny.models import random_params

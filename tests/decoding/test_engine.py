@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.generation import read_generation_settings
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
+from jaxspec.publishing.export import export
 from tests import tiny
 from tests.tiny import loaded, request_of
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.data.samples import Sample
@@ -25,6 +24,7 @@ from jaxspec.heads.making import init_head, module_of, new_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
+from jaxspec.publishing.export import export
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.head_batches import Anchoring
 from jaxspec.training.head_recipe import HeadRecipe, train_head

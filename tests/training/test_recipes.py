@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.export import export
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.prepared import prepare
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import abstract_params
+from jaxspec.publishing.export import export
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.loop.step import make_optimizer, partition

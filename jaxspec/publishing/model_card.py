@@ -11,8 +11,6 @@ from typing import Any
 import jax
 
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.history import measured_tables, training_facts
-from jaxspec.checkpoints.licences import Licence, licence_of
 from jaxspec.checkpoints.locating import REPOSITORY, model_name, published_name
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError
@@ -21,6 +19,8 @@ from jaxspec.heads.files import ExportOptions, Server
 from jaxspec.heads.kinds import kind_of
 from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.publishing.history import measured_tables, training_facts
+from jaxspec.publishing.licences import Licence, licence_of
 from jaxspec.typing import Params
 
 HERE = "path/to/this"

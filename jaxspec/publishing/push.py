@@ -19,9 +19,9 @@ from typing import Any
 
 from jaxspec.checkpoints.directories import PARTS, read_json, write_json
 from jaxspec.checkpoints.locating import REPOSITORY
-from jaxspec.checkpoints.model_card import Terms
 from jaxspec.errors import InputError, first_line
 from jaxspec.files import writing
+from jaxspec.publishing.model_card import Terms
 from jaxspec.runtime import cache_directory
 
 CARD = "README.md"

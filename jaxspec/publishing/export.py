@@ -13,16 +13,7 @@ import jax.numpy as jnp
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate, model_name, published_name
-from jaxspec.checkpoints.model_card import (
-    HERE,
-    Exported,
-    Terms,
-    path_or_id,
-    write_head_card,
-    write_model_card,
-)
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
-from jaxspec.checkpoints.served_draft import check_served, draft_command
 from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config, with_text
 from jaxspec.errors import InputError, located
 from jaxspec.heads.config import HeadConfig
@@ -34,6 +25,15 @@ from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import first_tokens, narrowed, widened
 from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.publishing.model_card import (
+    HERE,
+    Exported,
+    Terms,
+    path_or_id,
+    write_head_card,
+    write_model_card,
+)
+from jaxspec.publishing.served_draft import check_served, draft_command
 from jaxspec.typing import Array, Params
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

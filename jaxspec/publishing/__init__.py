@@ -1,0 +1,1 @@
+"""Export models, write their cards, and push them to the hub."""
