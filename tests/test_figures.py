@@ -418,7 +418,7 @@ def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
     assert f"{differ} of {answers} answers" in exactness
     more, changed = compared("exactness_bf16_mini_no_width")
     assert f"{changed} of {more:,} (" in exactness
-    assert f"changed {differ + changed} of {answers + more:,};" in readme
+    assert f"changed {differ + changed} of {answers + more:,} answers." in readme
     (first, _), (second, _) = wide = compared("exactness_bf16"), compared("exactness_bf16_mini")
     assert f"none of {first + second:,}." in readme
     assert f"none of {first:,} (" in exactness
