@@ -6,7 +6,8 @@
 An engine of each plan, plain decoding and `auto` answer each question by turns, so that other load
 slows all of them equally. `auto, cold` is an engine that is new at each set and in each turn: its
 programs are compiled, but it has measured nothing, and learns costs and acceptance as it answers.
-`auto, warm` is one engine for the whole table, which begins with `warmup`.
+`auto, warm` is one engine for the whole table. Before it, it has answered as many other questions
+of each set, the sets in turn.
 
 Writes results.json, records.jsonl and table.md into --out.
 """
@@ -65,6 +66,7 @@ def main(args: Sequence[str] | None = None) -> None:
             return engine
 
         warm = cold()
+        teach(warm, config, plain)
         parts = [part for part in config.parts() if not has(run.rows, **part)]
         with progress(len(parts) * config.repeats, "plans") as bar:
             for part in parts:
@@ -82,6 +84,19 @@ def main(args: Sequence[str] | None = None) -> None:
                 run.add(rows_of(records, part, config), records)
                 run.write(*tables(config, run.rows))
         run.write(*tables(config, run.rows))
+
+
+def teach(engine: Engine, config: EvalConfig, plain: Engine) -> None:
+    """Let an engine answer the questions after those of the table, as many of each set."""
+    more = replace(config, limit=2 * config.limit)
+    sets = [requests_of(more, prompts_of(more, plain, part)) for part in config.parts()]
+    starts = range(config.limit, 2 * config.limit, config.batch_size)
+    batches = [some for i in starts for each in sets if (some := each[i : i + config.batch_size])]
+    engine.warmup([request for batch in batches for request in batch])
+    with progress(len(batches), "other questions") as bar:
+        for batch in batches:
+            engine.generate(batch)
+            bar.update()
 
 
 def fixed_engine(plan: Plan, auto: Engine, models: Loaded, config: EvalConfig) -> Engine:

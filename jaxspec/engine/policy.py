@@ -8,12 +8,13 @@ showed, with earlier requests as a prior. It is of the sources that drafted, so 
 speaks for a longer one too.
 
 The plan of the highest rate decodes. A plan that may be better is tried for a few tokens, as long
-as all trials, with their compilation, have lost at most 1 % of the time and 3 % of what drafts have
-gained.
+as all trials have lost at most 1 % of the time and 3 % of what drafts have gained. Compiling a
+program and running it first, which took up to ten times as long as later, says nothing about a
+plan, and may take another 5 % of the time.
 
 Rates are guesses, and plain decoding needs none. So a draft must promise 5 % more than it. And what
 drafting loses to it after all is a debt, which gains pay back, and 1 % of the time. From a debt of
-8 blocks on all is decoded plainly: of 1,000 blocks, 8 + 0.01 x 1,000 = 18 can be lost.
+12 blocks on all is decoded plainly: of 1,000 blocks, 12 + 0.01 x 1,000 = 22 can be lost.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ from jaxspec.files import write_text
 
 BUDGET = 0.01
 """Largest share of the time that trials may lose to the best plan, and drafts to plain decoding."""
-DEBT = 8.0
+DEBT = 12.0
 """Blocks that drafts may have lost to plain decoding besides."""
 SHARE = 0.03
 """Share of the drafts' gains that trials may lose besides."""
+ONCE = 0.05
+"""Largest share of the time for compilations and first runs of plans that are only tried."""
 MARGIN = 1.05
 """Rate of a draft over plain decoding's from which on it decodes."""
 STRETCH_MS = 150.0
@@ -56,7 +59,7 @@ NEWEST = 5
 """Runs of which the fastest counts: other work on the machine only slows them."""
 STALE = 100
 """Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it."""
-TRUST = 2.0
+TRUST = 4.0
 """Blocks of a request that count as much as what earlier requests showed."""
 FADE = 0.98
 """Weight of a block's evidence after the next block of the same sources."""
@@ -143,8 +146,10 @@ class Policy:
     """Evidence of all requests so far."""
     compiled: set[tuple[int, Hashable]] = field(default_factory=set)
     """Plans that are compiled, with the `program` of each."""
-    compile_ms: float = 0.0
-    """Milliseconds that the newest compilation took."""
+    first_ms: float = 0.0
+    """Milliseconds that the newest compilation and first run took."""
+    once: float = 0.0
+    """Milliseconds of all compilations and first runs in trials."""
     spent: float = 0.0
     """Milliseconds of all runs."""
     lost: float = 0.0
@@ -189,8 +194,8 @@ class Policy:
         for i in range(len(self.plans)) if self.debt < DEBT else ():
             ms = known.get(i, max(known.values()))
             loss = trial * ms if i not in rates else trial * ms * (1 - rates[i] / rates[best])
-            if (i, program) not in self.compiled:
-                loss += self.compile_ms
+            if (i, program) not in self.compiled and self.once + self.first_ms > ONCE * self.spent:
+                continue
             doubt = 2 if self.blocks - self.measured_at.get(i, 0) > STALE else 1
             hope = doubt * self.tokens(i, rows, HOPE) / ms
             if i != best and hope > rates[best] and self.lost + loss <= self.stake:
@@ -205,17 +210,31 @@ class Policy:
         return Choice(best, stretch, False)
 
     def observe(
-        self, choice: Choice, sizes: str, ms: float, compiled_ms: float, gains: Sequence[Gain]
+        self,
+        choice: Choice,
+        sizes: str,
+        program: Hashable,
+        ms: float,
+        compiled_ms: float,
+        gains: Sequence[Gain],
     ) -> None:
-        """Learn from a run of a choice, which took `ms` milliseconds besides its compilation."""
+        """Learn from a run of a choice, which took `ms` milliseconds besides its compilation.
+
+        sizes, program: Those of the choice.
+        """
         plan = self.plans[choice.plan]
         blocks = max((int(gain.stats.steps) for gain in gains), default=0)
         self.spent += ms
-        self.compile_ms = compiled_ms or self.compile_ms
+        if first := (choice.plan, program) not in self.compiled:
+            self.compiled.add((choice.plan, program))
+            self.first_ms = ms + compiled_ms
+            self.once += self.first_ms if choice.trial else 0.0
         if not blocks:
             return
         self.blocks += blocks
-        if not compiled_ms:  # the first run of a program took up to ten times as long as the next
+        if first:  # what is lost beside blocks is counted in `once`
+            ms = blocks * (self.cost(choice.plan, sizes) or self.cost(0, sizes) or ms / blocks)
+        else:
             self.measured(choice.plan, sizes, ms / blocks)
         tokens, plain = 0, self.cost(0, sizes) or ms / blocks
         for beliefs, stats in gains:
@@ -232,7 +251,7 @@ class Policy:
             rows, numbers = [gain.beliefs for gain in gains], range(len(self.plans))
             costs = {i: self.cost(i, sizes) for i in numbers}
             rate = max(self.tokens(i, rows) / cost for i, cost in costs.items() if cost)
-            self.lost += max(0.0, ms - tokens / rate) + compiled_ms
+            self.lost += max(0.0, ms - tokens / rate)
 
     @property
     def stake(self) -> float:
@@ -358,8 +377,7 @@ class Pace:
             use = self.uses[i].get(name, Use())
             use = Use(use.blocks + stats.steps, use.tokens + stats.emitted, use.ms + ms)
             self.uses[i] = self.uses[i] | {name: use}
-        self.policy.compiled.add((self.choice.plan, self.program))
-        self.policy.observe(self.choice, self.sizes, ms, compiled_ms, gains)
+        self.policy.observe(self.choice, self.sizes, self.program, ms, compiled_ms, gains)
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget requests that have ended."""

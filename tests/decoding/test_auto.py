@@ -180,8 +180,7 @@ def learned(
             blocks, done = blocks + 1, done + 1 + count
         stats = DecodeStats(blocks, done - before, drafted, accepted, None)  # pyright: ignore
         ms = blocks * MS[choice.plan] * (slow if choice.plan and rng.random() < 0.75 else 1)
-        policy.observe(choice, "1x64", ms, 0.0, [Gain(beliefs, stats)])
-        policy.compiled.add((choice.plan, ""))
+        policy.observe(choice, "1x64", "", ms, 0.0, [Gain(beliefs, stats)])
         names += [plan.name] * blocks
     return names
 
@@ -228,7 +227,8 @@ def test_a_programs_first_run_is_no_measurement() -> None:
         assert choice.plan == plan
         ms = (10 if compiled_ms else 1) * MS[plan]
         stats = DecodeStats(1, 1, np.zeros(7, int), np.zeros(7, int), None)  # pyright: ignore
-        policy.observe(choice, "1x64", ms, compiled_ms, [Gain(beliefs[0], stats)])
+        policy.observe(choice, "1x64", "", ms, compiled_ms, [Gain(beliefs[0], stats)])
+    assert policy.debt < 2
     assert [policy.cost(i, "1x64") for i in (0, 3)] == [MS[0], MS[3]]
 
 
