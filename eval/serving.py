@@ -1,13 +1,14 @@
 """Load on `jaxspec serve`: requests a second, time to the first token, time per token.
 
-    jaxspec serve --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7 \\
-        --prompt-buckets 256 --max-new-tokens 128 --port 8000
-    python -m eval.serving --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head --gamma 7
+    jaxspec serve --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head \\
+        --max-new-tokens 64 --port 8000
+    python -m eval.serving --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head
 
 The second command asks the first one's server, and then measures the engine on the same requests
-without a server; `of offline` is the server's tokens a second over the engine's. Another
-server of OpenAI's interface, such as `transformers serve`, is asked with `--url`; `--model` is then
-its name for the model. Nothing else may run on the machine.
+without a server, one by one and in a batch; `of offline` is the server's tokens a second over the
+engine's, for one client over those of one by one. Another server of OpenAI's interface, such as
+`transformers serve`, is asked with `--url`; `--model` is then its name for the model. Nothing else
+may run on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.request import urlopen
 
 import numpy as np
@@ -39,6 +40,8 @@ QUESTIONS = (
     "Which word can you read on the sign?",
     "How many things are in the picture?",
 )
+BATCH = 8
+"""Rows of the engine without a server, as of `jaxspec serve`."""
 PICTURE = ASSETS / "page.png"
 
 
@@ -47,7 +50,7 @@ def main(
     url: str = "http://127.0.0.1:8000",
     target: str | None = None,
     draft: str | None = None,
-    gamma: int = 5,
+    gamma: Literal["auto"] | int = "auto",
     model: str | None = None,
     clients: tuple[int, ...] = (1, 4, 8, 16),
     requests: int = 32,
@@ -61,7 +64,7 @@ def main(
       url: The server.
       target: The server's target, for the rows of the engine without a server.
       draft: The server's draft.
-      gamma: Drafted tokens per block.
+      gamma: Drafted tokens per block, as the server's.
       model: Name of the model in requests; by default the first that the server lists.
       clients: Numbers of clients that ask at once.
       requests: Requests of each measurement.
@@ -82,11 +85,14 @@ def main(
                     pool.apply(ask_all, (url, bodies[:2], 1))
                     run.add([row(count, *pool.apply(ask_all, (url, bodies, count)))])
                 run.write(table(run.rows))
-        if target is not None and not has(run.rows, clients=0):
-            config = EngineConfig(gamma=gamma)
+        if target is not None:
             loaded = LoadedModel.load(target)
-            engine = Engine(loaded, load_draft(draft, loaded) if draft else None, config)
-            run.add([offline(engine, [_request(i, new, images) for i in range(requests)])])
+            head = load_draft(draft, loaded) if draft else None
+            for batch in (1, BATCH):
+                if not has(run.rows, clients=0, batch=batch):
+                    engine = Engine(loaded, head, EngineConfig(gamma=gamma, batch_size=batch))
+                    asked = [_request(i, new, images) for i in range(requests)]
+                    run.add([offline(engine, batch, asked)])
         run.write(table(run.rows))
 
 
@@ -128,7 +134,7 @@ def row(clients: int, seconds: float, timings: Sequence[Timing]) -> Record:
     }
 
 
-def offline(engine: Engine, requests: Sequence[Request]) -> Record:
+def offline(engine: Engine, batch: int, requests: Sequence[Request]) -> Record:
     """Return the measurement of the engine, of no clients; first tokens are lone prefills'."""
     for some in (requests, requests[:1], requests[1:2]):
         engine.generate(some)  # compiles
@@ -138,6 +144,7 @@ def offline(engine: Engine, requests: Sequence[Request]) -> Record:
     seconds = time.perf_counter() - start
     return {
         "clients": 0,
+        "batch": batch,
         "requests_per_second": len(requests) / seconds,
         "tokens_per_second": tokens / seconds,
         **{f"first_ms_p{p}": float(np.percentile(firsts, p)) for p in (50, 95)},
@@ -148,15 +155,16 @@ def offline(engine: Engine, requests: Sequence[Request]) -> Record:
 def table(rows: Sequence[Record]) -> Table:
     """Return the measurements as a table."""
     columns = ("first_ms_p50", "first_ms_p95", "token_ms_p50", "token_ms_p95")
-    engine = next((row["tokens_per_second"] for row in rows if not row["clients"]), None)
+    engines = {row["batch"]: row["tokens_per_second"] for row in rows if not row["clients"]}
     cells = [
         [
-            str(row["clients"] or "offline"),
+            str(row["clients"] or f"offline, batch {row['batch']}"),
             *(number(row[name]) for name in ("requests_per_second", "tokens_per_second")),
             *(number(row.get(name), 0) for name in columns),
             number(engine and row["tokens_per_second"] / engine),
         ]
         for row in rows
+        for engine in [engines.get(1 if (row["clients"] or row["batch"]) == 1 else BATCH)]
     ]
     header = ["clients", "requests/s", "tokens/s", "first p50", "p95", "token p50", "p95 (ms)"]
     return Table("Load on jaxspec serve", [*header, "of offline"], cells)
