@@ -46,7 +46,8 @@ TABED = (
         "learns the weights.",
         details=(
             "AdaBoost uses each request's running error. The paper fixes a draft's weight by its "
-            "error rate; to do that, give these weights to `--weights`, which `static` keeps.",
+            "error rate, which it does not print; `--weighting adaboost:errors=0.4/0.5` does that "
+            "with yours.",
             "AdaBoost has the released code's constant of 1, since the paper names none. Negative "
             "weights become 0.",
             "The paper writes both hard and soft labels, so the table has every rule that its MT* "

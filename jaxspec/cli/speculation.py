@@ -120,7 +120,7 @@ def load_engine(
     parts = mixture(config.views, [read_draft_config(path) for path in drafts])
     _check_drafts(drafting, parts)
     if parts.names:
-        parse_weights(config.weights, len(parts.names))
+        config.rule.first(parse_weights(config.weights, len(parts.names)), vocabulary=1)
     mesh = None if models.model_parallel == 1 else make_mesh(models.model_parallel)
     path = locate(models.target, models.revision)
     directories.read_config(path)

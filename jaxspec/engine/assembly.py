@@ -131,7 +131,10 @@ def speculation(
     if chooses and isinstance(program, Speculator):
         plans = plans_of(program, config.width)
     towers = target, *(draft if source.tower else None for source in sources)
-    weights = parse_weights(config.weights, len(parts.names)) if sources else ()
+    weights: tuple[float, ...] = ()
+    if sources:
+        asked = parse_weights(config.weights, len(parts.names))
+        weights = config.rule.first(asked, target.model.text.vocab_size)
     return Assembly(program, params, tuple(forms), towers, target, parts, weights, plans)
 
 

@@ -379,6 +379,10 @@ def test_wrong_arguments_are_one_line(
             "weights: '0.5'; give a tuple of numbers",
             lambda: Engine(target, draft, EngineConfig(weights="0.5")),
         ),
+        (
+            "weighting adaboost: errors 0.2/0.3/0.4 are 3 for 2 views; give one for each",
+            lambda: Engine(target, draft, EngineConfig(weighting="adaboost:errors=0.2/0.3/0.4")),
+        ),
         # type: ignore[arg-type]
         ("tree: 2; give a string, as '2:32'", lambda: EngineConfig(tree=2)),
         # type: ignore[arg-type]

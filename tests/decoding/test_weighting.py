@@ -184,12 +184,42 @@ def test_random_weights_are_the_rows_own(draw: str, variance: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [*RULE_CASES, *PRESETS, *RULES, "grid:window=16,steps=4", "random:draw=uniform"]
+    "text",
+    [
+        *RULE_CASES,
+        *PRESETS,
+        *RULES,
+        "grid:window=16,steps=4",
+        "random:draw=uniform",
+        "adaboost:constant=0.5,errors=0.25/0",
+    ],
 )
 def test_text_forms_are_read_back(text: str) -> None:
     rule = parse_weighting(text)
     assert parse_weighting(str(rule)) == rule
     assert hash(rule) == hash(parse_weighting(text))
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ("constant=0,errors=0.2/0.4", [np.log(4), np.log(1.5)]),
+        ("errors=0.2/0.4", [np.log(4) + np.log(V - 1), np.log(1.5) + np.log(V - 1)]),
+        ("constant=0,errors=0.2/0.6", [1, 0]),  # worse than chance
+        ("constant=0,errors=1/1", [0.3, 0.7]),  # those that were asked for
+        ("errors=0/0", [1, 1]),
+    ],
+)
+def test_given_error_rates_fix_the_weights(options: str, weights: list[float]) -> None:
+    """TABED's Eq. (2), ln(1 / e - 1) + C ln(K - 1), whatever is verified."""
+    rule = parse_weighting(f"adaboost:{options}")
+    first = rule.first((0.3, 0.7), V)
+    assert first == pytest.approx(np.asarray(weights) / sum(weights), rel=1e-4)
+    blocks = history(np.random.default_rng(0), 2, blocks=2)
+    for after in weights_after(rule, np.tile(first, (B, 1)), blocks):
+        np.testing.assert_array_equal(after, np.tile(np.float32(first), (B, 1)))
+    with pytest.raises(InputError, match="2 for 3 views; give one for each"):
+        rule.first((0.2, 0.3, 0.5), V)
 
 
 def test_a_preset_takes_other_fields() -> None:
@@ -205,6 +235,8 @@ def test_a_preset_takes_other_fields() -> None:
         ("grid:windwo=3", "field 'windwo' is unknown; did you mean 'window'?"),
         ("grid:measure=klt", "measure 'klt' is unknown; did you mean 'kl'?"),
         ("grid:window=0", "window 0; give 1 or more"),
+        ("adaboost:errors=0.4", "errors 0.4; give a number for each view, as 0.4/0.5"),
+        ("adaboost:errors=0.4/1.5", "errors (0.4, 1.5); give 0 or more, up to 1"),
     ],
 )
 def test_wrong_texts_are_answered_with_the_mend(text: str, message: str) -> None:

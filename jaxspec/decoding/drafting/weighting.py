@@ -13,10 +13,11 @@ of the row's last `window` places. Before any verified place they are the initia
 | `inverse_error_power`   | E^(-1/tau), normalised; E is the view's own cost  | TABED's code |
 | `inverse_error_softmax` | softmax(1 / (tau E))                              | TABED: MTCP* |
 | `hard_match`            | share of places whose best token was the target's | TABED        |
-| `adaboost`              | log-odds of the same                              | TABED        |
+| `adaboost`              | log-odds of the same, or fixed by `errors`        | TABED        |
 
 A rule is written as its name and the fields that differ from their defaults, as in
-`grid:window=16,measure=tvd`: `str` writes it, `parse_weighting` reads it.
+`grid:window=16,measure=tvd`: `str` writes it, `parse_weighting` reads it. A field with a number for
+each view divides them by `/`, as in `adaboost:errors=0.4/0.5`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ RANGES = {
     "steps": COUNT,
     "tau": (0, LARGEST),
     "constant": (-LARGEST, LARGEST),
+    "errors": (0, 1),
 }
 """Least and largest values of fields."""
 ALL = "all"  # text form of None
@@ -57,6 +59,11 @@ def _mend(
     value: Any, kinds: tuple[Any, ...], least: float = -math.inf, most: float = math.inf
 ) -> str:
     """Return the mend for a value of the wrong kind or out of range, or nothing if it fits."""
+    if kinds[-1] is ...:
+        if not isinstance(value, tuple):
+            return "; give a number for each view, as 0.4/0.5"
+        mends = (_mend(part, kinds[:-1], least, most) for part in value)
+        return next(filter(None, mends), "")
     if isinstance(kinds[0], str):
         return "" if value in kinds else f" is unknown; {nearest(str(value), kinds)}"
     if type(value) not in (*kinds, *([int] if float in kinds else [])):
@@ -91,6 +98,10 @@ class Weighting(ABC, Generic[Kept]):
     def hard_labels(self) -> bool:
         """Return whether the rule reads only the target's likeliest tokens, as answers record."""
         return False
+
+    def first(self, weights: tuple[float, ...], vocabulary: int) -> tuple[float, ...]:
+        """Return the first block's weights, given those that were asked for."""
+        return weights
 
     @abstractmethod
     def init(self, weights: Float[Array, "B R"]) -> Kept:
@@ -344,12 +355,34 @@ class AdaBoost(HardMatch):
     a_r is its share of matches. Views worse than chance get weight 0; the released code gives them
     a negative weight, which makes no mixture. At constant 1 the second term (10.4 at 32064 tokens)
     outweighs the first, and weights are nearly uniform.
+
+    With `errors`, each view's 1 - a_r, the weights are fixed by them, as the paper writes.
     """
 
     name = "adaboost"
     constant: float = 1.0
+    errors: tuple[float, ...] = ()
+
+    def first(self, weights: tuple[float, ...], vocabulary: int) -> tuple[float, ...]:
+        if not self.errors:
+            return weights
+        if len(self.errors) != len(weights):
+            raise InputError(
+                f"weighting {self.name}: errors {_write(self.errors)} are {len(self.errors)} for "
+                f"{len(weights)} views; give one for each"
+            )
+
+        def value(error: float) -> float:
+            if error in (0, 1):
+                return CERTAIN * (1 - error)
+            return max(math.log(1 / error - 1) + self.constant * math.log(max(vocabulary - 1, 1)), 0)
+
+        values = [value(error) for error in self.errors]
+        return tuple(each / sum(values) for each in values) if any(values) else weights
 
     def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Array:
+        if self.errors:
+            return initial
         hits, misses = scores[:, 0], places[:, None] - scores[:, 0]
         odds = jnp.log(jnp.maximum(hits, 1)) - jnp.log(jnp.maximum(misses, 1))
         value = odds + self.constant * jnp.log(float(max(vocabulary - 1, 1)))
@@ -396,9 +429,11 @@ def parse_weighting(text: str) -> Weighting:
 
 
 def _read(text: str) -> Any:
-    """Return the value of a field's text: None for `ALL`, a number, or a choice."""
+    """Return the value of a field's text: None for `ALL`, a number, several, or a choice."""
     if text == ALL:
         return None
+    if "/" in text:
+        return tuple(map(_read, text.split("/")))
     for number in (int, float):
         with suppress(ValueError):
             return number(text)
@@ -407,6 +442,8 @@ def _read(text: str) -> Any:
 
 def _write(value: Any) -> str:
     """Return the text that `_read` reads as this value."""
+    if isinstance(value, tuple):
+        return "/".join(map(_write, value))
     return ALL if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
