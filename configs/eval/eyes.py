@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from configs.eval.mini import config as mini
 from eval.lib.drafts.config import Variant
+from jaxspec.engine.config import PROMPT_BUCKETS
 from jaxspec_demo import ASSETS
 
 config = replace(
@@ -26,6 +27,6 @@ config = replace(
     ),
     gamma=7,
     batch_size=1,
-    prompt_buckets=(128, 256, 448, 1024),
+    prompt_buckets=PROMPT_BUCKETS,
     image_buckets=(0, 1, 2, 5),
 )

@@ -375,7 +375,8 @@ class AdaBoost(HardMatch):
         def value(error: float) -> float:
             if error in (0, 1):
                 return CERTAIN * (1 - error)
-            return max(math.log(1 / error - 1) + self.constant * math.log(max(vocabulary - 1, 1)), 0)
+            chance = self.constant * math.log(max(vocabulary - 1, 1))
+            return max(math.log(1 / error - 1) + chance, 0)
 
         values = [value(error) for error in self.errors]
         return tuple(each / sum(values) for each in values) if any(values) else weights
