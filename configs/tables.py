@@ -40,7 +40,7 @@ def _section(line: Line) -> str:
     if line.command:
         extras, disk = line.needs.replace(", ", ",").split("; ")
         parts += [
-            f"This needs `pip install -e '.[{extras}]'`, and {disk} of disk for weights.",
+            f"The commands need `pip install -e '.[{extras}]'`, and {disk} of disk for weights.",
             f"```sh\n{line.command}\n```",
         ]
     if line.mini:

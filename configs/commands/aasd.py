@@ -72,7 +72,7 @@ AASD = (
             "detail.', and ScienceQA without hints.",
             "How heads are trained is our choice; the recipe lists it.",
             "omega and delta are of whole calls. The table also has those of the decode loop.",
-            "The paper's tau is not 1 + gamma alpha. Ours is.",
+            "Our tau is 1 + gamma alpha, and the paper's is not.",
         ),
         command=f"{_head()}\n{_head('13b')}",
         mini=f"{HEAD} aasd --untrained",

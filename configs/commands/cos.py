@@ -23,17 +23,18 @@ COS = (
         details=(
             "SD and CoS have draft lengths 5 and 1, and the paper prints the better of the two. "
             "CoS of three models has 1. Naive has 5, since the paper names none.",
-            "SD is naive with the bonus token, which is our reading of the paper's words. It could "
-            "then not be slower than naive. But the paper prints it below naive in all four cells "
+            "SD is naive with the bonus token, which is our reading of the paper's words. In this "
+            "reading SD could not be slower than naive. But the paper prints it below naive in all "
+            "four cells "
             "of ensembles that have both, and in two of the eight of contrasts.",
             "In the first command, pairs with a base model are asked in raw text, and Qwen's in "
             "their chat form.",
             "In the first command, GSM8K follows four examples of the training set, MMLU follows "
-            "five without reasons, and CNN/DM follows none. It asks the first 100 rows; in MMLU "
-            "that is one or two of each subject.",
+            "five without reasons, and CNN/DM follows none. Each set gives its first 100 rows; in "
+            "MMLU these are one or two of each subject.",
             "In the second command all models are asked in raw text. GSM8K and MMLU follow the "
             "code's own examples, which think step by step. CNN/DM has the form 'Article / "
-            "Highlights' after one example. It asks 100 rows of the code's shuffle.",
+            "Highlights' after one example. Each set gives 100 rows of the code's shuffle.",
             "bfloat16 and 8 timed prompts per set are ours, and 256 tokens are the released "
             "code's, since the paper names none of them.",
             "WE-P and CD-P have 0.39 to 0.82 of standard's speed in the paper. Here a line below "

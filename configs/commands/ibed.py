@@ -47,8 +47,8 @@ IBED = (
         what="This table has drafts that are trained further on pooled images. Each command pair "
         "trains the finished draft for one more second stage, and measures it.",
         details=(
-            "The paper pools during the second stage. It prints neither where that starts nor its "
-            "hyperparameters; ours are those of Table 4.",
+            "The paper pools during the second stage. The paper prints neither where that starts "
+            "nor its hyperparameters; we use those of Table 4.",
         ),
         command="\n".join(
             f"{TRAIN} pooled --view {view} --runs runs/train/pooled_{n}\n"
@@ -110,13 +110,14 @@ IBED = (
         tables=(12,),
         figures=(10,),
         needs="benchmarks, quality; 15 GB",
-        what="These have the accuracy, ROUGE-L and METEOR of the target, the draft and the pooled "
+        what="This table and figure have the accuracy, ROUGE-L and METEOR of the target, the draft "
+        "and the pooled "
         "drafts of Table 5, with and without images, and some of their answers.",
         details=(
             "The dtype is float16; the paper names none.",
             "The printed digits fit 100 questions of ChartQA and all 1,000 of OCRBench. The paper "
             "does not say how many of TextCaps it asked.",
-            "Nor does it say how they are asked and judged, and by which ROUGE.",
+            "The paper does not say either how they are asked and judged, and by which ROUGE.",
         ),
         command=f"{QUALITY} llava15 --sets chartqa textcaps --text-only --drafts {DRAFTS} --out "
         f"runs/quality/ibed\n{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --drafts "

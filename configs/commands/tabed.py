@@ -9,7 +9,7 @@ TABED = (
         tables=(1, 3, 4, 18),
         needs="benchmarks, captioner, plots; 16 GB",
         what="These tables compare views M, T, C and P with their mixtures, whose weights are "
-        "static, random or learned. They have first turns, second turns, and second turns with "
+        "static, random or learned. There are first turns, second turns, and second turns with "
         "questions from NQ or GSM8K.",
         details=(
             "POPE is the whole set, as in the released code; the text names the Lite subset.",
@@ -61,7 +61,9 @@ TABED = (
         tables=(6, 7),
         needs="benchmarks, captioner, plots; 16 GB",
         what="These tables repeat Table 1 with blocks of 3 and of 7 drafted tokens.",
-        details=("Ours also have the mixtures of Table 1, which the paper does not print here.",),
+        details=(
+            "Our tables also have the mixtures of Table 1, which the paper does not print here.",
+        ),
         command=f"{TABLE} llava15 --gamma 3 --turns 1 --out runs/eval/llava15_gamma3\n"
         f"{TABLE} llava15 --gamma 7 --turns 1 --out runs/eval/llava15_gamma7",
         mini=f"{TABLE} mini_views --gamma 3 --out runs/eval/mini_gamma3",
@@ -78,7 +80,7 @@ TABED = (
             "Passes are tables of numbers by rows (R views are R rows of the draft), by context "
             "and by block length. The paper draws lines.",
             "`inference_times.png` has bars of tower, prefill and decoding by 1, 2 and 5 images. "
-            "Their answers have 92, 117 and 88 tokens, the paper's mean lengths; the paper also "
+            "The answers have 92, 117 and 88 tokens, the paper's mean lengths; the paper also "
             "says that it draws 100.",
             "BLIP and Florence-2 caption pages that picturebook draws, in float32, with torch on "
             "the host, and are timed by themselves. The paper captions photographs while the "
@@ -140,12 +142,14 @@ TABED = (
         tables=(17,),
         figures=(7,),
         needs="benchmarks, quality; 15 GB",
-        what="These have the accuracy, ROUGE-L and METEOR of target and draft, with and without "
+        what="This table and figure have the accuracy, ROUGE-L and METEOR of target and draft, "
+        "with and without "
         "images, and some of their answers.",
         details=(
             "The printed digits fit all 1,000 questions of OCRBench. The paper does not say how "
             "many of TextCaps it asked.",
-            "Nor does it say how they are asked and judged, by which ROUGE, and in which dtype. "
+            "The paper does not say either how they are asked and judged, by which ROUGE, and in "
+            "which dtype. "
             "Ours is float16.",
         ),
         command=f"{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --out "
@@ -162,7 +166,7 @@ TABED = (
         "command.",
         details=(
             "Prompts and captions differ as in Table 1.",
-            "The paper names float16. Its released code ran the 160M draft in bfloat16.",
+            "The paper names float16. The paper's released code ran the 160M draft in bfloat16.",
             "The rows of Table 21 name LLaVA-1.5 160M, and its caption names LLaVA-OV 68M. We take "
             "the second.",
         ),
