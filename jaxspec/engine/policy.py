@@ -12,9 +12,10 @@ as all trials have lost at most 1 % of the time and 3 % of what drafts have gain
 program and running it first, which took up to ten times as long as later, says nothing about a
 plan, and may take another 5 % of the time.
 
-Rates are guesses, and plain decoding needs none. So a draft must promise 5 % more than it. And what
-drafting loses to it after all is a debt, which gains pay back, and 1 % of the time. From a debt of
-12 blocks on all is decoded plainly: of 1,000 blocks, 12 + 0.01 x 1,000 = 22 can be lost.
+Rates are guesses, and plain decoding needs none. So a draft must promise 5 % more than it. What
+drafting loses to it after all is a debt, which gains pay back, and 1 % of the time. The larger the
+debt, the more a draft must promise: at 24 blocks 1.05 x (1 + 24 / 48) = 1.6 times plain decoding's
+rate. So a draft whose promises are wrong by that much loses 24 blocks, and 1 % of the time.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from jaxspec.files import write_text
 
 BUDGET = 0.01
 """Largest share of the time that trials may lose to the best plan, and drafts to plain decoding."""
-DEBT = 12.0
-"""Blocks that drafts may have lost to plain decoding besides."""
+DEBT = 48.0
+"""Blocks that drafts have lost to plain decoding, besides, when they must promise twice as much."""
 SHARE = 0.03
 """Share of the drafts' gains that trials may lose besides."""
 ONCE = 0.05
 """Largest share of the time for compilations and first runs of plans that are only tried."""
 MARGIN = 1.05
-"""Rate of a draft over plain decoding's from which on it decodes."""
+"""Rate of a draft over plain decoding's from which on it decodes, if drafts have lost nothing."""
 STRETCH_MS = 150.0
 """Milliseconds of a run that is no trial, at least: a pause costs the host one or two."""
 SHORTEST = 16
@@ -184,16 +185,13 @@ class Policy:
         trial = max(TRIAL, min(SHORTEST, round(TRIAL_MS / known[0])))
         if len(self.plans) - 1 not in known:
             return Choice(len(self.plans) - 1, trial, False)
-        rates = {
-            i: self.tokens(i, rows) / ms / (MARGIN if i else 1)
-            for i, ms in known.items()
-            if not i or self.debt < DEBT
-        }
+        margin = MARGIN * (1 + self.debt / DEBT)
+        rates = {i: self.tokens(i, rows) / ms / (margin if i else 1) for i, ms in known.items()}
         best = max(rates, key=lambda i: rates[i])
         hopes = {}
-        for i in range(len(self.plans)) if self.debt < DEBT else ():
+        for i in range(len(self.plans)):
             ms = known.get(i, max(known.values()))
-            loss = trial * ms if i not in rates else trial * ms * (1 - rates[i] / rates[best])
+            loss = trial * ms * (1 - rates.get(i, 0.0) / rates[best])
             if (i, program) not in self.compiled and self.once + self.first_ms > ONCE * self.spent:
                 continue
             doubt = 2 if self.blocks - self.measured_at.get(i, 0) > STALE else 1
@@ -227,7 +225,8 @@ class Policy:
         self.spent += ms
         if first := (choice.plan, program) not in self.compiled:
             self.compiled.add((choice.plan, program))
-            self.first_ms = ms + compiled_ms
+            blocks_ms = blocks * (self.cost(choice.plan, sizes) or ms / max(blocks, 1))
+            self.first_ms = compiled_ms + max(0.0, ms - blocks_ms)
             self.once += self.first_ms if choice.trial else 0.0
         if not blocks:
             return
