@@ -52,8 +52,11 @@ RELEASED = (
 SPEEDS: dict[str, Callable[[Record], str]] = {
     "whole calls": cell("speedup_call", number),
     "speed-up": cell("speedup_measured", number),
-    "Thm.": cell("speedup_predicted", number),
+    "law": cell("speedup_predicted", number),
     "with times": cell("speedup_predicted_with_verify", number),
+    "Thm. 3.1, 3.6": cell("speedup_theorem", number),
+    "Cor. 3.4": cell("speedup_corollary_3_4", number),
+    "Cor. 3.5": cell("speedup_corollary_3_5", number),
 }
 
 
@@ -149,9 +152,12 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
         "their order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests; "
         "whole calls: the same with prefill, as the paper's code counts. speculative: naive with "
-        "the bonus token, our reading of the paper's SD. predicted, Thm.: calls and speed-up of "
+        "the bonus token, our reading of the paper's SD. predicted, law: calls and speed-up of "
         "the exact law at the mean alphas of all methods; with times: with those of scoring "
         "passes too.",
+        "Of two models, by the paper's formulas. Thm. 3.1, 3.6: speed-up of naive and of CoS at "
+        "the proposer's alpha. Cor. 3.4, 3.5: least speed-up of naive at its best draft length, "
+        "with this proposer, and with the better of the two.",
         "nats: of the reference answers' tokens under the combination, at temperature 1. quality: "
         f"of the answers to {config.limit} samples a set, decoded once, "
         f"{measures or 'which nothing judges'}. same: answers equal to standard collaborative "

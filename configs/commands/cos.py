@@ -71,8 +71,8 @@ command. Tables 2 to 6 measure the same two pairs on a GPU. The paper prints the
         "lengths 1, 1 and 5, 1. `sweep.png` draws whole calls, as in the paper, and decoding.",
         details=(
             "The paper prints at least 1.5 times the speed at all weights.",
-            "The first model proposes at all weights. The paper selects an appropriate proposer; "
-            "at weights of 0.1 to 0.4 that is `--default-proposer 1`.",
+            "The heavier model proposes, as with `--default-proposer auto`. The paper only says "
+            "that an appropriate one can be selected.",
         ),
         command=f'{SWEEP} --pairings "Llama, Vicuna" "Qwen 3B" --sweep {LAMBDA} '
         "--out runs/cos_weight",

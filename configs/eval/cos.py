@@ -103,7 +103,13 @@ _NUMBERS = {
 }
 _PAIRINGS = (
     *(
-        Pairing(name, pair, "weighted:0.5,0.5", chat_template="Qwen" in name)
+        Pairing(
+            name,
+            pair,
+            "weighted:0.5,0.5",
+            default_proposer="auto",
+            chat_template="Qwen" in name,
+        )
         for name, pair in _ENSEMBLES.items()
     ),
     Pairing(

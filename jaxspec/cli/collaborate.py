@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -35,8 +35,9 @@ class Decoding:
     one model proposes, the latter with a bonus token. standard: no proposals."""
     gammas: str | None = None
     """Draft length of each model, as 5,1; by default 1 each."""
-    default_proposer: int = 0
-    """Index of the model that proposes first and after rejections, from 0."""
+    default_proposer: int | Literal["auto"] = 0
+    """Index of the model that proposes first and after rejections, from 0. auto: that of the
+    largest weight for its size, with the longest of --gammas; without weights the smallest."""
     views: str | None = None
     """How each model sees images, comma-separated: M (in full), T (a line break for each), P
     (pooled). By default M, and T for text models."""
@@ -90,14 +91,17 @@ def run(args: Collaborate) -> None:
     clear()
     engine = Engine([loaded[path] for path in paths], config=config)
 
+    settings = engine.config
+    assert isinstance(settings, CollaborationConfig)
+
     def describe(result: Result) -> tuple[dict[str, Any], str]:
         stats = collaboration_metrics([result.stats])
         calls = ", ".join(f"{n:.2f}" for n in stats["calls_per_token"] or ())
         stats |= {
             "combination": decoding.combination,
             "method": decoding.method,
-            "gammas": config.gammas or (1,) * len(names),
-            "default_proposer": decoding.default_proposer,
+            "gammas": settings.gammas or (1,) * len(names),
+            "default_proposer": settings.default_proposer,
             "views": [form.view.name for form in engine.assembly.forms],
         }
         return stats, f"{calls} passes of each model a token"

@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import jax
+
 from jaxspec.config import LvlmConfig, text_config
 from jaxspec.decoding.collaboration.alternating import Alternating
+from jaxspec.decoding.collaboration.combination import default_proposer
 from jaxspec.decoding.collaboration.one_proposer import OneProposer
 from jaxspec.decoding.drafting.trees import make_drafter
 from jaxspec.decoding.inputs import Member
@@ -23,7 +26,7 @@ from jaxspec.engine.requests import EncodedRequest
 from jaxspec.errors import InputError, warn_once
 from jaxspec.loading.models import LoadedDraft, LoadedModel
 from jaxspec.loading.pairs import check_pair, check_tokens, check_vocabulary, same_tower
-from jaxspec.models.families import split_tower
+from jaxspec.models.families import split_tower, text_params
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import PromptRow
 from jaxspec.prompts.views import VIEWS, View, parse_view, parse_weights
@@ -165,8 +168,25 @@ def build_program(
     return Speculator(target, drafter, config.rule, config.trace, width)
 
 
+def with_proposer(
+    models: Sequence[LoadedModel], config: CollaborationConfig
+) -> CollaborationConfig:
+    """Return the options with the number of the model that proposes, and its draft length."""
+    combination, lengths = config.checked(len(models))
+    if config.default_proposer != "auto":
+        return config
+    decoders = [text_params(model.config, model.params) for model in models]
+    costs = [sum(leaf.size for leaf in jax.tree.leaves(params)) for params in decoders]
+    proposer, gammas = default_proposer(combination, costs), list(lengths)
+    longest = gammas.index(max(gammas))
+    gammas[proposer], gammas[longest] = gammas[longest], gammas[proposer]
+    return replace(config, default_proposer=proposer, gammas=tuple(gammas))
+
+
 def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:
     """Assemble collaborating models; a text model is shown a line break for an image.
+
+    config: As `with_proposer` returns it.
 
     The same model may be listed more than once. With views M and T and `contrastive:beta=1`
     that is visual contrastive decoding (Leng et al. 2024), the blurred image being none.
@@ -203,6 +223,7 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
         Member(form.model.model, form.view.pool, form.view.reads_images) for form in forms
     )
     proposer = config.default_proposer
+    assert proposer != "auto"
     if config.method == "alternating":
         program: Program = Alternating(members, gammas, proposer)
     else:

@@ -162,13 +162,16 @@ class CollaborationConfig(Batching):
       method: `alternating` (CoS), `naive` (one proposer), `speculative` (bonus), or `standard`.
       gammas: Draft length of each model; None: 1 each, which costs no extra passes (Cor. 3.7).
       default_proposer: Index of the model that proposes first and after rejections, or alone.
+        "auto" takes the largest weight for a model's size, see
+        `jaxspec.decoding.collaboration.combination.default_proposer`. That model then has the
+        longest of `gammas`, and gives its own in exchange.
       views: View of the images for each model, any but C; None: M for all that see.
     """
 
     combination: str | Combination = "weighted"
     method: Method = "alternating"
     gammas: tuple[int, ...] | None = None
-    default_proposer: int = 0
+    default_proposer: int | Literal["auto"] = 0
     views: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -187,10 +190,11 @@ class CollaborationConfig(Batching):
         """Return the combination and draft lengths; raise InputError if they do not fit."""
         if models < 2:
             raise InputError(f"collaboration: {models} model; give at least 2, repeats are allowed")
-        if not count_within(0, models - 1)(self.default_proposer):
+        first = self.default_proposer
+        if first != "auto" and not count_within(0, models - 1)(first):
             raise InputError(
-                f"default_proposer: {self.default_proposer!r:.60} of {models} models; "
-                f"give 0 to {models - 1}"
+                f"default_proposer: {first!r:.60} of {models} models; "
+                f"give 0 to {models - 1}, or auto"
             )
         for name, entries in (("gammas", self.gammas), ("views", self.views)):
             if entries is not None and len(entries) != models:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from jaxspec.cluster import map_over_processes
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_logprobs
-from jaxspec.engine.assembly import collaboration, speculation
+from jaxspec.engine.assembly import collaboration, speculation, with_proposer
 from jaxspec.engine.batch import STRIDE, Batch
 from jaxspec.engine.batcher import Batcher
 from jaxspec.engine.compile_cache import timed
@@ -82,7 +82,7 @@ class Engine:
                 captioner = self.captioner
         else:
             kind = "a CollaborationConfig for a list"
-            config = _checked(self.config, CollaborationConfig, kind)
+            config = with_proposer(self.target, _checked(self.config, CollaborationConfig, kind))
             if drafts:
                 raise InputError("draft: collaborating models need none; leave it out")
             assembly = collaboration(self.target, config)

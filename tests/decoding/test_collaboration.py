@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from eval.exactness import forward_logits
+from jaxspec.decoding.collaboration.combination import default_proposer, parse_combination
 from jaxspec.engine.engine import CollaborationConfig, Engine
 from jaxspec.engine.requests import Request
 from jaxspec.errors import InputError
@@ -86,6 +87,39 @@ def test_who_proposes_does_not_matter(
             np.testing.assert_array_equal(getattr(other.stats, field), getattr(result.stats, field))
     if config is VISUAL:
         check_contrast(chosen[0], plain, asked[0], standard.tokens)
+
+
+@pytest.mark.parametrize(
+    ("text", "costs", "proposer"),
+    [
+        ("weighted:0.4,0.6", (1, 1), 1),
+        ("weighted:0.4,0.6", (1, 2), 0),  # 0.4 is over 1 / 3
+        ("weighted:0.3,0.7", (1, 2), 1),  # 0.7 is over 2 / 3
+        ("weighted", (5, 5), 0),
+        ("weighted:0.2,0.3,0.5", (1, 1, 3), 1),
+        ("contrastive:mu=0.1", (8, 1), 1),
+        ("logits:0.1,2,0.1", (3, 5, 4), 0),
+    ],
+)
+def test_the_weights_choose_the_proposer(text: str, costs: tuple[int, ...], proposer: int) -> None:
+    assert default_proposer(parse_combination(text, len(costs)), costs) == proposer
+
+
+def test_the_chosen_proposer_has_the_longest_runs(models: list[LoadedModel]) -> None:
+    """The tower of the first model is no part of its cost."""
+    seeing, _, reading = models
+    config = replace(CONFIG, default_proposer="auto", gammas=(3, 1))
+    for weights, proposer, gammas in (("0.5,0.5", 0, (3, 1)), ("0.4,0.6", 1, (1, 3))):
+        for method in ("alternating", "naive"):
+            fields = {"combination": f"weighted:{weights}", "method": method}
+            engine = Engine([seeing, reading], config=replace(config, **fields))
+            settings: Any = engine.config
+            assert (settings.default_proposer, settings.gammas) == (proposer, gammas)
+            program: Any = engine.assembly.program
+            if method == "naive":
+                assert (program.proposer, program.gamma) == (proposer, 3)
+            else:
+                assert (program.first, program.gammas) == (proposer, gammas)
 
 
 def check_contrast(

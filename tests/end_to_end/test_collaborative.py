@@ -74,6 +74,9 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["speedup_measured"] for row in rows[:4]] == [rate / rates[0] for rate in rates]
     calls = [row["call_tokens_per_second"] for row in rows[:4]]
     assert [row["speedup_call"] for row in rows[:4]] == [rate / calls[0] for rate in calls]
+    formulas = [row["speedup_theorem"] for row in rows]
+    assert [value is None for value in formulas] == [True, False, True, False, False]
+    assert all(row["speedup_corollary_3_5"] >= row["speedup_corollary_3_4"] >= 1 for row in rows)
     assert all(len(row["calls_per_token"]) == 2 for row in rows)
     assert [row["token_identity_rate"] for row in rows[:4]] == [1.0] * 4
     assert rows[0]["calls_per_token"] == [1.0, 1.0]

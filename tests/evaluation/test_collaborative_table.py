@@ -43,6 +43,9 @@ def row_of(pairing: str, dataset: str, name: str) -> Record:
             "speedup_predicted",
             "held_out_nats",
             "speedup_call",
+            "speedup_theorem",
+            "speedup_corollary_3_4",
+            "speedup_corollary_3_5",
         ),
         1.0,
     )
@@ -144,5 +147,7 @@ def test_points_of_a_sweep() -> None:
     assert llama.points("lambda:0.2") == [
         Point("lambda", 0.2, "weighted:0.8,0.2", run) for run in ((1, 1), (1, 5))
     ]
+    chosen = replace(llama, default_proposer="auto")
+    assert chosen.points("lambda:0.2")[1].combination == "weighted:0.2,0.8"
     assert llama.points("mu:0.3")[1] == Point("mu", 0.3, "contrastive:mu=0.3", (1, 5))
     assert [point.gammas for point in llama.points("gamma:1,4")] == [(1, 1), (1, 4)]

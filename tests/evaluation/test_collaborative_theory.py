@@ -8,25 +8,15 @@ import pytest
 from eval.lib.collaborative.theory import (
     Calls,
     alternating_calls,
+    corollary_3_4,
+    corollary_3_5,
     one_proposer_calls,
     parallel_speedup,
     speedup,
-    tokens_per_run,
+    theorem_3_1,
+    theorem_3_6,
 )
-
-
-def theorem_3_1(alpha: float, gamma: int, c: float) -> float:
-    """(1 - alpha^gamma)(1 + c) / ((1 - alpha)(1 + c gamma)): one proposer, of cost c against the
-    other's 1.
-    """
-    return tokens_per_run(alpha, gamma) * (1 + c) / (1 + c * gamma)
-
-
-def theorem_3_6(alpha: float, gamma_q: int, gamma_p: int, c: float) -> float:
-    """The paper's speed-up of alternation: one alpha for both, cycles of p as dear as those of q.
-    Not exact.
-    """
-    return tokens_per_run(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - alpha**gamma_p * c)
+from jaxspec.decoding.collaboration.combination import default_proposer, parse_combination
 
 
 def simulated(alphas: list[float], gammas: list[int], first: int, tokens: int = 60_000) -> Calls:
@@ -74,6 +64,10 @@ def test_the_paper_where_it_is_exact_and_where_it_is_not() -> None:
     same = alternating_calls([0.863, 0.863], [1, 1])
     assert speedup(same, [1, 1]) == pytest.approx(theorem_3_6(0.863, 1, 1, 1.0), rel=1e-12)
     assert speedup(same, [0.1, 1]) == pytest.approx(1.844, abs=1e-3)  # simulated: 1.840
+    alpha, c = 0.863, 0.1
+    assert theorem_3_1(alpha, 5, c) == pytest.approx(
+        (1 - alpha**5) * (1 + c) / ((1 - alpha) * (1 + 5 * c))
+    )
     assert theorem_3_6(0.863, 1, 1, 0.1) == pytest.approx(1.085, abs=2e-3)
     assert theorem_3_1(0.863, 5, 0.1) == pytest.approx(2.792, abs=5e-3)
     assert speedup(one_proposer_calls(0.863, 5), [0.1, 1]) == pytest.approx(
@@ -85,3 +79,14 @@ def test_turns_where_all_stands_are_as_fast_as_models_side_by_side() -> None:
     assert parallel_speedup([2.0, 2.0, 2.0]) == 3
     assert parallel_speedup([1.0, 3.0]) == pytest.approx(4 / 3)
     assert speedup(alternating_calls([1, 1, 1], [1, 1, 1]), [2, 2, 2]) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("c", [0.1, 0.5, 1.0, 3.0])
+def test_a_proposer_gains_if_its_weight_is_over_its_share_of_the_cost(c: float) -> None:
+    share = c / (1 + c)
+    assert corollary_3_4(share - 0.01, c) == 1  # a length of 1 costs nothing, and gains nothing
+    assert corollary_3_4(share + 0.01, c) > 1
+    for weight in (share - 0.01, share + 0.01, 0.5):
+        chosen = default_proposer(parse_combination(f"weighted:{weight},{1 - weight}", 2), (c, 1))
+        least = [corollary_3_4(weight, c), corollary_3_4(1 - weight, 1 / c)]
+        assert corollary_3_5(weight, c) == least[chosen] >= 1

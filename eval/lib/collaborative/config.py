@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from eval.lib.drafts.config import Data, Decoding, set_places
 from eval.lib.drafts.published import Published
@@ -40,7 +40,7 @@ class Pairing:
     """As in `CollaborationConfig`, as are `gammas`, `default_proposer` and `views`."""
     temperature: float = 1.0
     gammas: tuple[int, ...] = (5, 1)
-    default_proposer: int = 0
+    default_proposer: int | Literal["auto"] = 0
     views: tuple[str, ...] | None = None
     sweep: str = ""
     """As in `Together`."""
@@ -54,7 +54,7 @@ class Pairing:
 
         Each value of `lambda` (the proposer's weight) and `mu` gives two points: the pairing's
         draft lengths, and lengths of 1. A value of `gamma` gives one, as the proposer's draft
-        length.
+        length. Where the proposer is chosen by the weights, both are the first model's.
         """
         dial, _, values = (sweep or self.sweep).partition(":")
         if not dial:
@@ -72,11 +72,12 @@ class Pairing:
             raise InputError(
                 f"sweep: {values!r} is not a list of numbers; give {dial}:1,3,5"
             ) from None
+        dialled = 0 if self.default_proposer == "auto" else self.default_proposer
         points = []
         for value in settings:
             if dial == "gamma" and (value < 1 or value % 1):
                 raise InputError(f"sweep: gamma {value:g}; give whole numbers, 1 or more")
-            first = 1 - value if self.default_proposer else value
+            first = 1 - value if dialled else value
             combination = {
                 "gamma": self.combination,
                 "mu": f"contrastive:mu={value:g}",
@@ -85,7 +86,7 @@ class Pairing:
             runs = dict.fromkeys([(1,) * len(self.models), self.gammas])
             if dial == "gamma":
                 gammas = list(self.gammas)
-                gammas[self.default_proposer] = int(value)
+                gammas[dialled] = int(value)
                 runs = [tuple(gammas)]
             points += [Point(dial, value, combination, gammas) for gammas in runs]
         return points

@@ -48,6 +48,6 @@ def quality_and_speed(sweep: Sequence[Record]) -> Any:
                 speed.plot(*values, style, marker="o", color=colour, label=name + label)
         speed.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         speed.set_ylabel("speed-up")
-        speed.set_xlabel("weight of the proposer" if dial == "lambda" else dial)
+        speed.set_xlabel("weight, lambda" if dial == "lambda" else dial)
         speed.legend(frameon=False, fontsize=8, ncols=2)
     return figure

@@ -21,9 +21,13 @@ from eval.lib.collaborative.references import References, read_references
 from eval.lib.collaborative.theory import (
     Calls,
     alternating_calls,
+    corollary_3_4,
+    corollary_3_5,
     one_proposer_calls,
     parallel_speedup,
     speedup,
+    theorem_3_1,
+    theorem_3_6,
 )
 from eval.lib.drafts.comparison import Group, error_line, first_prompt
 from eval.lib.drafts.loading import load_model
@@ -33,7 +37,7 @@ from eval.lib.output.tables import Record, has, mean
 from eval.lib.questions.prompts import prompt_records
 from eval.lib.times.passes import interleaved, time_members
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.collaboration.combination import parse_combination
+from jaxspec.decoding.collaboration.combination import Weighted, parse_combination
 from jaxspec.engine.config import CollaborationConfig, Method
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.metrics import collaboration_metrics
@@ -290,6 +294,7 @@ class _Measurement:
                 "speedup_measured": float(speed[0] / speeds[0, 0]),
                 "speedup_call": float(speed[1] / speeds[0, 1]),
             }
+            fields |= _formulas(programs[name], alphas, pass_ms[1])
             rows[name] = self.place(name, programs[name]) | fields
             stats = [answer.stats for answer in answers[name]]
             low, high = interval(
@@ -345,6 +350,7 @@ def _law(engine: Engine, alphas: Sequence[float]) -> tuple[Calls, list[int]]:
     assert isinstance(config, CollaborationConfig)
     _, gammas = config.checked(models)
     first = config.default_proposer
+    assert first != "auto"
     if config.method == "standard":
         return Calls(np.ones(models), np.zeros(models)), [1] * models
     if config.method == "alternating":
@@ -353,3 +359,26 @@ def _law(engine: Engine, alphas: Sequence[float]) -> tuple[Calls, list[int]]:
     bonus = config.method == "speculative"
     calls = one_proposer_calls(alphas[first], gammas[first], models, first, bonus)
     return calls, [gammas[first] + bonus] * models
+
+
+def _formulas(engine: Engine, alphas: Sequence[float], costs: Sequence[float]) -> Record:
+    """Return the speed-ups that the paper's formulas give two models; None where it has none."""
+    config, combination = engine.config, engine.assembly.params["combination"]
+    assert isinstance(config, CollaborationConfig)
+    names = "speedup_theorem", "speedup_corollary_3_4", "speedup_corollary_3_5"
+    formulas: Record = dict.fromkeys(names)
+    if len(costs) != 2:
+        return formulas
+    _, gammas = config.checked(2)
+    q = config.default_proposer
+    assert q != "auto"
+    c = costs[q] / costs[1 - q]
+    if config.method == "naive":
+        formulas["speedup_theorem"] = theorem_3_1(alphas[q], gammas[q], c)
+    if config.method == "alternating":
+        formulas["speedup_theorem"] = theorem_3_6(alphas[q], gammas[q], gammas[1 - q], c)
+    if isinstance(combination, Weighted):
+        weight = float(combination.weights[q])
+        formulas["speedup_corollary_3_4"] = corollary_3_4(weight, c)
+        formulas["speedup_corollary_3_5"] = corollary_3_5(weight, c)
+    return formulas

@@ -5,6 +5,8 @@ collaborative decoding, pays every model's cost once a token. A proposal of mode
 probability alpha_m = 1 - TV(d_m, r), assumed equal at each place and independent between places.
 For text this is the only approximation.
 
+The paper's own formulas are of two models: a proposer that costs c, and another that costs 1.
+
 Reference: Collaborative Decoding via Speculation (arXiv 2502.01662), sections 3 and 4.
 """
 
@@ -90,6 +92,37 @@ def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | Non
         costs if scoring is None else scoring
     )
     return float(sum(costs) / spent)
+
+
+LONGEST = 64
+"""Longest draft length that the corollaries consider."""
+
+
+def theorem_3_1(alpha: float, gamma: int, c: float) -> float:
+    """Return the paper's speed-up of one proposer."""
+    return tokens_per_run(alpha, gamma) * (1 + c) / (1 + c * gamma)
+
+
+def theorem_3_6(alpha: float, gamma_q: int, gamma_p: int, c: float) -> float:
+    """Return the paper's speed-up of alternation, of which it looks at one cycle.
+
+    It takes one alpha for both models, and every cycle to cost what the first proposer's does.
+    """
+    return tokens_per_run(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - alpha**gamma_p * c)
+
+
+def corollary_3_4(weight: float, c: float) -> float:
+    """Return the least speed-up of one proposer of this weight at its best draft length.
+
+    Its proposals are accepted with probability `weight` or more. The speed-up is 1 at length 1,
+    and above 1 at a longer one if the weight is over c / (1 + c).
+    """
+    return max(theorem_3_1(weight, gamma, c) for gamma in range(1, LONGEST + 1))
+
+
+def corollary_3_5(weight: float, c: float) -> float:
+    """Return the least speed-up if the better of two models proposes."""
+    return max(corollary_3_4(weight, c), corollary_3_4(1 - weight, 1 / c))
 
 
 def parallel_speedup(costs: Sequence[float]) -> float:

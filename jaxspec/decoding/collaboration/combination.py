@@ -24,7 +24,7 @@ likeliest token is that of temperature 0. A row without any keeps the law above 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import jax
@@ -66,6 +66,19 @@ def combined(
 def greedy_token(combination: Combination, logits: Float[Array, "M B V"]) -> Int[Array, " B"]:
     """Return the token that `combined` takes at temperature 0."""
     return combination.best(logits, combination.soft(logits, jnp.ones(logits.shape[1])))
+
+
+def default_proposer(combination: Combination, costs: Sequence[float]) -> int:
+    """Return the number of the model that should propose, given what a pass of each costs.
+
+    In a weighted mean it is the one with the largest weight for its cost. A proposal of weight w
+    is accepted with probability w or more. If two models cost the same, w is then 0.5 or more
+    (Corollary 3.3). If they cost c and c', w is c / (c + c') or more, so there is a draft length
+    at which proposals cost no time (Corollary 3.5). Other combinations have no bound, and the
+    cheapest model proposes, as in the paper.
+    """
+    weights = combination.weights if isinstance(combination, Weighted) else np.ones(len(costs))
+    return int(np.argmax(np.asarray(weights) / np.asarray(costs)))
 
 
 def check_settings(combination: object, settings: Settings) -> None:
