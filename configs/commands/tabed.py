@@ -52,6 +52,9 @@ TABED = (
             "weights become 0.",
             "The paper writes both hard and soft labels, so the table has every rule that its MT* "
             "and MTCP* may be. The rule called `paper` takes soft labels.",
+            "Hard labels are the likeliest tokens. The paper counts matches of sampled ones, which "
+            "is the same at temperature 0, that of its tables. At higher temperatures "
+            "`grid:measure=sampled` counts so, in expectation.",
             "POPE and LLaVA-Bench differ as in Table 1.",
         ),
         command=f"{TABLE} llava15_weightings",

@@ -32,7 +32,13 @@ def miss(p: np.ndarray, q: np.ndarray) -> float:
     return float(np.argmax(p) != np.argmax(q))
 
 
-DIVERGENCE = {"kl": kl, "tvd": l1, "matches": miss}
+def apart(p: np.ndarray, q: np.ndarray) -> float:
+    """Two tokens differ, one drawn from each."""
+    chances = np.outer(p, q)
+    return float(chances.sum() - np.trace(chances))
+
+
+DIVERGENCE = {"kl": kl, "tvd": l1, "matches": miss, "sampled": apart}
 
 
 def simplex(views: int, steps: int) -> np.ndarray:

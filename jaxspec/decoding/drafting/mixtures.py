@@ -16,10 +16,10 @@ import numpy as np
 from jaxspec.sampling import argmax
 from jaxspec.typing import Array, Float
 
-Measure = Literal["kl", "tvd", "misses"]
+Measure = Literal["kl", "tvd", "misses", "sampled"]
 """Cost of a mixture q_w = sum_r w_r q_r at one place: KL(p || q_w) in nats; the L1 distance between
-p and q_w (as in the released code, twice the total variation); or 1 if the likeliest tokens of p
-and q_w differ, else 0."""
+p and q_w (as in the released code, twice the total variation); 1 if the likeliest tokens of p and
+q_w differ, else 0; or the chance that tokens drawn from p and from q_w differ."""
 
 Measures = tuple[Measure, ...]
 
@@ -51,6 +51,8 @@ def costs(
             return jnp.maximum(total(p * (log_p - jnp.log(jnp.maximum(q, TINY)))), 0.0)
         if measure == "tvd":
             return total(jnp.abs(p - q))
+        if measure == "sampled":
+            return 1 - total(p * q)
         at_best = jnp.broadcast_to(best[..., None], (*q.shape[:-1], 1))
         rival = jnp.where(jnp.arange(q.shape[-1]) == best[..., None], -1.0, q).max(-1)
         return (jnp.take_along_axis(q, at_best, axis=-1)[..., 0] < rival).astype(jnp.float32)

@@ -267,10 +267,14 @@ class Grid(Adaptive):
     mixture's likeliest token is the target's; `matches_kl` and `matches_tvd` break its ties by
     divergence. Other ties go to the first point of the grid: the least weight on the first view,
     then on the second.
+
+    `sampled` maximises the places where tokens drawn from both are the same, as TABED counts them
+    above temperature 0, but in expectation over the draws. That is linear in the weights, so one
+    view gets all of it.
     """
 
     name = "grid"
-    measure: Literal["kl", "tvd", "matches", "matches_kl", "matches_tvd"] = "kl"
+    measure: Literal["kl", "tvd", "matches", "matches_kl", "matches_tvd", "sampled"] = "kl"
     steps: int = 10
 
     @property
