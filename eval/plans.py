@@ -182,7 +182,10 @@ def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
         cells.append(
             [
                 name,
-                *(f"{row['speedup']:.2f} ({row['low']:.2f} to {row['high']:.2f})" for row in line),
+                *(
+                    f"{row['speedup_measured']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+                    for row in line
+                ),
                 *map(number, (mean(line, "speedup_measured"), low, calls)),
                 "-" if None in same else percent(mean(line, "identical"), 1),
             ]
