@@ -219,7 +219,7 @@ def write_texts(path: Path, twin: Twin) -> dict[str, Any]:
     chat = configs.CHATS.get(twin.words, "") if twin.chat else ""
     whole = not twin.bin or (twin.words == "llama2" and not SENTENCEPIECE)
     ids = words.files(twin.words, path, whole=whole, chat=chat)
-    files = configs.FAMILIES[twin.family](ids, _in_ids(twin.config, ids))
+    files = configs.files_of(twin.family, ids, _in_ids(twin.config, ids))
     raw = files["config.json"] | {"torch_dtype": twin.dtype, "transformers_version": "4.36.0.dev0"}
     generation = _in_ids(twin.generation, ids) | {"transformers_version": "4.36.0.dev0"}
     for name, content in {

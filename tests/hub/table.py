@@ -65,7 +65,7 @@ class Twin:
     """What one repository holds."""
 
     family: str
-    """A function of `tests.hub.configs`."""
+    """A file of `tests/hub/files`."""
     words: Literal[
         *("llama2", "llava", "mistral", "llama3", "qwen", "onevision", "opt", "gemma", "gemma4")
     ]

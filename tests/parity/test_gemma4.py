@@ -87,7 +87,7 @@ def write(path: Path, kind: str, most: int = MOST, **sizes: int) -> Any:
     vision = vision | sizes
     path.mkdir()
     ids = words.files("gemma4", path, chat=configs.GEMMA4)
-    files = configs.FAMILIES[{"Gemma4Unified": "gemma4_unified"}.get(name, "gemma4")](ids, {})
+    files = configs.files_of({"Gemma4Unified": "gemma4_unified"}.get(name, "gemma4"), ids, {})
     raw = files["config.json"]
     text = {
         **hf.GEMMA4,
