@@ -237,13 +237,13 @@ def compiled(
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
     if name == "train":
         lowered, flops = training_step(config, devices, shape)
-        caches, least, own = 0, flops / (CHIPS[kind].tflops * 1e9), {}
+        caches, least, flags = 0, flops / (CHIPS[kind].tflops * 1e9), {}
     else:
-        lowered, caches, own = decoding(config, name, devices, shape, width)
+        lowered, caches, flags = decoding(config, name, devices, shape, width)
         least = 0.0
     start = time.process_time()
     try:
-        done = lowered.compile(compiler_options=own | options)
+        done = lowered.compile(compiler_options=flags | options)
     except jax.errors.JaxRuntimeError as error:
         needs = re.search(r"\(([\d.]+)G\) exceeds", str(error))
         if needs is None and options and "No such compile option" in str(error):

@@ -46,13 +46,13 @@ def options(command: str) -> list[str]:
         for field in classes[name].body:
             if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
                 continue
-            named = {n.id for n in ast.walk(field.annotation) if isinstance(n, ast.Name)}
-            for group in sorted(named & classes.keys()):
+            types = {n.id for n in ast.walk(field.annotation) if isinstance(n, ast.Name)}
+            for group in sorted(types & classes.keys()):
                 yield from fields(group)
-            named_so = re.search(r"\bname='(\w+)'", ast.unparse(field.annotation))
-            option = named_so[1] if named_so else field.target.id.replace("_", "-")
+            alias = re.search(r"\bname='(\w+)'", ast.unparse(field.annotation))
+            option = alias[1] if alias else field.target.id.replace("_", "-")
             yield f"--{option}"
-            if "bool" in named:
+            if "bool" in types:
                 yield f"--no-{option}"
 
     return ["--help", *fields(CLASSES[command])]

@@ -181,8 +181,8 @@ def run(args: Serve) -> None:
         if not worker.ready.is_set():
             note = progress if sys.stderr.isatty() else say
             return note(f"warming up: {worker.warmed} of {len(worker.programs)} programs")
-        if left := len(worker.programs) - worker.warmed:
-            say(f"{left} programs are left to compile while nobody asks, or when first needed")
+        if remaining := len(worker.programs) - worker.warmed:
+            say(f"{remaining} programs are left to compile while nobody asks, or when first needed")
         if engine.batcher.policy is not None and (costs := engine.batcher.policy.report()):
             say(costs)
         say(f"ready: {address} serves {name}")

@@ -105,15 +105,15 @@ class Grammar:
 
         All may follow tokens that are not of the form, and an EOS: what is drafted there is cut.
         """
-        own, mask = self._own(tokens), np.full(words, ALL)
-        if own is None:
+        answer, mask = self._own(tokens), np.full(words, ALL)
+        if answer is None:
             for token in self._eos:
                 _set(mask, token, False)
             return mask
-        if not self._eos.isdisjoint(own):
+        if not self._eos.isdisjoint(answer):
             return mask
         walk = self._walks.setdefault(row, _Walk(self._matcher, self._size))
-        bits = walk.to(own)
+        bits = walk.to(answer)
         if bits is None:
             return mask
         mask[:] = 0
@@ -206,9 +206,9 @@ def _masks(words: int, *arrays: Any) -> np.ndarray:
             if (grammar := _GRAMMARS.get(number)) is None:
                 continue
             committed = tokens[row, : count[row]].tolist()
-            for place, seen in enumerate(before[row % len(before)]):
-                answer = [*committed, *drafted[row, seen].tolist()]
-                masks[row, place] = grammar.mask(row, answer, words)
+            for node, visible in enumerate(before[row % len(before)]):
+                answer = [*committed, *drafted[row, visible].tolist()]
+                masks[row, node] = grammar.mask(row, answer, words)
     return masks
 
 

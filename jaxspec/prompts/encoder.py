@@ -257,8 +257,8 @@ class PromptEncoder:
     @cached_property
     def _quoter(self) -> Quoter:
         images = [self.sign, *self._image_ids]
-        words = self.tokenizer.convert_ids_to_tokens([i for i in images if i is not None])
-        return quoter(self.tokenizer, tuple(map(str, words)))
+        names = self.tokenizer.convert_ids_to_tokens([i for i in images if i is not None])
+        return quoter(self.tokenizer, tuple(map(str, names)))
 
     def _quoted(self, messages: Sequence[Message[Source]]) -> list[Message[Source]]:
         return [message.mapped(self._quoter.quote) for message in messages]

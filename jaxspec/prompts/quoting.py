@@ -43,13 +43,13 @@ class Quoter:
             for i, token in tokenizer.added_tokens_decoder.items()
             if token.special or token.content in images
         }
-        words = sorted(self._special, key=len, reverse=True)  # the longest match counts
-        rests: dict[str, list[str]] = {}
-        for word in words:
-            rests.setdefault(word[0], []).append(re.escape(word[1:]))
-        starts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+        specials = sorted(self._special, key=len, reverse=True)  # the longest match counts
+        endings: dict[str, list[str]] = {}
+        for word in specials:
+            endings.setdefault(word[0], []).append(re.escape(word[1:]))
+        starts = [f"{re.escape(first)}(?={'|'.join(ends)})" for first, ends in endings.items()]
         self._starts = re.compile("|".join([_MARK, *starts]))
-        self._words = re.compile("|".join(map(re.escape, words)) or "(?!)")
+        self._words = re.compile("|".join(map(re.escape, specials)) or "(?!)")
 
     def quote(self, text: str) -> str:
         """Mark the special tokens of a person's text; only quoted text may enter a template."""
@@ -59,12 +59,12 @@ class Quoter:
         """Return the ids of texts without BOS. Quoted tokens are text, and all others special."""
         if not any(_MARK in text for text in texts):
             return self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        tokenizer, names, own = self._renamed
+        tokenizer, names, originals = self._renamed
         renamed = [self._words.sub(lambda word: names[word[0]], text) for text in texts]
         unmarked = [re.sub(f"{_MARK}({_MARK}?)", r"\1", text) for text in renamed]
         switches = {"add_special_tokens": False, "split_special_tokens": True}
         rows: list[list[int]] = tokenizer(unmarked, **switches)["input_ids"]
-        return [[own.get(token, token) for token in row] for row in rows]
+        return [[originals.get(token, token) for token in row] for row in rows]
 
     @cached_property
     def _renamed(self) -> tuple[PreTrainedTokenizerBase, dict[str, str], dict[int, int]]:

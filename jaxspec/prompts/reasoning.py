@@ -46,9 +46,9 @@ MARKS = (Marks("<think>", "</think>"), Marks("<|channel>", "<channel|>", "though
 def marks_of(tokenizer: PreTrainedTokenizerBase) -> Marks | None:
     """Return the marks that a tokeniser has tokens for; None for a model that does not think."""
     for marks in MARKS:
-        words = [marks.begin, marks.end]
-        ids = tokenizer.convert_tokens_to_ids(words)
-        if None not in ids and tokenizer.convert_ids_to_tokens(ids) == words:
+        names = [marks.begin, marks.end]
+        ids = tokenizer.convert_tokens_to_ids(names)
+        if None not in ids and tokenizer.convert_ids_to_tokens(ids) == names:
             return marks
     return None
 

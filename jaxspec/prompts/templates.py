@@ -136,8 +136,8 @@ def keeps_reasoning(
     Qwen3's does only before a tool's, and Gemma 4's before none.
     """
     answer = Message("assistant", (marks.around(_THOUGHT) + _ANSWER,))
-    said = [Message("user", ("Hello.",)), answer, *messages]
-    return _THOUGHT in render(tokenizer, said, image_text)
+    dialogue = [Message("user", ("Hello.",)), answer, *messages]
+    return _THOUGHT in render(tokenizer, dialogue, image_text)
 
 
 def bos_before(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -173,14 +173,16 @@ def serving_commands(
     speculators' layout is one of its own; another is vLLM's and SGLang's.
     """
     kind = kind_of(config)
-    named = replace(config, target_name=path_or_id(config.target_name))
+    published = replace(config, target_name=path_or_id(config.target_name))
     engines: tuple[Server, ...] = (
         ("speculators",) if engine == "speculators" else ("vllm", "sglang")
     )
     for server in engines:
         with suppress(InputError):
-            kind.exported(config, params, ExportOptions(source, named.target_name, None, server))
-            if command := kind.command(named, HERE, server):
+            kind.exported(
+                config, params, ExportOptions(source, published.target_name, None, server)
+            )
+            if command := kind.command(published, HERE, server):
                 yield command
 
 

@@ -63,8 +63,8 @@ class Pushed:
 
     def __str__(self) -> str:
         kind = "private" if self.private else "public"
-        kept = "; its README.md, which somebody edited, stays" * self.keeps_card
-        return f"pushed to {self.url} ({kind}), revision {self.revision[:8]}{kept}"
+        note = "; its README.md, which somebody edited, stays" * self.keeps_card
+        return f"pushed to {self.url} ({kind}), revision {self.revision[:8]}{note}"
 
 
 def check_terms(source: Path, terms: Terms) -> None:
@@ -103,13 +103,13 @@ def push(folder: Path, repository: Repository) -> Pushed:
             raise InputError(f"push: {name} is public; give --public, or another name")
         files = {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
         newest = str(info.sha)
-        ours = not files or _is_ours(api, name, info.sha)
-        if not (ours or (repository.onto and newest.startswith(repository.onto))):
+        is_own = not files or _is_ours(api, name, info.sha)
+        if not (is_own or (repository.onto and newest.startswith(repository.onto))):
             raise InputError(
                 f"push: {name} holds revision {newest[:8]}, which this machine did not push; read "
                 f"it, then give --onto {newest[:8]}, or give another name"
             )
-        theirs = CARD in files and (not ours or _record_of(name).get("keeps_card", False))
+        keeps_card = CARD in files and (not is_own or _record_of(name).get("keeps_card", False))
         stale = [
             file
             for file in files
@@ -118,7 +118,7 @@ def push(folder: Path, repository: Repository) -> Pushed:
         # A push whose reply was lost repeats no commit: `upload_folder` makes none where the hub
         # holds all files as they are here, and returns the newest revision.
         mark = uuid.uuid4().hex[:12]
-        record: dict[str, Any] = {"mark": mark, "keeps_card": theirs}
+        record: dict[str, Any] = {"mark": mark, "keeps_card": keeps_card}
         _record(name, record | {"revision": info.sha})
         commit = api.upload_folder(
             repo_id=name,
@@ -128,14 +128,14 @@ def push(folder: Path, repository: Repository) -> Pushed:
             allow_patterns=[
                 f"{entry.name}/*" if entry.is_dir() else entry.name
                 for entry in folder.iterdir()
-                if PARTS.fullmatch(entry.name) and not (theirs and entry.name == CARD)
+                if PARTS.fullmatch(entry.name) and not (keeps_card and entry.name == CARD)
             ],
             delete_patterns=stale or None,  # without patterns the hub's files are not listed again
         )
         _record(name, record | {"revision": commit.oid})
         if folder == repository.folder:
             shutil.rmtree(folder)
-        return Pushed(f"{api.endpoint}/{name}", commit.oid, bool(info.private), theirs)
+        return Pushed(f"{api.endpoint}/{name}", commit.oid, bool(info.private), keeps_card)
 
 
 def _is_ours(api: Any, name: str, revision: str | None) -> bool:

@@ -88,9 +88,9 @@ def _group(
     """Run all engines by turns; time the `passes` of each engine once."""
     group = Group([], [], [])
     requests = requests_of(config, prompts)
-    place = where | {"gamma": config.gamma}
-    kept = _Kept(plain, keep, place)
-    guarded = [_Guarded(_Kept(each, keep, place | {"row": name})) for name, each in engines.items()]
+    key = where | {"gamma": config.gamma}
+    kept = _Kept(plain, keep, key)
+    guarded = [_Guarded(_Kept(each, keep, key | {"row": name})) for name, each in engines.items()]
     (reference, *answers), rates = interleaved([kept, *guarded], requests, config.repeats, bar)
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
         engine, settings = guard.engine, guard.engine.config

@@ -52,8 +52,8 @@ class Recording(struct.PyTreeNode):
     @property
     def counted(self) -> Bool[Array, "B T"]:
         """Return which places belong to blocks; place 0 is prefill's."""
-        place = jnp.arange(self.p.shape[1])
-        return (place > 0) & (place < self.length[:, None])
+        places = jnp.arange(self.p.shape[1])
+        return (places > 0) & (places < self.length[:, None])
 
 
 def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], list[Record]]:

@@ -155,11 +155,11 @@ class Linear(struct.PyTreeNode):
     def _logits(self, logits: Float[Array, "M B V"]) -> Float[Array, "B V"]:
         logits = logits.astype(jnp.float32)
         unknown = logits == -jnp.inf
-        known = ~jnp.any(unknown & (self.coefficients[:, None, None] != 0), axis=0)
+        shared = ~jnp.any(unknown & (self.coefficients[:, None, None] != 0), axis=0)
         total = _sum(self.coefficients, jnp.where(unknown, 0.0, logits))
-        expert = jnp.where(known, logits[0], -jnp.inf)
+        expert = jnp.where(shared, logits[0], -jnp.inf)
         plausible = expert >= expert.max(-1, keepdims=True) + jnp.log(self.plausibility)
-        return jnp.where(plausible & known, total, -jnp.inf)
+        return jnp.where(plausible & shared, total, -jnp.inf)
 
 
 class Custom(struct.PyTreeNode):

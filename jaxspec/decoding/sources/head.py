@@ -108,13 +108,13 @@ class HeadSource(Source[Any, Any]):
 
     def prefill(self, prefilled: Prefilled, inputs: Any) -> Any:
         params, rows, target = prefilled.params, prefilled.batch.prompt, prefilled.target
-        shown, width = None, self.config.text_config.hidden_size
+        images, width = None, self.config.text_config.hidden_size
         if prefilled.features is None:
             rows = rows.replace(sources=None)
         elif self.config.shows_images and rows.images is not None:
             embeds = self.target.embed(params["target"], rows, prefilled.features)
-            shown = embeds[..., :width]  # without DeepStack's
-        prompt = prompt_of(self.config, partial(self._embed, params), rows, inputs, shown)
+            images = embeds[..., :width]  # without DeepStack's
+        prompt = prompt_of(self.config, partial(self._embed, params), rows, inputs, images)
         context = self._run(params, "context", self._reading(target), prompt)
         if not isinstance(self.module, KeyedHead):
             return context
@@ -190,7 +190,7 @@ class HeadSource(Source[Any, Any]):
         if module.behind:  # slot p is of token p + 1
             tokens = committed.newest(missing + 1, width)
             after = self._embed(committed.params, tokens)
-        made = self._run(
+        pairs = self._run(
             committed.params, "keys", states, after, slots, self._rotary(target, slots), context
         )
         keys, values = (
@@ -198,7 +198,7 @@ class HeadSource(Source[Any, Any]):
                 write_or_fill(leaf, new, slots, None)
                 for leaf, new in zip(leaves, news, strict=True)
             )
-            for leaves, news in zip((context.k, context.v), zip(*made, strict=True), strict=True)
+            for leaves, news in zip((context.k, context.v), zip(*pairs, strict=True), strict=True)
         )
         length = context.length + jnp.minimum(missing, width)
         return context.replace(k=keys, v=values, length=length)
@@ -215,14 +215,14 @@ class HeadSource(Source[Any, Any]):
         params, target, module = committed.params, committed.target, self.module
         slots = jnp.arange(committed.reads)
         if tree is None:
-            depth, seen = block.read[None, None], (slots <= block.read)[None, None]
+            depth, mask = block.read[None, None], (slots <= block.read)[None, None]
         else:
             depth, room = tree.depth, ((0, 0), (0, 0), (0, committed.reads - tree.seen.shape[-1]))
-            seen = jnp.pad(tree.seen, room)
+            mask = jnp.pad(tree.seen, room)
         newest = target.length[:, None]
         first = newest - module.behind + (depth if module.moves else 0)
         first = jnp.broadcast_to(first, tokens.shape)
-        at = Places(newest, self._rotary(target, first), block.read, seen)
+        at = Places(newest, self._rotary(target, first), block.read, mask)
         hidden, states, room = self._run(
             params,
             "step",
@@ -233,13 +233,13 @@ class HeadSource(Source[Any, Any]):
             self._reading(target),
             block.room,
         )
-        kept = block.states
+        all_states = block.states
         if before is not None:
-            if kept is None:
+            if all_states is None:
                 shape = (len(states), committed.reads, states.shape[-1])
-                kept = jnp.zeros(shape, states.dtype)
-            kept = jax.lax.dynamic_update_slice_in_dim(kept, states, block.read, axis=1)
-        block = block.replace(room=room, states=kept, read=block.read + tokens.shape[1])
+                all_states = jnp.zeros(shape, states.dtype)
+            all_states = jax.lax.dynamic_update_slice_in_dim(all_states, states, block.read, axis=1)
+        block = block.replace(room=room, states=all_states, read=block.read + tokens.shape[1])
         return self._scores(params, hidden)[None], block
 
     def _planned(

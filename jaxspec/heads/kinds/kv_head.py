@@ -334,9 +334,9 @@ class KVHead(Head):
         hidden = inside.any(1) & (c.pooling != "none")
         if not c.pools:
             return ImageKeys((), (), jnp.zeros((len(spans), 0), jnp.int32), hidden)
-        place = jnp.arange(c.image_tokens)
-        there = place < count[..., None]
-        at = jnp.where(there, first[..., None] + place, -1)
+        offset = jnp.arange(c.image_tokens)
+        there = offset < count[..., None]
+        at = jnp.where(there, first[..., None] + offset, -1)
         pooled = [
             self.kv_projector(_gather(reading.k[i], at), _gather(reading.v[i], at), there, group)
             for group, i in enumerate(c.key_places[: len(c.key_layers) or 1])
@@ -422,8 +422,8 @@ class KVHeadKind(Kind[KVHeadConfig]):
     """Read and write KV heads, by this library's own names."""
 
     def claims(self, raw: Mapping[str, Any]) -> bool:
-        ours = raw.get("model_type") == KVHeadConfig.model_type
-        return ours and (raw.get("parallel") is True) == self.module.in_one_pass
+        is_ours = raw.get("model_type") == KVHeadConfig.model_type
+        return is_ours and (raw.get("parallel") is True) == self.module.in_one_pass
 
     def written(
         self,

@@ -145,8 +145,8 @@ class MtpHead(StateHead):
             return params
         decoder = target["model"]
         layer = decoder[f"layers_{self.config.depth - 1}"]
-        own = {name: layer[name] for name in params["layers_0"]}
-        return {**params, **in_float32({"layers_0": own, "norm": decoder["norm"]})}
+        copies = {name: layer[name] for name in params["layers_0"]}
+        return {**params, **in_float32({"layers_0": copies, "norm": decoder["norm"]})}
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ class MtpKind(Kind[MtpConfig]):
     def completed(
         self, config: MtpConfig, stored: dict[str, StoredTensor]
     ) -> tuple[MtpConfig, dict[str, StoredTensor]]:
-        own = {
+        parts = {
             name.removeprefix(_PREFIX): tensor
             for name, tensor in stored.items()
             if name.startswith(_PREFIX)
         }
-        return config, {_placed(name): tensor for name, tensor in own.items()}
+        return config, {_placed(name): tensor for name, tensor in parts.items()}
 
     def written(
         self,

@@ -75,11 +75,11 @@ class Attention(nn.Module):
     ) -> Float[Array, "B T N H"]:
         half = self.config.head_dim // 2
         inverse = self.config.rope_theta ** -(np.arange(0, half, 2) / half)
-        turned = (
+        parts = (
             rotate(part, position[..., axis], inverse.astype(np.float32), scale)
             for axis, part in enumerate(jnp.split(heads, 2, axis=-1))
         )
-        return jnp.concatenate([*turned], axis=-1)
+        return jnp.concatenate([*parts], axis=-1)
 
 
 class MLP(nn.Module):

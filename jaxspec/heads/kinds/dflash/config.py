@@ -152,8 +152,8 @@ class DFlashConfig(HeadConfig):
     @property
     def kept_options(self) -> dict[str, Any]:
         layers = self.text_config.num_hidden_layers
-        kept = {"layers": layers, "target_layers": self.target_layers, "markov": self.markov}
-        return kept | {"window": self.text_config.sliding_window or 0}
+        options = {"layers": layers, "target_layers": self.target_layers, "markov": self.markov}
+        return options | {"window": self.text_config.sliding_window or 0}
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         decoder, layers, depth = self.text_config, self.target_layers, text.num_hidden_layers
