@@ -150,6 +150,7 @@ def _silence(stream: TextIO) -> None:
 
 
 def _end(line: str, code: int) -> NoReturn:
+    """End the process with a last line on stderr; a closed or full stream changes nothing."""
     with suppress(OSError):
         if "tqdm" in sys.modules:
             for bar in list(sys.modules["tqdm"].tqdm._instances):  # so that each bar ends its line

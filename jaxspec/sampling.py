@@ -209,6 +209,7 @@ def _narrowed(
     aim = jnp.maximum(goal, jnp.finfo(jnp.float32).tiny)[:, None]
 
     def narrowed() -> Float[Array, "B V"]:
+        """Find the smallest probability that is kept, bit by bit, and renormalise."""
         bits = jax.lax.bitcast_convert_type(probs, jnp.int32)
 
         def mass(which: Bool[Array, "B V"]) -> Float[Array, "B 1"]:

@@ -191,6 +191,7 @@ def tree_rejection(
         return _pick(draft.probs, jnp.maximum(_pick(tree.expanded, node), 0))
 
     def attempt(_: Array, walk: _Walk) -> _Walk:
+        """Accept or reject the next untried child of each row's node."""
         untried = (tree.parents == walk.node[:, None]) & (order > walk.tried[:, None])
         exists = jnp.any(untried, axis=1)
         child = argmax(untried) + 1

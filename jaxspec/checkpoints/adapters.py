@@ -172,6 +172,7 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
 
 
 def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
+    """Return an adapter that fits the model; InputError names each tensor that does not."""
     path, renames = weights.parent, family_of(config.model_type).layouts
     problems: list[str] = []
     factors: dict[str, dict[str, StoredTensor]] = {}

@@ -250,6 +250,7 @@ def tied_names(layouts: Iterable[str]) -> tuple[str, str]:
 def _drop_tied_head(
     config: ModelConfig, layouts: Mapping[str, StoredLayout], stored: dict[str, StoredTensor]
 ) -> list[str]:
+    """Leave out an output matrix that is the embedding; return a problem if they differ."""
     embeddings, name = tied_names(layouts)
     if not text_config(config).tie_word_embeddings or name not in stored:
         return []

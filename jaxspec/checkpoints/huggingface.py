@@ -296,6 +296,7 @@ def read_tensor(
 def _write_tensors(
     path: Path, layouts: dict[str, StoredLayout], leaves: dict[str, Any], options: SaveOptions
 ) -> None:
+    """Write the parameters by the hub's names, in shards if they are large."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
     split = split_state_dict_into_shards_factory(

@@ -67,6 +67,7 @@ def run(args: Inspect) -> None:
 
 
 def _table(facts: Inspection) -> Table:
+    """Return the facts for people, with the first problems."""
     table = Table(title=Text(printable(facts.path)), show_header=False)
     is_model = facts.model_type is not None
     rows = {
@@ -154,6 +155,7 @@ def inspect(path: Path) -> Inspection:
 
 
 def _inspect_head(path: Path) -> Inspection:
+    """Return the facts of a head, as far as its files can be read."""
     config: HeadConfig | None = None
     tensors: dict[str, StoredTensor] = {}
     problems: list[str] = []

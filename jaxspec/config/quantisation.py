@@ -45,6 +45,7 @@ class Quantisation:
 
 
 def _parsed(entry: Mapping[str, Any]) -> Quantisation:
+    """Return the format of a `quantization_config`; InputError for one that this library lacks."""
     method, bits, group = (entry.get(key) for key in ("quant_method", "bits", "group_size"))
     if method == "awq":
         form = str(entry.get("version") or "gemm").lower()

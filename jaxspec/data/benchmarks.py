@@ -276,6 +276,7 @@ def _sample(spec: Benchmark, number: int, row: DataRow) -> Sample:
 
 
 def _read(spec: Benchmark, number: int, row: DataRow) -> Sample:
+    """Return the sample of a row; InputError for a row that lacks its images or answer."""
     images = tuple(
         stored_image(row, column, row.values[column])
         for column in sorted(filter(re.compile(spec.images).fullmatch, row.values), key=_number)

@@ -55,6 +55,7 @@ def as_png(pixels: np.ndarray) -> bytes:
 
 
 def _decode(source: Path | io.BytesIO, name: str, most: int | None = None) -> Image.Image:
+    """Return an image as upright RGB; InputError for what is too large, before it is decoded."""
     with reading(f"image {name}: not readable", "fetch it again, or convert it to PNG"):
         try:
             image = Image.open(source, formats=_FORMATS)

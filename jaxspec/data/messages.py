@@ -133,6 +133,12 @@ class _ImageQueue:
 def _message(
     value: Any, queue: _ImageQueue, source: Callable[[Any], ImageSource]
 ) -> Message[ImageSource]:
+    """Return a message of any public form.
+
+    Args:
+      queue: Images that placeholders in texts stand for, in order.
+      source: Returns the source of an image from its entry.
+    """
     entries = value if isinstance(value, Mapping) else {}
     role, content = role_of(entries), _first(entries, CONTENTS)
     if role is None or not entries.keys() & {*CONTENTS}:

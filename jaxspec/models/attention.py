@@ -194,6 +194,7 @@ def _read_blocks(
     rows, slots = _by_head(q, k.shape[1]), k.shape[2]
 
     def read(block: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Add a block of keys to the sums, and rescale them if it has a larger score."""
         most, total, out = carry
         # The last block is read from an earlier slot, and the slots before its own are masked.
         first = jnp.minimum(block * BLOCK, slots - BLOCK)

@@ -195,6 +195,10 @@ def image_spans(slot_images: Sequence[np.ndarray], most: int) -> np.ndarray:
 
 
 def _stack(rows: Sequence[PromptRow], width: int, mrope: bool) -> PromptRows:
+    """Return the rows padded to a width.
+
+    mrope: Whether their model has rotary positions of three axes.
+    """
     tokens, length = pad_rows([row.tokens for row in rows], width)
     sources = _pad([row.sources for row in rows], width, TEXT)
     blend = _pad([row.blend for row in rows], width, 0)

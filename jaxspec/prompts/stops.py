@@ -60,6 +60,7 @@ class AnswerText:
                 return
 
     def _read(self, tokens: Sequence[int]) -> None:
+        """Read further tokens: extend the text, and cut it at the first stop string."""
         self.tokens += tokens
         after = () if self._head else self.after
         whole = self._head + self.encoder.text(self.tokens[self._begin :], after)

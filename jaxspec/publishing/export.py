@@ -167,6 +167,7 @@ def _export_head(
     options: SaveOptions,
     terms: Terms,
 ) -> HeadConfig:
+    """Write a head as its server reads it; return the configuration."""
     source, config, params = head
     if text_only:
         raise InputError(f"{source}: {config.title}s take no text-only; leave it out")

@@ -81,6 +81,7 @@ def read_references(
 def _read(
     engine: Engine, samples: Sequence[Sample], most: int, chat_template: bool
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Return each model's logits of the reference answers, and the tokens, over all samples."""
     encoder = engine.encoder
     prompts = [first_prompt(encoder, sample, chat_template) for sample in samples]
     reference_ids = [

@@ -80,6 +80,7 @@ def token_class(place: int, agree: Sequence[bool] | None) -> str:
 def _samples(
     records: Sequence[Record], questions: Mapping[tuple[Any, ...], tuple[str, Sequence[Any]]]
 ) -> list[Record]:
+    """Return the first samples of each set and turn, with the rows' coloured tokens."""
     out: dict[tuple[Any, ...], Record] = {}
     samples: dict[tuple[str, int], set[str]] = {}
     for record in records:

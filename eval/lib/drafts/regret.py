@@ -157,6 +157,7 @@ def record(
 def _record(
     program: Speculator, params: Params, state: Any, tokens: Array, length: Array
 ) -> Recording:
+    """Read recorded answers by the target and all views, in one pass each."""
     (draft,), (cache,) = program.sources, state.drafter
     assert isinstance(draft, DraftModel)
     batch, new = tokens.shape
@@ -186,6 +187,7 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
     rows = jnp.arange(batch)[:, None]
 
     def block(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
+        """Draft the next block of each row by the rule's weights, and show it what was verified."""
         count, state, used, blocks = carry
         weights = rule.weights(state, step_keys(options, count, 0))
         at = count[:, None] + jnp.arange(gamma + 1)

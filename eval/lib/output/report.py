@@ -155,6 +155,7 @@ class Run:
         self.rows, self.records = on_first(self._restored)
 
     def _restored(self) -> tuple[list[Record], list[Record]]:
+        """Return the rows and records of a stopped run; InputError for a run of something else."""
         self.about = describe_run(self.preset, self.options)
         self.about["inputs"] = input_signatures(self.options)
         if not (self.folder / "results.json").exists():

@@ -192,6 +192,7 @@ def mixture_passes(
     matches = np.zeros(len(grid))
 
     def accepted(tokens: list[int], answer: Sequence[int]) -> int:
+        """Return how many tokens of a block the mixture of the sources drafts right."""
         nonlocal matches
         weights = grid[matches == matches.max()].mean(0)
         for drafts, right_token in enumerate(answer[:gamma]):

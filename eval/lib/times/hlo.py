@@ -112,6 +112,7 @@ class ProgramText:
         return {}
 
     def _sum(self, lines: list[str]) -> Cost:
+        """Add up the costs of a computation's operations, and of those that they call."""
         total, types = Cost(), _types(lines)
         carried: dict[str, set[str | None]] = {}
         """Channels of the messages that a fusion runs, by the names of its results."""
@@ -195,6 +196,10 @@ class ProgramText:
         return {}
 
     def _parts(self, lines: list[str]) -> tuple[dict[int, int | None], dict[int, int]]:
+        """Return the bytes that a fusion reads and updates of its operands, by place.
+
+        None means the whole operand.
+        """
         types = _types(lines)
         places: dict[str, int] = {}
         """Place of the operand that a name is, if only in another shape."""

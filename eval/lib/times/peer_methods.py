@@ -126,6 +126,8 @@ def theirs(
     def method(
         assistant: Any = None, gamma: int = GAMMA, schedule: str = "constant", **options: Any
     ) -> Method:
+        """Return a method that answers by transformers, and times it behind its prefill."""
+
         def run(prompt: Prompt, new: int) -> Timed:
             if assistant is not None:
                 assistant.generation_config.update(

@@ -86,6 +86,7 @@ def _captions(name: str, rows: Sequence[Record]) -> Table:
 
 
 def _forced(name: str, rows: Sequence[Record]) -> Table:
+    """Return the table of loops whose number of accepted tokens is given."""
     columns: Columns = {
         "B": cell("batch"),
         "views": cell("views"),
@@ -113,6 +114,7 @@ def _forced(name: str, rows: Sequence[Record]) -> Table:
 
 
 def _mixtures(name: str, rows: Sequence[Record]) -> Table:
+    """Return the table of blocks by views and weighting."""
     columns: Columns = {
         "views, weighting": lambda row: f"{row['views']} {row['rule']}",
         "B": cell("batch"),

@@ -172,6 +172,12 @@ def _decimal(value: Any) -> Any:
 def _config(
     file: Path, entries: dict[str, Any], stored: dict[str, StoredTensor], factors: np.ndarray | None
 ) -> RotaryConfig:
+    """Return the configuration that a file's entries describe.
+
+    factors: Divisors of the rotary frequencies, which Llama 3.1's files have.
+
+    Raises InputError for entries that this library lacks.
+    """
     kind = entries.get("general.architecture")
     if kind not in _FAMILIES:
         raise InputError(f"{file}: architecture {kind!r} is not one of {', '.join(_FAMILIES)}")

@@ -117,6 +117,7 @@ def list_file(file: Path) -> list[StoredTensor]:
 
 
 def _in_safetensors(file: Path) -> list[StoredTensor]:
+    """List the tensors of a file by its header."""
     with safe_open(file, "np"):  # checks the header against itself and the file's length
         pass
     with open(file, "rb") as stream:
