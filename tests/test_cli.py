@@ -395,13 +395,7 @@ def test_a_first_answer_waits_for_nothing_that_it_does_not_need(tmp_path: Path) 
     ]
     args += ["--image", assets / "page.png", "--prompt", "Hi", "--max-new-tokens", "8"]
     heavy = (
-        "torch",
-        "torchvision",
-        "matplotlib",
-        "optax",
-        "orbax",
-        "grain",
-        "tensorflow_datasets",
+        *("torch", "torchvision", "matplotlib", "optax", "orbax", "grain", "tensorflow_datasets"),
         "jaxspec.training",
     )
     code = f"""

@@ -237,11 +237,7 @@ def test_trials_keep_to_a_folder_of_their_own(
     assert trial_of(Path("../mix")).parts[:2] == ("runs", "debug")
     for place in (there, Path("runs/data/mix")):
         for name in (
-            "mix/a",
-            "mix.answers/b",
-            "mix.unfinished/c",
-            "mix_t0/d",
-            "mix.v2/e",
+            *("mix/a", "mix.answers/b", "mix.unfinished/c", "mix_t0/d", "mix.v2/e"),
             "mix.v2.unfinished/f",
         ):
             write_text(place.parent / name, "here")

@@ -40,15 +40,8 @@ STAGE = {part: number for number, parts in enumerate(STAGES) for part in parts}
 # never needed at run time; torch is the oracle of the parity tests, and lists .bin; scripts sit
 # above the library.
 BANNED = (
-    "configs",
-    "eval",
-    "flax.nnx",
-    "jaxspec_demo",
-    "picturebook",
-    "tensorflow",
-    "tests",
-    "torch",
-    "train",
+    *("configs", "eval", "flax.nnx", "jaxspec_demo", "picturebook", "tensorflow", "tests"),
+    *("torch", "train"),
 )
 EXCEPT: dict[tuple[str, ...], str] = {("checkpoints", "formats", "torch_files"): "torch"}
 

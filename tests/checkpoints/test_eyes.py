@@ -73,14 +73,7 @@ def test_the_model_is_merged_once(world: Params, capsys: pytest.CaptureFixture[s
     prompt = prompt_encoder(found).prompt("red", [np.zeros((28, 28, 3), np.uint8)])
     words = found.tokenizer.convert_ids_to_tokens(prompt.tokens.tolist())
     assert words == [
-        "<|im_start|>",
-        "user",
-        "\n",
-        "<image>",
-        "\n",
-        "red",
-        "<|im_end|>",
-        "\n",
+        *("<|im_start|>", "user", "\n", "<image>", "\n", "red", "<|im_end|>", "\n"),
         *words[8:],
     ]
     assert prompt.tokens[3] == 1

@@ -148,11 +148,7 @@ def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(
     assert list(config.left_out) == ["MT*", "MTCP*", "KV head"]
     names = [row.name for row in parse("mini_weightings --target replay:answers.jsonl")[1].rows]
     assert names == [
-        "static",
-        "random",
-        "random:draw=uniform",
-        "grid:measure=matches",
-        "hard_match",
+        *("static", "random", "random:draw=uniform", "grid:measure=matches", "hard_match"),
         "adaboost",
     ]
 

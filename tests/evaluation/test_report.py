@@ -39,12 +39,7 @@ def test_every_cell_is_there_beside_what_names_its_row(
 def test_names_do_not_break_a_table() -> None:
     text = markdown(Table("a\nb", ["set", "m|x", "n\ny"], [["a|b", "c\r\nd", "e"]], ["left\nout"]))
     assert text.splitlines() == [
-        "# a b",
-        "",
-        r"| set | m\|x | n y |",
-        "|---|---:|---:|",
-        r"| a\|b | c d | e |",
-        "",
+        *("# a b", "", r"| set | m\|x | n y |", "|---|---:|---:|", r"| a\|b | c d | e |", ""),
         "left out",
     ]
 

@@ -19,18 +19,8 @@ _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _WITHIN = re.compile(rf"(?<![\w./$:~-])(?:\w+:)?({_ID})(?![\w/{{*-])")
 _DATA = re.compile(rf"hub:(?!OWNER)({_ID})")
 _PLACES = {
-    *(
-        "path",
-        "runs",
-        "photos",
-        "mini",
-        "mini_llava",
-        "deadsnakes",
-        "llava15_68m",
-        "tower",
-        "venv",
-        "shared",
-    ),
+    *("path", "runs", "photos", "mini", "mini_llava", "deadsnakes", "llava15_68m", "tower"),
+    *("venv", "shared"),
     *("application", "image"),  # types of a request's body
     "roles",  # of a cloud's accounts
     *("BUCKET", "HOME", "OWNER", "REVISION"),

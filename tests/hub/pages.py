@@ -136,12 +136,7 @@ def _recipe(words: list[str]) -> object:
 KINDS = {name: kind for name, (kind, _) in subcommands().items()}
 PREPARED = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare.Book}
 MEASURES = (
-    "block_efficiency",
-    "collaborative",
-    "draft_quality",
-    "exactness",
-    "kv_head",
-    "mmspec",
+    *("block_efficiency", "collaborative", "draft_quality", "exactness", "kv_head", "mmspec"),
     "plans",
 )
 FUNCTIONS = (

@@ -53,12 +53,7 @@ RENAMED = {
     "hidden_act": "hidden_activation",
 }
 OTHERWISE = {
-    "model_type",
-    "head_dim",
-    "rope_theta",
-    "rope_scaling",
-    "layer_types",
-    "draft_vocabulary",
+    *("model_type", "head_dim", "rope_theta", "rope_scaling", "layer_types", "draft_vocabulary"),
     "tie_word_embeddings",
 }
 """What transformers keeps in another form, or does not know."""

@@ -30,11 +30,7 @@ from tests.tiny import hf
 from tests.tiny.hf import torch
 
 SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
     "<|image_pad|>",
 )
 START, STOP, IMAGE = (
