@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
@@ -204,21 +204,6 @@ def test_configurations_are_what_engines_read(head: Path, tmp_path: Path, engine
     assert raw == GOLDEN[engine]
 
 
-def rewritten(
-    head: Path, path: Path, change: Callable[[dict[str, Any]], Any], **tensors: Any
-) -> Path:
-    """A copy of a head with a changed configuration and these tensors; None removes one."""
-    raw = json.loads((head / "config.json").read_text())
-    change(raw)
-    stored = load_file(head / "model.safetensors")
-    stored |= {name.replace("__", "."): leaf for name, leaf in tensors.items()}
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(raw))
-    kept = {name: leaf for name, leaf in stored.items() if leaf is not None}
-    save_file(kept, path / "model.safetensors")
-    return path
-
-
 def unnamed(raw: dict[str, Any]) -> None:
     """Files that name no class."""
     del raw["architectures"], raw["jaxspec"]
@@ -244,7 +229,7 @@ def test_heads_are_read_as_publishers_write_them(
 ) -> None:
     stored = load_file(head / "model.safetensors")
     prefixed: dict[str, Any] = {f"model.{name}": leaf for name, leaf in stored.items()}
-    path = rewritten(head, tmp_path / "head", change, **prefixed | dict.fromkeys(stored))
+    path = tiny.rewritten(head, tmp_path / "head", change, prefixed | dict.fromkeys(stored))
     assert is_head(path)
     assert isinstance(read_draft_config(path), DFlashConfig)
     config, params = load_head(path)
@@ -270,7 +255,7 @@ def test_deepseeks_files_are_read(markov: int, tmp_path: Path) -> None:
         assert raw["confidence_head_with_markov"] == (markov > 0)
         del raw["sample_from_anchor"], raw["jaxspec"], raw["draft_vocab_size"]
 
-    path = rewritten(tmp_path / "own", tmp_path / "head", change)
+    path = tiny.rewritten(tmp_path / "own", tmp_path / "head", change)
     shapes = {name: leaf.shape for name, leaf in load_file(path / "model.safetensors").items()}
     assert shapes["confidence_head.proj.weight"] == (1, 32 + markov)
     assert shapes["confidence_head.proj.bias"] == (1,)
@@ -300,7 +285,7 @@ def test_speculators_files_without_the_key_are_read_by_their_version(
         raw["architectures"] = [f"{'DSpark' if kind == 'dspark' else 'DFlash'}DraftModel"]
         del raw["sample_from_anchor"]
 
-    config: Any = load_head(rewritten(tmp_path / "own", tmp_path / "head", change))[0]
+    config: Any = load_head(tiny.rewritten(tmp_path / "own", tmp_path / "head", change))[0]
     assert (config.anchored, config.gamma) == (anchored, J - (not anchored))
     slots = f"the {'newest token' if anchored else 'first mask'}'s slot scores the first"
     assert inspect(tmp_path / "head").facts["drafts"] == f"{config.gamma} tokens per pass; {slots}"
@@ -346,7 +331,7 @@ def test_windows_are_read(
     nested: bool,
     tmp_path: Path,
 ) -> None:
-    """Sliding layers are causal in a block where nothing says otherwise, however long the window.
+    """Sliding layers are causal in a block where {} says otherwise, however long the window.
 
     The entries are at the top level, or in their layout's nested part. speculators' window does not
     count the newest token.
@@ -360,21 +345,13 @@ def test_windows_are_read(
             raw.pop("layer_types", None)
         (raw[part] if nested else raw).update(changes)
 
-    config: Any = load_head(rewritten(tmp_path / "own", tmp_path / "head", change))[0]
+    config: Any = load_head(tiny.rewritten(tmp_path / "own", tmp_path / "head", change))[0]
     text = replace(config.text_config, sliding_window=None, layer_types=())
     own: Any = load_head(tmp_path / "own")[0]
     assert replace(config, text_config=text, causal=True) == own
     assert config.causal == causal
     kinds = tuple(SLIDING["layer_types"]) if window else ()
     assert (config.text_config.sliding_window, config.text_config.layer_types) == (window, kinds)
-
-
-def nothing(raw: dict[str, Any]) -> None:
-    """Change nothing."""
-
-
-def entries(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda raw: raw.update(changes)
 
 
 def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
@@ -384,8 +361,8 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "tensors", "line"),
     [
-        (entries(architectures=["DFlash2DraftModel"]), {}, "a DFlash2 head; give one of KV, "),
-        (entries(rope_is_neox_style=False), {}, "has rope_is_neox_style false, which is not supp"),
+        ({"architectures": ["DFlash2DraftModel"]}, {}, "a DFlash2 head; give one of KV, "),
+        ({"rope_is_neox_style": False}, {}, "has rope_is_neox_style false, which is not supp"),
         (inner(is_neox_style=False), {}, "has is_neox_style false, which is not supported"),
         (lambda raw: raw.pop("block_size"), {}, "config.json lacks block_size; add the slots of"),
         (
@@ -393,35 +370,35 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
             {},
             "config.json lacks mask_token_id; add the token whose embedding stands for those to",
         ),
-        (entries(is_causal=True), {}, "is_causal true in full layers is not supported"),
+        ({"is_causal": True}, {}, "is_causal true in full layers is not supported"),
         (
-            entries(sliding_window=8, use_sliding_window=True, layer_types=[*MIXED, "x"]),
+            {"sliding_window": 8, "use_sliding_window": True, "layer_types": [*MIXED, "x"]},
             {},
             "layer_types .* for 2 layers",
         ),
         (inner(output_multiplier=0.2), {}, "has output_multiplier 0.2, which is not supported"),
-        (entries(markov_rank=4, markov_head_type="rnn"), {}, 'has markov_head_type "rnn", which'),
-        (entries(fc_norm=True, query_zero_predicts_next=True), {}, "has fc_norm true, query_zero"),
+        ({"markov_rank": 4, "markov_head_type": "rnn"}, {}, 'has markov_head_type "rnn", which'),
+        ({"fc_norm": True, "query_zero_predicts_next": True}, {}, "has fc_norm true, query_zero"),
         (inner(target_layer_ids=[3, 1]), {}, r"reads target layers \[4, 2\]; give them in order"),
         (inner(target_layer_ids="all"), {}, "not readable .*; fetch it again"),
         (inner(mask_token_id=40), {}, "mask token 40 of 40 tokens"),
-        (entries(block_size=1), {}, "gamma: 0; give a whole number, 1 or more"),
-        (entries(block_size="16"), {}, "not readable .*; fetch it again"),
-        (entries(draft_vocab_size=-5), {}, "draft_vocab_size -5; give 1 or more"),
-        (entries(draft_vocab_size=8), {}, "DFlash head: the files lack d2t, the draft vocabulary"),
-        (nothing, {"d2t": np.full(8, 33)}, "names token 40 of 40; fetch the head again"),
-        (nothing, {"model__fc__weight": np.zeros((2, 2))}, "fc.weight and model.fc.weight are the"),
-        (nothing, {"fc__weight": None}, "fc.weight is missing"),
-        (nothing, {"layers__1__mlp__up_proj__weight": None}, "layers.1.mlp.up_proj.weight is miss"),
-        (nothing, {"fc__weight": np.zeros((32, 96), np.float32)}, r"fc.weight.*\[32, 96\]"),
-        (nothing, {"layers__0__self_attn__q_proj__bias": np.zeros(32)}, "q_proj.bias is unexpect"),
-        (entries(quantization_config={"quant_method": "fp8"}), {}, "fp8"),
+        ({"block_size": 1}, {}, "gamma: 0; give a whole number, 1 or more"),
+        ({"block_size": "16"}, {}, "not readable .*; fetch it again"),
+        ({"draft_vocab_size": -5}, {}, "draft_vocab_size -5; give 1 or more"),
+        ({"draft_vocab_size": 8}, {}, "DFlash head: the files lack d2t, the draft vocabulary"),
+        ({}, {"d2t": np.full(8, 33)}, "names token 40 of 40; fetch the head again"),
+        ({}, {"model.fc.weight": np.zeros((2, 2))}, "fc.weight and model.fc.weight are the"),
+        ({}, {"fc.weight": None}, "fc.weight is missing"),
+        ({}, {"layers.1.mlp.up_proj.weight": None}, "layers.1.mlp.up_proj.weight is miss"),
+        ({}, {"fc.weight": np.zeros((32, 96), np.float32)}, r"fc.weight.*\[32, 96\]"),
+        ({}, {"layers.0.self_attn.q_proj.bias": np.zeros(32)}, "q_proj.bias is unexpect"),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}, "fp8"),
     ],
 )
 def test_what_this_library_lacks_is_named(
     head: Path, tmp_path: Path, change: Any, tensors: dict[str, Any], line: str
 ) -> None:
-    path = rewritten(head, tmp_path / "head", change, **tensors)
+    path = tiny.rewritten(head, tmp_path / "head", change, tensors)
     assert is_head(path)
     with pytest.raises(InputError, match=line) as error:
         load_head(path)
@@ -471,7 +448,7 @@ def gemma_head(markov: int = 4, **changes: Any) -> tuple[DFlashConfig, Params]:
 def test_deepseeks_gemma_heads_score_by_their_definition(
     markov: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Their config.json is the target's, with entries that say nothing of the head."""
+    """Their config.json is the target's, with entries that say {} of the head."""
     config, params = gemma_head(markov, **changes)
     save_head(tmp_path / "own", config, params, None)
     copied = {
@@ -486,7 +463,7 @@ def test_deepseeks_gemma_heads_score_by_their_definition(
         raw |= copied
         del raw["sample_from_anchor"], raw["jaxspec"], raw["draft_vocab_size"]
 
-    path = rewritten(tmp_path / "own", tmp_path / "head", change)
+    path = tiny.rewritten(tmp_path / "own", tmp_path / "head", change)
     assert "layers.0.layer_scalar" in load_file(path / "model.safetensors")
     read, leaves = load_head(path)
     assert read == replace(config, target_hash="")
@@ -495,7 +472,7 @@ def test_deepseeks_gemma_heads_score_by_their_definition(
     check_gemma(raw, path, read, leaves, 1)
     with pytest.raises(InputError, match="scores with a cap, which speculators does not read"):
         export(path, tmp_path / "out", engine="speculators", target=Target("owner/name", GEMMA))
-    entries(layer_types=["sliding_attention", "full_attention"])(raw)
+    raw |= {"layer_types": ["sliding_attention", "full_attention"]}
     (path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(InputError, match="of a Gemma 4; give a head whose layers are all full"):
         load_head(path)
@@ -531,7 +508,7 @@ def test_qwen_layers_score_as_they_were_trained_for_a_gemma(
         raw.pop("final_logit_softcapping", None)
         raw |= {"final_logit_softcapping": cap} if cap else {}
 
-    path = rewritten(tmp_path / "own", tmp_path / "head", change)
+    path = tiny.rewritten(tmp_path / "own", tmp_path / "head", change)
     raw = json.loads((path / "config.json").read_text())
     scaled = server == "vllm"
     check_gemma(
@@ -573,7 +550,7 @@ def test_an_int8_heads_layers_compute_with_what_int8_holds(head: Path) -> None:
 
 
 def test_a_mask_in_a_file_of_its_own_is_refused(head: Path, tmp_path: Path) -> None:
-    path = rewritten(head, tmp_path / "head", nothing)
+    path = tiny.rewritten(head, tmp_path / "head", {})
     (path / "mask_embedding.pt").write_bytes(b"")
     with pytest.raises(InputError, match=r"mask_embedding\.pt is not read; give a head without"):
         load_head(path)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from jaxspec.cli import main
 from jaxspec.config import LlamaConfig
@@ -288,27 +288,12 @@ def test_an_engine_gets_no_head_of_which_it_leaves_out_a_part(option: str, tmp_p
             export(tmp_path / "head", tmp_path / "out", engine=engine)  # pyright: ignore
 
 
-def rewritten(head: Path, path: Path, entries: dict[str, Any], tensors: dict[str, Any]) -> Path:
-    """A copy of a head with these entries and tensors; None removes one."""
-    raw = json.loads((head / "config.json").read_text()) | entries
-    stored = load_file(head / "model.safetensors") | tensors
-    path.mkdir()
-    (path / "config.json").write_text(
-        json.dumps({key: value for key, value in raw.items() if value is not ...})
-    )
-    save_file(
-        {name: leaf for name, leaf in stored.items() if leaf is not None},
-        path / "model.safetensors",
-    )
-    return path
-
-
 NESTED = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
 PLAIN = {
     "architectures": ["LlamaForCausalLM"],
-    "jaxspec": ...,
-    "eagle_aux_hidden_state_layer_ids": ...,
-    "eagle_config": ...,
+    "jaxspec": None,
+    "eagle_aux_hidden_state_layer_ids": None,
+    "eagle_config": None,
 }
 
 
@@ -322,8 +307,8 @@ PLAIN = {
             | {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"},
             None,
         ),
-        (PLAIN | {"architectures": ["LlavaForConditionalGeneration"], "model_type": ...}, None),
-        (PLAIN | {"draft_vocab_size": ...}, None),  # known by its tensors
+        (PLAIN | {"architectures": ["LlavaForConditionalGeneration"], "model_type": None}, None),
+        (PLAIN | {"draft_vocab_size": None}, None),  # known by its tensors
         (PLAIN | {"eagle_config": NESTED}, ("midlayer.", "model.layers.0.")),
         (
             PLAIN
@@ -370,7 +355,7 @@ def test_heads_are_read_as_publishers_write_them(
     for name in (name for name in stored if rename and name.startswith(rename[0])):
         assert rename
         tensors |= {name.replace(*rename): stored[name], name: None}
-    path = rewritten(head, tmp_path / "head", entries, tensors)
+    path = tiny.rewritten(head, tmp_path / "head", entries, tensors)
     assert is_head(path)
     config, params = load_head(path)
     first, own = load_head(head)
@@ -387,11 +372,11 @@ def test_deepseeks_heads_read_five_states(tmp_path: Path) -> None:
     params = tiny.eagle_params(config, TARGET)
     save_head(tmp_path / "own", config, params, None)
     entries = PLAIN | {
-        **{"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "draft_vocab_size": ...},
+        **{"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "draft_vocab_size": None},
         **{"target_layer_ids": [0, 1, 3, 4, 5], "num_target_layers": 7, "ttt_length": 7},
         **{"step_loss_decay": 0.8, "draft_num_hidden_layers": 1, "use_sliding_window": False},
     }
-    path = rewritten(tmp_path / "own", tmp_path / "head", entries, {"d2t": None, "t2d": None})
+    path = tiny.rewritten(tmp_path / "own", tmp_path / "head", entries, {"d2t": None, "t2d": None})
     assert isinstance(read_draft_config(path), Eagle3Config)
     read, leaves = load_head(path)
     assert read.target_states == layers
@@ -414,7 +399,7 @@ def test_parts_that_a_head_may_have_or_lack(
     tiny.save(tmp_path / "target", text, target)
     config, params = made(words, qk_norm=True)
     save_head(tmp_path / "own", replace(config, target_hash=""), params, None)
-    path = rewritten(tmp_path / "own", tmp_path / "head", {}, {"lm_head.weight": None})
+    path = tiny.rewritten(tmp_path / "own", tmp_path / "head", {}, {"lm_head.weight": None})
     head = LoadedHead.load(path, LoadedModel.load(tmp_path / "target"))
     tensors = load_file(path / "model.safetensors")
     embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"])
@@ -497,7 +482,7 @@ FC = np.zeros((32, 64), np.float32)
             "layers.0.input_layernorm.weight is unexpected|d2t is unexpected",
         ),
         (
-            PLAIN | {"draft_vocab_size": ...},
+            PLAIN | {"draft_vocab_size": None},
             {"medusa_head.0.0.linear.weight": FC},
             "a Medusa head; give one of KV",
         ),
@@ -530,7 +515,7 @@ FC = np.zeros((32, 64), np.float32)
 def test_what_this_library_lacks_is_named(
     head: Path, tmp_path: Path, entries: dict[str, Any], tensors: dict[str, Any], told: str
 ) -> None:
-    path = rewritten(head, tmp_path / "head", entries, tensors)
+    path = tiny.rewritten(head, tmp_path / "head", entries, tensors)
     assert is_head(path)
     with pytest.raises(InputError, match=told) as error:
         load_head(path)

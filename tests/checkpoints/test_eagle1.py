@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.huggingface import SaveOptions
 from jaxspec.cli import main
@@ -59,18 +57,6 @@ def head(tmp_path: Path) -> Path:
     return tmp_path / "head"
 
 
-def rewritten(head: Path, path: Path, entries: dict[str, Any], tensors: dict[str, Any]) -> Path:
-    """A copy of a head with these entries and tensors; None removes one."""
-    raw = json.loads((head / "config.json").read_text()) | entries
-    stored = load_file(head / "model.safetensors") | tensors
-    path.mkdir(parents=True)
-    raw = {key: value for key, value in raw.items() if value is not None}
-    (path / "config.json").write_text(json.dumps(raw))
-    kept = {name: leaf for name, leaf in stored.items() if leaf is not None}
-    save_file(kept, path / "model.safetensors")
-    return path
-
-
 def test_an_export_is_read_as_it_was(head: Path, tmp_path: Path) -> None:
     main(["export", str(head), str(tmp_path / "out"), "--draft-images", "zero"])
     (one, params), (other, exported) = load_head(head), load_head(tmp_path / "out")
@@ -103,7 +89,7 @@ def test_the_rule_for_images_is_the_files_or_the_ids(
     path = tmp_path / name
     if "--" in name:
         path = tmp_path / f"models--{name}" / "snapshots" / "1234"
-    path = rewritten(head, path, entries, {})
+    path = tiny.rewritten(head, path, entries)
     assert is_head(path)
     config, _, problems = list_head(path)
     assert (config.title, config.images, problems) == ("EAGLE-1 head", rule, [])  # pyright: ignore
@@ -114,7 +100,7 @@ def test_the_rule_for_images_is_the_files_or_the_ids(
 )
 def test_a_plan_knows_it_by_its_config(entries: dict[str, Any], head: Path, tmp_path: Path) -> None:
     """Only config.json is fetched then."""
-    path = rewritten(head, tmp_path / "other", entries, {})
+    path = tiny.rewritten(head, tmp_path / "other", entries)
     (path / "model.safetensors").unlink()
     assert isinstance(read_draft_config(path), Eagle1Config)
 
@@ -122,7 +108,7 @@ def test_a_plan_knows_it_by_its_config(entries: dict[str, Any], head: Path, tmp_
 def test_msds_layer_for_qwen_has_an_input_norm(head: Path, tmp_path: Path) -> None:
     weight = np.full(32, 0.5, np.float32)
     tensors = {"layers.0.input_layernorm.weight": weight}
-    path = rewritten(head, tmp_path / "MSD-Qwen2VL-7B-Instruct", MSD_QWEN, tensors)
+    path = tiny.rewritten(head, tmp_path / "MSD-Qwen2VL-7B-Instruct", MSD_QWEN, tensors)
     config: Any = load_head(path)[0]
     text = config.text_config
     assert (text.input_norm, text.qkv_bias, config.images) == (True, True, "unfused")
@@ -159,7 +145,7 @@ def test_what_does_not_fit_is_one_line(
     entries: dict[str, Any], tensors: dict[str, Any], message: str, head: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=message) as error:
-        load_head(rewritten(head, tmp_path / "other", entries, tensors))
+        load_head(tiny.rewritten(head, tmp_path / "other", entries, tensors))
     assert "\n" not in str(error.value)
 
 
@@ -178,7 +164,7 @@ def test_other_targets_and_options_are_refused(head: Path, tmp_path: Path) -> No
 
 
 def test_a_head_of_an_unreadable_kind_is_called_no_kv_head(head: Path, tmp_path: Path) -> None:
-    path = rewritten(head, tmp_path / "other", {"num_hidden_layers": 2}, {})
+    path = tiny.rewritten(head, tmp_path / "other", {"num_hidden_layers": 2})
     facts = inspect(path)
     assert (facts.family, facts.model_type) == (None, None)
     assert facts.problems == ["EAGLE-1 head: num_hidden_layers 2; give 1"]

@@ -13,6 +13,7 @@ from tests.tiny.checkpoints import (
     chat_tokenizer,
     gemma4,
     image_processor,
+    rewritten,
     save,
     save_head,
     save_pair,

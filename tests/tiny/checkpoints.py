@@ -4,13 +4,16 @@ files.
 
 from __future__ import annotations
 
+import json
 import string
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import Gemma4TextConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
@@ -132,6 +135,29 @@ def save_head(path: Path, target: LlavaConfig, params: Params) -> None:
     loading.save_head(
         path, config, init_head(config, params["language_model"], jax.random.key(0)), np.float32
     )
+
+
+def rewritten(
+    head: Path,
+    path: Path,
+    change: Mapping[str, Any] | Callable[[dict[str, Any]], Any],
+    tensors: Mapping[str, np.ndarray | None] | None = None,
+) -> Path:
+    """A copy of a head with changed entries of config.json, and with these tensors; None removes
+    one.
+    """
+    raw = json.loads((head / "config.json").read_text())
+    if callable(change):
+        change(raw)
+    else:
+        removed = {name for name, value in change.items() if value is None}
+        raw = {name: value for name, value in (raw | change).items() if name not in removed}
+    stored = load_file(head / "model.safetensors") | (tensors or {})
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(raw))
+    kept = {name: leaf for name, leaf in stored.items() if leaf is not None}
+    save_file(kept, path / "model.safetensors")
+    return path
 
 
 def save(path: Path, config: ModelConfig, params: Params, words: Any | None = None) -> Path:
