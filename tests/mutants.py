@@ -253,7 +253,7 @@ MUTANTS = (
     ),
     Mutant(
         "an error decays with the wrong power",
-        "decoding/drafting/weighting.py",
+        "decoding/drafting/rules.py",
         "return -jnp.log(error) / self.tau",
         "return -jnp.log(error) * self.tau",
         "decoding/test_weighting.py::test_rules_equal_the_reference",

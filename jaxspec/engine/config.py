@@ -8,8 +8,9 @@ from numbers import Integral
 from typing import Any, Literal, Self, get_args
 
 from jaxspec.decoding.collaboration.combination import Combination, parse_combination
+from jaxspec.decoding.drafting.rules import parse_weighting
 from jaxspec.decoding.drafting.shapes import TreeSpec, parse_tree
-from jaxspec.decoding.drafting.weighting import Weighting, parse_weighting
+from jaxspec.decoding.drafting.weighting import Weighting
 from jaxspec.decoding.settings import LARGEST, count_within
 from jaxspec.engine.drafts import read_views
 from jaxspec.errors import InputError, check_counts

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.drafting.weighting import PRESETS, RULES, Adaptive, Weighting, parse_weighting
+from jaxspec.decoding.drafting.rules import PRESETS, RULES, parse_weighting
+from jaxspec.decoding.drafting.weighting import Adaptive, Weighting
 from jaxspec.errors import InputError
 from tests.decoding import weighting_reference as reference
 

@@ -12,7 +12,7 @@ from configs.eval.mini import config as mini
 from eval.lib.drafts.comparison import prompts_of
 from eval.lib.drafts.config import Variant
 from eval.lib.drafts.regret import best_fixed, record, replay
-from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.decoding.drafting.rules import parse_weighting
 from jaxspec.engine.engine import Engine, LoadedModel, Request
 
 CONFIG = replace(

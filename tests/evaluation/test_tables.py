@@ -20,7 +20,7 @@ from eval.lib.drafts.config import EvalConfig
 from eval.lib.drafts.published import Published
 from eval.lib.output.tables import Record, Table
 from jaxspec.command import load_preset, preset_names
-from jaxspec.decoding.drafting.weighting import PRESETS, Grid, InverseErrorPower, parse_weighting
+from jaxspec.decoding.drafting.rules import PRESETS, Grid, InverseErrorPower, parse_weighting
 from jaxspec.errors import InputError
 from tests.evaluation.test_collaborative_table import row_of
 

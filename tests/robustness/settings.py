@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.decoding.drafting.weighting import PRESETS, RULES
+from jaxspec.decoding.drafting.rules import PRESETS, RULES
 from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading.models import LoadedDraft
 from jaxspec.prompts.captions import Captioner

@@ -22,7 +22,7 @@ from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
 from jaxspec.data.rows import local_rows
-from jaxspec.decoding.drafting.weighting import parse_weighting
+from jaxspec.decoding.drafting.rules import parse_weighting
 from jaxspec.engine.captioners import captioner_lack, check_captioner, load_captioner
 from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine, EngineConfig

@@ -24,7 +24,8 @@ from eval.lib.output.tables import Record
 from eval.lib.standins.replay import RecordedTarget
 from jaxspec.cluster import map_over_processes
 from jaxspec.decoding.drafting.mixtures import costs, mixture_costs, simplex_grid
-from jaxspec.decoding.drafting.weighting import Weighting, parse_weighting
+from jaxspec.decoding.drafting.rules import parse_weighting
+from jaxspec.decoding.drafting.weighting import Weighting
 from jaxspec.decoding.sources.draft_model import DraftModel
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys

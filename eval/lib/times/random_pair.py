@@ -28,8 +28,8 @@ from eval.lib.times.passes import (
 from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.drafting.drafter import Drafter
+from jaxspec.decoding.drafting.rules import parse_weighting
 from jaxspec.decoding.drafting.trees import make_drafter
-from jaxspec.decoding.drafting.weighting import parse_weighting
 from jaxspec.decoding.inputs import Member, PromptBatch
 from jaxspec.decoding.sources.draft_model import DraftModel, ViewRows
 from jaxspec.decoding.speculative import Speculator
