@@ -12,35 +12,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-from transformers import (  # noqa: E402
+from transformers import (
     AutoModelForCausalLM,
     AutoProcessor,
     AutoTokenizer,
     LlamaForCausalLM,
 )
 
-from jaxspec import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
-from jaxspec.checkpoints.huggingface import SaveOptions, load, save  # noqa: E402
-from jaxspec.checkpoints.processors import load_tokenizer  # noqa: E402
-from jaxspec.cli import main  # noqa: E402
-from jaxspec.config import text_config  # noqa: E402
-from jaxspec.errors import InputError  # noqa: E402
-from jaxspec.heads.loading import load_head  # noqa: E402
-from jaxspec.loading.pairs import check_tokens  # noqa: E402
-from jaxspec.models.families import FAMILIES, abstract_params, build, text_params  # noqa: E402
-from jaxspec.models.language_model import LanguageModel  # noqa: E402
-from jaxspec.publishing.export import Target, export, pad_vocabulary  # noqa: E402
-from jaxspec.publishing.licences import licence_of  # noqa: E402
-from jaxspec.training.config import TrainConfig  # noqa: E402
-from jaxspec.training.recipes import Recipe, Stage, start_draft  # noqa: E402
-from tests import tiny  # noqa: E402
-from tests.tiny import hf, qwen_vl, tiles  # noqa: E402
-from tests.tiny.families import SEEING  # noqa: E402
+from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.checkpoints.huggingface import SaveOptions, load, save
+from jaxspec.checkpoints.processors import load_tokenizer
+from jaxspec.cli import main
+from jaxspec.config import text_config
+from jaxspec.errors import InputError
+from jaxspec.heads.loading import load_head
+from jaxspec.loading.pairs import check_tokens
+from jaxspec.models.families import FAMILIES, abstract_params, build, text_params
+from jaxspec.models.language_model import LanguageModel
+from jaxspec.publishing.export import Target, export, pad_vocabulary
+from jaxspec.publishing.licences import licence_of
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.recipes import Recipe, Stage, start_draft
+from tests import tiny
+from tests.tiny import hf, qwen_vl, tiles
+from tests.tiny.families import SEEING
 
 MODELS = {"opt": hf.opt, "llava_onevision": tiles.onevision, "qwen3_vl": qwen_vl.qwen3}
 """The tests of parity write every family; these are exported."""

@@ -25,14 +25,8 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.models.families import abstract_params
-
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-
-from tests.tiny import hf  # noqa: E402
-from tests.tiny.disk import full_disk  # noqa: E402
+from tests.tiny import hf
+from tests.tiny.disk import full_disk
 
 EMBEDDING = "language_model.model.embed_tokens.weight"
 HEAD = "language_model.lm_head.weight"

@@ -9,23 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration
+from transformers import LlavaConfig as TheirLlavaConfig
 
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration  # noqa: E402
-from transformers import LlavaConfig as TheirLlavaConfig  # noqa: E402
-
-from eval.exactness import forward_logits  # noqa: E402
-from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig  # noqa: E402
-from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
-from jaxspec.engine.memory import Sizes, abstract_inputs  # noqa: E402
-from jaxspec.errors import InputError  # noqa: E402
-from jaxspec.loading.pairs import same_tower  # noqa: E402
-from jaxspec.prompts.encoder import Prompt  # noqa: E402
-from tests import tiny  # noqa: E402
-from tests.tiny import hf, tiles  # noqa: E402
+from eval.exactness import forward_logits
+from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.engine.memory import Sizes, abstract_inputs
+from jaxspec.errors import InputError
+from jaxspec.loading.pairs import same_tower
+from jaxspec.prompts.encoder import Prompt
+from tests import tiny
+from tests.tiny import hf, tiles
+from tests.tiny.hf import torch
 
 pytestmark = pytest.mark.full
 

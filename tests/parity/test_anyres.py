@@ -15,6 +15,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from eval.exactness import forward_logits
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.processors import load_image_processor
 from jaxspec.config import LlavaNextConfig, VisionConfig
 from jaxspec.decoding.speculative import Autoregressive
 from jaxspec.engine.memory import Sizes, plan_memory
@@ -23,15 +26,8 @@ from jaxspec.models.families import abstract_params, family_of
 from jaxspec.models.inputs import ImageInputs, Pool
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import PromptEncoder
-
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-from eval.exactness import forward_logits  # noqa: E402
-from jaxspec.checkpoints import huggingface  # noqa: E402
-from jaxspec.checkpoints.processors import load_image_processor  # noqa: E402
-from tests.tiny import hf, tiles  # noqa: E402
+from tests.tiny import hf, tiles
+from tests.tiny.hf import torch
 
 pytestmark = pytest.mark.full
 

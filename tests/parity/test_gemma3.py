@@ -14,28 +14,24 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from eval.exactness import forward_logits, whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.checkpoints import huggingface
 from jaxspec.config import Gemma3Config, Gemma3TextConfig, with_text
 from jaxspec.engine import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
+from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import init_head, new_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import abstract_params, build, text_params
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.messages import Message
 from tests import tiny
-
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-from eval.exactness import forward_logits, whole_row  # noqa: E402
-from jaxspec.checkpoints import huggingface  # noqa: E402
-from jaxspec.heads.loading import save_head  # noqa: E402
-from tests.hub import configs, words  # noqa: E402
-from tests.tiny import hf  # noqa: E402
-from tests.tiny.tiles import page  # noqa: E402
+from tests.hub import configs, words
+from tests.tiny import hf
+from tests.tiny.hf import torch
+from tests.tiny.tiles import page
 
 pytestmark = pytest.mark.full
 

@@ -17,9 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 from PIL import Image
 
+from eval.exactness import forward_logits
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.processors import pillow_class
 from jaxspec.config import Gemma4Config
 from jaxspec.data.images import Picture
 from jaxspec.engine.session import Session
@@ -32,19 +36,10 @@ from jaxspec.models.inputs import Pool
 from jaxspec.models.lvlms.gemma4 import SquareImages
 from jaxspec.sharding import make_mesh, shardings
 from tests import tiny
-
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-import transformers  # noqa: E402  (its models need torch)
-
-from eval.exactness import forward_logits  # noqa: E402
-from jaxspec.checkpoints import huggingface  # noqa: E402
-from jaxspec.checkpoints.processors import pillow_class  # noqa: E402
-from tests.hub import configs, words  # noqa: E402
-from tests.tiny import hf  # noqa: E402
-from tests.tiny.tiles import page  # noqa: E402
+from tests.hub import configs, words
+from tests.tiny import hf
+from tests.tiny.hf import torch
+from tests.tiny.tiles import page
 
 pytestmark = pytest.mark.full
 

@@ -11,18 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints import huggingface
 from jaxspec.config import LlavaConfig
 from jaxspec.models.families import build
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lvlms.llava import Projector
-
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-from jaxspec.checkpoints import huggingface  # noqa: E402
-from tests.tiny import hf  # noqa: E402
+from tests.tiny import hf
+from tests.tiny.hf import torch
 
 
 def prompt(images: int, words: int, seed: int) -> list[int]:

@@ -10,17 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import GenerationConfig
 
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-from transformers import GenerationConfig  # noqa: E402  (its processors need torch)
-
-from jaxspec.decoding.processors import History, processed, prompt_tokens  # noqa: E402
-from jaxspec.decoding.settings import Processing, Settings  # noqa: E402
-from jaxspec.models.inputs import PromptRows  # noqa: E402
-from tests.tiny import hf  # noqa: E402
+from jaxspec.decoding.processors import History, processed, prompt_tokens
+from jaxspec.decoding.settings import Processing, Settings
+from jaxspec.models.inputs import PromptRows
+from tests.tiny import hf
+from tests.tiny.hf import torch
 
 EOS = (2, 5)
 FEW = 7

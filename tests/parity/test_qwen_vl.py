@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints import huggingface
 from jaxspec.config import QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.loading.images import image_inputs
@@ -22,13 +23,8 @@ from jaxspec.models.lvlms.qwen_vl import VisionTower, window_contents
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import dialogue
 from jaxspec.prompts.rows import rewrite, stack_rows
-
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-from jaxspec.checkpoints import huggingface  # noqa: E402
-from tests.tiny import QUICK, hf, qwen_vl  # noqa: E402
+from tests.tiny import QUICK, hf, qwen_vl
+from tests.tiny.hf import torch
 
 pytestmark = pytest.mark.full
 

@@ -6,15 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints import huggingface
 from jaxspec.config import LlavaConfig
 from jaxspec.models.lvlms.vision import TILE_BLOCK, VisionTower
-
-torch = pytest.importorskip(
-    "torch", reason="torch is the oracle of parity: install the `parity` extra"
-)
-
-from jaxspec.checkpoints import huggingface  # noqa: E402
-from tests.tiny import hf, tiles  # noqa: E402
+from tests.tiny import hf, tiles
+from tests.tiny.hf import torch
 
 pytestmark = pytest.mark.full
 
