@@ -135,7 +135,9 @@ def settings(
         "with a draft": lambda row: row["kind"] == "draft",
         "with a KV head": lambda row: "head" in (row["views"] or ()),
         "chains": lambda row: row["kind"] == "draft" and row["tree"] is None,
+        "chains of `auto` length": lambda row: row.get("gamma") == "auto",
         "trees": lambda row: bool(row.get("tree")),
+        "with lookup": lambda row: "lookup" in (row["views"] or ()),
         "weights that learn": lambda row: (
             row.get("weighting", "static") not in ("static", "random")
         ),

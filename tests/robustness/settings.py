@@ -1,9 +1,9 @@
 """Settings drawn at random, each against plain decoding: no greedy answer may differ in a token.
 
 A table measures the settings that somebody thought of. Here views, rule of the weights, block
-length, tree, batch, continuous batching, placement on 1, 2 or 4 devices and how two models write
-together are drawn, so that combinations are tried which nobody thought of. Prompts are the picture
-book's, with 0 to 5 images, and texts of odd characters.
+length or `auto`, tree, batch, placement on 1, 2 or 4 devices and how two models write together are
+drawn, so that combinations are tried which nobody thought of. Prompts are the picture book's, with
+0 to 5 images, and texts of odd characters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.sharding import make_mesh, shardings
 from picturebook import SYNTHETIC_SETS, test_set
 
-VIEWS = ("M", "T", "C", "P", "P4", "T-literal", "head")
+VIEWS = ("M", "T", "C", "P", "P4", "T-literal", "head", "lookup")
 TREES = ("2", "2:9", "3:12", "dynamic:2:8", "dynamic:3:12")
 DEVICES = (1, 1, 2, 4)
 """Devices that the target is split over; half the settings run on one."""
@@ -96,12 +96,13 @@ def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
         return Setting(EngineConfig(), together=together)
     views = tuple(sorted(rng.choice(VIEWS, rng.integers(1, 5), replace=False), key=VIEWS.index))
     weights = tuple(rng.dirichlet(np.ones(len(views))).tolist()) if chance(0.3) else None
+    tree = None if chance(0.6) else one(TREES)
     config = EngineConfig(
         views=tuple(str(view) for view in views if view != "head"),
         weights=weights,
         weighting=one(("static", *PRESETS, *RULES)),
-        gamma=int(rng.integers(1, 8)),
-        tree=None if chance(0.6) else one(TREES),
+        gamma="auto" if tree is None and chance(0.5) else int(rng.integers(1, 8)),
+        tree=tree,
         batch_size=batch,
         trace=chance(0.2),
         **sizes,
@@ -150,7 +151,8 @@ def try_settings(
         reference = expected
         if setting.together is None:
             draft, head = drafts
-            mixed = [draft] * bool(setting.engine.views) + [head] * setting.head
+            drafted = any(view != "lookup" for view in setting.engine.views or ())
+            mixed = [draft] * drafted + [head] * setting.head
             engine: Any = Engine(placed[setting.devices], mixed, setting.engine, captioner)
         else:
             # shown the prompt in two ways; the draft's context is too short for these
