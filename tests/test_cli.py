@@ -499,14 +499,16 @@ def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) 
         "--models",
         f"{world / 'target'},{world / 'draft'}",
         "--combination",
-        "weighted:0.6,0.4",
+        "weighted:0.4,0.6",
     ]
     main(
         [
             "collaborate",
             *both,
             "--gammas",
-            "1,2",
+            "2,1",
+            "--default-proposer",
+            "auto",
             "--prompt",
             "Hi",
             "--max-new-tokens",
@@ -517,6 +519,7 @@ def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert len(told["tokens"]) == NEW
+    assert told["stats"]["default_proposer"] == 1
     assert told["stats"]["gammas"] == [1, 2]
     assert all(0 < calls <= 2 for calls in told["stats"]["calls_per_token"])
     assert [line.split()[0] for line in err.splitlines()] == ["memory", "compiling", "done:"]
