@@ -13,10 +13,14 @@ from safetensors.numpy import save_file
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.config import text_config
+from jaxspec.config.text import FULL, SLIDING
 from jaxspec.heads.files import Server
 from jaxspec.heads.kinds import kind_of
 from jaxspec.heads.kinds.dflash import DFlashConfig
+from tests.hub.table import QWEN3_LAYERS
 from tests.tiny.models import eagle_params, random_params
+
+MIXED = (SLIDING, FULL)
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,37 @@ class BlockTwin:
     """Fields of the head."""
     is_gemma: bool = False
     """Whether its layers are the target's full ones, and config.json is the target's."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of its two layers; () for layers of one kind."""
+    layers: dict[str, Any] = field(default_factory=lambda: _QWEN3)
+    """Entries of `transformer_layer_config`."""
 
 
-_QWEN3 = {
-    **{"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"},
-    **{"initializer_range": 0.02, "max_position_embeddings": 40960, "model_type": "qwen3"},
-    **{"max_window_layers": 5, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000},
-    **{"sliding_window": None, "tie_word_embeddings": False, "use_cache": True},
-    "use_sliding_window": False,
+_QWEN3 = QWEN3_LAYERS | {"max_window_layers": 5}
+_SPECULATORS = {"architectures": ["DFlashDraftModel"], "dtype": "bfloat16"}
+_SPECULATORS |= {"has_no_defaults_at_init": False, "target_hidden_size": None}
+_GEMMA_31B = _QWEN3 | {"max_position_embeddings": 262144, "model_type": "llama"}
+_GEMMA_31B |= {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
+GEMMA_12B = {
+    **{"architectures": ["Gemma4DSparkModel"], "attention_bias": False, "attention_dropout": 0.0},
+    **{"attention_k_eq_v": True, "block_size": 7, "dtype": "bfloat16", "enable_moe_block": False},
+    **{"final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh"},
+    **{"hidden_size_per_layer_input": 0, "initializer_range": 0.02, "model_type": "gemma4_text"},
+    **{"max_position_embeddings": 262144, "moe_intermediate_size": None, "num_anchors": 512},
+    **{"num_experts": None, "num_kv_shared_layers": 0, "pad_token_id": 0, "rms_norm_eps": 1e-06},
+    "rope_parameters": {
+        "full_attention": {
+            **{"partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+            "rope_type": "proportional",
+        },
+        **{"rope_theta": None, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    **{"sliding_window": 1024, "target_model_type": "gemma4_unified"},
+    **{"target_text_model_type": "gemma4_unified_text", "tie_word_embeddings": False},
+    **{"top_k_experts": None, "transformers_version": "5.10.2", "use_cache": True},
+    **{"use_bidirectional_attention": "vision", "use_double_wide_mlp": False},
+    "vocab_size_per_layer_input": 262144,
 }
 HEADS: dict[str, BlockTwin] = {
     "z-lab/Qwen3-8B-DFlash-b16": BlockTwin(
@@ -88,14 +115,24 @@ HEADS: dict[str, BlockTwin] = {
     ),
     "deepseek-ai/dspark_gemma4_12b_block7": BlockTwin(
         "google/gemma-4-12B-it",
-        "config.json: github deepseek-ai/DeepSpec, config/dspark and modeling/dspark/gemma4; no "
-        "file list seen",
-        {"sliding_window": 1024, "num_anchors": 512, "target_model_type": "gemma4_unified"}
+        "config.json: the file as it is, in a test of Modular's dspark_gemma4; "
+        "tensors: github deepseek-ai/DeepSpec, modeling/dspark/gemma4",
+        GEMMA_12B
         | {"confidence_head_with_markov": True, "enable_confidence_head": True}
-        | {"target_text_model_type": "gemma4_unified_text", "dtype": "bfloat16"},
+        | {"markov_head_type": "vanilla"},
         options={"gamma": 7, "anchored": True, "markov": 4, "confidence": 20}
         | {"own_embedding": True, "own_output": True},
         is_gemma=True,
+        kinds=(FULL, FULL),
+    ),
+    "deepseek-ai/dflash_gemma4_12b_block7": BlockTwin(
+        "google/gemma-4-12B-it",
+        "config.json: as its sister with DSpark's heads, by github deepseek-ai/DeepSpec, "
+        "config/dflash; no file list seen",
+        GEMMA_12B | {"enable_confidence_head": False},
+        options={"gamma": 7, "anchored": True, "own_embedding": True, "own_output": True},
+        is_gemma=True,
+        kinds=(FULL, FULL),
     ),
     "z-lab/gemma-4-31B-it-DFlash": BlockTwin(
         "google/gemma-4-31B-it",
@@ -105,6 +142,39 @@ HEADS: dict[str, BlockTwin] = {
         | {"final_logit_softcapping": 30.0, "use_sliding_window": True, "sliding_window": 2048}
         | {"tie_word_embeddings": True},
         options={"gamma": 15, "window": 2048},
+        kinds=MIXED,
+    ),
+    "z-lab/gemma4-12B-it-DFlash": BlockTwin(
+        "google/gemma-4-12B-it",
+        "sizes, without embedding and output matrix, by the 1,455,000,120 bytes of its file; "
+        "entries as the 31B's, of which public reports confirm the layout; no file list seen",
+        _QWEN3
+        | {"architectures": ["DFlashDraftModel"], "block_size": 16, "dtype": "bfloat16"}
+        | {"final_logit_softcapping": 30.0, "use_sliding_window": True, "sliding_window": 2048}
+        | {"tie_word_embeddings": True},
+        options={"gamma": 15, "window": 2048},
+        kinds=MIXED,
+    ),
+    "RedHatAI/gemma-4-31B-it-speculator.dflash": BlockTwin(
+        "google/gemma-4-31B-it",
+        "config.json: quoted in two public tests; tensors: a public port lists them",
+        _SPECULATORS | {"block_size": 8, "max_anchors": 3072},
+        layout="speculators",
+        drafted=40,
+        options={"gamma": 7, "own_embedding": True},
+        layers=_GEMMA_31B,
+    ),
+    "RedHatAI/gemma-4-31B-it-speculator.dspark": BlockTwin(
+        "google/gemma-4-31B-it",
+        "config.json and tensors: Modular's tests of its speculators_common check the file's values",
+        _SPECULATORS
+        | {"architectures": ["DSparkDraftModel"], "block_size": 8, "sample_from_anchor": False}
+        | {"confidence_head_with_markov": True, "enable_confidence_head": True}
+        | {"markov_head_type": "vanilla", "sliding_window_non_causal": False},
+        layout="speculators",
+        drafted=40,
+        options={"gamma": 7, "markov": 4, "confidence": 20, "own_embedding": True, "window": 2049},
+        layers=_GEMMA_31B,
     ),
     "rasyosef/gemma-4-E2B-it-dspark": BlockTwin(
         "google/gemma-4-E2B-it",
@@ -118,12 +188,15 @@ HEADS: dict[str, BlockTwin] = {
 }
 _OWN = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"),
-    *("num_key_value_heads", "num_hidden_layers", "num_target_layers", "mask_token_id"),
+    *("global_head_dim", "num_global_key_value_heads", "num_key_value_heads"),
+    *("num_hidden_layers", "num_target_layers", "mask_token_id"),
     *("dflash_config", "target_layer_ids", "markov_rank", "layer_types", "draft_vocab_size"),
     *("aux_hidden_state_layer_ids", "speculators_config", "speculators_model_type"),
     *("speculators_version", "bos_token_id", "eos_token_id"),
 )
 """Entries that depend on sizes, or that a layout adds."""
+_INNER = (*_OWN, "sliding_window", "use_sliding_window", "max_window_layers")
+"""Those of them that may be in `transformer_layer_config`."""
 
 
 def write_block_head(path: Path, twin: BlockTwin, target: Path) -> None:
@@ -138,15 +211,14 @@ def write_block_head(path: Path, twin: BlockTwin, target: Path) -> None:
         text = full.without_window((full.layer_types.index("full_attention"),) * 2)
         text = replace(text, num_hidden_layers=2)
     text = replace(text, draft_vocabulary=vocabulary, tie_word_embeddings=False)
+    text = replace(text, layer_types=twin.kinds) if twin.kinds else text
     config = replace(config, text_config=text)
     params = named_tensors(eagle_params(config, random_params(found)))
     raw, tensors = kind_of(config).written(config, params, twin.layout, ["Qwen3ForCausalLM"])
-    own = {name: raw[name] for name in raw if name in _OWN or twin.is_gemma}
-    for name in ("jaxspec", "sample_from_anchor"):
-        own.pop(name, None)
+    own = {name: raw[name] for name in raw if name in _OWN}
     if "transformer_layer_config" in raw:
         inner = raw["transformer_layer_config"]
-        own["transformer_layer_config"] = _QWEN3 | {k: inner[k] for k in _OWN if k in inner}
+        own["transformer_layer_config"] = twin.layers | {k: inner[k] for k in _INNER if k in inner}
     elif not twin.drafted:
         del own["draft_vocab_size"]
     (path / "config.json").write_text(json.dumps(twin.config | own, indent=2) + "\n")

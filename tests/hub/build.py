@@ -29,7 +29,7 @@ from tests.hub.data import DATA
 from tests.hub.data import write as write_data
 from tests.hub.original import CONVERTED, ORIGINALS
 from tests.hub.quantised import quantised
-from tests.hub.table import CAPTIONERS, HEADS, TWINS, HeadTwin, Twin
+from tests.hub.table import ALIKE, CAPTIONERS, HEADS, TWINS, HeadTwin, Twin
 from tests.tiny import captioners
 from tests.tiny.disk import save_bin
 from tests.tiny.models import eagle_params, random_params
@@ -50,17 +50,18 @@ def build_hub(folder: Path) -> None:
     for name, twin in TWINS.items():
         add(folder, name, partial(write_model, twin=twin))
     for name, write in ORIGINALS.items():
-        (converted,) = (folder / f"models--{CONVERTED.replace('/', '--')}" / "snapshots").iterdir()
-        add(folder, name, partial(write, converted=converted))
-    for name, head in HEADS.items():
-        (target,) = (folder / f"models--{head.target.replace('/', '--')}" / "snapshots").iterdir()
-        add(folder, name, partial(write_head, twin=head, target=target))
-    for name, block in block_heads.HEADS.items():
-        (target,) = (folder / f"models--{block.target.replace('/', '--')}" / "snapshots").iterdir()
-        add(folder, name, partial(block_heads.write_block_head, twin=block, target=target))
-    for name, assistant in ASSISTANTS.items():
-        (target,) = (folder / f"models--{assistant.target.replace('/', '--')}/snapshots").iterdir()
-        add(folder, name, partial(write_assistant, twin=assistant, target=target))
+        add(folder, name, partial(write, converted=_snapshot(folder, CONVERTED)))
+    kinds: tuple[tuple[dict[str, Any], Callable[..., None]], ...] = (
+        (HEADS, write_head),
+        (block_heads.HEADS, block_heads.write_block_head),
+        (ASSISTANTS, write_assistant),
+    )
+    for twins, write in kinds:
+        for name, head in twins.items():
+            target = _snapshot(folder, head.target)
+            add(folder, name, partial(write, twin=head, target=target))
+    for name, like in ALIKE.items():
+        _home(folder, name).symlink_to(_home(folder, like).name)
     for name, (kind, _) in CAPTIONERS.items() if TORCH else ():
         add(folder, name, partial(write_captioner, kind=kind))
     for name, twin in DATA.items():
@@ -81,7 +82,7 @@ def add(
       write: lays the repository's files in a folder.
       kind: models or datasets.
     """
-    home = cache / f"{kind}--{name.replace('/', '--')}"
+    home = _home(cache, name, kind)
     commit = hashlib.sha1(f"{name} {revision}".encode()).hexdigest()
     snapshot = home / "snapshots" / commit
     with TemporaryDirectory(dir=cache) as scratch:
@@ -96,6 +97,15 @@ def add(
     reference = home / "refs" / revision
     reference.parent.mkdir(parents=True, exist_ok=True)
     reference.write_text(commit)
+    return snapshot
+
+
+def _home(cache: Path, name: str, kind: str = "models") -> Path:
+    return cache / f"{kind}--{name.replace('/', '--')}"
+
+
+def _snapshot(cache: Path, name: str) -> Path:
+    (snapshot,) = (_home(cache, name) / "snapshots").iterdir()
     return snapshot
 
 
@@ -160,21 +170,28 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
     of two layers.
     """
     found = read_config(target)
-    layers = {"target_layers": (0, 1, 2)} if twin.feature == "fused" else {}
-    config = new_head(found, feature=twin.feature, **layers)
+    of_deepseek = twin.layout == "deepseek"
+    layers = (0, 1, 1, 2, 2) if of_deepseek else (0, 1, 2)
+    read = {"target_layers": layers} if twin.feature == "fused" else {}
+    config = new_head(found, feature=twin.feature, **read)
     vocabulary = text_config(found).vocab_size
-    own = {
-        "fused": {"draft_vocabulary": tuple(range(3, vocabulary, 2))},
-        "eagle1": {"own_embedding": True, "fc_bias": True, "rows": vocabulary - twin.padding}
-        | twin.fields,
+    own: dict[str, Any] = {
+        "fused": {"draft_vocabulary": () if of_deepseek else tuple(range(3, vocabulary, 2))},
+        "eagle1": {"own_embedding": True, "fc_bias": True, "rows": vocabulary - twin.padding},
     }[twin.feature]
-    config = replace(config, text_config=replace(config.text_config, **own))
+    config = replace(config, text_config=replace(config.text_config, **own | twin.fields))
     if twin.rule == "compressed":
         heads = config.text_config.num_attention_heads
         text = replace(config.text_config, num_key_value_heads=heads)
         config = VispecConfig(text, config.target_hash)
     params = eagle_params(config, random_params(found))
-    made, stored = kind_of(config).written(config, named_tensors(params), twin.layout, None)
+    # DeepSeek's tensors are named as speculators' are, and its config.json as SafeAILab's.
+    server = "speculators" if of_deepseek else twin.layout
+    made, stored = kind_of(config).written(config, named_tensors(params), server, None)
+    if of_deepseek:
+        made = config.to_dict() | {"target_layer_ids": [layer - 1 for layer in layers]}
+        del made["draft_vocab_size"], made["eagle_aux_hidden_state_layer_ids"]
+        del stored["d2t"], stored["t2d"]
     dtype = np.dtype(_numpy(twin.dtype))
     tensors = {
         name: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf
@@ -188,6 +205,7 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
         "num_key_value_heads",
     )
     sizes += ("head_dim", "draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+    sizes += ("target_layer_ids", "global_head_dim", "num_global_key_value_heads")
     raw = twin.config | {name: made[name] for name in sizes if name in made}
     if inner := made.get("transformer_layer_config"):
         layer = {name: inner[name] for name in sizes if name in inner}

@@ -4,12 +4,14 @@ offline.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from jaxspec import LoadedModel
 from tests.hub.build import build_hub
@@ -17,9 +19,15 @@ from tests.hub.build import build_hub
 
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder `hub` of an HF_HOME in which every id has a snapshot."""
-    folder = tmp_path_factory.mktemp("hf_home") / "hub"
-    build_hub(folder)
+    """The folder `hub` of an HF_HOME in which every id has a snapshot; workers share one."""
+    home = tmp_path_factory.mktemp("hf_home")
+    workers = home.parents[1] if "PYTEST_XDIST_WORKER" in os.environ else home.parent
+    shared, folder = workers / "twins", home / "hub"
+    with FileLock(workers / "twins.lock"):
+        if not shared.exists():
+            build_hub(folder)
+            folder.rename(shared)
+    folder.symlink_to(shared)
     return folder
 
 

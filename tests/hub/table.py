@@ -175,16 +175,23 @@ class HeadTwin:
     """Word of `new_head` for its kind."""
     rule: str = "placeholder"
     """Its rule for images, as loading knows it."""
-    layout: Server = "vllm"
-    """SafeAILab's, or speculators'."""
+    layout: Server | Literal["deepseek"] = "vllm"
+    """SafeAILab's, speculators' or DeepSeek's."""
     padding: int = 0
     """Tokens of its target that an EAGLE-1 head's embedding lacks."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Fields of an EAGLE-1 head's layer besides the usual ones."""
+    """Fields of its layer besides the usual ones."""
     config: dict[str, Any] = field(default_factory=dict)
     """Entries of config.json, of which sizes are the twin's own."""
 
 
+QWEN3_LAYERS = {
+    **{"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"},
+    **{"initializer_range": 0.02, "max_position_embeddings": 40960, "model_type": "qwen3"},
+    **{"rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "use_cache": True},
+    **{"sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False},
+}
+"""Entries of heads whose layers are Qwen3's."""
 _EAGLE = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -239,6 +246,44 @@ def _angelslim(target: str, name: str, rope: dict[str, Any] | None) -> HeadTwin:
     )
 
 
+def _specjax(target: str, theta: int) -> HeadTwin:
+    return HeadTwin(
+        target,
+        "config.json and tensors: github tails-mpt/SpecJAX, specjax/models/draft/eagle3.py; no "
+        "file list seen",
+        dtype="bfloat16",
+        config={"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        | {"num_hidden_layers": 1, "rope_theta": theta, "rms_norm_eps": 1e-06}
+        | {"tie_word_embeddings": False},
+    )
+
+
+def _proposals(target: str, *architectures: str) -> dict[str, Any]:
+    """Return `speculators_config` of an EAGLE-3 head."""
+    method = {"proposal_type": "greedy", "speculative_tokens": 3}
+    return {
+        **{"algorithm": "eagle3", "default_proposal_method": "greedy"},
+        "proposal_methods": [method | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
+        "verifier": {"architectures": list(architectures), "name_or_path": target},
+    }
+
+
+def _speculators_gemma(target: str) -> dict[str, Any]:
+    """Return config.json of a speculators EAGLE-3 head for a Gemma 4."""
+    return {
+        **{"architectures": ["Eagle3DraftModel"], "dtype": "bfloat16"},
+        **{"embed_requires_grad": False, "norm_before_fc": False, "norm_before_residual": True},
+        **{"speculators_model_type": "eagle3", "target_hidden_size": None},
+        **{"speculators_config": _proposals(target), "tie_word_embeddings": False},
+        "transformer_layer_config": {
+            **{"attention_bias": False, "hidden_act": "silu", "model_type": "llama"},
+            **{"max_position_embeddings": 262144, "num_hidden_layers": 1},
+            **{"rms_norm_eps": 1e-06, "tie_word_embeddings": False},
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    }
+
+
 _LLAVA_16 = {
     "architectures": ["LlavaNextForConditionalGeneration"],
     "model_type": "llava_next",
@@ -283,14 +328,53 @@ HEADS: dict[str, HeadTwin] = {
         | {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-05, "pad_token_id": 0}
         | {"max_position_embeddings": 2048},
     ),
-    "thoughtworks/Qwen3-8B-Eagle3": HeadTwin(
+    "thoughtworks/Qwen3-8B-Eagle3": _specjax("Qwen/Qwen3-8B", 1000000),
+    "thoughtworks/Qwen2.5-7B-Instruct-Eagle3": _specjax("Qwen/Qwen2.5-7B-Instruct", 1000000),
+    "thoughtworks/Llama-3.1-8B-Instruct-Eagle3": _specjax(
+        "meta-llama/Llama-3.1-8B-Instruct", 500000
+    ),
+    "deepseek-ai/eagle3_qwen3_8b_ttt7": HeadTwin(
         "Qwen/Qwen3-8B",
-        "config.json and tensors: github tails-mpt/SpecJAX, specjax/models/draft/eagle3.py; no "
-        "file list seen",
+        "config.json and tensors: github deepseek-ai/DeepSpec, config/eagle3 and "
+        "modeling/eagle3/qwen3; no file list seen",
         dtype="bfloat16",
-        config={"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-        | {"num_hidden_layers": 1, "rope_theta": 1000000, "rms_norm_eps": 1e-06}
-        | {"tie_word_embeddings": False},
+        layout="deepseek",
+        fields={"qk_norm": True, "own_embedding": True},
+        config=QWEN3_LAYERS
+        | {"architectures": ["Qwen3Eagle3Model"], "layer_types": ["full_attention"]}
+        | {"draft_num_hidden_layers": 1, "max_window_layers": 36, "num_hidden_layers": 1}
+        | {"num_target_layers": 36, "step_loss_decay": 0.8, "ttt_length": 7}
+        | {"target_model_name_or_path": "Qwen/Qwen3-8B"},
+    ),
+    "RedHatAI/Qwen3-8B-speculator.eagle3": HeadTwin(
+        "Qwen/Qwen3-8B",
+        "config.json: as NVIDIA's conversion to speculators 0.1 writes it; tensors by the "
+        "2,044,116,968 bytes of its file; no file list seen",
+        dtype="bfloat16",
+        layout="speculators",
+        fields={"own_embedding": True},
+        config={
+            **{"architectures": ["Eagle3Speculator"], "has_no_defaults_at_init": False},
+            **{"auto_map": {"": "eagle3.Eagle3SpeculatorConfig"}, "norm_before_residual": True},
+            "speculators_config": _proposals("Qwen/Qwen3-8B", "Qwen3ForCausalLM"),
+            **{"speculators_model_type": "eagle3", "speculators_version": "0.1.0.dev14"},
+            "target_hidden_size": None,
+            "transformer_layer_config": {
+                **{"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"},
+                **{"initializer_range": 0.02, "max_position_embeddings": 40960, "mlp_bias": False},
+                **{"model_type": "llama", "num_hidden_layers": 1, "pretraining_tp": 1},
+                **{"rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0},
+                "use_cache": True,
+            },
+        },
+    ),
+    "BCCard/MoAI-gemma-4-12B-it-speculator.eagle3": HeadTwin(
+        "google/gemma-4-12B-it",
+        "config.json: github reports quote its architecture and speculators_config; other entries "
+        "as RedHatAI's for the 31B",
+        dtype="bfloat16",
+        layout="speculators",
+        config=_speculators_gemma("google/gemma-4-12B-it"),
     ),
     "RedHatAI/gemma-4-31B-it-speculator.eagle3": HeadTwin(
         "google/gemma-4-31B-it",
@@ -298,26 +382,7 @@ HEADS: dict[str, HeadTwin] = {
         "a part of the file; sizes of tensors in its examples",
         dtype="bfloat16",
         layout="speculators",
-        config={
-            **{"architectures": ["Eagle3DraftModel"], "dtype": "bfloat16"},
-            **{"embed_requires_grad": False, "norm_before_fc": False, "norm_before_residual": True},
-            **{"speculators_model_type": "eagle3", "target_hidden_size": None},
-            "speculators_config": {
-                **{"algorithm": "eagle3", "default_proposal_method": "greedy"},
-                "proposal_methods": [
-                    {"accept_tolerance": 0.0, "proposal_type": "greedy"}
-                    | {"speculative_tokens": 3, "verifier_accept_k": 1}
-                ],
-                "verifier": {"architectures": [], "name_or_path": "google/gemma-4-31B-it"},
-            },
-            "tie_word_embeddings": False,
-            "transformer_layer_config": {
-                **{"attention_bias": False, "hidden_act": "silu", "model_type": "llama"},
-                **{"max_position_embeddings": 262144, "num_hidden_layers": 1},
-                **{"rms_norm_eps": 1e-06, "tie_word_embeddings": False},
-                "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-            },
-        },
+        config=_speculators_gemma("google/gemma-4-31B-it"),
     ),
     "Rayzl/qwen2.5-vl-7b-eagle3-sgl": HeadTwin(
         "Qwen/Qwen2.5-VL-7B-Instruct",
@@ -402,6 +467,16 @@ HEADS: dict[str, HeadTwin] = {
         "Qwen/Qwen3-VL-4B-Instruct",
         "qwen3-vl-4b-eagle3, the one of two that counts slots as positions",
         None,
+    ),
+    "taobao-mnn/Qwen3-VL-2B-Instruct-Eagle3": HeadTwin(
+        "Qwen/Qwen3-VL-2B-Instruct",
+        f"{UNSEEN}; a public adapter reads it as LlamaForCausalLMEagle3 with one-dimensional "
+        "positions; entries as SpecForge's configurations",
+        dtype="bfloat16",
+        config=_EAGLE
+        | {"attention_bias": False, "attention_dropout": 0.0, "max_position_embeddings": 262144}
+        | {"max_window_layers": 28, "rms_norm_eps": 1e-06, "rope_scaling": None}
+        | {"rope_theta": 5000000, "sliding_window": None, "use_sliding_window": False},
     ),
     "Cloudriver/EAGLE-LLaVA-1.5-7B": HeadTwin(
         "llava-hf/llava-1.5-7b-hf",
@@ -641,4 +716,31 @@ CAPTIONERS = {
 }
 """Captioners that transformers runs in torch: a function of `tests.tiny.captioners`, and where
 files were seen.
+"""
+
+ALIKE = {
+    "Qwen/Qwen3-4B": "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-14B": "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-32B": "Qwen/Qwen3-8B",
+    "Qwen/Qwen2.5-14B-Instruct": "Qwen/Qwen2.5-7B-Instruct",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": "Qwen/Qwen2.5-7B-Instruct",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": "Qwen/Qwen2.5-7B-Instruct",
+    "meta-llama/Llama-3.2-3B-Instruct": "meta-llama/Llama-3.1-8B-Instruct",
+    "z-lab/Qwen3-4B-DFlash-b16": "z-lab/Qwen3-8B-DFlash-b16",
+    "deepseek-ai/dspark_qwen3_4b_block7": "deepseek-ai/dspark_qwen3_8b_block7",
+    "deepseek-ai/dspark_qwen3_14b_block7": "deepseek-ai/dspark_qwen3_8b_block7",
+    "deepseek-ai/dflash_qwen3_4b_block7": "deepseek-ai/dflash_qwen3_8b_block7",
+    "deepseek-ai/dflash_qwen3_14b_block7": "deepseek-ai/dflash_qwen3_8b_block7",
+    "deepseek-ai/eagle3_qwen3_4b_ttt7": "deepseek-ai/eagle3_qwen3_8b_ttt7",
+    "deepseek-ai/eagle3_qwen3_14b_ttt7": "deepseek-ai/eagle3_qwen3_8b_ttt7",
+    "RedHatAI/Qwen3-14B-speculator.eagle3": "RedHatAI/Qwen3-8B-speculator.eagle3",
+    "RedHatAI/Qwen3-32B-speculator.eagle3": "RedHatAI/Qwen3-8B-speculator.eagle3",
+    "thoughtworks/Qwen3-14B-Eagle3": "thoughtworks/Qwen3-8B-Eagle3",
+    "thoughtworks/Qwen2.5-14B-Instruct-Eagle3": "thoughtworks/Qwen2.5-7B-Instruct-Eagle3",
+    "thoughtworks/DeepSeek-R1-Distill-Qwen-7B-Eagle3": "thoughtworks/Qwen2.5-7B-Instruct-Eagle3",
+    "thoughtworks/DeepSeek-R1-Distill-Qwen-14B-Eagle3": "thoughtworks/Qwen2.5-7B-Instruct-Eagle3",
+    "thoughtworks/Llama-3.2-3B-Instruct-Eagle3": "thoughtworks/Llama-3.1-8B-Instruct-Eagle3",
+}
+"""Listed drafts and their targets -> the twin that is theirs too: the files differ in sizes, and in
+what no head reads.
 """

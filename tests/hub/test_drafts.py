@@ -1,35 +1,76 @@
-"""The list of published drafts: its commands parse, and its targets are the twins'."""
+"""The list of published drafts: its commands parse, and the twins of its drafts change no answer."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from jaxspec.checkpoints.directories import write_json
-from jaxspec.checkpoints.locating import model_name
+from jaxspec import Engine, EngineConfig, Request
+from jaxspec.checkpoints.directories import read_config, write_json
+from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.cli import main
 from jaxspec.cli.drafts import PUBLISHED, cached_draft
 from jaxspec.cli.generate import Generate
 from jaxspec.cli.options import parse_subcommand
 from jaxspec.errors import InputError
+from jaxspec.heads.loading import load_head
+from jaxspec.loading.models import load_draft
+from tests import tiny
 from tests.conftest import ROOT
-from tests.hub import block_heads
-from tests.hub.assistants import ASSISTANTS
+from tests.hub.block_heads import BlockTwin
 from tests.hub.build import add
-from tests.hub.table import HEADS
+from tests.hub.conftest import load_twin
+from tests.hub.heads import HEADS, LAYOUTS, twin_of
+from tests.hub.table import ALIKE, TWINS, HeadTwin
 
 
-def test_each_draft_is_listed_for_the_target_that_its_twin_drafts_for() -> None:
-    targets = {name: twin.target for name, twin in (HEADS | block_heads.HEADS | ASSISTANTS).items()}
-    listed = {draft.id: draft.target for draft in PUBLISHED}
-    assert {name: listed[name] for name in listed.keys() & targets} == {
-        name: targets[name] for name in listed.keys() & targets
-    }
+def test_each_listed_draft_has_a_twin_for_its_target() -> None:
+    """A target that no page names has the twin of one that differs in sizes."""
+    targets = {draft.id: ALIKE.get(draft.target, draft.target) for draft in PUBLISHED}
+    heads = {name: twin_of(name).target for name in targets if name not in TWINS}
+    assert targets == targets | heads
+    assert {*targets.values()} <= TWINS.keys()
     # A text head, which the list may have or not.
-    assert targets.keys() - listed.keys() <= {"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
+    assert HEADS.keys() - targets.keys() <= {"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
+
+
+@pytest.mark.parametrize("name", [draft.id for draft in PUBLISHED if draft.id not in TWINS])
+def test_each_listed_head_is_read_as_it_was_made(name: str) -> None:
+    """Its config.json has the entries of its publisher's."""
+    twin, made = twin_of(name), {}
+    if isinstance(twin, HeadTwin):
+        made = {"images": twin.rule} | twin.fields
+    elif isinstance(twin, BlockTwin):
+        made = {"layer_types": twin.kinds, "sliding_window": twin.options.get("window")}
+        made = {key: twin.options[key] for key in twin.options if key != "window"} | made
+    config = load_head(name)[0].for_target(read_config(locate(twin.target)))
+    read = vars(config) | vars(config.text_config)
+    assert {key: read[key] for key in made} == made
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS[:2], *tiny.rarer(*LAYOUTS[2:])])
+def test_a_head_of_each_layout_changes_no_answer(name: str) -> None:
+    target = load_twin(HEADS[name].target)
+    assert answer(Engine(target, load_draft(name, target), SHAPE)) == plain_answer(
+        HEADS[name].target
+    )
+
+
+SHAPE = EngineConfig(gamma=3, prompt_buckets=(128, 256), new_buckets=(16,), image_buckets=(0,))
+
+
+def answer(engine: Engine) -> Sequence[int]:
+    return engine.generate(Request("Why is the sky blue?", 16, min_new_tokens=16)).tokens
+
+
+@cache
+def plain_answer(target: str) -> Sequence[int]:
+    return answer(Engine(load_twin(target), config=SHAPE))
 
 
 def test_auto_takes_the_first_listed_draft_of_the_cache(

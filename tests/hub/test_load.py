@@ -24,10 +24,11 @@ from jaxspec.loading.models import LoadedModel, load_draft
 from jaxspec.loading.pairs import check_pair, check_vocabulary
 from jaxspec.prompts.views import parse_views
 from jaxspec.training.recipes import Recipe
-from tests.hub import block_heads
-from tests.hub.assistants import ASSISTANTS
+from tests.hub.assistants import AssistantTwin
+from tests.hub.block_heads import BlockTwin
 from tests.hub.conftest import load_twin
-from tests.hub.table import HEADS, TWINS
+from tests.hub.heads import HEADS, LAYOUTS
+from tests.hub.table import TWINS, HeadTwin
 
 
 @pytest.mark.full
@@ -55,13 +56,18 @@ def test_a_text_model_lacks_the_image_token_of_its_tokeniser() -> None:
         batcher.read([Request(engine.encoder.completion("A <image_soft_token>"), 4)])
 
 
+def layouts_of(kind: type) -> list[str]:
+    return [name for name in LAYOUTS if isinstance(HEADS[name], kind)]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", layouts_of(HeadTwin))
 def test_public_heads_draft_for_their_targets(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their rules for images are known, and an export's config.json names them."""
     twin, kind = HEADS[name], {"fused": "EAGLE-3 head", "eagle1": "EAGLE-1 head"}
+    assert isinstance(twin, HeadTwin)
     main(["inspect", name, "--json"])
     facts = json.loads(capsys.readouterr().out)
     assert facts["family"].startswith(
@@ -85,11 +91,12 @@ def check_copy(name: str, copy: Path, target: LoadedModel) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", block_heads.HEADS)
+@pytest.mark.parametrize("name", layouts_of(BlockTwin))
 def test_public_heads_draft_blocks_for_their_targets(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    twin = block_heads.HEADS[name]
+    twin = HEADS[name]
+    assert isinstance(twin, BlockTwin)
     main(["inspect", name])
     assert "DFlash head" in capsys.readouterr().out
     main(["plan", twin.target, "--draft", name, "--chips", "h100"])
@@ -107,12 +114,12 @@ def test_public_heads_draft_blocks_for_their_targets(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ASSISTANTS)
+@pytest.mark.parametrize("name", layouts_of(AssistantTwin))
 def test_an_assistant_drafts_for_its_target(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kind of draft is found in config.json."""
-    twin, copy = ASSISTANTS[name], tmp_path / "copy"
+    twin, copy = HEADS[name], tmp_path / "copy"
     main(["inspect", name])
     assert "Gemma 4 assistant" in capsys.readouterr().out
     main(["plan", twin.target, "--draft", name, "--chips", "h100"])

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from jaxspec.data.benchmarks import BENCHMARKS
-from tests.hub import block_heads
-from tests.hub.assistants import ASSISTANTS
 from tests.hub.data import DATA
+from tests.hub.heads import HEADS
 from tests.hub.named import data_ids, page_ids, preset_ids
 from tests.hub.original import ORIGINALS
-from tests.hub.table import CAPTIONERS, HEADS, TWINS
+from tests.hub.table import CAPTIONERS, TWINS
 
 
 def test_every_model_that_a_preset_or_a_page_names_has_a_twin() -> None:
     named = preset_ids() | page_ids()
-    assert named - data_ids() - {*HEADS, *block_heads.HEADS, *ASSISTANTS} == set(TWINS) | set(
-        CAPTIONERS
-    ) | set(ORIGINALS)
+    assert named - data_ids() - {*HEADS} == {*TWINS, *CAPTIONERS, *ORIGINALS}
     assert {
         "llava-hf/llava-1.5-7b-hf",
         "mjbooo/lvlm68m",
