@@ -139,6 +139,7 @@ PUBLISHED = (
         _UNKNOWN,
         options="--gamma 15",
     ),
+    _eagle3("deepseek-ai/eagle3_gemma4_12b_ttt7", "google/gemma-4-12B-it", _UNKNOWN),
     _eagle3(
         "BCCard/MoAI-gemma-4-12B-it-speculator.eagle3",
         "google/gemma-4-12B-it",

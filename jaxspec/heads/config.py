@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
+from jaxspec.config.decoders import decoder_config
+from jaxspec.config.gemma4 import Gemma4TextConfig
 from jaxspec.config.rope import RopeScaling
-from jaxspec.config.text import SLIDING, Qwen3Config, RotaryConfig, TextConfig
+from jaxspec.config.text import FULL, SLIDING, Qwen3Config, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, check_counts
 
 _NEUTRAL: dict[str, Any] = {
@@ -23,6 +25,11 @@ _NEUTRAL: dict[str, Any] = {
 }
 """Entries that change any head's scores, with the value for which they do not."""
 _NONE = re.compile("(?!)")
+_GEMMA: dict[str, Any] = {
+    **{"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False},
+    **{"use_bidirectional_attention": None, "draft_vocabulary": None},
+}
+"""Entries of a Gemma 4 that DeepSeek's files copy, and that a head's layers do not have."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +262,19 @@ def windows_of(raw: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
     slides = SLIDING in (raw.get("layer_types") or ()) if uses is None else uses
     window, kinds = Qwen3Config.windows({**raw, "use_sliding_window": slides})
     return window, () if window is None else kinds
+
+
+def gemma4_layers(title: str, raw: Mapping[str, Any]) -> Gemma4TextConfig:
+    """Return the configuration of a Gemma 4's layers, which are full; InputError for others."""
+    kinds = [FULL] * raw["num_hidden_layers"]
+    if (other := raw.get("layer_types") or kinds) != kinds:
+        raise InputError(
+            f"{title}: layer_types {other!r:.60} of a Gemma 4; give a head whose layers are all "
+            "full"
+        )
+    text = decoder_config({**raw, **_GEMMA, "layer_types": kinds})
+    assert isinstance(text, Gemma4TextConfig)
+    return replace(text.without_window(range(len(kinds))), tie_word_embeddings=False)
 
 
 def check_rotary(text: TextConfig) -> RotaryConfig:

@@ -106,7 +106,8 @@ class StateHead(KeyedHead):
 
     def setup(self) -> None:
         text = self.config.text_config
-        self.layers = [self.layer(text, BlockAttention) for _ in range(text.num_hidden_layers)]
+        layers = range(text.num_hidden_layers)
+        self.layers = [self.layer(text.of_layer(layer), BlockAttention) for layer in layers]
 
     def context(self, reading: Reading, prompt: Prompt) -> KVCache:
         """Return the keys of whole rows.

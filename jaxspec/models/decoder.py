@@ -161,8 +161,23 @@ class Layer(nn.Module):
         more: The tokens' own input to this layer; for a decoder without such inputs, features to
           add to the output (DeepStack).
         """
-        c = self.config
         out, cache = self.self_attn(self.input_layernorm(x), at, cache)
+        return self.finish(x, out, more), cache
+
+    def finish(
+        self,
+        x: Float[Array, "B T D"],
+        out: Float[Array, "B T D"],
+        more: Float[Array, "B T width"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return the layer's output.
+
+        Args:
+          x: The stream that the outputs of attention and MLP are added to.
+          out: The attention's output.
+          more: See `__call__`.
+        """
+        c = self.config
         if c.sandwich:
             x = x + self.post_attention_layernorm(out)
             x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
@@ -171,7 +186,7 @@ class Layer(nn.Module):
             x = x + self.mlp(self.post_attention_layernorm(x))
         if more is not None:
             x = self.add_input(x, more) if c.hidden_size_per_layer_input else x + more
-        return x * self.layer_scalar if c.layer_scalar else x, cache
+        return x * self.layer_scalar if c.layer_scalar else x
 
     def keys_values(self, x: Float[Array, "B T D"], rotary: Array) -> tuple[Array, Array]:
         """Return the layer's keys, rotated, and values of T tokens."""

@@ -356,6 +356,42 @@ def test_deepseeks_heads_read_five_states(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, leaves, params)
 
 
+@pytest.mark.parametrize("words", [(), WORDS])
+def test_deepseeks_head_for_a_gemma_is_read_and_written(
+    words: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its layer is the target's full one; no server reads it."""
+    target = replace(tiny.gemma4(("sliding_attention", "full_attention"), 8), vocab_size=40)
+    text = tiny.gemma_eagle(target, target_layers=(1, 2), draft_vocabulary=words)
+    config = Eagle3Config(replace(text, own_embedding=True), "", target_name="owner/target")
+    params = tiny.eagle_params(config, {})
+    save_head(tmp_path / "own", config, params, None)
+    main(["export", str(tmp_path / "own"), str(tmp_path / "head")])
+    raw = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert (raw["architectures"], raw["target_layer_ids"]) == (["Gemma4Eagle3Model"], [0, 1])
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    assert tensors["layers.0.self_attn.k_proj.weight"].shape == (16, 64)
+    assert "layers.0.layer_scalar" in tensors
+    assert "layers.0.self_attn.v_proj.weight" not in tensors
+    read, leaves = load_head(tmp_path / "head")
+    assert read == replace(config, text_config=read.text_config)
+    assert read.for_target(target).text_config == replace(
+        config.text_config, draft_vocabulary=tuple(sorted(words))
+    )
+    order = np.argsort(words) if words else slice(None)
+    sort = {"lm_head": {"weight": params["lm_head"]["weight"][order]}}
+    jax.tree.map(np.testing.assert_array_equal, leaves, params | sort)
+    with pytest.raises(InputError, match="has qk_norm, which vllm does not read"):
+        export(tmp_path / "head", tmp_path / "served", engine="vllm")
+    capsys.readouterr()
+    main(["inspect", str(tmp_path / "head")])
+    assert "EAGLE-3 head" in capsys.readouterr().out
+    layers = {"num_hidden_layers": 2, "layer_types": 2 * ["full_attention"]}
+    two = rewritten(tmp_path / "head", tmp_path / "two", layers, {})
+    with pytest.raises(InputError, match="num_hidden_layers 2; give 1"):
+        load_head(two)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("words", [(), WORDS])
 def test_parts_that_a_head_may_have_or_lack(

@@ -51,6 +51,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"target_layers": (0, 1, 1, 2, 2)},
         {"qk_norm": True, "own_embedding": True},
     ),
+    "Gemma 4": ("gemma4_unified", {"target_layers": (0, 1, 1, 2, 2)}, {"own_embedding": True}),
     "shown images": ("qwen3_vl", {"images": "embedding"}, {}),
     "EAGLE-1": ("llava", {"feature": "eagle1"}, {}),
     "MSD": (
@@ -91,6 +92,13 @@ PUBLISHERS: dict[str, tuple[str, Server, dict[str, Any]]] = {
         | {**_NESTED, "eagle_config": None, "target_layer_ids": [-1, 0, 0, 1, 1]}
         | {"draft_num_hidden_layers": 1, "ttt_length": 7, "layer_types": ["full_attention"]},
     ),
+    "Gemma 4": (
+        "deepseek-ai--eagle3_gemma4_12b_ttt7",
+        "vllm",
+        {"draft_vocab_size": None, "ttt_length": 7, "num_kv_shared_layers": 2}
+        | {"target_model_type": "gemma4_unified", "model_type": "gemma4_text"}
+        | {"use_bidirectional_attention": "vision", "sliding_window": 1024},
+    ),
     "shown images": ("Rayzl--qwen2.5-vl-7b-eagle3-sgl", "vllm", _TOP),
     "EAGLE-1": ("yuhuili--EAGLE-Vicuna", "vllm", {"architectures": ["LlamaForCausalLM"]}),
     "MSD": ("msd", "vllm", {"architectures": ["LlavaLlamaForCausalLM"], "model_type": "llava"}),
@@ -112,7 +120,7 @@ ENGINE = EngineConfig(
 
 @cache
 def target_of(family: str) -> LoadedModel:
-    config, processor = families.FAMILIES[family]()
+    config, processor = (families.FAMILIES | families.SQUARES)[family]()
     words = tiny.tokenizer() if text_config(config).model_type == "llama" else tiny.chat_tokenizer()
     params = jax.tree.map(jnp.asarray, tiny.random_params(config))
     return LoadedModel(config, params, words, processor)
@@ -124,7 +132,10 @@ def headed(case: str, words: tuple[int, ...] = ()) -> tuple[LoadedModel, LoadedH
     eagle3 = {"feature": "fused", "target_layers": (0, 1, 1)}
     kind = kind if "feature" in kind else eagle3 | kind
     config = new_head(target.config, gamma=J, **kind)
-    text = replace(config.text_config, draft_vocabulary=words, **fields)
+    decoder = config.text_config
+    if case == "Gemma 4":  # its layer is the target's full one
+        decoder = tiny.gemma_eagle(target.model.text, target_layers=decoder.target_layers)
+    text = replace(decoder, draft_vocabulary=words, **fields)
     config = replace(config, text_config=text)
     if case.startswith("ViSpec"):
         config = VispecConfig(text, config.target_hash, gamma=J)
@@ -162,12 +173,12 @@ def test_blocks_are_drafted_as_the_publishers_files_say(
 ) -> None:
     """Rows have two images, and blocks follow others of which more or less was accepted."""
     words = tuple(range(3, 100)) if tree is None and "feature" not in CASES[case][1] else ()
-    target, made = headed(case, () if case == "five states" else words)
+    target, made = headed(case, () if case in ("five states", "Gemma 4") else words)
     path, config = published(case, made, tmp_path)
     head, tensors = LoadedHead.load(path, target), load_file(path / "model.safetensors")
     rule, eagle1 = made.config.images, isinstance(head.config, Eagle1Config)  # pyright: ignore
     assert eagle1 or head.config.target_states == states_of(config)
-    engine = Engine(target, head, replace(ENGINE, tree=tree))
+    engine = Engine(target, head, replace(sized(case), tree=tree))
     prompt = engine.encoder.prompt("What?", [tiny.page(0), tiny.page(1)])
     request = Request(prompt, NEW, temperature=8.0, seed=3)
     row = text_params(target.config, target.params)
@@ -190,10 +201,15 @@ def test_blocks_are_drafted_as_the_publishers_files_say(
         )
 
 
+def sized(case: str) -> EngineConfig:
+    squares = {"prompt_buckets": (448,), "image_buckets": (2,)}
+    return replace(ENGINE, **squares if CASES[case][0] in families.SQUARES else {})
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["qwen2_5_vl", "MSD"])
+@pytest.mark.parametrize("case", ["qwen2_5_vl", "MSD", "Gemma 4"])
 def test_one_pass_predicts_the_blocks(case: str) -> None:
-    check_training_pass(partial(headed, case), ENGINE, NEW)
+    check_training_pass(partial(headed, case), sized(case), NEW)
 
 
 @pytest.mark.full

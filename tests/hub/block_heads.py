@@ -17,7 +17,7 @@ from jaxspec.config.text import FULL, SLIDING
 from jaxspec.heads.files import Server
 from jaxspec.heads.kinds import kind_of
 from jaxspec.heads.kinds.dflash import DFlashConfig
-from tests.hub.table import QWEN3_LAYERS
+from tests.hub.table import GEMMA_12B, QWEN3_LAYERS
 from tests.tiny.models import eagle_params, random_params
 
 MIXED = (SLIDING, FULL)
@@ -50,27 +50,8 @@ _SPECULATORS = {"architectures": ["DFlashDraftModel"], "dtype": "bfloat16"}
 _SPECULATORS |= {"has_no_defaults_at_init": False, "target_hidden_size": None}
 _GEMMA_31B = _QWEN3 | {"max_position_embeddings": 262144, "model_type": "llama"}
 _GEMMA_31B |= {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
-GEMMA_12B = {
-    **{"architectures": ["Gemma4DSparkModel"], "attention_bias": False, "attention_dropout": 0.0},
-    **{"attention_k_eq_v": True, "block_size": 7, "dtype": "bfloat16", "enable_moe_block": False},
-    **{"final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh"},
-    **{"hidden_size_per_layer_input": 0, "initializer_range": 0.02, "model_type": "gemma4_text"},
-    **{"max_position_embeddings": 262144, "moe_intermediate_size": None, "num_anchors": 512},
-    **{"num_experts": None, "num_kv_shared_layers": 0, "pad_token_id": 0, "rms_norm_eps": 1e-06},
-    "rope_parameters": {
-        "full_attention": {
-            **{"partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
-            "rope_type": "proportional",
-        },
-        **{"rope_theta": None, "rope_type": "default"},
-        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
-    },
-    **{"sliding_window": 1024, "target_model_type": "gemma4_unified"},
-    **{"target_text_model_type": "gemma4_unified_text", "tie_word_embeddings": False},
-    **{"top_k_experts": None, "transformers_version": "5.10.2", "use_cache": True},
-    **{"use_bidirectional_attention": "vision", "use_double_wide_mlp": False},
-    "vocab_size_per_layer_input": 262144,
-}
+_OF_GEMMA = GEMMA_12B | {"architectures": ["Gemma4DSparkModel"], "block_size": 7}
+_OF_GEMMA |= {"num_anchors": 512}
 HEADS: dict[str, BlockTwin] = {
     "z-lab/Qwen3-8B-DFlash-b16": BlockTwin(
         "Qwen/Qwen3-8B",
@@ -117,7 +98,7 @@ HEADS: dict[str, BlockTwin] = {
         "google/gemma-4-12B-it",
         "config.json: the file as it is, in a test of Modular's dspark_gemma4; "
         "tensors: github deepseek-ai/DeepSpec, modeling/dspark/gemma4",
-        GEMMA_12B
+        _OF_GEMMA
         | {"confidence_head_with_markov": True, "enable_confidence_head": True}
         | {"markov_head_type": "vanilla"},
         options={"gamma": 7, "anchored": True, "markov": 4, "confidence": 20}
@@ -129,7 +110,7 @@ HEADS: dict[str, BlockTwin] = {
         "google/gemma-4-12B-it",
         "config.json: as its sister with DSpark's heads, by github deepseek-ai/DeepSpec, "
         "config/dflash; no file list seen",
-        GEMMA_12B | {"enable_confidence_head": False},
+        _OF_GEMMA | {"enable_confidence_head": False},
         options={"gamma": 7, "anchored": True, "own_embedding": True, "own_output": True},
         is_gemma=True,
         kinds=(FULL, FULL),

@@ -32,7 +32,7 @@ from tests.hub.quantised import quantised
 from tests.hub.table import ALIKE, CAPTIONERS, HEADS, TWINS, HeadTwin, Twin
 from tests.tiny import captioners
 from tests.tiny.disk import save_bin
-from tests.tiny.models import eagle_params, random_params
+from tests.tiny.models import eagle_params, gemma_eagle, random_params
 
 TORCH, SENTENCEPIECE = (find_spec(name) is not None for name in ("torch", "sentencepiece"))
 """Where torch is not installed, safetensors stand in the place of .bin files; where sentencepiece
@@ -179,7 +179,10 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
         "fused": {"draft_vocabulary": () if of_deepseek else tuple(range(3, vocabulary, 2))},
         "eagle1": {"own_embedding": True, "fc_bias": True, "rows": vocabulary - twin.padding},
     }[twin.feature]
-    config = replace(config, text_config=replace(config.text_config, **own | twin.fields))
+    text: Any = config.text_config
+    if twin.config["architectures"] == ["Gemma4Eagle3Model"]:
+        text = gemma_eagle(text_config(found), target_layers=layers)
+    config = replace(config, text_config=replace(text, **own | twin.fields))
     if twin.rule == "compressed":
         heads = config.text_config.num_attention_heads
         text = replace(config.text_config, num_key_value_heads=heads)
@@ -190,8 +193,8 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
     made, stored = kind_of(config).written(config, named_tensors(params), server, None)
     if of_deepseek:
         made = config.to_dict() | {"target_layer_ids": [layer - 1 for layer in layers]}
-        del made["draft_vocab_size"], made["eagle_aux_hidden_state_layer_ids"]
-        del stored["d2t"], stored["t2d"]
+        made.pop("eagle_aux_hidden_state_layer_ids", None)
+        del made["draft_vocab_size"], stored["d2t"], stored["t2d"]
     dtype = np.dtype(_numpy(twin.dtype))
     tensors = {
         name: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf

@@ -24,6 +24,7 @@ LAYOUTS = (
     "Rayzl/qwen2.5-vl-7b-eagle3-sgl",
     "deepseek-ai/dspark_gemma4_12b_block7",
     "deepseek-ai/dspark_qwen3_8b_block7",
+    "deepseek-ai/eagle3_gemma4_12b_ttt7",
     "google/gemma-4-12B-it-assistant",
     "google/gemma-4-E2B-it-assistant",
     "lucylyn/MSD-LLaVA1.5-7B",

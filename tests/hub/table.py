@@ -192,6 +192,28 @@ QWEN3_LAYERS = {
     **{"sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False},
 }
 """Entries of heads whose layers are Qwen3's."""
+GEMMA_12B = {
+    **{"attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": True},
+    **{"dtype": "bfloat16", "enable_moe_block": False},
+    **{"final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh"},
+    **{"hidden_size_per_layer_input": 0, "initializer_range": 0.02, "model_type": "gemma4_text"},
+    **{"max_position_embeddings": 262144, "moe_intermediate_size": None},
+    **{"num_experts": None, "num_kv_shared_layers": 0, "pad_token_id": 0, "rms_norm_eps": 1e-06},
+    "rope_parameters": {
+        "full_attention": {
+            **{"partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+            "rope_type": "proportional",
+        },
+        **{"rope_theta": None, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    **{"sliding_window": 1024, "target_model_type": "gemma4_unified"},
+    **{"target_text_model_type": "gemma4_unified_text", "tie_word_embeddings": False},
+    **{"top_k_experts": None, "transformers_version": "5.10.2", "use_cache": True},
+    **{"use_bidirectional_attention": "vision", "use_double_wide_mlp": False},
+    "vocab_size_per_layer_input": 262144,
+}
+"""Entries that DeepSeek's heads for Gemma 4 12B copy of it, without sizes."""
 _EAGLE = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -345,6 +367,19 @@ HEADS: dict[str, HeadTwin] = {
         | {"draft_num_hidden_layers": 1, "max_window_layers": 36, "num_hidden_layers": 1}
         | {"num_target_layers": 36, "step_loss_decay": 0.8, "ttt_length": 7}
         | {"target_model_name_or_path": "Qwen/Qwen3-8B"},
+    ),
+    "deepseek-ai/eagle3_gemma4_12b_ttt7": HeadTwin(
+        "google/gemma-4-12B-it",
+        "config.json and tensors: github deepseek-ai/DeepSpec, config/eagle3 and "
+        "modeling/eagle3/gemma4, with what its sister with DSpark's heads copies of the target",
+        dtype="bfloat16",
+        layout="deepseek",
+        fields={"own_embedding": True},
+        config=GEMMA_12B
+        | {"architectures": ["Gemma4Eagle3Model"], "layer_types": ["full_attention"]}
+        | {"draft_num_hidden_layers": 1, "num_hidden_layers": 1, "num_target_layers": 48}
+        | {"step_loss_decay": 0.8, "target_model_name_or_path": "google/gemma-4-12B-it"}
+        | {"ttt_length": 7},
     ),
     "RedHatAI/Qwen3-8B-speculator.eagle3": HeadTwin(
         "Qwen/Qwen3-8B",

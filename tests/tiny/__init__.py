@@ -42,6 +42,7 @@ from tests.tiny.models import (
     EOS,
     VOCABULARY,
     eagle_params,
+    gemma_eagle,
     kv_head,
     lvlm,
     narrow,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.tiny.eagle_reference import norm, rotate
+from tests.tiny.eagle_reference import capped, finish, gemmas, is_gemma, norm, rotate
 
 
 def draft(
@@ -45,9 +45,7 @@ def draft(
         seen = visible(config, own, index, length, len(x))
         x = layer(config, tensors, f"layers.{index}.", context, x, seen)
     hidden = norm(x, tensors["norm.weight"], config)[0 if ahead else 1 :]
-    scores = hidden @ tensors.get("lm_head.weight", output).T
-    if cap := config.get("final_logit_softcapping"):
-        scores = cap * np.tanh(scores / cap)
+    scores = capped(config, hidden @ tensors.get("lm_head.weight", output).T)
     if own.get("markov_rank"):
         before = tensors["markov_head.markov_w1.weight"][[newest, *drafted]]
         scores = scores + before @ tensors["markov_head.markov_w2.weight"].T
@@ -84,19 +82,6 @@ def visible(
     return seen
 
 
-def is_gemma(config: dict[str, Any]) -> bool:
-    return config["architectures"] == ["Gemma4DSparkModel"]
-
-
-def gemmas(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a Gemma 4's full layers by the names of a Qwen3's."""
-    alike = {"head_dim": config["global_head_dim"], "embed_scale": config["hidden_size"] ** 0.5}
-    if config["attention_k_eq_v"]:
-        alike["num_key_value_heads"] = config["num_global_key_value_heads"]
-    rope = config["rope_parameters"]["full_attention"]
-    return config | alike | {"rope_theta": rope["rope_theta"], "rope_scaling": rope}
-
-
 def states_of(config: dict[str, Any]) -> tuple[int, ...]:
     """Return the target's states that the head reads: 2 is the one after two layers."""
     own = entries(config)
@@ -118,10 +103,6 @@ def layer(
     def weight(name: str) -> np.ndarray:
         return tensors[f"{prefix}{name}.weight"]
 
-    def after(x: np.ndarray, name: str) -> np.ndarray:
-        """A Gemma's outputs of attention and MLP are normed, too."""
-        return norm(x, weight(name), config) if gemma else x
-
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     width, length = config["head_dim"], len(context)
     normed = norm(x, weight("input_layernorm"), config)
@@ -142,13 +123,4 @@ def layer(
     attention = np.exp(attention - attention.max(-1, keepdims=True))
     attention /= attention.sum(-1, keepdims=True)
     read = np.einsum("nts,snh->tnh", attention, v).reshape(len(x), -1)
-    x = x + after(read @ weight("self_attn.o_proj").T, "post_attention_layernorm")
-    before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
-    inner = norm(x, weight(before), config)
-    gate = inner @ weight("mlp.gate_proj").T
-    up = inner @ weight("mlp.up_proj").T
-    active = gate / (1 + np.exp(-gate))
-    if gemma:
-        active = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
-    x = x + after((active * up) @ weight("mlp.down_proj").T, "post_feedforward_layernorm")
-    return x * tensors[f"{prefix}layer_scalar"] if gemma else x
+    return finish(config, tensors, prefix, x, read)

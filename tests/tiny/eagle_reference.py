@@ -38,8 +38,10 @@ def draft(
       rule: The head's rule for images.
     """
     config = config | config.get("transformer_layer_config", {})
+    config = gemmas(config) if is_gemma(config) else config
     tensors = {name: leaf.astype(np.float64) for name, leaf in tensors.items()}
     embedding, images = tensors.get("embed_tokens.weight", embedding), images or {}
+    embedding = embedding * config.get("embed_scale", 1)
     if output is None:
         tensors = {name.replace("layers.0.", "midlayer."): leaf for name, leaf in tensors.items()}
     if rule == "zero":
@@ -177,8 +179,13 @@ def scores(
     if "d2t" in tensors:
         words = words + tensors["d2t"].astype(int)
     whole = np.full(config["vocab_size"], -np.inf)
-    whole[words] = tensors["lm_head.weight"] @ normed
+    whole[words] = capped(config, tensors["lm_head.weight"] @ normed)
     return whole
+
+
+def capped(config: dict[str, Any], scores: np.ndarray) -> np.ndarray:
+    cap = config.get("final_logit_softcapping")
+    return cap * np.tanh(scores / cap) if cap else scores
 
 
 def layer(
@@ -216,30 +223,70 @@ def block(
     otherwise, and the MLP.
     """
     seen = np.tri(len(read), dtype=bool) if seen is None else seen
-
-    def times(x: np.ndarray, name: str) -> np.ndarray:
-        name = f"{prefix}{name}"
-        return x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", 0)
-
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    width, places = config["head_dim"], np.stack(places)
+    width, places, gemma = config["head_dim"], np.stack(places), is_gemma(config)
     q, k, v = (
-        times(read, f"self_attn.{name}_proj").reshape(len(read), -1, width) for name in "qkv"
+        times(tensors, f"{prefix}self_attn.{name}_proj", read).reshape(len(read), -1, width)
+        for name in ("qkk" if gemma and config["attention_k_eq_v"] else "qkv")
     )
     if f"{prefix}self_attn.q_norm.weight" in tensors:
         q = norm(q, tensors[f"{prefix}self_attn.q_norm.weight"], config)
         k = norm(k, tensors[f"{prefix}self_attn.k_norm.weight"], config)
+    if gemma:
+        v = norm(v, np.ones(width), config)
     q, k = rotate(q, places, config), rotate(k, places, config)
     k, v = (np.repeat(leaf, heads // kv_heads, axis=1) for leaf in (k, v))
-    attention = np.einsum("tnh,snh->nts", q, k) / np.sqrt(width)
+    attention = np.einsum("tnh,snh->nts", q, k) / (1 if gemma else np.sqrt(width))
     attention = np.where(seen, attention, -np.inf)
     attention = np.exp(attention - attention.max(-1, keepdims=True))
     attention /= attention.sum(-1, keepdims=True)
     out = np.einsum("nts,snh->tnh", attention, v).reshape(len(read), -1)
-    stream = stream + times(out, "self_attn.o_proj")
-    inner = norm(stream, tensors[f"{prefix}post_attention_layernorm.weight"], config)
-    gate = times(inner, "mlp.gate_proj")
-    return stream + times(gate / (1 + np.exp(-gate)) * times(inner, "mlp.up_proj"), "mlp.down_proj")
+    return finish(config, tensors, prefix, stream, out)
+
+
+def finish(
+    config: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    prefix: str,
+    stream: np.ndarray,
+    out: np.ndarray,
+) -> np.ndarray:
+    """A layer's output: the stream and the outputs of attention, projected, and of the MLP.
+
+    A Gemma 4 norms both outputs, too, and multiplies the sum by a number of the layer's own.
+    """
+    gemma = is_gemma(config)
+
+    def added(out: np.ndarray, name: str) -> np.ndarray:
+        return stream + (norm(out, tensors[f"{prefix}{name}.weight"], config) if gemma else out)
+
+    stream = added(times(tensors, f"{prefix}self_attn.o_proj", out), "post_attention_layernorm")
+    before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
+    inner = norm(stream, tensors[f"{prefix}{before}.weight"], config)
+    gate = times(tensors, f"{prefix}mlp.gate_proj", inner)
+    active = gate / (1 + np.exp(-gate))
+    if gemma:
+        active = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+    active = active * times(tensors, f"{prefix}mlp.up_proj", inner)
+    stream = added(times(tensors, f"{prefix}mlp.down_proj", active), "post_feedforward_layernorm")
+    return stream * tensors[f"{prefix}layer_scalar"] if gemma else stream
+
+
+def times(tensors: dict[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
+    return x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", 0)
+
+
+def is_gemma(config: dict[str, Any]) -> bool:
+    return "Gemma4" in config["architectures"][0]
+
+
+def gemmas(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a Gemma 4's full layers by the names of a Qwen3's."""
+    alike = {"head_dim": config["global_head_dim"], "embed_scale": config["hidden_size"] ** 0.5}
+    if config["attention_k_eq_v"]:
+        alike["num_key_value_heads"] = config["num_global_key_value_heads"]
+    rope = config["rope_parameters"]["full_attention"]
+    return config | alike | {"rope_theta": rope["rope_theta"], "rope_scaling": rope}
 
 
 def norm(x: np.ndarray, weight: np.ndarray, config: dict[str, Any]) -> np.ndarray:

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
+from jaxspec.config.text import FULL
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds.dflash import DFlashConfig
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
+from jaxspec.heads.kinds.eagle3 import GemmaEagleConfig
 from jaxspec.heads.making import abstract_head, new_head
 from jaxspec.heads.states import StateHeadConfig
 from jaxspec.models.families import abstract_params
@@ -130,6 +132,13 @@ def eagle_params(config: HeadConfig, target: Params, seed: int = 0) -> Params:
         return drawn
     output = decoder["lm_head"]["weight"]
     return drawn | {"lm_head": {"weight": output[words] if len(words) else output}}
+
+
+def gemma_eagle(target: Any, **fields: Any) -> GemmaEagleConfig:
+    """A Gemma 4's full layer, as an EAGLE-3 head's."""
+    full = target.without_window((target.layer_types.index(FULL),))
+    one = {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    return GemmaEagleConfig(**vars(full) | one | fields)
 
 
 def narrow(

@@ -11,7 +11,8 @@ Llama's entries at the top level. speculators' has them under `transformer_layer
 Numbers of target layers are vLLM's: i is the hidden state after i layers, 0 the embedding. So is
 `eagle_aux_hidden_state_layer_ids` at the top level. The same entry within `eagle_config` counts the
 layers from 0 and names their outputs, as SGLang and ModelOpt read and write it: 1 is the hidden
-state after 2 layers. So does `target_layer_ids` in DeepSeek's `Qwen3Eagle3Model`, which names five.
+state after 2 layers. So does `target_layer_ids` in DeepSeek's `Qwen3Eagle3Model` and
+`Gemma4Eagle3Model`, which name five.
 
 The tensors of the first layout:
 
@@ -31,7 +32,9 @@ The tensors of the first layout:
 | `t2d` bool [vocabulary]                                                 | whether it is drafted |
 
 `fc` reads n states, three or as many as config.json names. speculators' and DeepSeek's layer is
-`layers.0`; speculators' config.json nests the decoder.
+`layers.0`; speculators' config.json nests the decoder. DeepSeek's layer for Gemma 4 is a full one
+of the target's, whose queries and keys are made of both vectors; its embedding and its scores have
+Gemma's factor and cap.
 """
 
 from __future__ import annotations
@@ -48,12 +51,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
+from jaxspec.config.gemma4 import Gemma4TextConfig
 from jaxspec.config.schema import known_fields
 from jaxspec.config.text import SLIDING, LlamaConfig, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import (
     check_entries,
     check_rotary,
+    gemma4_layers,
     placeholder_words,
     shared_sizes,
     target_hash,
@@ -75,8 +80,8 @@ from jaxspec.heads.files import (
 from jaxspec.heads.head import in_float32
 from jaxspec.heads.kinds import eagle1
 from jaxspec.heads.states import StateHead, StateHeadConfig, StateKind
-from jaxspec.models.decoder import Attention
-from jaxspec.models.layers import INIT, Dense, GatedMLP, RMSNorm
+from jaxspec.models.decoder import Layer
+from jaxspec.models.layers import INIT, Dense, RMSNorm, text_norm
 from jaxspec.models.vocabulary import output_rows
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -131,19 +136,9 @@ class EagleConfig(LlamaConfig):
 
     architecture = ARCHITECTURES[0]
 
-    @property
-    def states(self) -> int:
-        """Return the number of the target's states that `fc` reads."""
-        return len(self.target_layers) or 3
-
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "target_hidden_size", self.target_hidden_size or self.hidden_size)
-        layers = list(self.target_layers)
-        if any(layer < 0 for layer in layers):
-            raise InputError(f"EAGLE-3 head: reads target layers {layers}; give none below 0")
-        if self.num_hidden_layers != 1:
-            raise InputError(f"EAGLE-3 head: num_hidden_layers {self.num_hidden_layers}; give 1")
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
@@ -192,10 +187,48 @@ class EagleConfig(LlamaConfig):
 
 
 @dataclass(frozen=True)
+class GemmaEagleConfig(Gemma4TextConfig):
+    """Describe one full layer of a Gemma 4 that reads an embedding and a hidden state."""
+
+    own_embedding: bool = False
+    own_output: bool = True
+    target_layers: tuple[int, ...] = ()
+
+    norm_before_residual: ClassVar[bool] = False
+    norm_before_fc: ClassVar[bool] = False
+    fc_norm: ClassVar[bool] = False
+    norm_output: ClassVar[bool] = False
+    architecture = "Gemma4Eagle3Model"
+
+    @property
+    def target_hidden_size(self) -> int:
+        return self.hidden_size
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        """Read DeepSeek's layout; InputError for options that this library lacks."""
+        title = Eagle3Config.title
+        check_entries(title, raw, _NEUTRAL, _OF_HEADS, _READ | {"final_logit_softcapping"})
+        layer = gemma4_layers(title, raw)
+        states = {"target_layers": [output + 1 for output in raw["target_layer_ids"]]}
+        vocabulary = placeholder_words(title, raw, layer.vocab_size)
+        fields: dict[str, Any] = {**vars(layer), **known_fields(cls, states)}
+        return cls(**{**fields, "draft_vocabulary": vocabulary})
+
+    def to_hf(self) -> dict[str, Any]:
+        out = super().to_hf()
+        for name in ("own_embedding", "own_output", "draft_vocabulary"):
+            out.pop(name, None)
+        outputs = [layer - 1 for layer in out.pop("target_layers")]
+        more = {"draft_num_hidden_layers": 1, "draft_vocab_size": self.scored_tokens}
+        return out | {"target_layer_ids": outputs} | more
+
+
+@dataclass(frozen=True)
 class Eagle3Config(StateHeadConfig):
     """Describe a head that reads the states of a few layers of its target, usually three."""
 
-    text_config: EagleConfig
+    text_config: EagleConfig | GemmaEagleConfig
 
     title: ClassVar = "EAGLE-3 head"
     name: ClassVar = "eagle3"
@@ -203,13 +236,26 @@ class Eagle3Config(StateHeadConfig):
     orders_vocabulary: ClassVar = True
     rules: ClassVar = ("placeholder", "embedding", "zero")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        text, layers = self.text_config, list(self.text_config.target_layers)
+        if any(layer < 0 for layer in layers):
+            raise InputError(f"EAGLE-3 head: reads target layers {layers}; give none below 0")
+        if text.num_hidden_layers != 1:
+            raise InputError(f"EAGLE-3 head: num_hidden_layers {text.num_hidden_layers}; give 1")
+
     @property
     def target_states(self) -> tuple[int, ...]:
         return self.text_config.target_layers
 
     @property
+    def states(self) -> int:
+        """Return the number of the target's states that `fc` reads."""
+        return len(self.target_states) or 3
+
+    @property
     def states_width(self) -> int:
-        return self.text_config.states * self.text_config.target_hidden_size
+        return self.states * self.text_config.target_hidden_size
 
     @property
     def embedding_rows(self) -> int:
@@ -282,7 +328,9 @@ class Eagle3Config(StateHeadConfig):
             extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
             name = (spec.get("verifier") or {}).get("name_or_path") or ""
             entries = {"target_hash": "", "target_name": name} | known_fields(cls, extra)
-            return cls(EagleConfig.from_hf(raw), **entries)
+            is_gemma = str(raw.get("model_type")).startswith("gemma4")
+            layer = GemmaEagleConfig if is_gemma else EagleConfig
+            return cls(layer.from_hf(raw), **entries)
 
     def to_dict(self) -> dict[str, Any]:
         return self.text_config.to_hf() | {"jaxspec": self.extras}
@@ -299,30 +347,23 @@ def usual_layers(depth: int) -> tuple[int, ...]:
     return layers
 
 
-class FusedLayer(nn.Module):
+class FusedLayer(Layer):
     """Run EAGLE-3's layer, whose attention reads an embedding and a hidden state side by side."""
 
-    config: EagleConfig
-    attention: type[Attention] = Attention
+    config: EagleConfig | GemmaEagleConfig
 
     def setup(self) -> None:
-        c = self.config
-        self.input_layernorm = RMSNorm(c.rms_norm_eps)
-        self.hidden_norm = RMSNorm(c.rms_norm_eps)
-        self.self_attn = self.attention(c)
-        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps)
-        self.mlp = GatedMLP(c.intermediate_size, c.biases.mlp)
+        super().setup()
+        self.hidden_norm = text_norm(self.config)
 
     def __call__(
-        self, x: Float[Array, "B T both"], at: Any, cache: Any
+        self, x: Float[Array, "B T both"], at: Any, cache: Any, more: None = None
     ) -> tuple[Float[Array, "B T D"], Any]:
-        normed, hidden = self._normed(x)
+        normed, stream = self._normed(x)
         out, cache = self.self_attn(normed, at, cache)
-        x = hidden + out
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+        return self.finish(stream, out), cache
 
     def keys_values(self, x: Float[Array, "B T both"], rotary: Array) -> tuple[Array, Array]:
-        """Return the layer's keys, rotated, and values of T tokens."""
         return self.self_attn.keys_values(self._normed(x)[0], rotary)
 
     def _normed(self, x: Array) -> tuple[Array, Array]:
@@ -343,12 +384,12 @@ class Eagle3Head(StateHead):
     def setup(self) -> None:
         super().setup()
         text = self.config.text_config
-        self.norm = RMSNorm(text.rms_norm_eps)
+        self.norm = text_norm(text)
         self.fc = Dense(text.hidden_size, bias=False)
         if text.norm_before_fc:
             self.input_norm = RMSNorm(text.rms_norm_eps)
         if text.fc_norm:
-            self.fc_norm = [RMSNorm(text.rms_norm_eps) for _ in range(text.states)]
+            self.fc_norm = [RMSNorm(text.rms_norm_eps) for _ in range(self.config.states)]
 
     def combine(self, states: Float[Array, "... fused"]) -> Float[Array, "... D"]:
         """Return `fc` of the states, normed together (`norm_before_fc`), one by one
@@ -435,8 +476,9 @@ class Eagle3Kind(StateKind[Eagle3Config]):
             config.text_config,
             own_embedding="embed_tokens.weight" in stored,
             own_output="lm_head.weight" in stored,
-            qk_norm="layers.0.self_attn.q_norm.weight" in stored,
         )
+        if isinstance(text, EagleConfig):
+            text = replace(text, qk_norm="layers.0.self_attn.q_norm.weight" in stored)
         text = replace(text, draft_vocabulary=draft_words(config.title, stored, text))
         parameters = {name: stored[name] for name in stored if name not in ("d2t", "t2d")}
         return replace(config, text_config=text), parameters
@@ -450,6 +492,8 @@ class Eagle3Kind(StateKind[Eagle3Config]):
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raw = config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}
         tensors = with_words(config.text_config, tensors)
+        if isinstance(config.text_config, GemmaEagleConfig):
+            return raw, tensors
         if server != "speculators":
             return raw, {_LAYER.sub("midlayer.", name): leaf for name, leaf in tensors.items()}
         outside = (*_OUTER, "eagle_config", "architectures")

@@ -15,17 +15,12 @@ from jaxspec.heads.config import (
     HeadConfig,
     check_entries,
     check_rotary,
+    gemma4_layers,
     placeholder_words,
     shared_sizes,
     target_hash,
 )
-from jaxspec.heads.kinds.dflash.text import (
-    DFlashText,
-    gemma4_layers,
-    is_causal,
-    one_axis,
-    qwen3_layers,
-)
+from jaxspec.heads.kinds.dflash.text import DFlashText, is_causal, one_axis, qwen3_layers
 
 ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel")
 """Names in config.json: z-lab's, and DSpark's own of both kinds of layers."""
@@ -238,7 +233,7 @@ class DFlashConfig(HeadConfig):
                     raise InputError(f"{cls.title}: config.json lacks {key}; add {meaning}")
             extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
             if str(layers.get("model_type")).startswith("gemma4"):
-                text = gemma4_layers(layers)
+                text = gemma4_layers(cls.title, layers)
             else:
                 text = qwen3_layers(layers, entries, speculators="speculators_model_type" in raw)
             vocabulary = placeholder_words(cls.title, entries, text.vocab_size)

@@ -6,18 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxspec.config.decoders import decoder_config
-from jaxspec.config.gemma4 import Gemma4TextConfig
 from jaxspec.config.rope import RopeScaling
 from jaxspec.config.text import FULL, Qwen3Config, RotaryConfig
 from jaxspec.errors import InputError
 from jaxspec.heads.config import windows_of
 
-_GEMMA: dict[str, Any] = {
-    **{"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False},
-    **{"use_bidirectional_attention": None, "draft_vocabulary": None},
-}
-"""Entries of a Gemma 4 that DeepSeek's files copy, and that a head's layers do not have."""
 _SLIDING = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 """Entries that say which layers slide, at the top level or within."""
 
@@ -60,19 +53,6 @@ def qwen3_layers(
         sliding_window=None if window is None else window + speculators,
         layer_types=kinds,
     )
-
-
-def gemma4_layers(layers: Mapping[str, Any]) -> Gemma4TextConfig:
-    """Return the configuration of a Gemma 4's layers, which are full; InputError for others."""
-    kinds = [FULL] * layers["num_hidden_layers"]
-    if (other := layers.get("layer_types") or kinds) != kinds:
-        raise InputError(
-            f"DFlash head: layer_types {other!r:.60} of a Gemma 4; give a head whose "
-            "layers are all full"
-        )
-    text = decoder_config({**layers, **_GEMMA, "layer_types": kinds})
-    assert isinstance(text, Gemma4TextConfig)
-    return replace(text.without_window(range(len(kinds))), tie_word_embeddings=False)
 
 
 def is_causal(text: RotaryConfig, entries: Mapping[str, Any]) -> bool:
