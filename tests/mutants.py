@@ -385,10 +385,10 @@ MUTANTS = (
         "checkpoints/test_dflash.py::test_a_window_as_long_as_the_context_changes_no_score",
     ),
     Mutant(
-        "blocks of training see one another",
-        "heads/blocks.py",
-        "same, out = np.eye(anchored, dtype=bool), []",
-        "same, out = np.ones((anchored, anchored), bool), []",
+        "a block of training reads another's tokens",
+        "models/attention.py",
+        "split, slots, **options",
+        "split, slots[:, :, ::-1], **options",
         "training/test_goldens.py::test_kv_heads",
     ),
     Mutant(

@@ -1,7 +1,7 @@
 """Compute a head's blocks over whole rows that the target reads in one pass, as in training.
 
-The blocks of a row's anchors are one forest: step s reads the s-th token of each block, as decoding
-reads a level of a tree.
+Step s reads the s-th tokens of all anchors' blocks together. A token reads the slots before its
+anchor, and its own block.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def read_blocks(
             return slots
         return jax.vmap(lambda row, slots: row[:, slots])(rows.rotary, slots)
 
-    def forest(head_module: Head) -> Array:
+    def blocks(head_module: Head) -> Array:
         context = head_module.context(reading, prompt)
         before = None
         if states is not None and module.reads_before:
@@ -139,30 +139,29 @@ def read_blocks(
                 jnp.repeat(anchors, width, axis=1),
                 rotary((anchors[..., None] + jnp.arange(width)).reshape(count, -1)),
                 0,
-                jnp.asarray(np.kron(np.eye(anchored, dtype=bool), module.whole_block(width)))[None],
+                jnp.asarray(np.tile(module.whole_block(width), (anchored, 1)))[None],
             )
-            room = empty_room(config.text_config, count, anchored * width, x.dtype)
+            room = empty_room(config.text_config, count, width, x.dtype, anchored)
             x, _ = head_module.read(x, at, context, reading, room)
             hidden, _ = head_module.closed(x)
             return hidden.reshape(count, anchored, width, -1)[:, :, -steps:]
-        room = empty_room(config.text_config, count, anchored * steps, target_pass.hidden.dtype)
-        same, out = np.eye(anchored, dtype=bool), []
+        dtype, out = target_pass.hidden.dtype, []
+        room = empty_room(config.text_config, count, steps, dtype, anchored)
         for step in range(steps):
             embeds = embed(pick(rows.tokens, block[..., step : step + 1])[..., 0])
             first = anchors if not module.moves else block[..., step]
-            seen = np.kron(np.arange(steps) <= step, same)  # step by step, each of all blocks
             at = Places(
                 anchors,
                 rotary(jnp.maximum(first - module.behind, 0)),
-                step * anchored,
-                jnp.asarray(seen)[None],
+                step,
+                jnp.asarray(np.arange(steps) <= step)[None, None],
             )
             hidden, state, room = head_module.step(embeds, before, at, context, reading, room)
             before = None if before is None else state
             out.append(hidden)
         return jnp.stack(out, axis=2)
 
-    return apply(module, head, method=forest)
+    return apply(module, head, method=blocks)
 
 
 def prompt_of(

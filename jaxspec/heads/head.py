@@ -10,7 +10,7 @@ then the drafted tokens a and b:
     step(b)  reads slots before 7, x a b
 
 In a tree, and in training, a step reads several tokens, and a mask says which of the room each one
-reads. Training runs the blocks of all anchors of a row side by side, as a forest.
+reads. Training runs the blocks of all anchors of a row side by side, each with a room of its own.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from jaxspec.models.decoder import Attention
 from jaxspec.models.layers import call_layer
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
-KeysValues = tuple[Float[Array, "B _K S _H"], Float[Array, "B _K S _H"]]
-"""Keys and values of a layer."""
+KeysValues = tuple[Float[Array, "B _K ... S _H"], Float[Array, "B _K ... S _H"]]
+"""Keys and values of a layer; with an axis A, those of each anchor's block."""
 Spans = Int[Any, "B I 2"]
 """First slot and number of slots of each image of a prompt; 0 slots for an absent one."""
 
@@ -74,7 +74,7 @@ class Places(struct.PyTreeNode):
     """Positions of the rotary angles."""
     read: Int[Array, ""] | int
     """Number of tokens in the room so far, behind which these go."""
-    seen: Bool[Array, "#B T room"]
+    seen: Bool[Array, "#B #T room"]
     """Tokens of the room that each token reads, itself included."""
 
 
@@ -93,10 +93,12 @@ class BlockAttention(Attention):
         cache: Any,
     ) -> tuple[Float[Array, "B T N H"], Any]:
         segments, room = cache
-        k, v = (
-            jax.lax.dynamic_update_slice_in_dim(old, new.swapaxes(1, 2), at.read, axis=2)
-            for old, new in zip(room, (k, v), strict=True)
-        )
+
+        def added(old: Array, new: Array) -> Array:
+            new = new.swapaxes(1, 2).reshape(*old.shape[:-2], -1, old.shape[-1])
+            return jax.lax.dynamic_update_slice_in_dim(old, new, at.read, axis=-2)
+
+        k, v = map(added, room, (k, v))
         bias = None if self.last is None else jnp.full((1, at.seen.shape[-1]), self.last)
         return attend_segments(q, [*segments, Segment(k, v, at.seen, bias)]), (segments, (k, v))
 
@@ -285,14 +287,17 @@ class KeyedHead(Head):
         return segments
 
 
-def empty_room(text: RotaryConfig, batch: int, count: int, dtype: Any) -> tuple[KeysValues, ...]:
+def empty_room(
+    text: RotaryConfig, batch: int, count: int, dtype: Any, *anchors: int
+) -> tuple[KeysValues, ...]:
     """Return room for the keys and values of `count` tokens, of each layer; nothing for a layer
-    that makes none."""
+    that makes none.
+
+    anchors: Number of blocks of a row that each have such a room.
+    """
     layers = (text.of_layer(i) for i in range(text.num_hidden_layers))
-    shapes = (
-        (batch, layer.num_key_value_heads, count * bool(text.cached_layers), layer.head_dim)
-        for layer in layers
-    )
+    slots = (*anchors, count * bool(text.cached_layers))
+    shapes = ((batch, layer.num_key_value_heads, *slots, layer.head_dim) for layer in layers)
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes)
 
 

@@ -92,10 +92,13 @@ def attend_whole(
 
 
 class Segment(struct.PyTreeNode):
-    """Hold slots that queries read together with those of other segments, in one softmax."""
+    """Hold slots that queries read together with those of other segments, in one softmax.
 
-    k: Float[Array, "B K S H"]
-    v: Float[Array, "B K S H"]
+    With an axis A, the first of A equal groups of queries reads the first group's slots, and so on.
+    """
+
+    k: Float[Array, "B K *A S H"]
+    v: Float[Array, "B K *A S H"]
     seen: Bool[Array, "#B #T S"]
     """Slots that each query reads."""
     bias: Float[Array, "#B S"] | None = None
@@ -110,25 +113,33 @@ def attend_segments(
     kv_heads = segments[0].k.shape[1]
     groups, rows = heads // kv_heads, _by_head(q, kv_heads)
 
-    def scores(segment: Segment) -> Array:
-        def scored(rows: Array) -> Array:
-            return jnp.einsum(
-                "BKQH,BKSH->BKQS", rows, segment.k, preferred_element_type=wide(rows.dtype)
-            )
+    def times(rows: Array, slots: Array, letters: str, **options: Any) -> Array:
+        """Return the products of rows [B, K, G T, _] and slots.
 
-        scores = never_alone(scored, rows, 2) * width**-0.5
+        letters: The rows' last dimension, and that of the products.
+        """
+        if slots.ndim > 4:  # each group of queries and its own slots
+            split = rows.reshape(batch, kv_heads, groups, slots.shape[2], -1, rows.shape[-1])
+            product = f"BKGAT{letters[0]},BKASH->BKGAT{letters[-1]}"
+            return jnp.einsum(product, split, slots, **options).reshape(*rows.shape[:3], -1)
+        product = f"BKQ{letters[0]},BKSH->BKQ{letters[-1]}"
+        return never_alone(lambda rows: jnp.einsum(product, rows, slots, **options), rows, 2)
+
+    def scores(segment: Segment) -> Array:
+        exact = wide(rows.dtype)
+        scores = times(rows, segment.k, "H->S", preferred_element_type=exact) * width**-0.5
         if segment.bias is not None:
             scores += segment.bias[:, None, None]
-        scores = scores.reshape(batch, kv_heads, groups, count, segment.k.shape[2])
+        scores = scores.reshape(batch, kv_heads, groups, count, segment.k.shape[-2])
         return jnp.where(segment.seen[:, None, None], scores, -jnp.inf)
 
     probs = jax.nn.softmax(jnp.concatenate([*map(scores, segments)], axis=-1), axis=-1)
     probs = probs.astype(segments[0].v.dtype).reshape(batch, kv_heads, rows.shape[2], -1)
     start, out = 0, jnp.zeros((), probs.dtype)
     for v in (segment.v for segment in segments):
-        part = jax.lax.slice_in_dim(probs, start, start + v.shape[2], axis=3)
-        out += never_alone(lambda part, v=v: jnp.einsum("BKQS,BKSH->BKQH", part, v), part, 2)
-        start += v.shape[2]
+        part = jax.lax.slice_in_dim(probs, start, start + v.shape[-2], axis=3)
+        out += times(part, v, "S->H")
+        start += v.shape[-2]
     return out.reshape(batch, heads, count, width).swapaxes(1, 2)
 
 

@@ -51,7 +51,8 @@ class CausalAttention(BlockAttention):
         at: Any,
         cache: Any,
     ) -> tuple[Float[Array, "B T N H"], Any]:
-        before = jnp.tri(*at.seen.shape[-2:], dtype=bool)
+        queries, count = at.seen.shape[-2:]
+        before = jnp.tile(jnp.tri(count, dtype=bool), (queries // count, 1))
         return super().read(q, k, v, at.replace(seen=at.seen & before), cache)
 
 
