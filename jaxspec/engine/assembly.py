@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -29,7 +29,7 @@ from jaxspec.loading.pairs import check_pair, check_tokens, check_vocabulary, sa
 from jaxspec.models.families import split_tower, text_params
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import PromptRow
-from jaxspec.prompts.views import VIEWS, View, parse_view, parse_weights
+from jaxspec.prompts.views import VIEWS, Change, View, parse_view, parse_weights
 from jaxspec.sharding import mesh_of, put, small_sharding
 from jaxspec.typing import Params
 
@@ -44,6 +44,8 @@ class Form:
     """Name of the model in error messages."""
     drafts: bool = False
     """Whether it only drafts: past its trained positions it drafts on, perhaps worse."""
+    before: int = 0
+    """Number of changes of the images whose features precede the view's."""
 
     def check_row(self, request: EncodedRequest, row: PromptRow) -> None:
         """Raise InputError if a token has no embedding, or the answer would exceed the context."""
@@ -69,6 +71,17 @@ class Form:
         )
 
 
+class Tower(NamedTuple):
+    """Pair a model with the changes of the images that its tower reads."""
+
+    model: LoadedModel
+    changes: tuple[Change, ...] = (None,)
+
+    def place(self, view: View) -> int:
+        """Return the number of changes before the view's own."""
+        return self.changes.index(view.pixels) if view.reads_images else 0
+
+
 @dataclass(frozen=True)
 class Assembly:
     """Hold a program with its parameters and the models that read its inputs."""
@@ -77,8 +90,8 @@ class Assembly:
     params: Params
     forms: tuple[Form, ...]
     """Target's form, then the draft's for each view; or one for each collaborating model."""
-    towers: tuple[LoadedModel | None, ...]
-    """Models of the program's towers."""
+    towers: tuple[Tower | None, ...]
+    """Models of the program's towers, and what each reads."""
     lead: LoadedModel
     """Model whose tokeniser and chat template write the prompts."""
     mixture: Mixture = NOTHING
@@ -110,17 +123,19 @@ def speculation(
         parts = parts._replace(lookup=True)
     params: dict[str, Any] = {"target": target.params}
     forms = [Form(target, VIEWS["M" if target.images else "T"], "the target")]
-    draft = next((draft for draft in drafts if isinstance(draft, LoadedModel)), None)
+    draft, reader = next((draft for draft in drafts if isinstance(draft, LoadedModel)), None), None
     shares, trees = False, [draft.params for draft in drafts if draft.config is parts.head]
     if draft is not None:
         check_pair(target, draft, parts.views)
         draft = replace(
             draft, params=put(draft.params, small_sharding(target.params))
         ).sharing_tower(target)
-        shares = same_tower(target, draft)
+        changes = dict.fromkeys(view.pixels for view in parts.views if view.reads_images)
+        reader = Tower(draft, tuple(changes) or (None,))
+        shares = reader.changes == (None,) and same_tower(target, draft)
         # With a shared tower the features come from the target's.
         trees = [split_tower(draft.config, draft.params)[1] if shares else draft.params, *trees]
-        forms += [Form(draft, view, "the draft", drafts=True) for view in parts.views]
+        forms += [Form(draft, view, "the draft", True, reader.place(view)) for view in parts.views]
     sources = sources_of(parts, target.model, config.length, shares)
     if chooses and sources:
         config = replace(config, gamma=longest_block(sources, config.width))
@@ -133,7 +148,7 @@ def speculation(
     plans: tuple[Plan, ...] = ()
     if chooses and isinstance(program, Speculator):
         plans = plans_of(program, config.width)
-    towers = target, *(draft if source.tower else None for source in sources)
+    towers = Tower(target), *(reader if source.tower else None for source in sources)
     weights: tuple[float, ...] = ()
     if sources:
         asked = parse_weights(config.weights, len(parts.names))
@@ -230,7 +245,9 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
         gamma = 0 if config.method == "standard" else gammas[proposer]
         program = OneProposer(members, gamma, proposer, bonus=config.method == "speculative")
     params = {"models": tuple(model.params for model in models), "combination": combination}
-    towers = tuple(form.model if form.view.reads_images else None for form in forms)
+    towers = tuple(
+        Tower(form.model, (form.view.pixels,)) if form.view.reads_images else None for form in forms
+    )
     return Assembly(program, params, forms, towers, lead)
 
 

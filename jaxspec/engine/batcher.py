@@ -171,7 +171,7 @@ class Batcher:
         target_images = self.assembly.lead.images_within(limits)
         for form in self.assembly.forms:
             images = form.model.images_within(limits) if form.view.reads_images else None
-            showing = Showing(form.view, self.encoder, images, target_images)
+            showing = Showing(form.view, self.encoder, images, target_images, form.before)
             rows.append(prompt_row(showing, request.prompt, texts))
             form.check_row(request, rows[-1])
         ms = sum(caption.ms for caption in captions)
@@ -187,8 +187,12 @@ class Batcher:
         return Sizes(
             length=bucket(longest, config.prompt_buckets, "prompt tokens"),
             tiles=tuple(
-                image_tiles(model, prompt, config.image_buckets, request.image_limits)
-                for model in self.assembly.towers
+                image_tiles(
+                    tower.model, prompt, config.image_buckets, request.image_limits, tower.changes
+                )
+                if tower
+                else 0
+                for tower in self.assembly.towers
             ),
             new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
             sources=tuple(
@@ -306,8 +310,8 @@ class Batcher:
         pictures = decoded_images(requests, count - len(requests))
         limits = [request.image_limits for request in requests]
         images = [
-            None if model is None else image_inputs(model, pictures, tiles, limits)
-            for model, tiles in zip(self.assembly.towers, sizes.tiles, strict=True)
+            tower and image_inputs(tower.model, pictures, tiles, limits, tower.changes)
+            for tower, tiles in zip(self.assembly.towers, sizes.tiles, strict=True)
         ]
         forms, members = zip(*(request.rows for request in padded)), len(self.program.members)
         rows = [stack_rows([form], sizes.length)[0] for form in islice(forms, members)]
@@ -333,10 +337,10 @@ class Batcher:
         width = bucket(max(map(len, rows)) + len(tokens), self.config.prompt_buckets, "tokens")
         pictures = decoded_images([request], 0)
         prompts = []
-        for row, model, tiles in zip(rows, self.assembly.towers, request.sizes.tiles):
+        for row, tower, tiles in zip(rows, self.assembly.towers, request.sizes.tiles):
             (stacked,) = stack_rows([[row.followed_by(tokens)]], width)
             limits = [request.image_limits]
-            images = None if model is None else image_inputs(model, pictures, tiles, limits)
+            images = tower and image_inputs(tower.model, pictures, tiles, limits, tower.changes)
             prompts.append(Prompts(stacked, images))
         return tuple(prompts), np.asarray([len(row) - 1 for row in rows], np.int32)
 

@@ -13,6 +13,7 @@ from jaxspec.data.images import Picture
 from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import bucket
+from jaxspec.prompts.views import Change
 
 
 def image_inputs(
@@ -20,10 +21,13 @@ def image_inputs(
     pictures: Sequence[Sequence[Image]],
     tiles: int,
     limits: Sequence[Mapping[str, int]] = (),
+    changes: Sequence[Change] = (None,),
 ) -> dict[str, Any] | None:
     """Return the tiles [B, U, ...] of each row's images, padded with zeros; None for no tiles.
 
-    limits: Limits of `images_within` for each of the first rows.
+    Args:
+      limits: Limits of `images_within` for each of the first rows.
+      changes: Changes of the images; each one's tiles of all images follow those of the one before.
     """
     if tiles == 0 or model.images is None:
         return None
@@ -34,22 +38,24 @@ def image_inputs(
     }
     for row, (images, most) in enumerate(zip_longest(pictures, limits)):
         reader, start = model.images_within(most or {}), 0
-        for arrays in reader.read(images) if reader and images else ():
-            for name, values in arrays.items():
-                out[name][row, start : start + len(values)] = values
-            start += len(next(iter(arrays.values())))
+        if reader is None or not images:
+            continue
+        for change in changes:
+            for arrays in reader.read(list(map(change, images)) if change else images):
+                for name, values in arrays.items():
+                    out[name][row, start : start + len(values)] = values
+                start += len(next(iter(arrays.values())))
     return out
 
 
 def image_tiles(
-    model: LoadedModel | None,
+    model: LoadedModel,
     prompt: Prompt[Picture],
     buckets: Sequence[int],
     limits: Mapping[str, int],
+    changes: Sequence[Change] = (None,),
 ) -> int:
-    """Return the bucket for the tiles of a prompt's images in a model; 0 without a model."""
-    if model is None:
-        return 0
+    """Return the bucket for the tiles of a prompt's images in a model, in each of the changes."""
     reader, images = model.images_within(limits), prompt.images
     count = sum(reader.tiles((x.height, x.width), len(images)) for x in images if reader)
-    return bucket(count, buckets, "image tiles of one prompt")
+    return bucket(len(changes) * count, buckets, "image tiles of one prompt")

@@ -105,17 +105,23 @@ def same_slots(first: PromptRow, second: PromptRow) -> int:
 
 
 def rewrite(
-    tokens: np.ndarray, image_token: int | None, images: Sequence[Slots | Sequence[int]]
+    tokens: np.ndarray,
+    image_token: int | None,
+    images: Sequence[Slots | Sequence[int]],
+    before: int = 0,
 ) -> PromptRow:
     """Return the prompt with its i-th placeholder replaced by `images[i]`: image slots or ids.
 
     [1, 99, 5] with the placeholder 99 and the ids [7, 8] becomes [1, 7, 8, 5].
+
+    before: Number of times that the table holds features of all images before those to show.
     """
     marks = np.flatnonzero(tokens == image_token)
     if len(marks) != len(images):
         raise InputError(f"prompt: {len(marks)} image placeholders but {len(images)} images")
-    before, *texts = np.split(np.asarray(tokens, np.int32), marks)
-    parts, first = [PromptRow(before)], 0
+    start, *texts = np.split(np.asarray(tokens, np.int32), marks)
+    parts = [PromptRow(start)]
+    first = before * sum(image.rows for image in images if isinstance(image, Slots))
     for number, (image, text) in enumerate(zip(images, texts, strict=True)):
         if isinstance(image, Slots):  # the table holds the images' feature rows in their order
             sources = np.where(image.sources < 0, image.sources, image.sources + first)
@@ -139,6 +145,8 @@ class Showing:
     """Reader of the model's images; None for a text model."""
     target: ImageInputs | None
     """Reader of the target's images, whose slots view T-slots counts."""
+    before: int = 0
+    """Number of other changes of the images whose features precede this view's."""
 
     def __call__(self, size: Size, count: int, caption: str = "") -> Slots | list[int]:
         """Return the slots or ids for an image of this size, one of `count` in its prompt."""
@@ -164,7 +172,7 @@ def prompt_row(showing: Showing, prompt: Prompt, captions: Sequence[str] = ()) -
         showing((image.height, image.width), count, text)
         for image, text in zip(prompt.images, texts, strict=True)
     ]
-    row = rewrite(prompt.tokens, encoder.image_token, images)
+    row = rewrite(prompt.tokens, encoder.image_token, images, showing.before)
     if not len(row):
         raise InputError(f"prompt: has no tokens as view {view.name} shows it; say something")
     return row

@@ -20,8 +20,9 @@ can be pooled before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -30,6 +31,12 @@ from jaxspec.models.inputs import Pool
 from jaxspec.prompts.captions import CAPTION_PREFIX
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Change: TypeAlias = "Callable[[Image], Image] | None"
+"""Function that returns another image of the same size; None: the image as it is."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class View:
     reads_captions: bool = False
     counts_slots: bool = False
     """The draft is shown as many tokens for an image as the target, without its features."""
+    pixels: Change = None
+    """Change of each image before the tower reads it."""
 
     def substitute(self, encoder: PromptEncoder, caption: str, slots: int = 1) -> list[int]:
         """Return the ids that replace one image in a view without images.

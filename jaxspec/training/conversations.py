@@ -134,7 +134,7 @@ class ConversationBatches:
         mask = np.zeros((len(rows), prompts.tokens.shape[1]), bool)
         for i, row in enumerate(rows):
             mask[i, row.forms[0].places[row.learned]] = True
-        images = image_inputs(self.model, pictures, tiles) or {}
+        images = image_inputs(self.model, pictures, tiles, changes=(self.view.pixels,)) or {}
         numbers = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)
         width = prompts.tokens.shape[1]
         taught = self.teacher and self._taught(self.teacher, rows, width, pictures)
@@ -177,7 +177,8 @@ class ConversationBatches:
             draft_slots, teacher_slots = (form.places[row.learned] - 1 for form in row.forms)
             before[i, draft_slots] = teacher_slots
         prompts, tiles = self._stack([row.forms[1] for row in rows], teacher, VIEWS["M"])
-        shared = self.view.reads_images and same_images(teacher, self.model)
+        shows = self.view.reads_images and self.view.pixels is None
+        shared = shows and same_images(teacher, self.model)
         return TeacherRows(
             prompts, None if shared else image_inputs(teacher, pictures, tiles) or {}, before
         )

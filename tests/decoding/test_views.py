@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import ImageOps
 
+from jaxspec import Engine, EngineConfig, Request
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.errors import InputError
@@ -18,8 +21,9 @@ from jaxspec.models.decoder import CausalLM
 from jaxspec.models.families import build
 from jaxspec.models.inputs import NEWLINE, TEXT, Slots
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.prompts.rows import rewrite, stack_rows
-from jaxspec.prompts.views import VIEWS, parse_views
+from jaxspec.prompts.views import VIEWS, View, parse_views
 from tests import tiny
 from tests.hub.words import files
 
@@ -137,6 +141,34 @@ def test_rewrite_shows_feature_rows() -> None:
     assert longer.rotary[:, -2:].tolist() == [[10, 11]] * 3
     assert longer.sources is not None
     assert longer.sources[-1].tolist() == [TEXT, TEXT]
+
+
+def test_a_view_may_show_other_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft's tower reads both images, then both mirrored, although the target's is the same.
+
+    The view's slots show the features of the mirrored ones.
+    """
+    view = View("mirrored", reads_images=True, pixels=ImageOps.mirror)
+    monkeypatch.setitem(VIEWS, view.name, view)
+    pages = [np.arange(28 * 28 * 3, dtype=np.uint8).reshape(28, 28, 3), tiny.page()]
+    model = tiny.loaded(tiny.random_params(tiny.CONFIG))
+
+    def shown(images: Sequence[np.ndarray], *views: str) -> Any:
+        engine = Engine(model, model, EngineConfig(views=views, gamma=3))
+        request = Request(engine.encoder.prompt(2 * PLACEHOLDER + "What?", images))
+        (read,) = engine.batcher.read([request])
+        return engine.batcher.inputs([read], read.sizes, 1)
+
+    both = shown(pages, "M", "mirrored").sources[0]
+    whole, changed = (rows.sources[0, :, 0] for rows in both.rows)
+    slots = whole != TEXT
+    assert slots.any()
+    np.testing.assert_array_equal(changed, np.where(slots, whole + slots.sum(), TEXT))
+    mirrored = shown([page[:, ::-1] for page in pages], "M").images["pixels"]
+    np.testing.assert_array_equal(both.images["pixels"][0, 2:4], mirrored[0])
+    np.testing.assert_array_equal(
+        both.images["pixels"][0, :2], shown(pages, "M").images["pixels"][0]
+    )
 
 
 def test_parse_views() -> None:
