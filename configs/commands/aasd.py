@@ -70,8 +70,9 @@ AASD = (
             "paper names none of them.",
             "The prompts are ours too: TABED's instruction, COCO's 'Describe this image in "
             "detail.', and ScienceQA without hints.",
-            "How heads are trained is our choice; the recipe lists it.",
-            "omega and delta are of whole calls. The table also has those of the decode loop.",
+            "How we train heads is our own choice, and is written in the recipe.",
+            "In our table omega and delta are of whole calls, and there are columns for the decode "
+            "loop only.",
             "Our tau is 1 + gamma alpha, and the paper's is not.",
         ),
         command=f"{_head()}\n{_head('13b')}",

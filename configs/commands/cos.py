@@ -21,25 +21,28 @@ COS = (
         "first command asks in our prompts. The second asks as the released code does, and reads a "
         "clone of that code in `CoS`.",
         details=(
-            "SD and CoS have draft lengths 5 and 1, and the paper prints the better of the two. "
-            "CoS of three models has 1. Naive has 5, since the paper names none.",
+            "SD and CoS are measured with draft lengths 5 and 1, and the paper prints the better "
+            "of the two. CoS of three models has draft length 1. For naive the paper names no "
+            "draft length, and we use 5.",
             "SD is naive with the bonus token, which is our reading of the paper's words. In this "
             "reading SD could not be slower than naive. But the paper prints it below naive in all "
-            "four cells "
-            "of ensembles that have both, and in two of the eight of contrasts.",
+            "four cells of ensembles that have both, and in two of the eight of contrasts.",
             "In the first command, pairs with a base model are asked in raw text, and Qwen's in "
             "their chat form.",
-            "In the first command, GSM8K follows four examples of the training set, MMLU follows "
-            "five without reasons, and CNN/DM follows none. Each set gives its first 100 rows; in "
-            "MMLU these are one or two of each subject.",
-            "In the second command all models are asked in raw text. GSM8K and MMLU follow the "
-            "code's own examples, which think step by step. CNN/DM has the form 'Article / "
-            "Highlights' after one example. Each set gives 100 rows of the code's shuffle.",
+            "In the first command, each prompt of GSM8K begins with four solved examples from the "
+            "training set. Each prompt of MMLU begins with five examples that give only the "
+            "answer. Prompts of CNN/DM have no examples. Each set gives its first 100 questions; "
+            "in MMLU these are one or two of each subject.",
+            "In the second command all models are asked in raw text. Prompts of GSM8K and MMLU "
+            "begin with the released code's own examples, which think step by step. A prompt of "
+            "CNN/DM shows one example and then the article, both written as 'Article / "
+            "Highlights'. Each set gives 100 questions, in the order into which the released code "
+            "shuffles them.",
             "bfloat16 and 8 timed prompts per set are ours, and 256 tokens are the released "
             "code's, since the paper names none of them.",
-            "WE-P and CD-P have 0.39 to 0.82 of standard's speed in the paper. Here a line below "
-            "the table has an upper bound.",
-            "Tables 5 and 6 are of whole calls.",
+            "WE-P and CD-P have 0.39 to 0.82 of standard's speed in the paper. We have no such "
+            "variant; a line below our table gives an upper bound of its speed.",
+            "The speeds in Tables 5 and 6 are of whole calls.",
         ),
         command=f"{TOGETHER} cos\n{TOGETHER} cos --released CoS --out "
         f"runs/collaborative/cos_released",
@@ -70,9 +73,9 @@ command. Tables 2 to 6 measure the same two pairs on a GPU. The paper prints the
         what="This figure varies the weight of the first model, on 8 prompts per set, with draft "
         "lengths 1, 1 and 5, 1. `sweep.png` draws whole calls, as in the paper, and decoding.",
         details=(
-            "The paper prints at least 1.5 times the speed at all weights.",
-            "The heavier model proposes, as with `--default-proposer auto`. The paper only says "
-            "that an appropriate one can be selected.",
+            "In the paper, decoding is at least 1.5 times as fast at all weights.",
+            "In our command the model with the larger weight proposes, as with `--default-proposer "
+            "auto`. The paper says only that an appropriate model can be selected.",
         ),
         command=f'{SWEEP} --pairings "Llama, Vicuna" "Qwen 3B" --sweep {LAMBDA} '
         "--out runs/cos_weight",
@@ -94,7 +97,7 @@ command. Tables 2 to 6 measure the same two pairs on a GPU. The paper prints the
         needs="benchmarks, plots, sentencepiece, torch; 95 GB",
         what="This figure varies the draft length of the smaller model, on 8 prompts per set, for "
         "all pairs.",
-        details=("The paper draws ensembles, Llama-3 and Llama-2, and names no temperature.",),
+        details=("The paper plots ensembles, Llama-3 and Llama-2, and names no temperature.",),
         command=f"{SWEEP} --sweep gamma:1,2,3,4,5 --out runs/cos_gamma",
         mini=f"{TOGETHER} visual --sweep gamma:1,2,3,4,5 --out runs/visual_gamma",
     ),
@@ -104,7 +107,7 @@ command. Tables 2 to 6 measure the same two pairs on a GPU. The paper prints the
         what="This figure has the quality and speed of Llama-3's weighted ensemble over the weight "
         "of the smaller model. The command writes `sweep.png` and a table.",
         details=(
-            "The temperature is 1, which is our choice.",
+            "The paper names no temperature for this figure; we use 1.",
             "HumanEval is judged only with `--run-code`. Without it the figure has nats per token "
             "of its references.",
         ),

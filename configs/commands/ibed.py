@@ -17,16 +17,16 @@ IBED = (
         "captions, and the static mixtures MT, MC, MTC and MTCP. The second command decodes one "
         "request at a time, for the speed-up.",
         details=(
-            "The dtype is float16; the paper names none.",
+            "We compute in float16; the paper names no dtype.",
             "The paper names no split for ChartQA, TextVQA and VQAv2. We take the splits with "
             "public answers, from the sets that the paper links. TABED's released code fetches "
             "them from LMMs-Eval-Lite.",
-            "In the pair and story sets each row asks its own question. TABED prints one prompt "
-            "for all rows.",
+            "In the sets of image pairs and stories we ask each sample's own question. TABED "
+            "prints one prompt for all samples.",
             "`predicted` is the speed-up of Table 1b, with the measured time of the target's pass "
-            "over a block. The paper takes the time of a pass over one token.",
-            "Eq. (2) is for one request, as in the second command. Our table has its mean over "
-            "sets; the paper prints one value for each set.",
+            "over a block. In its place the paper takes the time of a pass over one token.",
+            "The paper's Eq. (2) is about one request at a time, as in the second command. Our "
+            "table has the mean of Eq. (2) over sets; the paper prints one value for each set.",
             "The mini models read an image as 16 tokens, so it is pooled to 4 and to 1.",
         ),
         command=f"{TABLE} ibed\n{TABLE} ibed --rows M T --batch-size 1 --out runs/eval/ibed_one",
@@ -37,18 +37,19 @@ IBED = (
         needs="train; 1 GB",
         what="This table has the hyperparameters of the 68M draft. Our recipe has the same, and "
         "this command trains the draft.",
-        details=("Images are cropped, and samples are not grouped, as for TABED's Table 15.",),
+        details=("We crop images and do not group samples, as for TABED's Table 15.",),
         command=f"{TRAIN} llava15_68m",
         mini=f"{TRAIN} mini_draft",
     ),
     Line(
         tables=(5,),
         needs="train, benchmarks, plots; 15 GB",
-        what="This table has drafts that are trained further on pooled images. Each command pair "
-        "trains the finished draft for one more second stage, and measures it.",
+        what="This table has drafts that are trained further on pooled images. Each pair of "
+        "commands trains the finished draft on pooled images, in one more second stage, and then "
+        "measures it.",
         details=(
-            "The paper pools during the second stage. The paper prints neither where that starts "
-            "nor its hyperparameters; we use those of Table 4.",
+            "In the paper, training switches to pooled images within the second stage. The paper "
+            "prints neither where it switches nor the hyperparameters; we use those of Table 4.",
         ),
         command="\n".join(
             f"{TRAIN} pooled --view {view} --runs runs/train/pooled_{n}\n"
@@ -80,8 +81,8 @@ IBED = (
     Line(
         tables=(8, 9),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="These tables give M a weight of 1 to 4 in every mixture. The second command has "
-        "detailed captions.",
+        what="In these tables view M has a weight of 1 to 4 in every mixture, and the other views "
+        "have 1. The second command has detailed captions.",
         command=f"{TABLE} ibed_weights\n{TABLE} ibed_weights {LONG} --out "
         f"runs/eval/ibed_weights_detailed",
         mini=f"{TABLE} mini_weights",
@@ -91,15 +92,16 @@ IBED = (
         figures=(3, 9),
         needs="plots, captioner; 3 GB",
         what="These tables and figures have the times of tower, prefill and decoding by the number "
-        "of images; `inference_times.png` draws them as bars. Only the captioners have weights to "
-        "fetch; the others are random.",
+        "of images; `inference_times.png` draws them as bars. The models have random weights, so "
+        "only the captioners are fetched.",
         details=(
-            "Prompts have 648, 1224 and 2952 tokens. The paper has 600, 1200 and 3000. Answers "
-            "have the paper's lengths.",
-            "The draft's prefill is timed for the same prompts. The paper counts 200, 1200 and "
-            "2200 tokens.",
-            "The draft's steps are timed by rows, up to 128 (4 views of 32), at 1,024 slots. The "
-            "paper draws up to 64 rows over 200 steps.",
+            "Our prompts have 648, 1224 and 2952 tokens. The paper's have 600, 1200 and 3000. Our "
+            "answers are as long as the paper's.",
+            "We time the draft's prefill for the same prompts. In the paper the draft's prompts "
+            "have 200, 1200 and 2200 tokens.",
+            "We time the draft's steps for batches of up to 128 rows (4 views of 32 requests), "
+            "with a cache of 1,024 tokens. The paper plots batches of up to 64 rows over 200 "
+            "steps.",
             "The paper names no dtype.",
         ),
         command=f"{PASSES} --parts passes images captions flops",
@@ -111,12 +113,12 @@ IBED = (
         figures=(10,),
         needs="benchmarks, quality; 15 GB",
         what="This table and figure have the accuracy, ROUGE-L and METEOR of the target, the draft "
-        "and the pooled "
-        "drafts of Table 5, with and without images, and some of their answers.",
+        "and the pooled drafts of Table 5, with and without images, and some of their answers.",
         details=(
-            "The dtype is float16; the paper names none.",
-            "The printed digits fit 100 questions of ChartQA and all 1,000 of OCRBench. The paper "
-            "does not say how many of TextCaps it asked.",
+            "We compute in float16; the paper names no dtype.",
+            "The scores that the paper prints are possible only with 100 questions of ChartQA and "
+            "all 1,000 of OCRBench, so we ask these. The paper does not say how many of TextCaps "
+            "it asked.",
             "The paper does not say either how they are asked and judged, and by which ROUGE.",
         ),
         command=f"{QUALITY} llava15 --sets chartqa textcaps --text-only --drafts {DRAFTS} --out "
@@ -131,7 +133,8 @@ IBED = (
         needs="train, benchmarks, plots; 15 GB",
         what="This table has Llama-68M as a draft, first as it is, and then trained on the texts.",
         details=(
-            "Learning rates are those of Table 4's second stage, since the paper prints none.",
+            "The paper prints no learning rates for this draft, so we use those of the second "
+            "stage in Table 4.",
         ),
         command=f"{TABLE} ibed --rows T --draft JackFram/llama-68m --out "
         f"runs/eval/ibed_llama\n{TRAIN} text_68m\n{TABLE} ibed --rows T --draft "
@@ -142,9 +145,9 @@ IBED = (
     Line(
         figures=(4, 5, 8, 11),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="`report.html` shows answers, and which tokens each view would have kept. The panel "
-        "of ChartQA in `overlap.png` is Figure 5, with bars in place of circles. "
-        "`accepted_over_time.png` shows when guesses are accepted.",
+        what="`report.html` shows answers, and which tokens each view would have kept. In "
+        "`overlap.png`, the panel of ChartQA shows what the paper's Figure 5 shows, with bars in "
+        "place of circles. `accepted_over_time.png` shows when guesses are accepted.",
         command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace",
         mini=f"{TABLE} mini --trace",
     ),

@@ -9,20 +9,22 @@ TABED = (
         tables=(1, 3, 4, 18),
         needs="benchmarks, captioner, plots; 16 GB",
         what="These tables compare views M, T, C and P with their mixtures, whose weights are "
-        "static, random or learned. There are first turns, second turns, and second turns with "
-        "questions from NQ or GSM8K.",
+        "static, random or learned. The three commands measure first turns and second turns, then "
+        "second turns with questions from NQ (Natural Questions), then second turns with questions "
+        "from GSM8K.",
         details=(
-            "POPE is the whole set, as in the released code; the text names the Lite subset.",
-            "LLaVA-Bench has the instruction that the text prints; the released code leaves it "
-            "out.",
+            "We ask the whole set of POPE, as the released code does. The paper's text names the "
+            "Lite subset.",
+            "Our questions of LLaVA-Bench have the instruction that the paper prints. The released "
+            "code leaves it out.",
             "As in the released code, there is no system prompt.",
-            "Second turns use the released code's words. The first answer keeps its end token, "
-            "which that code takes out.",
-            "Random weights are uniform on the simplex. The released code divides uniform numbers "
-            "by their sum.",
-            "In the pair and story sets each row asks its own question. The paper prints one "
-            "prompt for all rows.",
-            "Captions are made before the prefill. The paper makes them at the same time.",
+            "Our second turns use the sentences of the released code. Our first answer keeps its "
+            "end token, which the released code takes out.",
+            "Our random weights are uniform on the simplex. The released code divides uniform "
+            "numbers by their sum.",
+            "In the sets of image pairs and stories we ask each sample's own question. The paper "
+            "prints one prompt for all samples.",
+            "We make captions before the prefill. The paper makes captions during the prefill.",
             "A line below the table has the abstract's two figures, 1.74 times the speed and a "
             "gain of 5 %.",
         ),
@@ -34,8 +36,9 @@ TABED = (
     Line(
         tables=(2, 9, 10),
         needs="benchmarks, plots; 15 GB",
-        what="These tables compare chains with trees of width 2 and 3, for M, T and MT*.",
-        details=("A tree of width 3 is cut to 80 of its 363 nodes.",),
+        what="These tables compare chains with trees of width 2 and 3, for the rows M, T and MT*. "
+        "(The width of a tree is the number of children of a node.)",
+        details=("We cut a tree with three children per node to 80 of its 363 nodes.",),
         command=f"{TABLE} llava15_trees",
         mini=f"{TABLE} mini_trees",
     ),
@@ -48,14 +51,14 @@ TABED = (
             "AdaBoost uses each request's running error. The paper fixes a draft's weight by its "
             "error rate, which it does not print; `--weighting adaboost:errors=0.4/0.5` does that "
             "with yours.",
-            "AdaBoost has the released code's constant of 1, since the paper names none. Negative "
-            "weights become 0.",
+            "Our AdaBoost has the released code's constant of 1, since the paper names none. "
+            "Negative weights become 0.",
             "The paper writes both hard and soft labels, so the table has every rule that its MT* "
-            "and MTCP* may be. The rule called `paper` takes soft labels.",
-            "Hard labels are the likeliest tokens. The paper counts matches of sampled ones, which "
-            "is the same at temperature 0, that of its tables. At higher temperatures "
-            "`grid:measure=sampled` counts so, in expectation.",
-            "POPE and LLaVA-Bench differ as in Table 1.",
+            "and MTCP* may be. The rules called `mt-paper` and `mtcp-paper` take soft labels.",
+            "Our hard labels are the target's likeliest tokens. The paper compares sampled tokens, "
+            "which is the same at temperature 0, the temperature of its tables. For higher "
+            "temperatures `grid:measure=sampled` computes the paper's count in expectation.",
+            "Our POPE and LLaVA-Bench differ from the paper's as described for Table 1.",
         ),
         command=f"{TABLE} llava15_weightings",
         mini=f"{TABLE} mini_weightings",
@@ -77,20 +80,21 @@ TABED = (
         needs="plots, captioner; 3 GB",
         what="These tables and figures have the times of passes, captions and images, and T_q / "
         "T_p, which is the time of a draft's pass divided by that of a target's. All are in "
-        "float16, as in the paper. Only the captioners have weights to fetch; the others are "
-        "random.",
+        "float16, as in the paper. The models have random weights, so only the captioners are "
+        "fetched.",
         details=(
             "Passes are tables of numbers by rows (R views are R rows of the draft), by context "
-            "and by block length. The paper draws lines.",
+            "and by block length. The paper plots lines.",
             "`inference_times.png` has bars of tower, prefill and decoding by 1, 2 and 5 images. "
-            "The answers have 92, 117 and 88 tokens, the paper's mean lengths; the paper also "
-            "says that it draws 100.",
+            "The answers have 92, 117 and 88 tokens, the mean lengths in the paper. Elsewhere the "
+            "paper says that its bars are for 100 tokens.",
             "BLIP and Florence-2 caption pages that picturebook draws, in float32, with torch on "
             "the host, and are timed by themselves. The paper captions photographs while the "
             "prompt is prefilled.",
-            "A target's pass reads gamma + 1 tokens. In the paper it reads gamma.",
-            "The column of operations with attention counts 648 slots.",
-            "T_q / T_p is measured at 1,024 slots. The paper's is a mean over data sets.",
+            "Our pass of the target reads gamma + 1 tokens. In the paper it reads gamma.",
+            "The column of operations with attention assumes a context of 648 tokens.",
+            "We measure T_q / T_p with a cache of 1,024 tokens. The paper's T_q / T_p is a mean "
+            "over data sets.",
         ),
         command=f"{PASSES} --parts passes images captions flops\n"
         + "\n".join(
@@ -105,7 +109,10 @@ TABED = (
         needs="benchmarks, quality; 15 GB",
         what="This table scores the target's answers, with and without images, against the "
         "references. The paper does not say which score it used; we use ROUGE-L and METEOR.",
-        details=("GPT-4o is not measured.", "The draft's answers are scored too."),
+        details=(
+            "The paper also scores GPT-4o, which we do not measure.",
+            "We also score the draft's answers.",
+        ),
         command=f"{QUALITY} llava15 --sets spot-the-diff magicbrush --text-only --out "
         f"runs/quality/llava15_two",
         mini=f"{QUALITY} mini --sets spot brush --text-only --out runs/quality/mini_two",
@@ -116,8 +123,8 @@ TABED = (
         what="This table has the hyperparameters of the 68M and 160M drafts. Our recipes have the "
         "same, and these commands train both drafts.",
         details=(
-            "Images are cropped, and samples are not grouped. The code that the paper names pads "
-            "images to squares, and groups samples by modality.",
+            "We crop images, and do not group samples. The code that the paper names pads images "
+            "to squares, and groups samples by modality.",
         ),
         command=f"{TRAIN} llava15_68m\n{TRAIN} llava15_160m",
         mini=f"{TRAIN} mini_draft",
@@ -128,12 +135,12 @@ TABED = (
         what="This table has the hyperparameters of the OneVision draft. Our recipe has the same, "
         "and this command trains the draft.",
         details=(
-            "The draft uses the target's CLIP tower and one tile per image. OneVision has SigLIP "
-            "and several tiles.",
+            "Our draft uses the target's image encoder, CLIP, and one tile per image. OneVision "
+            "has SigLIP and several tiles.",
             "Three of the data files are not public, and are left out.",
             "The system prompt is LLaVA-1.5's, since the paper names none.",
-            "Rows have up to 5,120 tokens and eight images or frames, and the draft has as many "
-            "positions. The paper does not say how long its rows were.",
+            "Our training rows have up to 5,120 tokens and eight images or frames, and the draft "
+            "has 5,120 positions. The paper does not say how long its rows were.",
             "A row with more images, and no answer before the ninth, teaches nothing. The run ends "
             "if more than a tenth of the rows teach nothing.",
             "The command with the shipped models trains one stage.",
@@ -146,14 +153,12 @@ TABED = (
         figures=(7,),
         needs="benchmarks, quality; 15 GB",
         what="This table and figure have the accuracy, ROUGE-L and METEOR of target and draft, "
-        "with and without "
-        "images, and some of their answers.",
+        "with and without images, and some of their answers.",
         details=(
-            "The printed digits fit all 1,000 questions of OCRBench. The paper does not say how "
-            "many of TextCaps it asked.",
+            "The scores that the paper prints are possible only with all 1,000 questions of "
+            "OCRBench, so we ask all. The paper does not say how many of TextCaps it asked.",
             "The paper does not say either how they are asked and judged, by which ROUGE, and in "
-            "which dtype. "
-            "Ours is float16.",
+            "which dtype. Ours is float16.",
         ),
         command=f"{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --out "
         f"runs/quality/llava15_ocrbench\n{QUALITY} llava15 --sets textcaps --text-only --out "
@@ -165,13 +170,14 @@ TABED = (
         needs="benchmarks, captioner, plots; 43 GB",
         what="In these tables LLaVA-NeXT reads each image as a single tile. The drafts are the "
         "68M, the 160M and the OneVision one, and the last table has the 13B target. For questions "
-        "from NQ or GSM8K add `--turns 2 --follow-ups fact` or `sum`, and another `--out`, to each "
-        "command.",
+        "from NQ add `--turns 2 --follow-ups fact` to each command, and for GSM8K add `--turns 2 "
+        "--follow-ups sum`. Give each run its own `--out`.",
         details=(
-            "Prompts and captions differ as in Table 1.",
-            "The paper names float16. The paper's released code ran the 160M draft in bfloat16.",
+            "Our prompts and captions differ from the paper's as described for Table 1.",
+            "The paper names float16 for all drafts. The paper's released code ran the 160M draft "
+            "in bfloat16.",
             "The rows of Table 21 name LLaVA-1.5 160M, and its caption names LLaVA-OV 68M. We take "
-            "the second.",
+            "LLaVA-OV 68M.",
         ),
         command=f"{TABLE} llava_next_base\n{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 "
         f"--dtype bfloat16 --out runs/eval/llava_next_160m\n{TABLE} llava_next_base --draft "
