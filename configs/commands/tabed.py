@@ -48,9 +48,10 @@ TABED = (
         what="These tables vary how many verified tokens MT* looks back on, and the rule that "
         "learns the weights.",
         details=(
-            "AdaBoost uses each request's running error. The paper fixes a draft's weight by its "
-            "error rate, which it does not print; `--weighting adaboost:errors=0.4/0.5` does that "
-            "with yours.",
+            "Our AdaBoost uses each request's running error. The paper fixes the weight of a view "
+            "by its error rate, which the paper does not print. If you know the error rates of "
+            "your views, `--weighting adaboost:errors=0.4/0.5` fixes their weights in the same "
+            "way.",
             "Our AdaBoost has the released code's constant of 1, since the paper names none. "
             "Negative weights become 0.",
             "The paper writes both hard and soft labels, so the table has every rule that its MT* "

@@ -27,6 +27,7 @@ from jaxspec.models.int8 import Weights
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.placeholders import place_images
+from jaxspec.prompts.views import VIEWS
 from jaxspec.runtime import clear, say
 
 
@@ -310,9 +311,9 @@ def view_names(text: str) -> tuple[str, ...]:
 
     Spaces and the case of letters do not matter: " m,t-SLOTS" gives M and T-slots.
     """
+    spelt = {name.lower(): name for name in (*VIEWS, HEAD, LOOKUP)}
     names = (name.strip().lower() for name in text.split(","))
-    whole = (HEAD, LOOKUP)
-    return tuple(name if name in whole else name[:1].upper() + name[1:] for name in names)
+    return tuple(spelt.get(name, name.upper()) for name in names)  # P36 is in no list
 
 
 def numbers(option: str, text: str, kind: type = float) -> tuple[Any, ...]:

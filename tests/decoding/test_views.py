@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import ImageOps
+from PIL import Image, ImageOps
 
 from jaxspec import Engine, EngineConfig, Request
 from jaxspec.checkpoints.processors import load_tokenizer
+from jaxspec.cli.shared import view_names
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
@@ -143,13 +144,13 @@ def test_rewrite_shows_feature_rows() -> None:
     assert longer.sources[-1].tolist() == [TEXT, TEXT]
 
 
-def test_a_view_may_show_other_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft's tower reads both images, then both mirrored, although the target's is the same.
+@pytest.mark.parametrize("pixels", [ImageOps.mirror])
+def test_a_view_may_show_other_pixels(pixels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft's tower reads both images, then both changed ones, although the target's is equal.
 
-    The view's slots show the features of the mirrored ones.
+    The view's slots show the features of the changed ones.
     """
-    view = View("mirrored", reads_images=True, pixels=ImageOps.mirror)
-    monkeypatch.setitem(VIEWS, view.name, view)
+    monkeypatch.setitem(VIEWS, "changed", View("changed", reads_images=True, pixels=pixels))
     pages = [np.arange(28 * 28 * 3, dtype=np.uint8).reshape(28, 28, 3), tiny.page()]
     model = tiny.loaded(tiny.random_params(tiny.CONFIG))
 
@@ -159,16 +160,21 @@ def test_a_view_may_show_other_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
         (read,) = engine.batcher.read([request])
         return engine.batcher.inputs([read], read.sizes, 1)
 
-    both = shown(pages, "M", "mirrored").sources[0]
+    both = shown(pages, "M", "changed").sources[0]
     whole, changed = (rows.sources[0, :, 0] for rows in both.rows)
     slots = whole != TEXT
     assert slots.any()
     np.testing.assert_array_equal(changed, np.where(slots, whole + slots.sum(), TEXT))
-    mirrored = shown([page[:, ::-1] for page in pages], "M").images["pixels"]
-    np.testing.assert_array_equal(both.images["pixels"][0, 2:4], mirrored[0])
-    np.testing.assert_array_equal(
-        both.images["pixels"][0, :2], shown(pages, "M").images["pixels"][0]
-    )
+    others = [np.asarray(pixels(Image.fromarray(page))) for page in pages]
+    for first, images in ((0, pages), (2, others)):
+        alone = shown(images, "M").images["pixels"][0]
+        np.testing.assert_array_equal(both.images["pixels"][0, first : first + 2], alone)
+
+
+def test_commands_read_views_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VIEWS, "grey", View("grey", reads_images=True))
+    named = ("M", "T-slots", "grey", "P36", "head", "lookup")
+    assert view_names(" m,t-SLOTS, Grey,p36,HEAD,lookup") == named
 
 
 def test_parse_views() -> None:
