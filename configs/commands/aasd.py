@@ -61,11 +61,11 @@ AASD = (
         "separate drafts. Heads are trained without the projector, the image's keys, the text's "
         "keys, or all of the target's keys, each for as many steps. Separate drafts are finetuned "
         "(FT) or distilled on the target's answers (DT), [from scratch](data.md#aasds-drafts). The "
-        "commands do this for the 7B, then for the 13B. With `--untrained` the table instead "
-        "removes each part from the trained head.",
+        "commands train and measure all of these for the 7B target, then for the 13B. With "
+        "`--untrained` the table instead removes each part from the trained head.",
         details=(
-            "The targets are LLaVA-1.5's. The paper's are those of 'Visual Instruction Tuning', so "
-            "its numbers belong to other models.",
+            "Our targets are LLaVA-1.5's, and the paper's are those of 'Visual Instruction "
+            "Tuning', so the paper's numbers belong to other models.",
             "bfloat16, 100 samples per set, 128 new tokens and greedy answers are ours, since the "
             "paper names none of them.",
             "The prompts are ours too: TABED's instruction, COCO's 'Describe this image in "

@@ -10,23 +10,24 @@ LAMBDA = "lambda:0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 COS = (
     Line(
         tables=(1,),
-        what="This table lists the pairs of models. The preset `cos` has them, so it needs no "
-        "command.",
+        what="This table lists the pairs of models. The preset `cos` has these pairs, so the table "
+        "needs no command.",
     ),
     Line(
         tables=(2, 3, 4, 5, 6, 7, 8),
         needs="benchmarks, quality, sentencepiece, torch; 95 GB",
         what="These tables have the speed of ensembles and contrasts of models, and how well they "
         "answer. The methods are standard, naive (without APF), speculative (SD) and CoS. The "
-        "first command asks in our prompts. The second asks as the released code does, and reads a "
-        "clone of that code in `CoS`.",
+        "first command asks the questions in our wording. The second command asks them in the "
+        "wording of the released code, and reads a clone of that code in the folder `CoS`.",
         details=(
             "SD and CoS are measured with draft lengths 5 and 1, and the paper prints the better "
             "of the two. CoS of three models has draft length 1. For naive the paper names no "
             "draft length, and we use 5.",
             "SD is naive with the bonus token, which is our reading of the paper's words. In this "
-            "reading SD could not be slower than naive. But the paper prints it below naive in all "
-            "four cells of ensembles that have both, and in two of the eight of contrasts.",
+            "reading SD could not be slower than naive. But the paper prints lower speeds for SD "
+            "than for naive in all four cells of ensembles that have both, and in two of the eight "
+            "of contrasts.",
             "In the first command, pairs with a base model are asked in raw text, and Qwen's in "
             "their chat form.",
             "In the first command, each prompt of GSM8K begins with four solved examples from the "
@@ -40,8 +41,8 @@ COS = (
             "shuffles them.",
             "bfloat16 and 8 timed prompts per set are ours, and 256 tokens are the released "
             "code's, since the paper names none of them.",
-            "WE-P and CD-P have 0.39 to 0.82 of standard's speed in the paper. We have no such "
-            "variant; a line below our table gives an upper bound of its speed.",
+            "WE-P and CD-P have 0.39 to 0.82 of standard's speed in the paper. We do not have this "
+            "parallel variant; a line below our table gives an upper bound of its speed.",
             "The speeds in Tables 5 and 6 are of whole calls.",
         ),
         command=f"{TOGETHER} cos\n{TOGETHER} cos --released CoS --out "
@@ -51,8 +52,8 @@ COS = (
     Line(
         tables=(9, 10),
         what="""\
-These tables have two pairs of models on an Ascend 910B3. JAX has no such device, so they have no
-command. Tables 2 to 6 measure the same two pairs on a GPU. The paper prints these speeds:
+These tables have two pairs of models on an Ascend 910B3. JAX does not run on it, so these tables
+have no command. Tables 2 to 6 measure the same two pairs on a GPU. The paper prints these speeds:
 
 | models and method | HumanEval | GSM8K | MMLU | CNN/DM |
 |---|---:|---:|---:|---:|
@@ -108,8 +109,8 @@ command. Tables 2 to 6 measure the same two pairs on a GPU. The paper prints the
         "of the smaller model. The command writes `sweep.png` and a table.",
         details=(
             "The paper names no temperature for this figure; we use 1.",
-            "HumanEval is judged only with `--run-code`. Without it the figure has nats per token "
-            "of its references.",
+            "HumanEval is judged only with `--run-code`. Without `--run-code` the figure has nats "
+            "per token of HumanEval's references.",
         ),
         command=f'{TOGETHER} cos --pairings "Llama-3, T=1" --sweep {LAMBDA} --out runs/cos_quality',
         mini=f"{TOGETHER} synthetic",

@@ -20,11 +20,11 @@ IBED = (
             "We compute in float16; the paper names no dtype.",
             "The paper names no split for ChartQA, TextVQA and VQAv2. We take the splits with "
             "public answers, from the sets that the paper links. TABED's released code fetches "
-            "them from LMMs-Eval-Lite.",
+            "these sets from LMMs-Eval-Lite.",
             "In the sets of image pairs and stories we ask each sample's own question. TABED "
             "prints one prompt for all samples.",
             "`predicted` is the speed-up of Table 1b, with the measured time of the target's pass "
-            "over a block. In its place the paper takes the time of a pass over one token.",
+            "over a block; the paper takes the time of a pass over one token instead.",
             "The paper's Eq. (2) is about one request at a time, as in the second command. Our "
             "table has the mean of Eq. (2) over sets; the paper prints one value for each set.",
             "The mini models read an image as 16 tokens, so it is pooled to 4 and to 1.",
@@ -35,8 +35,8 @@ IBED = (
     Line(
         tables=(4,),
         needs="train; 1 GB",
-        what="This table has the hyperparameters of the 68M draft. Our recipe has the same, and "
-        "this command trains the draft.",
+        what="This table has the hyperparameters of the 68M draft. Our recipe has the same "
+        "hyperparameters, and this command trains the draft.",
         details=("We crop images and do not group samples, as for TABED's Table 15.",),
         command=f"{TRAIN} llava15_68m",
         mini=f"{TRAIN} mini_draft",
@@ -63,8 +63,9 @@ IBED = (
     Line(
         tables=(6, 7),
         needs="benchmarks, captioner, plots; 24 GB",
-        what="These tables compare captioners, by themselves and in mixtures. The first tables "
-        "have short captions; these have Florence-2's detailed ones, BLIP's and BLIP-2's.",
+        what="These tables compare captioners, by themselves and in mixtures. Tables 1 to 3 have "
+        "short captions; Tables 6 and 7 have Florence-2's detailed captions, and those of BLIP and "
+        "BLIP-2.",
         details=(
             "All captioners run in float32. BLIP and BLIP-2 keep their own defaults, as in TABED's "
             "released code.",
@@ -95,8 +96,8 @@ IBED = (
         "of images; `inference_times.png` draws them as bars. The models have random weights, so "
         "only the captioners are fetched.",
         details=(
-            "Our prompts have 648, 1224 and 2952 tokens. The paper's have 600, 1200 and 3000. Our "
-            "answers are as long as the paper's.",
+            "Our prompts have 648, 1224 and 2952 tokens, and the paper's have 600, 1200 and 3000. "
+            "Our answers are as long as the paper's.",
             "We time the draft's prefill for the same prompts. In the paper the draft's prompts "
             "have 200, 1200 and 2200 tokens.",
             "We time the draft's steps for batches of up to 128 rows (4 views of 32 requests), "
@@ -119,7 +120,7 @@ IBED = (
             "The scores that the paper prints are possible only with 100 questions of ChartQA and "
             "all 1,000 of OCRBench, so we ask these. The paper does not say how many of TextCaps "
             "it asked.",
-            "The paper does not say either how they are asked and judged, and by which ROUGE.",
+            "The paper does not say how these questions are asked and judged, and by which ROUGE.",
         ),
         command=f"{QUALITY} llava15 --sets chartqa textcaps --text-only --drafts {DRAFTS} --out "
         f"runs/quality/ibed\n{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --drafts "

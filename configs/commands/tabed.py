@@ -13,18 +13,18 @@ TABED = (
         "second turns with questions from NQ (Natural Questions), then second turns with questions "
         "from GSM8K.",
         details=(
-            "We ask the whole set of POPE, as the released code does. The paper's text names the "
+            "We ask the whole set of POPE, as the released code does; the paper's text names the "
             "Lite subset.",
-            "Our questions of LLaVA-Bench have the instruction that the paper prints. The released "
-            "code leaves it out.",
+            "Our questions of LLaVA-Bench have the instruction that the paper prints; the released "
+            "code leaves this instruction out.",
             "As in the released code, there is no system prompt.",
-            "Our second turns use the sentences of the released code. Our first answer keeps its "
-            "end token, which the released code takes out.",
-            "Our random weights are uniform on the simplex. The released code divides uniform "
+            "Our second turns use the sentences of the released code, but our first answer keeps "
+            "its end token, which the released code takes out.",
+            "Our random weights are uniform on the simplex; the released code divides uniform "
             "numbers by their sum.",
             "In the sets of image pairs and stories we ask each sample's own question. The paper "
             "prints one prompt for all samples.",
-            "We make captions before the prefill. The paper makes captions during the prefill.",
+            "We make captions before the prefill, and the paper makes them during the prefill.",
             "A line below the table has the abstract's two figures, 1.74 times the speed and a "
             "gain of 5 %.",
         ),
@@ -80,19 +80,19 @@ TABED = (
         figures=(5, 6, 9),
         needs="plots, captioner; 3 GB",
         what="These tables and figures have the times of passes, captions and images, and T_q / "
-        "T_p, which is the time of a draft's pass divided by that of a target's. All are in "
+        "T_p, which is the time of a draft's pass divided by that of a target's. All times are in "
         "float16, as in the paper. The models have random weights, so only the captioners are "
         "fetched.",
         details=(
-            "Passes are tables of numbers by rows (R views are R rows of the draft), by context "
-            "and by block length. The paper plots lines.",
+            "We print the times of passes as tables, by rows (R views are R rows of the draft), by "
+            "context and by block length; the paper plots lines.",
             "`inference_times.png` has bars of tower, prefill and decoding by 1, 2 and 5 images. "
             "The answers have 92, 117 and 88 tokens, the mean lengths in the paper. Elsewhere the "
             "paper says that its bars are for 100 tokens.",
             "BLIP and Florence-2 caption pages that picturebook draws, in float32, with torch on "
             "the host, and are timed by themselves. The paper captions photographs while the "
             "prompt is prefilled.",
-            "Our pass of the target reads gamma + 1 tokens. In the paper it reads gamma.",
+            "Our pass of the target reads gamma + 1 tokens, and the paper's reads gamma.",
             "The column of operations with attention assumes a context of 648 tokens.",
             "We measure T_q / T_p with a cache of 1,024 tokens. The paper's T_q / T_p is a mean "
             "over data sets.",
@@ -122,7 +122,7 @@ TABED = (
         tables=(15,),
         needs="train; 1 GB",
         what="This table has the hyperparameters of the 68M and 160M drafts. Our recipes have the "
-        "same, and these commands train both drafts.",
+        "same hyperparameters, and these commands train both drafts.",
         details=(
             "We crop images, and do not group samples. The code that the paper names pads images "
             "to squares, and groups samples by modality.",
@@ -133,10 +133,10 @@ TABED = (
     Line(
         tables=(16,),
         needs="train; 1 GB",
-        what="This table has the hyperparameters of the OneVision draft. Our recipe has the same, "
-        "and this command trains the draft.",
+        what="This table has the hyperparameters of the OneVision draft. Our recipe has the same "
+        "hyperparameters, and this command trains the draft.",
         details=(
-            "Our draft uses the target's image encoder, CLIP, and one tile per image. OneVision "
+            "Our draft uses the target's image encoder, CLIP, and one tile per image; OneVision "
             "has SigLIP and several tiles.",
             "Three of the data files are not public, and are left out.",
             "The system prompt is LLaVA-1.5's, since the paper names none.",
@@ -158,8 +158,8 @@ TABED = (
         details=(
             "The scores that the paper prints are possible only with all 1,000 questions of "
             "OCRBench, so we ask all. The paper does not say how many of TextCaps it asked.",
-            "The paper does not say either how they are asked and judged, by which ROUGE, and in "
-            "which dtype. Ours is float16.",
+            "The paper does not say how these questions are asked and judged, by which ROUGE, and "
+            "in which dtype. Ours is float16.",
         ),
         command=f"{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --out "
         f"runs/quality/llava15_ocrbench\n{QUALITY} llava15 --sets textcaps --text-only --out "
@@ -177,8 +177,8 @@ TABED = (
             "Our prompts and captions differ from the paper's as described for Table 1.",
             "The paper names float16 for all drafts. The paper's released code ran the 160M draft "
             "in bfloat16.",
-            "The rows of Table 21 name LLaVA-1.5 160M, and its caption names LLaVA-OV 68M. We take "
-            "LLaVA-OV 68M.",
+            "The rows of Table 21 name the draft LLaVA-1.5 160M, and the caption names LLaVA-OV "
+            "68M; we take the one of the caption.",
         ),
         command=f"{TABLE} llava_next_base\n{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 "
         f"--dtype bfloat16 --out runs/eval/llava_next_160m\n{TABLE} llava_next_base --draft "
@@ -191,8 +191,8 @@ TABED = (
         figures=(3, 4, 8),
         needs="benchmarks, plots; 15 GB",
         what="`weight_trajectory.png` draws the weights from step to step, on the range of weights "
-        "for which the target accepts. Each row shows the answer over which its weights move most. "
-        "`report.html` has the answers.",
+        "for which the target accepts. Each row of the picture shows the answer during which the "
+        "weights move most. `report.html` has the answers.",
         command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*" '
         "--out runs/eval/llava15_trace",
         mini=f"{TABLE} mini --trace",
