@@ -86,9 +86,9 @@ TABED = (
         details=(
             "We print the times of passes as tables, by rows (R views are R rows of the draft), by "
             "context and by block length; the paper plots lines.",
-            "`inference_times.png` has bars of tower, prefill and decoding by 1, 2 and 5 images. "
-            "The answers have 92, 117 and 88 tokens, the mean lengths in the paper. Elsewhere the "
-            "paper says that its bars are for 100 tokens.",
+            "`inference_times.png` has bars for the times of the image encoder (tower), of prefill "
+            "and of decoding, with 1, 2 and 5 images. The answers have 92, 117 and 88 tokens, the "
+            "mean lengths in the paper. Elsewhere the paper says that its bars are for 100 tokens.",
             "BLIP and Florence-2 caption pages that picturebook draws, in float32, with torch on "
             "the host, and are timed by themselves. The paper captions photographs while the "
             "prompt is prefilled.",
