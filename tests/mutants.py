@@ -231,6 +231,13 @@ MUTANTS = (
         "decoding/test_views.py::test_rewrite_shows_feature_rows",
     ),
     Mutant(
+        "a view of other pixels shows the first image's features",
+        "prompts/rows.py",
+        "first = before * sum(",
+        "first = 0 * sum(",
+        "decoding/test_views.py::test_a_view_may_show_other_pixels",
+    ),
+    Mutant(
         "view T shows nothing for an image",
         "prompts/views.py",
         'return encoder.text_ids("\\n")[-1:]',
