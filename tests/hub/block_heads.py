@@ -17,7 +17,7 @@ from jaxspec.config.text import FULL, SLIDING
 from jaxspec.heads.files import Server
 from jaxspec.heads.kinds import kind_of
 from jaxspec.heads.kinds.dflash import DFlashConfig
-from tests.hub.table import GEMMA_12B, QWEN3_LAYERS
+from tests.hub.table import ENTRIES
 from tests.tiny.models import eagle_params, random_params
 
 MIXED = (SLIDING, FULL)
@@ -30,8 +30,9 @@ class BlockTwin:
     target: str
     source: str
     """Where its layout was seen."""
-    config: dict[str, Any]
-    """Entries of config.json, of which sizes, layers and token ids are the twin's own."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Entries of config.json (`files/heads.json`), of which sizes, layers and token ids are the
+    twin's own."""
     layout: Server = "vllm"
     drafted: int = 0
     """Tokens of the draft vocabulary; 0 for all."""
@@ -45,32 +46,25 @@ class BlockTwin:
     """Entries of `transformer_layer_config`."""
 
 
-_QWEN3 = QWEN3_LAYERS | {"max_window_layers": 5}
-_SPECULATORS = {"architectures": ["DFlashDraftModel"], "dtype": "bfloat16"}
-_SPECULATORS |= {"has_no_defaults_at_init": False, "target_hidden_size": None}
+_QWEN3 = {
+    **{"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"},
+    **{"initializer_range": 0.02, "max_position_embeddings": 40960, "model_type": "qwen3"},
+    **{"rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "use_cache": True},
+    **{"sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False},
+    "max_window_layers": 5,
+}
 _GEMMA_31B = _QWEN3 | {"max_position_embeddings": 262144, "model_type": "llama"}
 _GEMMA_31B |= {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
-_OF_GEMMA = GEMMA_12B | {"architectures": ["Gemma4DSparkModel"], "block_size": 7}
-_OF_GEMMA |= {"num_anchors": 512}
-HEADS: dict[str, BlockTwin] = {
+_HEADS = {
     "z-lab/Qwen3-8B-DFlash-b16": BlockTwin(
         "Qwen/Qwen3-8B",
         "config.json: github z-lab/dflash and ai-dynamo/aiconfigurator, its tests; tensors by the "
         "sizes of its file; no file list seen",
-        _QWEN3
-        | {
-            "architectures": ["DFlashDraftModel"],
-            "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
-        }
-        | {"block_size": 16, "dtype": "bfloat16", "transformers_version": "4.57.1"},
         options={"gamma": 15},
     ),
     "RedHatAI/Qwen3-8B-speculator.dflash": BlockTwin(
         "Qwen/Qwen3-8B",
         "config.json and tensors: github vllm-project/speculators, models/dflash; no file list seen",
-        {"architectures": ["DFlashSpeculator"], "block_size": 8, "dtype": "bfloat16"}
-        | {"has_no_defaults_at_init": False, "sliding_window_non_causal": False}
-        | {"transformers_version": "4.57.6"},
         layout="speculators",
         drafted=40,
         options={"gamma": 7, "own_embedding": True},
@@ -78,10 +72,6 @@ HEADS: dict[str, BlockTwin] = {
     "deepseek-ai/dspark_qwen3_8b_block7": BlockTwin(
         "Qwen/Qwen3-8B",
         "config.json: github ai-dynamo/aiconfigurator, its tests, which name the sizes of the file",
-        _QWEN3
-        | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, "num_anchors": 512}
-        | {"confidence_head_with_markov": True, "enable_confidence_head": True}
-        | {"markov_head_type": "vanilla", "dtype": "bfloat16"},
         options={"gamma": 7, "anchored": True, "markov": 4, "confidence": 20}
         | {"own_embedding": True, "own_output": True},
     ),
@@ -89,18 +79,12 @@ HEADS: dict[str, BlockTwin] = {
         "Qwen/Qwen3-8B",
         "config.json: github deepseek-ai/DeepSpec, config/dflash and modeling/dspark/qwen3; no "
         "file list seen",
-        _QWEN3
-        | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, "num_anchors": 512}
-        | {"enable_confidence_head": False, "dtype": "bfloat16"},
         options={"gamma": 7, "anchored": True, "own_embedding": True, "own_output": True},
     ),
     "deepseek-ai/dspark_gemma4_12b_block7": BlockTwin(
         "google/gemma-4-12B-it",
         "config.json: the file as it is, in a test of Modular's dspark_gemma4; "
         "tensors: github deepseek-ai/DeepSpec, modeling/dspark/gemma4",
-        _OF_GEMMA
-        | {"confidence_head_with_markov": True, "enable_confidence_head": True}
-        | {"markov_head_type": "vanilla"},
         options={"gamma": 7, "anchored": True, "markov": 4, "confidence": 20}
         | {"own_embedding": True, "own_output": True},
         is_gemma=True,
@@ -110,7 +94,6 @@ HEADS: dict[str, BlockTwin] = {
         "google/gemma-4-12B-it",
         "config.json: as its sister with DSpark's heads, by github deepseek-ai/DeepSpec, "
         "config/dflash; no file list seen",
-        _OF_GEMMA | {"enable_confidence_head": False},
         options={"gamma": 7, "anchored": True, "own_embedding": True, "own_output": True},
         is_gemma=True,
         kinds=(FULL, FULL),
@@ -118,10 +101,6 @@ HEADS: dict[str, BlockTwin] = {
     "z-lab/gemma-4-31B-it-DFlash": BlockTwin(
         "google/gemma-4-31B-it",
         "config.json: copies in three public tests; no file list seen",
-        _QWEN3
-        | {"architectures": ["DFlashDraftModel"], "block_size": 16, "dtype": "bfloat16"}
-        | {"final_logit_softcapping": 30.0, "use_sliding_window": True, "sliding_window": 2048}
-        | {"tie_word_embeddings": True},
         options={"gamma": 15, "window": 2048},
         kinds=MIXED,
     ),
@@ -129,17 +108,12 @@ HEADS: dict[str, BlockTwin] = {
         "google/gemma-4-12B-it",
         "sizes, without embedding and output matrix, by the 1,455,000,120 bytes of its file; "
         "entries as the 31B's, of which public reports confirm the layout; no file list seen",
-        _QWEN3
-        | {"architectures": ["DFlashDraftModel"], "block_size": 16, "dtype": "bfloat16"}
-        | {"final_logit_softcapping": 30.0, "use_sliding_window": True, "sliding_window": 2048}
-        | {"tie_word_embeddings": True},
         options={"gamma": 15, "window": 2048},
         kinds=MIXED,
     ),
     "RedHatAI/gemma-4-31B-it-speculator.dflash": BlockTwin(
         "google/gemma-4-31B-it",
         "config.json: quoted in two public tests; tensors: a public port lists them",
-        _SPECULATORS | {"block_size": 8, "max_anchors": 3072},
         layout="speculators",
         drafted=40,
         options={"gamma": 7, "own_embedding": True},
@@ -148,10 +122,6 @@ HEADS: dict[str, BlockTwin] = {
     "RedHatAI/gemma-4-31B-it-speculator.dspark": BlockTwin(
         "google/gemma-4-31B-it",
         "config.json and tensors: Modular's tests of its speculators_common check the file's values",
-        _SPECULATORS
-        | {"architectures": ["DSparkDraftModel"], "block_size": 8, "sample_from_anchor": False}
-        | {"confidence_head_with_markov": True, "enable_confidence_head": True}
-        | {"markov_head_type": "vanilla", "sliding_window_non_causal": False},
         layout="speculators",
         drafted=40,
         options={"gamma": 7, "markov": 4, "confidence": 20, "own_embedding": True, "window": 2049},
@@ -160,13 +130,12 @@ HEADS: dict[str, BlockTwin] = {
     "rasyosef/gemma-4-E2B-it-dspark": BlockTwin(
         "google/gemma-4-E2B-it",
         "config.json and tensors: github vllm-project/speculators, models/dspark; no file list seen",
-        {"architectures": ["DSparkDraftModel"], "block_size": 5, "dtype": "bfloat16"}
-        | {"sliding_window_non_causal": False, "transformers_version": "5.9.0"},
         layout="speculators",
         drafted=40,
         options={"gamma": 5, "anchored": True, "markov": 4, "own_embedding": True, "window": 2049},
     ),
 }
+HEADS = {name: replace(head, config=ENTRIES[name]) for name, head in _HEADS.items()}
 _OWN = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"),
     *("global_head_dim", "num_global_key_value_heads", "num_key_value_heads"),

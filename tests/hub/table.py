@@ -8,7 +8,9 @@ there the layout is the one that the library's other checkpoints of that age hav
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from jaxspec.heads.files import Server
@@ -169,7 +171,7 @@ class HeadTwin:
     target: str
     source: str
     """Where its layout was seen."""
-    dtype: str
+    dtype: str = "bfloat16"
     bin: bool = False
     feature: Literal["fused", "eagle1"] = "fused"
     """Word of `new_head` for its kind."""
@@ -182,71 +184,7 @@ class HeadTwin:
     fields: dict[str, Any] = field(default_factory=dict)
     """Fields of its layer besides the usual ones."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Entries of config.json, of which sizes are the twin's own."""
-
-
-QWEN3_LAYERS = {
-    **{"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"},
-    **{"initializer_range": 0.02, "max_position_embeddings": 40960, "model_type": "qwen3"},
-    **{"rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "use_cache": True},
-    **{"sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False},
-}
-"""Entries of heads whose layers are Qwen3's."""
-GEMMA_12B = {
-    **{"attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": True},
-    **{"dtype": "bfloat16", "enable_moe_block": False},
-    **{"final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh"},
-    **{"hidden_size_per_layer_input": 0, "initializer_range": 0.02, "model_type": "gemma4_text"},
-    **{"max_position_embeddings": 262144, "moe_intermediate_size": None},
-    **{"num_experts": None, "num_kv_shared_layers": 0, "pad_token_id": 0, "rms_norm_eps": 1e-06},
-    "rope_parameters": {
-        "full_attention": {
-            **{"partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
-            "rope_type": "proportional",
-        },
-        **{"rope_theta": None, "rope_type": "default"},
-        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
-    },
-    **{"sliding_window": 1024, "target_model_type": "gemma4_unified"},
-    **{"target_text_model_type": "gemma4_unified_text", "tie_word_embeddings": False},
-    **{"top_k_experts": None, "transformers_version": "5.10.2", "use_cache": True},
-    **{"use_bidirectional_attention": "vision", "use_double_wide_mlp": False},
-    "vocab_size_per_layer_input": 262144,
-}
-"""Entries that DeepSeek's heads for Gemma 4 12B copy of it, without sizes."""
-_EAGLE = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-}
-_EAGLE |= {
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "use_cache": True,
-    "tie_word_embeddings": False,
-}
-_MSD = {
-    "architectures": ["LlavaLlamaForCausalLM"],
-    "model_type": "llava",
-    "num_hidden_layers": 1,
-    "image_aspect_ratio": "pad",
-    "mm_hidden_size": 1024,
-    "mm_projector_type": "mlp2x_gelu",
-    "mm_vision_select_layer": -2,
-    "max_length": 4096,
-    "max_position_embeddings": 4096,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "use_mm_proj": True,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    """Entries of config.json (`files/heads.json`), of which sizes are the twin's own."""
 
 
 def _vispec(target: str, name: str, **changes: Any) -> HeadTwin:
@@ -255,263 +193,113 @@ def _vispec(target: str, name: str, **changes: Any) -> HeadTwin:
     return HeadTwin(target, f"{UNSEEN}; {VISPEC.format(name)}", **made)
 
 
-def _angelslim(target: str, name: str, rope: dict[str, Any] | None) -> HeadTwin:
-    return HeadTwin(
-        target,
-        f"{UNSEEN}; config.json: github Tencent/AngelSlim, train/configs/{name}",
-        dtype="bfloat16",
-        config=_EAGLE
-        | {"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3_vl"}
-        | {"attention_bias": False, "max_position_embeddings": 262144, "rms_norm_eps": 1e-06}
-        | {"rope_theta": 5000000, "tie_word_embeddings": True, "modal_type": "VLM"}
-        | {"rope_scaling": rope},
-    )
+def _angelslim(target: str, name: str) -> HeadTwin:
+    source = f"{UNSEEN}; config.json: github Tencent/AngelSlim, train/configs/{name}"
+    return HeadTwin(target, source)
 
 
-def _specjax(target: str, theta: int) -> HeadTwin:
+def _specjax(target: str) -> HeadTwin:
     return HeadTwin(
         target,
         "config.json and tensors: github tails-mpt/SpecJAX, specjax/models/draft/eagle3.py; no "
         "file list seen",
-        dtype="bfloat16",
-        config={"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-        | {"num_hidden_layers": 1, "rope_theta": theta, "rms_norm_eps": 1e-06}
-        | {"tie_word_embeddings": False},
     )
 
 
-def _proposals(target: str, *architectures: str) -> dict[str, Any]:
-    """Return `speculators_config` of an EAGLE-3 head."""
-    method = {"proposal_type": "greedy", "speculative_tokens": 3}
-    return {
-        **{"algorithm": "eagle3", "default_proposal_method": "greedy"},
-        "proposal_methods": [method | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
-        "verifier": {"architectures": list(architectures), "name_or_path": target},
-    }
+def _msd(target: str, name: str) -> HeadTwin:
+    """An MSD head of a LLaVA."""
+    source = f"{UNSEEN}; {MSD.format(name)}"
+    known = {"feature": "eagle1", "rule": "unfused", "padding": 4}
+    return HeadTwin(target, source, "float16", bin=True, **known)
 
 
-def _speculators_gemma(target: str) -> dict[str, Any]:
-    """Return config.json of a speculators EAGLE-3 head for a Gemma 4."""
-    return {
-        **{"architectures": ["Eagle3DraftModel"], "dtype": "bfloat16"},
-        **{"embed_requires_grad": False, "norm_before_fc": False, "norm_before_residual": True},
-        **{"speculators_model_type": "eagle3", "target_hidden_size": None},
-        **{"speculators_config": _proposals(target), "tie_word_embeddings": False},
-        "transformer_layer_config": {
-            **{"attention_bias": False, "hidden_act": "silu", "model_type": "llama"},
-            **{"max_position_embeddings": 262144, "num_hidden_layers": 1},
-            **{"rms_norm_eps": 1e-06, "tie_word_embeddings": False},
-            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-        },
-    }
-
-
-_LLAVA_16 = {
-    "architectures": ["LlavaNextForConditionalGeneration"],
-    "model_type": "llava_next",
-    "num_hidden_layers": 1,
-    "max_position_embeddings": 4096,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_QWEN_HEAD = {
-    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-    "model_type": "qwen2_5_vl",
-    "num_hidden_layers": 1,
-    "attention_dropout": 0.0,
-    "max_position_embeddings": 8192,
-    "max_window_layers": 28,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "sliding_window": 32768,
-    "use_cache": True,
-    "use_sliding_window": False,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-}
-HEADS: dict[str, HeadTwin] = {
+_HEADS = {
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": HeadTwin(
         "meta-llama/Llama-3.1-8B-Instruct",
         f"{UNSEEN}; entries as SpecForge's configurations of Llama 3, with SafeAILab's "
         "architecture",
         dtype="float16",
         bin=True,
-        config=_EAGLE
-        | {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-05, "pad_token_id": 0}
-        | {"max_position_embeddings": 2048},
     ),
-    "thoughtworks/Qwen3-8B-Eagle3": _specjax("Qwen/Qwen3-8B", 1000000),
-    "thoughtworks/Qwen2.5-7B-Instruct-Eagle3": _specjax("Qwen/Qwen2.5-7B-Instruct", 1000000),
-    "thoughtworks/Llama-3.1-8B-Instruct-Eagle3": _specjax(
-        "meta-llama/Llama-3.1-8B-Instruct", 500000
-    ),
+    "thoughtworks/Qwen3-8B-Eagle3": _specjax("Qwen/Qwen3-8B"),
+    "thoughtworks/Qwen2.5-7B-Instruct-Eagle3": _specjax("Qwen/Qwen2.5-7B-Instruct"),
+    "thoughtworks/Llama-3.1-8B-Instruct-Eagle3": _specjax("meta-llama/Llama-3.1-8B-Instruct"),
     "deepseek-ai/eagle3_qwen3_8b_ttt7": HeadTwin(
         "Qwen/Qwen3-8B",
         "config.json and tensors: github deepseek-ai/DeepSpec, config/eagle3 and "
         "modeling/eagle3/qwen3; no file list seen",
-        dtype="bfloat16",
         layout="deepseek",
         fields={"qk_norm": True, "own_embedding": True},
-        config=QWEN3_LAYERS
-        | {"architectures": ["Qwen3Eagle3Model"], "layer_types": ["full_attention"]}
-        | {"draft_num_hidden_layers": 1, "max_window_layers": 36, "num_hidden_layers": 1}
-        | {"num_target_layers": 36, "step_loss_decay": 0.8, "ttt_length": 7}
-        | {"target_model_name_or_path": "Qwen/Qwen3-8B"},
     ),
     "deepseek-ai/eagle3_gemma4_12b_ttt7": HeadTwin(
         "google/gemma-4-12B-it",
         "config.json and tensors: github deepseek-ai/DeepSpec, config/eagle3 and "
         "modeling/eagle3/gemma4, with what its sister with DSpark's heads copies of the target",
-        dtype="bfloat16",
         layout="deepseek",
         fields={"own_embedding": True},
-        config=GEMMA_12B
-        | {"architectures": ["Gemma4Eagle3Model"], "layer_types": ["full_attention"]}
-        | {"draft_num_hidden_layers": 1, "num_hidden_layers": 1, "num_target_layers": 48}
-        | {"step_loss_decay": 0.8, "target_model_name_or_path": "google/gemma-4-12B-it"}
-        | {"ttt_length": 7},
     ),
     "RedHatAI/Qwen3-8B-speculator.eagle3": HeadTwin(
         "Qwen/Qwen3-8B",
         "config.json: as NVIDIA's conversion to speculators 0.1 writes it; tensors by the "
         "2,044,116,968 bytes of its file; no file list seen",
-        dtype="bfloat16",
         layout="speculators",
         fields={"own_embedding": True},
-        config={
-            **{"architectures": ["Eagle3Speculator"], "has_no_defaults_at_init": False},
-            **{"auto_map": {"": "eagle3.Eagle3SpeculatorConfig"}, "norm_before_residual": True},
-            "speculators_config": _proposals("Qwen/Qwen3-8B", "Qwen3ForCausalLM"),
-            **{"speculators_model_type": "eagle3", "speculators_version": "0.1.0.dev14"},
-            "target_hidden_size": None,
-            "transformer_layer_config": {
-                **{"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"},
-                **{"initializer_range": 0.02, "max_position_embeddings": 40960, "mlp_bias": False},
-                **{"model_type": "llama", "num_hidden_layers": 1, "pretraining_tp": 1},
-                **{"rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0},
-                "use_cache": True,
-            },
-        },
     ),
     "BCCard/MoAI-gemma-4-12B-it-speculator.eagle3": HeadTwin(
         "google/gemma-4-12B-it",
         "config.json: github reports quote its architecture and speculators_config; other entries "
         "as RedHatAI's for the 31B",
-        dtype="bfloat16",
         layout="speculators",
-        config=_speculators_gemma("google/gemma-4-12B-it"),
     ),
     "RedHatAI/gemma-4-31B-it-speculator.eagle3": HeadTwin(
         "google/gemma-4-31B-it",
         "config.json: github MIT-RLX/rlx-models, rlx-eagle3/src/config.rs, which says that it is "
         "a part of the file; sizes of tensors in its examples",
-        dtype="bfloat16",
         layout="speculators",
-        config=_speculators_gemma("google/gemma-4-31B-it"),
     ),
     "Rayzl/qwen2.5-vl-7b-eagle3-sgl": HeadTwin(
         "Qwen/Qwen2.5-VL-7B-Instruct",
         "config.json: github sgl-project/SpecForge, configs/qwen2-5-vl-7B-eagle3.json; no "
         "file list seen",
-        dtype="bfloat16",
-        config=_EAGLE
-        | {
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "max_position_embeddings": 128000,
-            "pretraining_tp": 1,
-        }
-        | {
-            "max_window_layers": 28,
-            "rms_norm_eps": 1e-06,
-            "rope_theta": 1000000,
-            "target_model_type": "qwen2_5_vl",
-        }
-        | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "sliding_window": 32768}
-        | {"use_sliding_window": False},
         rule="embedding",
     ),
-    "lucylyn/MSD-LLaVA1.5-7B": HeadTwin(
-        "llava-hf/llava-1.5-7b-hf",
-        f"{UNSEEN}; {MSD.format('llava_v15_7B')}",
-        dtype="float16",
-        bin=True,
-        feature="eagle1",
-        rule="unfused",
-        padding=4,
-        config=_MSD,
-    ),
-    "lucylyn/MSD-LLaVA1.5-13B": HeadTwin(
-        "llava-hf/llava-1.5-13b-hf",
-        f"{UNSEEN}; {MSD.format('llava_v15_13B')}",
-        dtype="float16",
-        bin=True,
-        feature="eagle1",
-        rule="unfused",
-        padding=4,
-        config=_MSD,
-    ),
+    "lucylyn/MSD-LLaVA1.5-7B": _msd("llava-hf/llava-1.5-7b-hf", "llava_v15_7B"),
+    "lucylyn/MSD-LLaVA1.5-13B": _msd("llava-hf/llava-1.5-13b-hf", "llava_v15_13B"),
     "Cloudriver/MSD-Qwen2.5-VL-7B-Instruct": HeadTwin(
         "Qwen/Qwen2.5-VL-7B-Instruct",
         "config.json: github fanyunfeng-bit/MMSpec-fyf, train/msd/qwen2vl_config.json; layer: its "
         "method/msd/ea_qwen2vl_model.py; no file list seen",
-        dtype="bfloat16",
         feature="eagle1",
         rule="unfused",
         fields={"qkv_bias": True, "input_norm": True},
-        config=_QWEN_HEAD
-        | {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
-        | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
-        | {"max_position_embeddings": 32768, "image_token_id": 151655}
-        | {"vision_config": {"depth": 32, "hidden_size": 3584, "patch_size": 14}},
     ),
     "JLKang/ViSpec-llava-v1.6-vicuna-7b-hf": _vispec(
-        "llava-hf/llava-v1.6-vicuna-7b-hf", "llava_1.6_7B", config=_LLAVA_16
+        "llava-hf/llava-v1.6-vicuna-7b-hf", "llava_1.6_7B"
     ),
     "JLKang/ViSpec-Qwen2.5-VL-3B-Instruct": _vispec(
         "Qwen/Qwen2.5-VL-3B-Instruct",
         "qwen2.5_vl_3B",
-        config=_QWEN_HEAD | {"tie_word_embeddings": True, "qkv_bias": True},
         dtype="bfloat16",
         fields={"qkv_bias": True},
     ),
     "JLKang/ViSpec-Qwen2.5-VL-7B-Instruct": _vispec(
         "Qwen/Qwen2.5-VL-7B-Instruct",
         "qwen2.5_vl_7B",
-        config=_QWEN_HEAD | {"tie_word_embeddings": False, "qkv_bias": True},
         dtype="bfloat16",
         fields={"qkv_bias": True},
     ),
     "AngelSlim/Qwen3-VL-2B-Instruct_eagle3": _angelslim(
         "Qwen/Qwen3-VL-2B-Instruct",
         "qwen3-vl-2b-eagle3-mrope",
-        {"type": "default", "rope_type": "default"}
-        | {"mrope_interleaved": True, "mrope_section": [4, 4, 4]},
     ),
     "AngelSlim/Qwen3-VL-4B-Instruct_eagle3": _angelslim(
         "Qwen/Qwen3-VL-4B-Instruct",
         "qwen3-vl-4b-eagle3, the one of two that counts slots as positions",
-        None,
     ),
     "taobao-mnn/Qwen3-VL-2B-Instruct-Eagle3": HeadTwin(
         "Qwen/Qwen3-VL-2B-Instruct",
         f"{UNSEEN}; a public adapter reads it as LlamaForCausalLMEagle3 with one-dimensional "
         "positions; entries as SpecForge's configurations",
-        dtype="bfloat16",
-        config=_EAGLE
-        | {"attention_bias": False, "attention_dropout": 0.0, "max_position_embeddings": 262144}
-        | {"max_window_layers": 28, "rms_norm_eps": 1e-06, "rope_scaling": None}
-        | {"rope_theta": 5000000, "sliding_window": None, "use_sliding_window": False},
     ),
     "Cloudriver/EAGLE-LLaVA-1.5-7B": HeadTwin(
         "llava-hf/llava-1.5-7b-hf",
@@ -519,18 +307,11 @@ HEADS: dict[str, HeadTwin] = {
         dtype="float16",
         feature="eagle1",
         rule="embedding",
-        config={
-            "architectures": ["LlamaForCausalLM"],
-            "draft_vocab_size": 32064,
-            "num_hidden_layers": 1,
-        }
-        | {"rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "hidden_act": "silu"}
-        | {"use_cache": True, "initializer_range": 0.02}
-        | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     ),
 }
-
-
+ENTRIES = json.loads(Path(__file__).with_name("files").joinpath("heads.json").read_text())
+"""Name of a head -> entries of its config.json."""
+HEADS = {name: replace(head, config=ENTRIES[name]) for name, head in _HEADS.items()}
 TWINS: dict[str, Twin] = {
     "llava-hf/llava-1.5-7b-hf": _llava(COPY),
     "llava-hf/llava-1.5-13b-hf": _llava(f"{UNSEEN}; as the 7B's", seed=1, shards=6),
