@@ -360,7 +360,7 @@ def test_deepseeks_heads_read_five_states(tmp_path: Path) -> None:
 def test_deepseeks_head_for_a_gemma_is_read_and_written(
     words: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its layer is the target's full one; no server reads it."""
+    """Its layer is the target's full one, and stays so in further training; no server reads it."""
     target = replace(tiny.gemma4(("sliding_attention", "full_attention"), 8), vocab_size=40)
     text = tiny.gemma_eagle(target, target_layers=(1, 2), draft_vocabulary=words)
     config = Eagle3Config(replace(text, own_embedding=True), "", target_name="owner/target")
@@ -378,6 +378,8 @@ def test_deepseeks_head_for_a_gemma_is_read_and_written(
     assert read.for_target(target).text_config == replace(
         config.text_config, draft_vocabulary=tuple(sorted(words))
     )
+    fresh = Eagle3Config.of_target(target, target_layers=(1, 2))
+    assert fresh.started(read, (), target).text_config == read.text_config
     order = np.argsort(words) if words else slice(None)
     sort = {"lm_head": {"weight": params["lm_head"]["weight"][order]}}
     jax.tree.map(np.testing.assert_array_equal, leaves, params | sort)
@@ -387,7 +389,7 @@ def test_deepseeks_head_for_a_gemma_is_read_and_written(
     main(["inspect", str(tmp_path / "head")])
     assert "EAGLE-3 head" in capsys.readouterr().out
     layers = {"num_hidden_layers": 2, "layer_types": 2 * ["full_attention"]}
-    two = rewritten(tmp_path / "head", tmp_path / "two", layers, {})
+    two = tiny.rewritten(tmp_path / "head", tmp_path / "two", layers, {})
     with pytest.raises(InputError, match="num_hidden_layers 2; give 1"):
         load_head(two)
 
