@@ -101,6 +101,29 @@ def test_tokens_of_an_image_read_one_another(
         jax.tree.map(close, output_and_gradients(ours, q, k, v), theirs)
 
 
+@pytest.mark.parametrize("window", [None, 5])
+def test_conversations_of_a_row_do_not_read_one_another(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """Whole, in blocks, and by the kernel; an image ends where a conversation does."""
+    count = 130
+    args, slots = drawn(count, count), jnp.arange(count)
+    starts = jnp.asarray([[0, 37, 40, 111], [0, 8, 16, count]])
+    first = jnp.take_along_axis(starts, (slots >= starts[..., None]).sum(1) - 1, axis=1)
+    same = first[:, :, None] == first[:, None]
+    near = (slots <= slots[:, None]) & (slots > slots[:, None] - (window or count))
+    theirs = output_and_gradients(partial(reads, np.asarray(same & near)), *args)
+    positions = jnp.broadcast_to(slots, (B, count))
+    kernel = partial(splash, owner=first, causal=True, window=window, interpret=True)
+    bounds: dict[str, Any] = {"positions": positions, "window": window, "first": first}
+    for read in (attend_whole, attend):
+        jax.tree.map(close, output_and_gradients(partial(read, **bounds), *args), theirs)
+        monkeypatch.setattr(attention, "BLOCK", 8)
+    jax.tree.map(close, output_and_gradients(kernel, *args), theirs)
+    images = jnp.asarray([[0, 1, 1, 1, 1]], bool)
+    assert image_ends(images, jnp.asarray([[0, 0, 0, 3, 3]])).tolist() == [[0, 2, 2, 4, 4]]
+
+
 def test_what_follows_is_not_read() -> None:
     """Rows are padded at their ends: even NaN there changes no earlier token."""
     q, k, v = drawn(2 * BLOCK, 2 * BLOCK)

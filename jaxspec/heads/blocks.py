@@ -120,9 +120,13 @@ def read_blocks(
     reading = Reading(target_pass.k, target_pass.v, states)
     prompt = prompt_of(config, embed, rows, spans, target_pass.embeds)
 
+    first = None
+    if rows.first is not None:
+        first = jnp.where(anchors < 0, 0, jnp.take_along_axis(rows.first, anchors, axis=1))
+
     def rotary(slots: Int[Array, "B T"]) -> Array:
         if rows.rotary is None or not config.follows_mrope:
-            return slots
+            return slots if first is None else slots - first
         return jax.vmap(lambda row, slots: row[:, slots])(rows.rotary, slots)
 
     def blocks(head_module: Head) -> Array:
@@ -135,11 +139,16 @@ def read_blocks(
             newest, width = embed(pick(rows.tokens, block[..., :1])[..., 0]), config.slots_of(steps)
             x = head_module.block(newest, before, mask_of(config, embed), width)
             x = x.reshape(count, anchored * width, -1)
+
+            def spread(of_anchors: Array) -> Array:
+                return jnp.repeat(of_anchors, width, axis=-1)
+
             at = Places(
-                jnp.repeat(anchors, width, axis=1),
-                rotary((anchors[..., None] + jnp.arange(width)).reshape(count, -1)),
+                spread(anchors),
+                spread(rotary(anchors)) + jnp.tile(jnp.arange(width), anchored),
                 0,
                 jnp.asarray(np.tile(module.whole_block(width), (anchored, 1)))[None],
+                None if first is None else spread(first),
             )
             room = empty_room(config.text_config, count, width, x.dtype, anchored)
             x, _ = head_module.read(x, at, context, reading, room)
@@ -149,12 +158,13 @@ def read_blocks(
         room = empty_room(config.text_config, count, steps, dtype, anchored)
         for step in range(steps):
             embeds = embed(pick(rows.tokens, block[..., step : step + 1])[..., 0])
-            first = anchors if not module.moves else block[..., step]
+            slots = anchors if not module.moves else block[..., step]
             at = Places(
                 anchors,
-                rotary(jnp.maximum(first - module.behind, 0)),
+                rotary(jnp.maximum(slots - module.behind, 0)),
                 step,
                 jnp.asarray(np.arange(steps) <= step)[None, None],
+                first,
             )
             hidden, state, room = head_module.step(embeds, before, at, context, reading, room)
             before = None if before is None else state
@@ -177,10 +187,10 @@ def prompt_of(
       embed: What `embedder` returns.
       shown: The target's embeddings, for a head that reads those of images.
     """
-    slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
     rotary = rows.rotary if config.follows_mrope else None
+    rotary = rows.places if rotary is None else rotary
     embeds = embed(rows.tokens) if module_of(config).behind else None
-    return Prompt(embeds, slots if rotary is None else rotary, spans, rows.images, shown)
+    return Prompt(embeds, rotary, spans, rows.images, shown, rows.first)
 
 
 def mask_of(config: HeadConfig, embed: Callable[[Array], Array]) -> Float[Array, " D"] | None:

@@ -57,6 +57,8 @@ class HeadConfig(ABC):
     """Whether its files have the draft vocabulary in the order of the ids."""
     reads_spans: ClassVar[bool] = False
     """Whether it reads which slots show which image."""
+    packs: ClassVar[bool] = True
+    """Whether it can learn from rows that hold several conversations."""
 
     def __post_init__(self) -> None:
         check_counts(gamma=self.gamma)

@@ -63,6 +63,8 @@ class Prompt(struct.PyTreeNode):
     """Slots that show an image; None without images."""
     shown: Float[Array, "B L D"] | None = None
     """The target's embeddings there, for a head that reads them."""
+    first: Int[Array, "B L"] | None = None
+    """First slot of each slot's conversation, in training rows that hold several; None: slot 0."""
 
 
 class Places(struct.PyTreeNode):
@@ -76,6 +78,14 @@ class Places(struct.PyTreeNode):
     """Number of tokens in the room so far, behind which these go."""
     seen: Bool[Array, "#B #T room"]
     """Tokens of the room that each token reads, itself included."""
+    first: Int[Array, "#B roots"] | None = None
+    """First slot of the newest token's conversation, as in `Prompt`."""
+
+    def own(
+        self, seen: Bool[Array, "#B roots S"], slots: Int[Array, "#B S"]
+    ) -> Bool[Array, "#B roots S"]:
+        """Return which seen slots are of the blocks' own conversations."""
+        return seen if self.first is None else seen & (slots[:, None] >= self.first[..., None])
 
 
 class BlockAttention(Attention):
@@ -135,9 +145,7 @@ class Head(nn.Module):
         return ()
 
     @abstractmethod
-    def segments(
-        self, context: Any, reading: Reading, newest: Int[Array, "#B roots"]
-    ) -> list[list[Segment]]:
+    def segments(self, context: Any, reading: Reading, at: Places) -> list[list[Segment]]:
         """Return the segments that each layer reads."""
 
     # what a block computes
@@ -192,7 +200,7 @@ class Head(nn.Module):
     ) -> tuple[Float[Array, "B T D"], tuple[KeysValues, ...]]:
         """Run the layers over T tokens of blocks."""
         filled = []
-        segments = self.segments(context, reading, at.newest)
+        segments = self.segments(context, reading, at)
         for layer, segment, own in zip(self.layers, segments, room, strict=True):  # pyright: ignore
             x, (_, own) = call_layer(layer, x, at, (segment, own))
             filled.append(own)
@@ -274,15 +282,13 @@ class KeyedHead(Head):
           after: Embeddings of the tokens behind them; None for a head that is not `behind`.
         """
 
-    def segments(
-        self, context: KVCache, reading: Reading, newest: Int[Array, "#B roots"]
-    ) -> list[list[Segment]]:
-        slots, first = jnp.arange(context.slots), newest[..., None] - self.behind
+    def segments(self, context: KVCache, reading: Reading, at: Places) -> list[list[Segment]]:
+        slots, block = jnp.arange(context.slots)[None], at.newest[..., None] - self.behind
         segments, text = [], self.config.text_config
         for layer, (k, v) in enumerate(zip(context.k, context.v, strict=True)):
-            seen, window = slots < first, text.of_layer(layer).sliding_window
+            seen, window = at.own(slots < block, slots), text.of_layer(layer).sliding_window
             if window is not None:  # counted from the block's first token, for all its tokens
-                seen &= slots > first - window
+                seen &= slots > block - window
             segments.append([Segment(k, v, seen, context.bias)])
         return segments
 

@@ -124,6 +124,8 @@ class StateHead(KeyedHead):
             embeds = jnp.where(images[..., None], prompt.shown, embeds)
         after = jnp.roll(embeds, -1, axis=1)
         whole = self.behind + jnp.arange(embeds.shape[1])[None]
+        if prompt.first is not None:
+            whole -= prompt.first
         x = self.fuse(after, self.combine(states), None, whole)
         if images is not None and rule == "unfused":
             x = jnp.where(jnp.roll(images, -1, axis=1)[..., None], after, x)

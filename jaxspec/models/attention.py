@@ -31,6 +31,7 @@ def attend(
     mask: Bool[Array, "#B T tree"] | None = None,
     window: int | None = None,
     reach: Int[Array, "B T"] | None = None,
+    first: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Return grouped attention in which the query at position p reads the slots 0..p.
 
@@ -43,19 +44,24 @@ def attend(
         a node's position is its depth behind the root's.
       reach: Last slot that each query reads, outside of trees; None means its own. TPUs' kernel
         has no mask for it, so long prompts are then read in blocks there too.
+      first: First slot that each query reads, outside of trees: equal for the slots of one of
+        several conversations in a row. None means 0.
     """
     count = q.shape[1]
     if count < 2 * BLOCK or mask is not None:
-        return attend_whole(q, k, v, positions, mask, window, reach)
+        return attend_whole(q, k, v, positions, mask, window, reach, first)
     if count < k.shape[2] or reach is not None:
-        return _attend_blocks(window, q, k, v, positions, reach)
+        return _attend_blocks(window, q, k, v, positions, reach, first)
     return jax.lax.platform_dependent(
         q,
         k,
         v,
         positions,
-        tpu=lambda q, k, v, _: splash(q, k, v, window=window),
-        default=partial(_attend_blocks, window, reach=None),
+        first,
+        tpu=lambda q, k, v, _, first: splash(q, k, v, first, causal=True, window=window),
+        default=lambda q, k, v, positions, first: _attend_blocks(
+            window, q, k, v, positions, None, first
+        ),
     )
 
 
@@ -67,6 +73,7 @@ def attend_whole(
     mask: Array | None = None,
     window: int | None = None,
     reach: Array | None = None,
+    first: Array | None = None,
 ) -> Array:
     """Return what `attend` returns, through one matrix of scores."""
     batch, count, heads, width = q.shape
@@ -82,7 +89,7 @@ def attend_whole(
     if mask is not None:
         visible = _visible(slots, positions, mask, window)
     else:
-        visible = _within(slots, positions, reach, window)
+        visible = _within(slots, positions, reach, window, first)
     probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(
         v.dtype
     )
@@ -158,9 +165,12 @@ def _within(
     positions: Int[Array, "B T"],
     reach: Int[Array, "B T"] | None,
     window: int | None,
+    first: Int[Array, "B T"] | None,
 ) -> Bool[Array, "B T S"]:
     """Mark the slots that queries of a sequence read."""
     visible = slots <= (positions if reach is None else reach)[..., None]
+    if first is not None:
+        visible &= slots >= first[..., None]
     return visible if window is None else visible & (slots > positions[..., None] - window)
 
 
@@ -188,17 +198,29 @@ def _visible(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend_blocks(
-    window: int | None, q: Array, k: Array, v: Array, positions: Array, reach: Array | None
+    window: int | None,
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Array,
+    reach: Array | None,
+    first: Array | None,
 ) -> Array:
     """Attend block by block: each block of queries to the blocks of keys that it reads.
 
     The loop carries sums and largest scores (Dao et al. 2022, "FlashAttention", algorithm 1).
     """
-    return _map_blocks(partial(_read_blocks, window, k, v), q, positions, reach, BLOCK)
+    return _map_blocks(partial(_read_blocks, window, k, v), BLOCK, q, positions, reach, first)
 
 
 def _read_blocks(
-    window: int | None, k: Array, v: Array, q: Array, positions: Array, reach: Array | None
+    window: int | None,
+    k: Array,
+    v: Array,
+    q: Array,
+    positions: Array,
+    reach: Array | None,
+    first: Array | None,
 ) -> Array:
     """Return the attention of a block of queries to all keys."""
     batch, count, heads, width = q.shape
@@ -208,10 +230,10 @@ def _read_blocks(
         """Add a block of keys to the sums, and rescale them if it has a larger score."""
         most, total, out = carry
         # The last block is read from an earlier slot, and the slots before its own are masked.
-        first = jnp.minimum(block * BLOCK, slots - BLOCK)
-        keys, values = (jax.lax.dynamic_slice_in_dim(leaf, first, BLOCK, axis=2) for leaf in (k, v))
-        slot = first + jnp.arange(BLOCK)
-        visible = (block * BLOCK <= slot) & _within(slot, positions, reach, window)
+        start = jnp.minimum(block * BLOCK, slots - BLOCK)
+        keys, values = (jax.lax.dynamic_slice_in_dim(leaf, start, BLOCK, axis=2) for leaf in (k, v))
+        slot = start + jnp.arange(BLOCK)
+        visible = (block * BLOCK <= slot) & _within(slot, positions, reach, window, first)
         scores = (
             jnp.einsum("BKQH,BKSH->BKQS", rows, keys, preferred_element_type=jnp.float32)
             * width**-0.5
@@ -233,21 +255,19 @@ def _read_blocks(
     start = nothing + lowest, nothing, jnp.zeros(rows.shape, jnp.float32)
     last = positions if reach is None else reach
     blocks = jnp.minimum(last.max(), slots - 1) // BLOCK + 1
-    first = 0 if window is None else jnp.maximum(positions.min() + 1 - window, 0) // BLOCK
-    _, total, out = jax.lax.fori_loop(first, blocks, read, start)
+    least = 0 if window is None else jnp.maximum(positions + 1 - window, 0)
+    least = least if first is None else jnp.maximum(first, least)
+    _, total, out = jax.lax.fori_loop(jnp.min(least) // BLOCK, blocks, read, start)
     out = (out / total[..., None]).astype(v.dtype)
     return out.reshape(batch, heads, count, width).swapaxes(1, 2)
 
 
 def _map_blocks(
-    attention: Callable[[Array, Array, Array | None], Array],
-    q: Array,
-    positions: Array,
-    reach: Array | None,
-    size: int,
+    attention: Callable[..., Array], size: int, q: Array, *queries: Array | None
 ) -> Array:
-    """Return attention(q, positions, reach), computed for one block of `size` queries after
-    another.
+    """Return attention(q, *queries), computed for one block of `size` queries after another.
+
+    queries: Arrays [B, T] with an entry for each query.
     """
     count = q.shape[1]
 
@@ -255,15 +275,15 @@ def _map_blocks(
         padded = jnp.pad(x, ((0, 0), (0, -count % size), *((0, 0),) * (x.ndim - 2)))
         return jnp.moveaxis(padded.reshape(len(x), -1, size, *x.shape[2:]), 1, 0)
 
-    blocks = jax.tree.map(split, (q, positions, reach))
+    blocks = jax.tree.map(split, (q, *queries))
     out = jax.lax.map(lambda block: attention(*block), blocks)
     return jnp.moveaxis(out, 0, 1).reshape(len(q), -1, *q.shape[2:])[:, :count]
 
 
 def _keep_inputs(
-    window: int | None, q: Array, k: Array, v: Array, positions: Array, reach: Array | None
+    window: int | None, q: Array, k: Array, v: Array, *queries: Array | None
 ) -> tuple[Array, tuple[Array | None, ...]]:
-    return _attend_blocks(window, q, k, v, positions, reach), (q, k, v, positions, reach)
+    return _attend_blocks(window, q, k, v, *queries), (q, k, v, *queries)
 
 
 def _pull_back(
@@ -273,15 +293,15 @@ def _pull_back(
 
     A dynamic-length loop has no reverse-mode gradient.
     """
-    q, k, v, positions, reach = residuals
+    q, k, v, *queries = residuals
 
     def again(q: Array, k: Array, v: Array) -> Array:
-        def read(q: Array, positions: Array, reach: Array | None) -> Array:
-            return attend_whole(q, k, v, positions, window=window, reach=reach)
+        def read(q: Array, positions: Array, *bounds: Array | None) -> Array:
+            return attend_whole(q, k, v, positions, None, window, *bounds)
 
-        return _map_blocks(read, q, positions, reach, BLOCK)
+        return _map_blocks(read, BLOCK, q, *queries)
 
-    return *jax.vjp(again, q, k, v)[1](gradient), None, None
+    return *jax.vjp(again, q, k, v)[1](gradient), None, None, None
 
 
 _attend_blocks.defvjp(_keep_inputs, _pull_back)
@@ -294,6 +314,7 @@ def splash(
     owner: Int[Array, "B T"] | None = None,
     interpret: bool = False,
     window: int | None = None,
+    causal: bool = False,
 ) -> Float[Array, "B T N H"]:
     """Return attention of whole rows by JAX's TPU kernel, which keeps scores in fast memory.
 
@@ -302,6 +323,7 @@ def splash(
 
     Args:
       owner: Owner of each token, such as its image; then a token reads all tokens of its owner.
+      causal: Whether it reads only those of its owner's up to itself.
       interpret: Whether to interpret the kernel, for tests on other devices.
       window: Number of tokens that a token reads, itself included; None reads all.
     """
@@ -313,7 +335,8 @@ def splash(
     block = math.gcd(size, 4 * lanes)
     backward = ("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq")
     blocks = kernels.BlockSizes(block, block, **dict.fromkeys(backward, block))
-    mask = (kernels.CausalMask if owner is None else kernels.FullMask)((size, size))
+    causal |= owner is None
+    mask = (kernels.CausalMask if causal else kernels.FullMask)((size, size))
     if window is not None:
         mask = kernels.LocalMask((size, size), (window - 1, 0), 0)
 
@@ -373,12 +396,12 @@ def attend_within(
     """
 
     def blocked(q: Array, k: Array, v: Array, owner: Array) -> Array:
-        def read(q: Array, readers: Array, _: Array | None) -> Array:
+        def read(q: Array, readers: Array) -> Array:
             return attend_freely(q, k, v, readers[:, :, None] == owner[:, None])
 
         # Queries that fill the last block have owner 0, which the last token has, too.
         owner = owner - owner[:, -1:]
-        return _map_blocks(read, q, owner, None, owner_block(q.shape[1]))
+        return _map_blocks(read, owner_block(q.shape[1]), q, owner)
 
     def fused(q: Array, k: Array, v: Array, owner: Array) -> Array:
         return splash(q, k.swapaxes(1, 2), v.swapaxes(1, 2), owner)

@@ -51,6 +51,8 @@ class Places(struct.PyTreeNode):
     reach: Int[Array, "B T"] | None = None
     """Last slot that each token reads, where tokens of an image read one another; None means its
     own slot."""
+    first: Int[Array, "B T"] | None = None
+    """First slot that each token reads, of rows that hold several conversations; None means 0."""
 
 
 class Attention(nn.Module):
@@ -125,7 +127,7 @@ class Attention(nn.Module):
         """Attend to the visible slots of a cache."""
         k, v = (leaf[:, :, : at.live] for leaf in cache)
         window, reach = self.config.sliding_window, at.reach if self.config.joint_images else None
-        return attend(q, k, v, at.slots, at.seen, window, reach)
+        return attend(q, k, v, at.slots, at.seen, window, reach, at.first)
 
 
 class Layer(nn.Module):
@@ -305,6 +307,7 @@ class CausalLM(nn.Module):
         rotary: Int[Array, "B T"] | Int[Array, "B 3 T"] | None = None,
         mask: Bool[Array, "#B T tree"] | None = None,
         reach: Int[Array, "B T"] | None = None,
+        first: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """Return the final-normed hidden states of T tokens a row, and the written cache.
 
@@ -314,10 +317,10 @@ class CausalLM(nn.Module):
           embeds: Embeddings of the tokens.
           positions: `slots` of `Places`, and its `rotary` unless that is given.
           cache: Cache to write to.
-          live, rotary, mask, reach: `live`, `rotary`, `seen` and `reach` of `Places`.
+          live, rotary, mask, reach, first: Fields of `Places`, of which `mask` is `seen`.
         """
         rotary = positions if rotary is None else rotary
-        return self.model(embeds, Places(positions, rotary, mask, live, reach), cache)
+        return self.model(embeds, Places(positions, rotary, mask, live, reach, first), cache)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the scores of the next token, float32."""

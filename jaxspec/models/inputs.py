@@ -43,6 +43,19 @@ class PromptRows(struct.PyTreeNode):
     """Rotary positions (time, height, width) where they are not the slots (M-RoPE)."""
     shift: Int[Array, " B"] | None = None
     """With `rotary`: position minus slot of the token after the prompt."""
+    first: Int[Array, "B L"] | None = None
+    """First slot of each slot's conversation, in training rows that hold several; None: slot 0."""
+
+    @property
+    def places(self) -> Int[Array, "B L"]:
+        """Return the place of each slot in its own conversation."""
+        slots = jnp.broadcast_to(jnp.arange(self.tokens.shape[1]), self.tokens.shape)
+        return slots if self.first is None else slots - self.first
+
+    @property
+    def angles(self) -> Int[Array, "B L"] | Int[Array, "B 3 L"] | None:
+        """Return the rotary positions; None where they are the slots."""
+        return self.rotary if self.rotary is not None or self.first is None else self.places
 
     @property
     def images(self) -> Bool[Array, "B L"] | None:
@@ -54,7 +67,7 @@ class PromptRows(struct.PyTreeNode):
     @property
     def reach(self) -> Int[Array, "B L"] | None:
         """Return `image_ends` of the rows; None without image slots."""
-        return None if self.images is None else image_ends(self.images)
+        return None if self.images is None else image_ends(self.images, self.first)
 
 
 @dataclass(frozen=True)
@@ -148,15 +161,20 @@ def in_order(is_image: Array) -> Int[Array, "B L 1"]:
     return jnp.where(is_image, jnp.cumsum(is_image, axis=1) - 1, TEXT)[..., None]
 
 
-def image_ends(is_image: Bool[Array, "B L"]) -> Int[Array, "B L"]:
+def image_ends(
+    is_image: Bool[Array, "B L"], first: Int[Array, "B L"] | None = None
+) -> Int[Array, "B L"]:
     """Return the last slot of each slot's image; a text slot is its own.
 
     Neighbouring image slots are one image: text, image, image, text is [0, 2, 2, 3].
+
+    first: First slot of each slot's conversation, at which an image ends.
     """
     width = is_image.shape[1]
     slots = jnp.arange(width)
-    text = jnp.where(is_image, width, slots)
-    return jnp.where(is_image, jax.lax.cummin(text, axis=1, reverse=True) - 1, slots)
+    ends = ~is_image if first is None else ~is_image | (first == slots)
+    after = jnp.pad(jnp.where(ends, slots, width)[:, 1:], ((0, 0), (0, 1)), constant_values=width)
+    return jnp.where(is_image, jax.lax.cummin(after, axis=1, reverse=True) - 1, slots)
 
 
 def widen_for_stack(embeds: Float[Array, "B L D"], stacked: int) -> Float[Array, "B L wide"]:

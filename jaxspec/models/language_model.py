@@ -52,6 +52,10 @@ class LanguageModel:
         """Return `rows.reach` if tokens of an image read one another; None if they do not."""
         return rows.reach if self.text.joint_images else None
 
+    def _bounds(self, rows: PromptRows) -> dict[str, Int[Array, "B L"] | None]:
+        """Return the first and the last slot that each token reads, where they are not usual."""
+        return {"reach": self.reach(rows), "first": rows.first}
+
     def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
         """Return tower features of every tile of every row's images."""
         return self._whole(params, "encode", **images)
@@ -103,7 +107,7 @@ class LanguageModel:
         cache = init_cache(self.text, batch, slots, embeds.dtype, layers)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
         hidden, cache = self._text(
-            params, "hidden", embeds, positions, cache, width, rows.rotary, reach=self.reach(rows)
+            params, "hidden", embeds, positions, cache, width, rows.angles, **self._bounds(rows)
         )
         shift = cache.shift if rows.shift is None else rows.shift
         return hidden, cache.replace(length=rows.length, shift=shift)
@@ -134,7 +138,7 @@ class LanguageModel:
         embeds = self.embed(params, rows, features, pool)
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         hidden, _ = self._text(
-            params, "hidden", embeds, positions, None, None, rows.rotary, reach=self.reach(rows)
+            params, "hidden", embeds, positions, None, None, rows.angles, **self._bounds(rows)
         )
         if slots is not None:
             hidden = jnp.take_along_axis(hidden, slots[..., None], axis=1)

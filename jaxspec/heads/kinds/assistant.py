@@ -37,7 +37,7 @@ from jaxspec.config.text import FULL, SLIDING, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import ExportOptions, Kind, Server, vllm_command, with_target
-from jaxspec.heads.head import BlockAttention, Head, Reading
+from jaxspec.heads.head import BlockAttention, Head, Places, Reading
 from jaxspec.models.attention import Segment
 from jaxspec.models.decoder import Attention, Decoder, Layer
 from jaxspec.models.layers import Dense, wide
@@ -274,17 +274,13 @@ class AssistantHead(Head):
     def layers(self) -> Any:
         return self.model.layers
 
-    def segments(
-        self,
-        context: Any,
-        reading: Reading,
-        newest: Int[Array, "#B roots"],
-    ) -> list[list[Segment]]:
+    def segments(self, context: Any, reading: Reading, at: Places) -> list[list[Segment]]:
         segments, text = [], self.config.text_config
         for layer, i in enumerate(self.config.key_places):
-            slots, last = jnp.arange(reading.k[i].shape[2]), newest[..., None] - 1
+            slots, last = jnp.arange(reading.k[i].shape[2])[None], at.newest[..., None] - 1
             # A row without a token reads slot 0, so that its scores are finite.
-            seen, window = slots <= jnp.maximum(last, 0), text.of_layer(layer).sliding_window
+            seen = at.own(slots <= jnp.maximum(last, 0), slots)
+            window = text.of_layer(layer).sliding_window
             if window is not None:
                 # As in transformers, a window is the distance to the newest key, not a count.
                 seen &= slots >= last - window

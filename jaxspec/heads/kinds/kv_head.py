@@ -53,7 +53,15 @@ from jaxspec.config.text import TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import HeadConfig, check_rotary, target_hash
 from jaxspec.heads.files import ExportOptions, Kind, Server
-from jaxspec.heads.head import BlockAttention, Head, Prompt, Reading, drawn, in_float32
+from jaxspec.heads.head import (
+    BlockAttention,
+    Head,
+    Places,
+    Prompt,
+    Reading,
+    drawn,
+    in_float32,
+)
 from jaxspec.models.attention import Segment
 from jaxspec.models.decoder import Layer
 from jaxspec.models.inputs import Pool
@@ -349,16 +357,15 @@ class KVHead(Head):
         )
         return ImageKeys(k, v, jnp.repeat(behind * (count > 0), c.image_slots, 1), hidden)
 
-    def segments(
-        self, context: ImageKeys, reading: Reading, newest: Int[Array, "#B roots"]
-    ) -> list[list[Segment]]:
-        c, newest = self.config, newest[..., None]
-        slots = jnp.arange(reading.k[0].shape[2])
+    def segments(self, context: ImageKeys, reading: Reading, at: Places) -> list[list[Segment]]:
+        c, newest = self.config, at.newest[..., None]
+        slots = jnp.arange(reading.k[0].shape[2])[None]
         hidden = jnp.pad(
-            context.hidden_slots, ((0, 0), (0, len(slots) - context.hidden_slots.shape[1]))
+            context.hidden_slots, ((0, 0), (0, slots.size - context.hidden_slots.shape[1]))
         )
-        text = (slots < newest) & ~hidden[:, None]
+        text = at.own((slots < newest) & ~hidden[:, None], slots)
         images = (context.ends[:, None] > 0) & (context.ends[:, None] <= newest)
+        images = at.own(images, context.ends - 1)
         bias = None
         if c.pools and c.slot_bias:
             bias = jnp.broadcast_to(self.slot_bias, (1, images.shape[-1]))

@@ -49,6 +49,7 @@ class VispecConfig(Eagle1Config):
     title: ClassVar = "ViSpec head"
     name: ClassVar = "vispec"
     reads_spans: ClassVar = True
+    packs: ClassVar = False  # all blocks of a row read its last image's vector
     model_type: ClassVar = title
     rules: ClassVar = ("compressed",)
 
