@@ -11,9 +11,13 @@ from PIL.Image import Image
 
 from jaxspec.data.images import Picture
 from jaxspec.loading.models import LoadedModel
+from jaxspec.models.inputs import ImageInputs
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import bucket
 from jaxspec.prompts.views import Change
+
+Tiles = Sequence[Mapping[str, np.ndarray]]
+"""Tiles [U, ...] of each image of a row."""
 
 
 def image_inputs(
@@ -31,20 +35,33 @@ def image_inputs(
     """
     if tiles == 0 or model.images is None:
         return None
+    rows = [
+        [x for change in changes for x in tiles_of(model.images_within(most or {}), images, change)]
+        for images, most in zip_longest(pictures, limits)
+    ]
+    return stack_tiles(model, rows, tiles)
+
+
+def tiles_of(reader: ImageInputs | None, images: Sequence[Image], change: Change = None) -> Tiles:
+    """Return the tiles of one prompt's images, changed before they are read."""
+    if reader is None or not images:
+        return []
+    return reader.read(list(map(change, images)) if change else images)
+
+
+def stack_tiles(model: LoadedModel, rows: Sequence[Tiles], tiles: int) -> dict[str, Any]:
+    """Return the tiles [B, U, ...] of rows of images that a model's reader has read."""
+    assert model.images is not None
     shapes = model.images.shapes(model.config)
     out = {
-        name: np.zeros((len(pictures), tiles, *shape), dtype)
-        for name, (shape, dtype) in shapes.items()
+        name: np.zeros((len(rows), tiles, *shape), dtype) for name, (shape, dtype) in shapes.items()
     }
-    for row, (images, most) in enumerate(zip_longest(pictures, limits)):
-        reader, start = model.images_within(most or {}), 0
-        if reader is None or not images:
-            continue
-        for change in changes:
-            for arrays in reader.read(list(map(change, images)) if change else images):
-                for name, values in arrays.items():
-                    out[name][row, start : start + len(values)] = values
-                start += len(next(iter(arrays.values())))
+    for row, images in enumerate(rows):
+        start = 0
+        for arrays in images:
+            for name, values in arrays.items():
+                out[name][row, start : start + len(values)] = values
+            start += len(next(iter(arrays.values())))
     return out
 
 

@@ -53,14 +53,16 @@ class PromptRow:
 
     def followed_by(self, tokens: Sequence[int]) -> PromptRow:
         """Return the row with more text after it."""
-        return _concatenated([self, PromptRow(np.asarray(tokens, np.int32))])
+        return concatenated([self, PromptRow(np.asarray(tokens, np.int32))])
 
 
-def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
+def concatenated(parts: Sequence[PromptRow], anew: bool = False) -> PromptRow:
     """Return the rows joined. Each row's positions begin after the largest of the row before.
 
     A slot of text has the source TEXT and three equal rotary positions: after an image at the
     positions 1 to 4, two tokens take 5 and 6.
+
+    anew: Whether each row's positions begin at 0 instead.
     """
 
     def column(name: str, text: np.ndarray) -> np.ndarray | None:
@@ -78,7 +80,7 @@ def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
         columns, start = [], 0
         for part in parts:
             columns.append(start + part.positions)
-            start += int(part.positions.max(initial=-1)) + 1
+            start += 0 if anew else int(part.positions.max(initial=-1)) + 1
         rotary = np.concatenate(columns, axis=1)
     sources = column("sources", np.full((1, width), TEXT, np.int32))
     blend = column("blend", np.eye(1, width, dtype=np.float32))
@@ -94,7 +96,7 @@ def same_slots(first: PromptRow, second: PromptRow) -> int:
     count = min(len(first), len(second))
     first, second = first[:count], second[:count]
     same = (first.tokens == second.tokens) & (first.positions == second.positions).all(0)
-    pair = _concatenated([first, second])
+    pair = concatenated([first, second])
     for part in (pair.sources, pair.blend):
         if part is not None:
             same &= (part[:count] == part[count:]).all(1)
@@ -132,7 +134,7 @@ def rewrite(
         else:
             parts.append(PromptRow(np.asarray(image, np.int32)))
         parts.append(PromptRow(text[1:]))
-    return _concatenated(parts)
+    return concatenated(parts)
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,9 @@ class TrainConfig:
     """(regex of a parameter path, factor of the learning rate); the first match counts."""
     accumulate: int = 1
     """Parts in which a batch is computed, to fit memory. The step is the same up to rounding."""
+    packing: bool = False
+    """Lay several samples into a row, so that few slots are padding. Steps have `batch` samples on
+    average; losses of samples stay the same."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of losses and gradients. Trained parameters and their updates stay float32."""
     remat: bool = False

@@ -1,9 +1,9 @@
 """Make training batches of conversations, as a pure function of the step.
 
-The samples of a group of steps are sorted by length, so a batch is padded to the bucket of its own
-longest row. Rows of a group that teach nothing are left out: those that do take their places. Every
-process tokenises all rows of a group, which makes shapes equal everywhere, and decodes only the
-images of its own rows.
+The conversations of a group of steps are sorted by length, so a batch is padded to the bucket of
+its own longest one; or they are packed, several into a row. Those of a group that teach nothing are
+left out: others take their places. Every process tokenises all conversations of a group, which
+makes shapes equal everywhere, and decodes only the images of its own rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxspec.data.images import Picture, to_rgb
 from jaxspec.data.samples import Sample
 from jaxspec.engine.memory import prompt_zeros
 from jaxspec.errors import InputError
-from jaxspec.loading.images import image_inputs
+from jaxspec.loading.images import stack_tiles, tiles_of
 from jaxspec.loading.models import LoadedModel, prompt_encoder
 from jaxspec.loading.pairs import same_images
 from jaxspec.models.families import image_zeros
@@ -35,10 +35,13 @@ from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow, Showing, bucket, rewrite, stack_rows
 from jaxspec.prompts.views import VIEWS, View
+from jaxspec.training.packing import joined, lay_out, stacked
 from jaxspec.typing import Bool, Int, UInt
 
 GROUP = 8
 """Steps whose samples are sorted together."""
+PARTS = 16
+"""A packed row's slots divide by about the longest conversation's over this, for few programs."""
 TRIED = 512
 """Rows in turn that may teach nothing, whatever share of rows may."""
 
@@ -71,6 +74,11 @@ class ConversationBatch(struct.PyTreeNode):
     @property
     def tokens(self) -> Int[Any, "B L"]:
         return self.rows.tokens
+
+    @property
+    def filled(self) -> tuple[Int[Any, ""], int]:
+        """Return the slots that hold a token, and all slots."""
+        return self.rows.length.sum(), self.tokens.size
 
     @classmethod
     def zeros(
@@ -110,7 +118,7 @@ class ConversationBatches:
     model: LoadedModel
     """Model that reads the images; its parameters are not used."""
     batch: int
-    """Rows of a step in all processes."""
+    """Conversations of a step in all processes; of packed ones, on average."""
     buckets: tuple[int, ...]
     """Buckets of row lengths."""
     tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
@@ -126,78 +134,111 @@ class ConversationBatches:
     seed: int = 0
     process: tuple[int, int] = (0, 1)
     """(i, n): this process takes the i-th of n equal parts of the rows."""
+    packing: bool = False
+    """Lay several conversations into a row, see `packing.py`."""
 
     def __call__(self, step: int) -> ConversationBatch:
-        rows, local = self._rows(step), self._own
-        pictures = [[to_rgb(image) for image in row.images] for row in rows[local]]
-        prompts, tiles = self._stack([row.forms[0] for row in rows], self.model, self.view)
-        mask = np.zeros((len(rows), prompts.tokens.shape[1]), bool)
-        for i, row in enumerate(rows):
-            mask[i, row.forms[0].places[row.learned]] = True
-        images = image_inputs(self.model, pictures, tiles, changes=(self.view.pixels,)) or {}
-        numbers = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)
-        width = prompts.tokens.shape[1]
-        taught = self.teacher and self._taught(self.teacher, rows, width, pictures)
+        made = self._rows(step)
+        local = self._own(made)
+        pictures = [
+            [[to_rgb(image) for image in talk.images] for talk in row] for row in made.rows[local]
+        ]
+        prompts, images = self._stack(made, 0, self.model, self.view, pictures)
+        mask = np.zeros((len(made.rows), prompts.tokens.shape[1]), bool)
+        for i, row in enumerate(made.rows):
+            for talk, (start, *_) in zip(row, _starts(row), strict=True):
+                mask[i, start + talk.forms[0].places[talk.learned]] = True
+                mask[i, start] &= not self.packing  # what is before is another conversation
+        numbers = np.arange(step * self.rows, (step + 1) * self.rows, dtype=np.uint32)
+        taught = self.teacher and self._taught(self.teacher, made, mask.shape[1], pictures)
         answers = None if self.teacher else slots_before(mask)[local]
         return ConversationBatch(prompts, mask[local], images, numbers[local], taught, answers)
 
+    @property
+    def rows(self) -> int:
+        """Return the rows of a step in all processes."""
+        return _shape(self)[0] if self.packing else self.batch
+
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
-        return [row.forms[0].row.images for row in self._rows(step)[self._own]]
+        made = self._rows(step)
+        return [joined([talk.forms[0].part for talk in row]).images for row in made.rows][
+            self._own(made)
+        ]
 
     def unlearned(self, step: int) -> int:
-        """Count the rows of a step, in all processes, that replace rows which teach nothing."""
-        return sum(row.replaces for row in self._rows(step))
+        """Count a step's conversations that replace others, which teach nothing."""
+        return sum(talk.replaces for row in self._rows(step).rows for talk in row)
 
     def filled(self, step: int) -> tuple[int, int]:
         """Return the filled slots of a step's rows, in all processes, and its slots."""
-        lengths = [len(row.forms[0].row) for row in self._rows(step)]
-        width = bucket(max(lengths), self.buckets, "training row")
-        return sum(lengths), width * len(lengths)
+        made = self._rows(step)
+        width, _ = self._sizes(made, 0)
+        return sum(slots for slots, _ in made.sizes(0)), width * len(made.rows)
 
-    def _rows(self, step: int) -> list[_TrainingRow]:
+    def _rows(self, step: int) -> _Rows:
         """Return the rows of a step, of all processes."""
         group, offset = divmod(step, GROUP)
         with _GROUPING:  # so that threads make a group once
             rows = _group(self, group)
         order = np.random.default_rng((self.seed, group)).permutation(GROUP)
-        return rows[order[offset] * self.batch :][: self.batch]
+        own = rows[order[offset] * self.rows :][: self.rows]
+        return _Rows(own, rows if self.packing else own)
 
-    @property
-    def _own(self) -> slice:
-        part, parts = self.process
-        return slice(part * self.batch // parts, (part + 1) * self.batch // parts)
+    def _own(self, made: _Rows) -> slice:
+        (part, parts), count = self.process, len(made.rows)
+        return slice(part * count // parts, (part + 1) * count // parts)
+
+    def _sizes(self, made: _Rows, form: int) -> tuple[int, int]:
+        """Return the slots and the image tiles that each row is padded to."""
+        slots, tiles = made.most(form)
+        if self.packing:
+            unit = _shape(self)[1]
+            return -(-slots // unit) * unit, tiles
+        width = bucket(slots, self.buckets, "training row")
+        return width, bucket(tiles, self.tile_buckets, "image tiles of a training row")
 
     def _taught(
-        self, teacher: LoadedModel, rows: list[_TrainingRow], width: int, pictures: list[list[Any]]
+        self, teacher: LoadedModel, made: _Rows, width: int, pictures: list[Any]
     ) -> TeacherRows:
-        local = rows[self._own]
+        local = made.rows[self._own(made)]
         before = np.zeros((len(local), width), np.int32)
         for i, row in enumerate(local):
-            draft_slots, teacher_slots = (form.places[row.learned] - 1 for form in row.forms)
-            before[i, draft_slots] = teacher_slots
-        prompts, tiles = self._stack([row.forms[1] for row in rows], teacher, VIEWS["M"])
+            for talk, starts in zip(row, _starts(row), strict=True):
+                draft_slots, teacher_slots = (
+                    start + form.places[talk.learned] - 1
+                    for start, form in zip(starts, talk.forms, strict=True)
+                )
+                before[i, draft_slots] = teacher_slots
         shows = self.view.reads_images and self.view.pixels is None
         shared = shows and same_images(teacher, self.model)
-        return TeacherRows(
-            prompts, None if shared else image_inputs(teacher, pictures, tiles) or {}, before
-        )
+        prompts, images = self._stack(made, 1, teacher, VIEWS["M"], () if shared else pictures)
+        return TeacherRows(prompts, None if shared else images, before)
 
-    def _stack(self, forms: list[_Form], model: LoadedModel, view: View) -> tuple[PromptRows, int]:
-        """Return this process's rows, in the shapes of all rows, and the bucket of image tiles."""
-        width = bucket(max(len(form.row) for form in forms), self.buckets, "training row")
-        most = max(form.tiles for form in forms)
-        tiles = 0
-        if view.reads_images:
-            tiles = bucket(most, self.tile_buckets, "image tiles of a training row")
-        (rows,) = stack_rows([[form.row for form in forms]], width)
+    def _stack(
+        self, made: _Rows, form: int, model: LoadedModel, view: View, pictures: Sequence[Any]
+    ) -> tuple[PromptRows, dict[str, Any]]:
+        """Return this process's rows in one form, in the shapes of all rows, and their images."""
+        width, tiles = self._sizes(made, form)
+        parts = [[talk.forms[form].part for talk in row] for row in made.rows]
+        if self.packing:
+            rows = stacked(parts, width, model.model.mrope)
+        else:
+            (rows,) = stack_rows([[row for ((row, _),) in parts]], width)
+        tiles *= view.reads_images and model.images is not None
         if tiles and rows.sources is None:  # so that rows without images share the program
             blended = model.model.blended(view.pool)
-            sources = np.full((len(forms), width, blended), TEXT, np.int32)
+            sources = np.full((len(parts), width, blended), TEXT, np.int32)
             rows = rows.replace(
                 sources=sources, blend=np.zeros(sources.shape, np.float32) if blended > 1 else None
             )
-        return jax.tree.map(lambda values: values[self._own], rows), tiles
+        images = {}
+        if tiles and pictures:
+            reader, change = model.images, view.pixels
+            read = [[x for talk in row for x in tiles_of(reader, talk, change)] for row in pictures]
+            images = stack_tiles(model, read, tiles)
+        own = self._own(made)
+        return jax.tree.map(lambda values: values[own], rows), images
 
 
 def slots_before(mask: Bool[np.ndarray, "B L"]) -> Int[np.ndarray, "B K"]:
@@ -221,10 +262,16 @@ class _Form:
     places: np.ndarray
     """First slot of each of the conversation's tokens, int32."""
     tiles: int
+    features: int
+    """Feature rows of its images."""
+
+    @property
+    def part(self) -> tuple[PromptRow, int]:
+        return self.row, self.features
 
 
 @dataclass(frozen=True)
-class _TrainingRow:
+class _Conversation:
     forms: tuple[_Form, ...]
     """The draft's form, and the teacher's if there is one."""
     learned: np.ndarray
@@ -233,23 +280,89 @@ class _TrainingRow:
     first: int
     """Tokens up to the first one of an answer."""
     replaces: bool = False
-    """Whether it takes the place of a row without an answer, or with too many images, in the
-    buckets.
+    """Whether it takes the place of one without an answer, or with too many images, in the buckets.
     """
+
+
+_Row = tuple[_Conversation, ...]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Hold the rows of a step in all processes."""
+
+    rows: list[_Row]
+    alike: list[_Row]
+    """Rows that are padded alike: these, or those of the group."""
+
+    def sizes(self, form: int) -> list[tuple[int, int]]:
+        """Return the slots and the image tiles of each row."""
+        return [_size(row, form) for row in self.rows]
+
+    def most(self, form: int) -> tuple[int, int]:
+        """Return the most slots, and the most image tiles, of rows that are padded alike."""
+        slots, tiles = zip(*(_size(row, form) for row in self.alike), strict=True)
+        return max(slots), max(tiles)
+
+
+def _size(row: _Row, form: int) -> tuple[int, int]:
+    forms = [talk.forms[form] for talk in row]
+    return sum(len(each.row) for each in forms), sum(each.tiles for each in forms)
+
+
+def _starts(row: _Row) -> list[tuple[int, ...]]:
+    """Return the first slot of each conversation of a row in each form."""
+    lengths = np.asarray([[len(form.row) for form in talk.forms] for talk in row])
+    return [tuple(starts) for starts in np.cumsum(lengths, axis=0) - lengths]
 
 
 _GROUPING = threading.Lock()
 
 
 @lru_cache(maxsize=2)
-def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
-    """Return all rows of a group of steps, sorted by length.
+def _group(batches: ConversationBatches, group: int) -> list[_Row]:
+    """Return all rows of a group of steps: conversations sorted by length, or packed."""
+    talks = _conversations(batches, group)
+    if not batches.packing:
+        return [(talk,) for talk in talks]
+    rows, unit = _shape(batches)
+    layout = lay_out(_lengths(talks), GROUP * rows, unit)
+    packed = [tuple(talks[i] for i in row) for row in layout]
+    order = np.random.default_rng((batches.seed, group)).permutation(len(packed))
+    return [packed[i] for i in order]
 
-    The rows that teach replace the others by turns; where none does, those of a later group.
+
+@lru_cache(maxsize=2)
+def _shape(batches: ConversationBatches) -> tuple[int, int]:
+    """Return the number of packed rows of a step, and the divisor of a row's slots.
+
+    They depend on the first group, not on the mesh. A row has at least the slots of the longest
+    conversation, and less than twice as many.
+    """
+    lengths = _lengths(_conversations(batches, 0))[:, 0]
+    rows, longest = batches.batch, lengths.max()
+    while rows % 2 == 0 and lengths.sum() < GROUP * rows * longest:
+        rows //= 2
+    return rows, 8 * -(-int(longest) // (8 * PARTS))
+
+
+def _lengths(talks: Sequence[_Conversation]) -> Int[np.ndarray, "N two"]:
+    """Return the slots and the image tiles of conversations, in the form with the most."""
+    return (
+        np.asarray([[max(len(form.row), 1), form.tiles] for talk in talks for form in talk.forms])
+        .reshape(len(talks), -1, 2)
+        .max(1)
+    )
+
+
+def _conversations(batches: ConversationBatches, group: int) -> list[_Conversation]:
+    """Return all conversations of a group of steps, sorted by length.
+
+    Those that teach replace the others by turns; where none does, those of a later group.
     """
     count = GROUP * batches.batch
-    rows: list[_TrainingRow] = []
-    teaching: list[_TrainingRow] = []
+    rows: list[_Conversation] = []
+    teaching: list[_Conversation] = []
     while not teaching:
         if len(rows) >= TRIED:
             tokens, tiles = max(batches.buckets), max(batches.tile_buckets)
@@ -265,7 +378,7 @@ def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
     return sorted(taught, key=lambda row: len(row.forms[0].row))
 
 
-def _read(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_TrainingRow]:
+def _read(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_Conversation]:
     conversations = [sample.messages for sample in samples]
     if batches.plain:
         conversations = [_caption(sample) for sample in samples]
@@ -281,7 +394,7 @@ def _caption(sample: Sample) -> tuple[Message, ...]:
 
 def _row(
     batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask: np.ndarray
-) -> _TrainingRow:
+) -> _Conversation:
     readers = [(batches.model, batches.view)]
     readers += [(batches.teacher, VIEWS["M"])] if batches.teacher else []
     sizes = [(picture.height, picture.width) for picture in map(Picture.of, sample.images)]
@@ -291,7 +404,7 @@ def _row(
     if max(form.tiles for form in forms) > max(batches.tile_buckets):
         forms, within = tuple(replace(form, tiles=0) for form in forms), np.zeros_like(mask)
     images = sample.images if any(form.tiles for form in forms) else ()
-    return _TrainingRow(forms, np.flatnonzero(mask & within), images, first + 1)
+    return _Conversation(forms, np.flatnonzero(mask & within), images, first + 1)
 
 
 def _form(
@@ -311,7 +424,8 @@ def _form(
         len(x.sources) if isinstance(x, Slots) else len(x) for x in images
     ]
     tiles = sum(reader.tiles(size, count) for size in sizes) if reader else 0
-    return _Form(row[:limit], np.cumsum(copies) - copies, tiles)
+    features = sum(x.rows for x in images if isinstance(x, Slots))
+    return _Form(row[:limit], np.cumsum(copies) - copies, tiles, features)
 
 
 def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]]:

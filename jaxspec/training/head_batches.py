@@ -36,7 +36,8 @@ class Anchoring:
     """Set the anchors of blocks in dialogues, and their loss."""
 
     anchors: int
-    """A: sampled blocks of a row. Memory grows with it."""
+    """A: sampled blocks of a row; of packed rows, for each of their samples on average. Memory
+    grows with it."""
     loss: BlockLoss = "kl"
     """kl, reverse_kl or tvd, to the target's distributions; lk_alpha or lk_lambda, which raise the
     acceptance of samples; or ce, cross entropy of the answers."""
@@ -98,7 +99,8 @@ class HeadBatches:
         slot_images = [np.where(row < room, row, -1) for row in self.batches.shown(step)]
         spans = image_spans(slot_images, room) if self.config.reads_spans else None
         draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
-        anchors = draw_anchors(batch.mask, self.anchoring.anchors, draws)
+        count = -(-self.anchoring.anchors * self.batches.batch // self.batches.rows)
+        anchors = draw_anchors(batch.mask, count, draws)
         return HeadBatch(batch, anchors, spans, self.readings and self.readings(batch))
 
 

@@ -87,7 +87,7 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
             rows = batch.conversations.rows
             return read_blocks(config, head, frozen, reading, rows, block, batch.spans)
 
-        return draft_loss(
+        loss, sums = draft_loss(
             lambda x: corrected(config, params["head"], drafts.scores(drafting, x[0]), x[1], embed),
             (drafted(params["head"]), pick(batch.tokens, block)),
             pick(reading.hidden, block),
@@ -98,6 +98,7 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
             lambda x: teacher.scores(teaching, x),
             count,
         )
+        return loss, sums | {"filled": batch.conversations.filled}
 
     return Loss(share, lambda batch: count_places(*learned(batch)[1:]))
 
@@ -122,6 +123,12 @@ class HeadRecipe(StagedRecipe):
     """Names in `head` that a start must have; others that decide its parameters give way to it."""
     keep_readings: str = ""
     """Folder to keep the target's passes in, D + 2 K H numbers a token; empty keeps none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep_readings and any(stage.train.packing for stage in self.stages):
+            names = " ".join(f"--{stage.name}.no-packing" for stage in self.stages)
+            raise InputError(f"keep_readings: packed rows never come again; give {names}")
 
 
 def train_head(
@@ -157,6 +164,9 @@ def train_head(
         decoder = text_params(target.config, target.params)
         offset = check_rotary(target.model.text).norm_offset
         head = init_head(config, decoder, jax.random.key(first.seed), offset)
+
+    if not config.packs and any(stage.train.packing for stage in recipe.stages):
+        raise InputError(f"packing: {config.title}s learn from rows of one sample; leave it out")
 
     def sharding_of(mesh: Mesh) -> Params:
         return {

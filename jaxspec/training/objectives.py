@@ -98,8 +98,10 @@ def tuning_loss(
     ) -> tuple[Float[Array, ""], Sums]:
         trained = merged(without_teacher(params), lora)
         features = encode(model, trained, batch.images)
+        filled = {"filled": batch.filled}
         if batch.answers is not None:
-            return _answers_share(model, trained, batch, features, view, gamma, count)
+            loss, metrics = _answers_share(model, trained, batch, features, view, gamma, count)
+            return loss, metrics | filled
         logits = model.score(trained, batch.rows, features, view.pool)
         tokens, mask = _labels(model, batch)
         loss, metrics = next_token_loss(logits, tokens, mask, count)
@@ -118,7 +120,7 @@ def tuning_loss(
             agree = agreement(logits, best)
             loss = distillation.share * divergence + (1 - distillation.share) * loss
             metrics |= {"divergence": divergence, "acceptance": learned["acceptance"], "loss": loss}
-        return loss, metrics | {"tokens_per_pass": count_blocks(agree, batch.mask, gamma)}
+        return loss, metrics | filled | {"tokens_per_pass": count_blocks(agree, batch.mask, gamma)}
 
     return Loss(share, count)
 

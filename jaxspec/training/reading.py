@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 import grain
@@ -32,6 +32,7 @@ class Survey:
       lost: Rows that teach nothing, which others replace.
       tokens: Filled slots.
       slots: Slots of all batches, with padding.
+      otherwise: Share of filled slots that packing, or none, would have.
     """
 
     steps: int
@@ -39,6 +40,7 @@ class Survey:
     lost: int
     tokens: int
     slots: int
+    otherwise: float
 
 
 @dataclass
@@ -74,11 +76,15 @@ class CountedBatches(Generic[Batch]):
 
     def survey(self, steps: int) -> Survey:
         """Read the texts of the first steps' rows, and count those that teach and their slots."""
-        count = min(steps, SURVEYED)
-        filled = [self.rows.filled(step) for step in range(count)]
-        tokens, slots = (sum(column) for column in zip(*filled, strict=True))
-        lost = sum(map(self.rows.unlearned, range(count)))
-        return Survey(count, count * self.rows.batch, lost, tokens, slots)
+        rows, count = self.rows, min(steps, SURVEYED)
+
+        def filled(rows: ConversationBatches) -> tuple[int, int]:
+            tokens, slots = zip(*map(rows.filled, range(count)), strict=True)
+            return sum(tokens), sum(slots)
+
+        tokens, slots = filled(replace(rows, packing=not rows.packing))
+        lost = sum(map(rows.unlearned, range(count)))
+        return Survey(count, count * rows.batch, lost, *filled(rows), tokens / slots)
 
     def close(self) -> None:
         """Print how many rows taught nothing, and the mend."""

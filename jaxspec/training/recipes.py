@@ -337,7 +337,7 @@ def _train(
     evaluate = None
     if recipe.held_out:
         samples = mixture([(sources[recipe.held_out], 1.0)], 0)
-        alone = replace(batches, teacher=None, process=(0, 1))
+        alone = replace(batches, teacher=None, process=(0, 1), packing=False)
         held_out = replace(alone, samples=samples, batch=8, plain=False)
         held_out_batches = [held_out(step) for step in range(HELD_OUT)]
         evaluate = simulated(draft.model, held_out_batches, view, lora=recipe.lora)
@@ -368,6 +368,7 @@ def stage_data(
       options: More fields of `ConversationBatches`.
     """
     train = stage.train
+    mesh = train.make_mesh()
     batches = ConversationBatches(
         mixture([(sources[name], weight) for name, weight in stage.data], train.seed),
         replace(prompt_encoder(target), system=recipe.system),
@@ -377,9 +378,17 @@ def stage_data(
         recipe.tile_buckets,
         target_images=target.images,
         seed=train.seed,
-        process=process_share(train.make_mesh()),
+        process=process_share(mesh),
+        packing=train.packing,
         **options,
     )
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batches.rows % (devices * train.accumulate):
+        raise InputError(
+            f"{stage.name}.packing: {train.batch} samples fill {batches.rows} rows, which do not "
+            f"divide over {devices} devices in {train.accumulate} parts; give a larger batch, or "
+            f"--{stage.name}.no-packing"
+        )
     earlier = recipe.stages[: recipe.stages.index(stage)]
     system = {"system": recipe.system} if recipe.system else {}
     data = [(name, weight, sources[name]) for name, weight in stage.data]

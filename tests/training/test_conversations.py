@@ -5,6 +5,7 @@ stopped.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -270,17 +271,19 @@ def test_a_run_that_ended_because_of_rows_that_teach_nothing_goes_on(
     assert read._read == 4 * (8 - max(saved))
 
 
-def test_iterator_goes_on_where_it_stopped() -> None:
-    straight = [batches()(step) for step in range(20)]
-    first = iterate(batches(), 20)
+@pytest.mark.parametrize("packing", [False, True])
+def test_iterator_goes_on_where_it_stopped(packing: bool) -> None:
+    made = partial(batches, packing=packing)
+    straight = [made()(step) for step in range(20)]
+    first = iterate(made(), 20)
     for step in range(11):
         same(next(first), straight[step])
-    again = iterate(batches(), 20)
+    again = iterate(made(), 20)
     again.set_state(first.get_state())
     for step in range(11, 20):
         same(next(again), straight[step])
     with pytest.raises(StopIteration):
         next(again)
-    longer = iterate(batches(), 21)  # a run of more steps goes on from the end of a shorter one
+    longer = iterate(made(), 21)  # a run of more steps goes on from the end of a shorter one
     longer.set_state(again.get_state())
-    same(next(longer), batches()(20))
+    same(next(longer), made()(20))

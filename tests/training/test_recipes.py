@@ -75,7 +75,8 @@ def test_a_dry_run_says_what_stages_take_and_writes_nothing(
     train_draft(made, tmp_path / "run", {**DATA, "talk": taught / "talk"}, dry_run)
     first, memory, steps = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"tune: 40 steps of 4 rows; of 128 rows [\d.]+% teach, and [\d.]+% of the slots are filled",
+        r"tune: 40 steps of 4 samples; of 128 samples [\d.]+% teach, and [\d.]+% of the slots are "
+        r"filled \([\d.]+% with packing\)",
         first,
     )
     assert re.search(r"each of 1 cpu devices: .* frozen, .* trained, .* optimizer, ", memory)

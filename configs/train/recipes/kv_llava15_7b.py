@@ -14,7 +14,13 @@ from jaxspec.training.head_recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 
 TEXT = TrainConfig(
-    steps=4000, batch=64, learning_rate=5e-5, warmup=200, weight_decay=0.0, dtype="bfloat16"
+    steps=4000,
+    batch=64,
+    learning_rate=5e-5,
+    warmup=200,
+    weight_decay=0.0,
+    packing=True,
+    dtype="bfloat16",
 )
 IMAGES = replace(TEXT, steps=8000)
 

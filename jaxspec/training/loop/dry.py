@@ -83,14 +83,15 @@ def dry_run(
     if isinstance(batches, CountedBatches):
         read = batches.survey(config.steps)
         rows = (
-            f"; of {read.rows:,} rows {1 - read.lost / read.rows:.1%} teach, "
-            f"and {read.tokens / read.slots:.1%} of the slots are filled"
+            f"; of {read.rows:,} samples {1 - read.lost / read.rows:.1%} teach, "
+            f"and {read.tokens / read.slots:.1%} of the slots are filled "
+            f"({read.otherwise:.1%} {'without' if config.packing else 'with'} packing)"
         )
         seconds *= read.slots / read.steps / slots * STEPS
     each = seconds / STEPS
     held = ", ".join(f"{human_bytes(count)} {name}" for name, count in parts.items())
     print(
-        f"{directory.name}: {config.steps:,} steps of {config.batch} rows{rows}\n"
+        f"{directory.name}: {config.steps:,} steps of {config.batch} samples{rows}\n"
         f"  memory of each of {mesh.size} {jax.devices()[0].platform} devices: "
         f"{human_bytes(sum(parts.values()))} ({held})\n"
         f"  a step takes {1e3 * each:.0f} ms, compiling {compiling:.0f} s; "

@@ -81,6 +81,8 @@ class MeasuredStep:
         self._done["model_flops_per_second"] += flops
         if tokens is not None:
             self._done["tokens_per_second"] += count
+        if "tokens" in self._metrics:
+            self._learned.append(self._metrics["tokens"])
         return state
 
     def _run(self, state: TrainState, batch: Any) -> TrainState:
@@ -93,6 +95,7 @@ class MeasuredStep:
 
         step_ms: Milliseconds of a step.
         samples_per_second, tokens_per_second: Rates; tokens count padding too.
+        learned_tokens_per_second: Rate of the positions in the mean of the loss.
         data_wait: Share of the time in which the devices waited for a batch.
         model_flops_per_second: Rate of `model_flops`.
         mfu: Model FLOPs utilisation, the share of the devices' peak, where that is known.
@@ -105,6 +108,8 @@ class MeasuredStep:
         metrics["learning_rate"] = float(np.asarray(self._schedule(step - 1)))
         if self._steps:
             seconds = time.perf_counter() - self._since
+            if self._learned:
+                self._done["learned_tokens_per_second"] = sum(map(float, self._learned))
             metrics |= {name: amount / seconds for name, amount in self._done.items()}
             metrics |= {"step_ms": 1e3 * seconds / self._steps, "data_wait": self._waited / seconds}
             if (chip := chip_of(self._mesh.devices.flat[0])) is not None:
@@ -152,6 +157,7 @@ class MeasuredStep:
     def _restart(self) -> None:
         self._steps, self._waited, self._since = 0, 0.0, time.perf_counter()
         self._done: defaultdict[str, float] = defaultdict(float)
+        self._learned: list[Array] = []
 
 
 @jax.jit

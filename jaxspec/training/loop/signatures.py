@@ -157,7 +157,8 @@ def _lasting(values: dict[str, Any]) -> dict[str, Any]:
     A run of an older release lacks newer options, and had their defaults.
     """
     defaults = vars(TrainConfig(steps=1, batch=1))
-    values = {name: defaults[name] for name in ("schedule", "optimizer", "ema")} | values
+    newer = "schedule", "optimizer", "ema", "packing"
+    values = {name: defaults[name] for name in newer} | values
     lasting = {name: value for name, value in values.items() if name not in RUNTIME}
     flat: Any = flatten_dict(lasting, sep=".")
     return dict(flat)
