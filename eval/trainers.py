@@ -1,12 +1,14 @@
-"""Training steps of an EAGLE-3 head: jaxspec's next to SpecJAX's, on the same shapes.
+"""Training steps of an EAGLE-3 head next to SpecJAX's, or of several heads together and alone.
 
     python -m eval.trainers small --clone SpecJAX
     python -m eval.trainers llama1b --clone SpecJAX --chip v5e:1x1
+    python -m eval.trainers smollm2 --anchors 32
 
-SpecJAX (github.com/tails-mpt/SpecJAX) trains such heads of text targets on TPUs in JAX; give the
-folder of a clone. `small` is compiled and run on this machine, in turns: other programs slow both
-alike. With --chip the steps are compiled for an absent TPU and not run (`make compiled` installs
-what that needs). Weights are random. Writes results.json and table.md into --out.
+Heads that learn together share the target's pass. SpecJAX (github.com/tails-mpt/SpecJAX) trains
+EAGLE-3 heads of text targets on TPUs in JAX; give the folder of a clone. A step is compiled and run
+on this machine, in turns: other programs slow both alike. With --chip the steps are compiled for an
+absent TPU and not run (`make compiled` installs what that needs). Weights are random. Writes
+results.json and table.md into --out.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from eval.compiled import GIB, described, moving_ms
 from eval.lib.output.report import Run
 from eval.lib.output.tables import Record, Table, cell, number, pivot
 from eval.lib.times.hlo import ProgramText
-from eval.lib.times.trainers import Shapes, Step, our_step, specjax_step
+from eval.lib.times.trainers import HEADS, Shapes, Step, our_step, specjax_step
 from jaxspec.cli.options import run_script
 from jaxspec.config import LlamaConfig
 from jaxspec.engine.memory import at_place
@@ -62,14 +64,31 @@ SHAPES = {
         gamma=7,
         dtype="bfloat16",
     ),
+    "smollm2": Shapes(
+        LlamaConfig(
+            vocab_size=49152,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            tie_word_embeddings=True,
+        ),
+        vocabulary=8192,
+        batch=4,
+        length=256,
+        gamma=3,
+        dtype="float32",
+    ),
 }
-"""SpecJAX's gamma, and for Llama-3.2-1B its row length and its draft vocabulary."""
+"""SpecJAX's gamma, and for Llama-3.2-1B its row length and its draft vocabulary; SmolLM2-135M with
+those of `smollm2_kv`."""
 BASELINE = "SpecJAX"
 
 
 def main(
-    shapes: Annotated[Literal["small", "llama1b"], tyro.conf.Positional],
-    clone: Path,
+    shapes: Annotated[Literal["small", "llama1b", "smollm2"], tyro.conf.Positional],
+    clone: Path | None = None,
     out: Path = Path("runs/trainers"),
     anchors: tuple[int, ...] = (),
     chip: str | None = None,
@@ -79,7 +98,7 @@ def main(
 
     Args:
       shapes: Sizes of target, head and batch.
-      clone: Folder of a clone of SpecJAX.
+      clone: Folder of a clone of SpecJAX; without one, three heads learn alone and together.
       out: Directory for results.json and table.md.
       anchors: Blocks of a row in jaxspec's steps; by default an eighth of the tokens, and all.
       chip: An absent TPU, such as v5e:1x1.
@@ -87,8 +106,13 @@ def main(
     """
     arguments, sizes = dict(locals()), SHAPES[shapes]
     anchors = anchors or (sizes.length // 8, sizes.length - 1)
-    steps = {BASELINE: specjax_step(sizes, clone)}
-    steps |= {f"jaxspec, {count} blocks a row": our_step(sizes, count) for count in anchors}
+    if clone is None:
+        count = anchors[0]
+        steps = {f"{kind}, alone": our_step(sizes, count, (kind,)) for kind in HEADS}
+        steps["all together"] = our_step(sizes, count, tuple(HEADS))
+    else:
+        steps = {BASELINE: specjax_step(sizes, clone)}
+        steps |= {f"jaxspec, {count} blocks a row": our_step(sizes, count) for count in anchors}
     with Run(shapes, arguments, out) as run:
         programs = {}
         for name, step in steps.items():
@@ -164,7 +188,7 @@ def trainers_table(name: str, sizes: Shapes, rows: list[Record]) -> Table:
         columns["least ms"] = cell("least_ms", number)
     elif all("cpu_seconds" in row for row in rows):
         columns["CPU s"] = cell("cpu_seconds", number)
-        columns["of SpecJAX's"] = cell("of_baseline", number)
+        columns[f"of {rows[0]['trainer']}"] = cell("of_baseline", number)
     notes = [
         f"{sizes.batch} rows of {sizes.length} tokens, gamma {sizes.gamma}, {sizes.vocabulary} of "
         f"{sizes.target.vocab_size} tokens scored, {sizes.dtype}. places: drafted tokens that a "
@@ -178,11 +202,11 @@ def trainers_table(name: str, sizes: Shapes, rows: list[Record]) -> Table:
         )
     else:
         notes[0] += (
-            " CPU s: median of the turns, on all threads; of SpecJAX's: median of the ratios "
-            "within a turn."
+            " CPU s: median of the turns, on all threads; its ratio to the first trainer's: median "
+            "of those within a turn."
         )
     lines = [((row["trainer"],), row) for row in rows]
-    title = f"Training steps of an EAGLE-3 head, {name}"
+    title = f"Training steps of heads, {name}"
     return pivot(title, ("trainer",), lines, columns, notes=notes)
 
 

@@ -6,10 +6,12 @@
     python -m train.recipe pooled --view P36 --start mjbooo/lvlm68m
     python -m train.recipe kv_mini_answers --head.pooling drop --anchoring.loss ce
     python -m train.recipe configs/train/recipes/kv_mini.py --dry-run
+    python -m train.recipe coder_kv coder_eagle3 coder_dflash
 
 A recipe is a preset under configs/train/recipes, or another file with a `config`. Each of its
 stages takes the options of a TrainConfig after its name, and so does a distillation
-(--distillation.divergence tvd). A stopped run goes on.
+(--distillation.divergence tvd). A stopped run goes on. Heads of recipes that differ in nothing else
+learn together, by the same passes of the target.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,9 @@ from jaxspec.publishing.export import export
 from jaxspec.publishing.model_card import Terms
 from jaxspec.publishing.push import Repository, check_terms, push
 from jaxspec.runtime import parse_dtype
-from jaxspec.training.head_recipe import HeadRecipe, train_head
+from jaxspec.training.head_recipe import ALONE, HeadRecipe, train_heads
 from jaxspec.training.loop.dry import dry_run
+from jaxspec.training.loop.trainer import fit
 from jaxspec.training.recipes import (
     DataSets,
     Recipe,
@@ -52,7 +55,7 @@ from jaxspec.training.recipes import (
     train_draft,
 )
 from picturebook.training import named
-from train.setup import begin, own_output
+from train.setup import begin, check_output, own_output
 
 KIND = "train.recipes"
 
@@ -145,53 +148,83 @@ def main(args: Sequence[str] | None = None) -> Path | None:
             sys.exit(0)
         names = ", ".join(preset_names(KIND))
         raise InputError(f"recipe: missing; give one of {names} before the options")
-    name, *flags = arguments
-    recipe, options = parse(name, load_preset(KIND, name), flags)
+    recipes, options = parse_all(arguments)
+    recipe, *_ = recipes.values()
     stages, paths = parse_data(options.data, recipe.stages, recipe.held_out)
-    recipe = replace(recipe, stages=stages)
+    recipes = {name: replace(each, stages=stages) for name, each in recipes.items()}
+    recipe, *_ = recipes.values()
     sources: DataSets = {**paths, **drawn(stages, paths)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
-    runs = options.runs or Path("runs/train") / (Path(name).stem if name.endswith(".py") else name)
+    runs = options.runs or Path("runs/train") / "+".join(recipes)
     repository, terms = destination(recipe, options)
     runs, out = begin(runs, options.out, options.cluster, options.debug)
-    write_more = own_output(out, runs)
+    several = len(recipes) > 1
+    places = {name: out / name for name in recipes} if several else {ALONE: out}
+    for place in places.values():
+        check_output(place, runs)
     tried = [
         stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
     ]
     on_first(lambda: [forget(path) for path in tried])  # a killed trial leaves checkpoints
-    if options.dry_run:
-        train = train_head if isinstance(recipe, HeadRecipe) else train_draft
-        train(recipe, runs, sources, dry_run)  # type: ignore[operator]
-        return None
+    run = dry_run if options.dry_run else fit
     if isinstance(recipe, HeadRecipe):
-        head = train_head(recipe, runs, sources)
-        write = partial(save_head, out, *head, overwrite=True, write_more=write_more)
+        named: Any = dict(zip(places, recipes.values(), strict=True))
+        heads = train_heads(named, runs, sources, run)
+
+        def write() -> None:
+            for name, head in heads.items():
+                note = own_output(places[name], runs)
+                save_head(places[name], *head, overwrite=True, write_more=note)
     else:
-        draft = train_draft(recipe, runs, sources)
-        if recipe.lora and jax.process_index() == 0:
-            images, base = draft.image_processor, recipe.lora.base or str(recipe.start)
-            whole = (draft.config, draft.params, recipe.lora, base, dtype, images)
-            save_adapter(runs / "adapter", *whole)
-        draft = replace(draft, params=merged(draft.params, recipe.lora))
-        write = partial(
-            huggingface.save,
-            out,
-            draft.config,
-            draft.params,
-            huggingface.SaveOptions(dtype=dtype, overwrite=True),
-            tokenizer=draft.tokenizer,
-            image_processor=draft.image_processor,
-            write_more=write_more,
-        )
+        draft = train_draft(recipe, runs, sources, run)
+
+        def write() -> None:
+            params, images = draft.params, draft.image_processor
+            if recipe.lora:
+                base = recipe.lora.base or str(recipe.start)
+                adapter = draft.config, params, recipe.lora, base, dtype, images
+                save_adapter(runs / "adapter", *adapter)
+            huggingface.save(
+                out,
+                draft.config,
+                merged(params, recipe.lora),
+                huggingface.SaveOptions(dtype=dtype, overwrite=True),
+                tokenizer=draft.tokenizer,
+                image_processor=images,
+                write_more=own_output(out, runs),
+            )
+
+    if options.dry_run:
+        return None
     if jax.process_index() == 0:
         write()
-        print(f"wrote {out}")
+        print(*(f"wrote {place}" for place in places.values()), sep="\n")
         if repository is not None:
             overwritten = huggingface.SaveOptions(overwrite=True)
             export(out, repository.folder, options=overwritten, terms=terms)
             print(push(repository.folder, repository))
     on_first(lambda: [forget(path) for path in tried])
     return out
+
+
+def parse_all(args: Sequence[str]) -> tuple[dict[str, Recipe | HeadRecipe], Any]:
+    """Return recipes by their names, with what the command line changes in all of them.
+
+    args: One recipe or more, each a preset's name or a path, and options.
+
+    Raises InputError for several that are not of heads.
+    """
+    names = list(takewhile(lambda word: not word.startswith("-"), args))
+    recipes, options = {name: load_preset(KIND, name) for name in names}, args[len(names) :]
+    several = len(recipes) > 1
+    for name, recipe in recipes.items():
+        if several and not isinstance(recipe, HeadRecipe):
+            raise InputError(f"{name}: trains a draft model; give it alone")
+    parsed = {name: parse(name, recipe, options, several) for name, recipe in recipes.items()}
+    common = next(given for _, given in parsed.values())
+    if several and common.push is not None:
+        raise InputError(f"--push {common.push}: works only with one recipe; leave it out")
+    return {Path(name).stem: recipe for name, (recipe, _) in parsed.items()}, common
 
 
 def destination(
@@ -216,13 +249,17 @@ def drawn(stages: Sequence[Stage], paths: Mapping[str, Path]) -> DataSets:
     return {name: source for name in names - elsewhere if (source := named(name))}
 
 
-def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe | HeadRecipe, Any]:
+def parse(
+    name: str, recipe: StagedRecipe, args: Sequence[str], together: bool = False
+) -> tuple[Recipe | HeadRecipe, Any]:
     """Return the recipe with what the command line changes.
+
+    together: Leave out the options of the head, of several recipes.
 
     Raises InputError for a stage with the name of other options.
     """
     groups: dict[str, Any] = {}
-    if isinstance(recipe, HeadRecipe):
+    if isinstance(recipe, HeadRecipe) and not together:
         settings = {
             option.name: recipe.head[option.name]
             for option in fields(Ablation)
@@ -250,7 +287,7 @@ def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe 
         if key in vars(recipe) and value is not None
     }
     changed |= {group: getattr(parsed, group) for group in groups}
-    if isinstance(recipe, HeadRecipe):
+    if "head" in groups:
         changed["head"] = {**recipe.head, **vars(parsed.head)}
         before = vars(groups["head"])
         changed["chosen"] = tuple(k for k, v in vars(parsed.head).items() if v != before[k])

@@ -77,18 +77,25 @@ def read_whole(
     params: Params,
     rows: PromptRows,
     features: Float[Array, "B U P E"] | None,
-    config: HeadConfig,
-) -> TargetPass:
-    """Return the target's pass over whole rows, for a head."""
+    *configs: HeadConfig,
+) -> tuple[TargetPass, ...]:
+    """Return the target's pass over whole rows, of which there is one, for each of the heads."""
     count, length = rows.tokens.shape
     whole = rows.replace(length=jnp.full(count, length))
     embeds = target.embed(params, whole, features)
-    layers = config.target_states
-    hidden, cache = target.read(params, embeds, whole, length, layers)
-    states = cache.hidden[:, 0] if layers and cache.hidden is not None else None
-    k, v = keys_of(config, cache)
-    width = config.text_config.hidden_size  # without DeepStack's
-    return TargetPass(hidden, k, v, states, embeds[..., :width] if config.shows_images else None)
+    kept = tuple(sorted({layer for config in configs for layer in config.target_states or ()}))
+    hidden, cache = target.read(params, embeds, whole, length, kept or None)
+
+    def part(config: HeadConfig) -> TargetPass:
+        states = None if cache.hidden is None or not config.target_states else cache.hidden[:, 0]
+        if states is not None and config.target_states != kept:
+            of_layers = dict(zip(kept, jnp.split(states, len(kept), axis=-1), strict=True))
+            states = jnp.concatenate([of_layers[i] for i in config.target_states or ()], axis=-1)
+        width = config.text_config.hidden_size  # without DeepStack's
+        shown = embeds[..., :width] if config.shows_images else None
+        return TargetPass(hidden, *keys_of(config, cache), states, shown)
+
+    return tuple(map(part, configs))
 
 
 def keys_of(config: HeadConfig, cache: KVCache) -> tuple[tuple[Array, ...], tuple[Array, ...]]:

@@ -1,7 +1,7 @@
 """Read how a checkpoint was trained, and its measurements, from the folder of its run.
 
-A run writes RUNS/hf, and RUNS/STAGE with `train_config.json` and `metrics.jsonl`. A table whose
---out is a folder of RUNS belongs to it, too.
+A run writes RUNS/hf, or RUNS/hf/NAME of several heads, and RUNS/STAGE with `train_config.json` and
+`metrics.jsonl`. A table whose --out is a folder of RUNS belongs to it, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def training_facts(source: Path) -> dict[str, str]:
         )
         facts[folder.name] = (
             f"{run['steps']:,} steps of {run['batch']} samples, peak rate "
-            f"{run['learning_rate']:g}, on {data}{_result(folder / 'metrics.jsonl')}"
+            f"{run['learning_rate']:g}, on {data}{_result(folder / 'metrics.jsonl', source.name)}"
         )
     return facts
 
@@ -40,7 +40,7 @@ def training_facts(source: Path) -> dict[str, str]:
 def measured_tables(source: Path) -> dict[str, str]:
     """Return the intervals of each table in a run's folder, as Markdown, by the table's title."""
     tables: dict[str, str] = {}
-    for file in sorted(source.parent.glob("*/table.md")) if source.name == "hf" else ():
+    for file in sorted(_beside(source, "table.md")):
         text = file.read_text(encoding="utf-8")
         if match := _INTERVALS.search(text):
             tables[text.splitlines()[0].removeprefix("# ")] = match[1].rstrip()
@@ -50,17 +50,27 @@ def measured_tables(source: Path) -> dict[str, str]:
 def _stages(source: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Return the folders and configurations of the stages that wrote RUNS/hf, in their order."""
     runs = []
-    for file in source.parent.glob("*/train_config.json") if source.name == "hf" else ():
+    for file in _beside(source, "train_config.json"):
         with suppress(InputError):
             runs.append((file.parent, read_json(file)))
     staged = [(folder, run) for folder, run in runs if "data" in run]
     return sorted(staged, key=lambda stage: len(stage[1].get("before", {})))
 
 
-def _result(metrics: Path) -> str:
-    """Return the mean tokens per pass of a stage's last batches, with its 95 % interval."""
-    name = "tokens_per_pass"
-    values: list[float] = [line[name] for line in logged(metrics) if name in line]
+def _beside(source: Path, name: str) -> list[Path]:
+    """Return the files of this name in the folders of the run that wrote RUNS/hf."""
+    made = source if source.name == "hf" else source.parent
+    return [*made.parent.glob(f"*/{name}")] if made.name == "hf" else []
+
+
+def _result(metrics: Path, head: str) -> str:
+    """Return the mean tokens per pass of a stage's last batches, with its 95 % interval.
+
+    head: Name of the checkpoint's folder: of several heads, its name in the metrics.
+    """
+    names = f"{head}/tokens_per_pass", "tokens_per_pass"
+    lines = logged(metrics)
+    values: list[float] = [line[name] for line in lines for name in names if name in line]
     last = values[-max(math.ceil(_LAST * len(values)), 2) :]
     if len(last) < 2:
         return ""

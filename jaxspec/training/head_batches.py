@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -82,6 +82,35 @@ class HeadBatch(struct.PyTreeNode):
         return self.conversations.tokens
 
 
+class JointBatch(struct.PyTreeNode):
+    """Hold conversations with the blocks of several heads of one target."""
+
+    conversations: ConversationBatch
+    blocks: dict[str, tuple[Int[Any, "B _A"], Spans | None]]
+    """`anchors` and `spans` of each head's `HeadBatch`, by the head's name."""
+
+    @property
+    def tokens(self) -> Int[Any, "B L"]:
+        return self.conversations.tokens
+
+    def of(self, name: str, reading: TargetPass | None = None) -> HeadBatch:
+        """Return the batch of one head."""
+        return HeadBatch(self.conversations, *self.blocks[name], reading)
+
+
+@dataclass(frozen=True)
+class JointBatches:
+    """Make this process's rows of a step for several heads, which read the same conversations."""
+
+    heads: Mapping[str, HeadBatches]
+
+    def __call__(self, step: int) -> JointBatch:
+        batch = next(iter(self.heads.values())).batches(step)
+        return JointBatch(
+            batch, {name: head.blocks(step, batch) for name, head in self.heads.items()}
+        )
+
+
 @dataclass(frozen=True)
 class HeadBatches:
     """Make this process's rows of a step, with anchors drawn by row number and seed."""
@@ -94,14 +123,21 @@ class HeadBatches:
 
     def __call__(self, step: int) -> HeadBatch:
         batch = self.batches(step)
+        return HeadBatch(batch, *self.blocks(step, batch), self.readings and self.readings(batch))
+
+    def blocks(
+        self, step: int, batch: ConversationBatch
+    ) -> tuple[Int[np.ndarray, "B A"], Spans | None]:
+        """Return the anchors and spans of a step's conversations."""
         room = next(iter(batch.images.values())).shape[1] if batch.images else 0
         # Rows with more images than the bucket teach nothing.
         slot_images = [np.where(row < room, row, -1) for row in self.batches.shown(step)]
         spans = image_spans(slot_images, room) if self.config.reads_spans else None
         draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
-        count = -(-self.anchoring.anchors * self.batches.batch // self.batches.rows)
-        anchors = draw_anchors(batch.mask, count, draws)
-        return HeadBatch(batch, anchors, spans, self.readings and self.readings(batch))
+        count = self.anchoring.anchors
+        if batch.rows.first is not None:  # a packed row has blocks for all of its samples
+            count = -(-count * self.batches.batch // self.batches.rows)
+        return draw_anchors(batch.mask, count, draws), spans
 
 
 def draw_anchors(

@@ -6,8 +6,9 @@ Recipes of heads: a head for a target, and the stages that train it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,14 @@ from jaxspec.models.vocabulary import draft_indices
 from jaxspec.sharding import shardings
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.decoded import decoded
-from jaxspec.training.head_batches import Anchoring, HeadBatch, HeadBatches, KeptReadings
+from jaxspec.training.head_batches import (
+    Anchoring,
+    HeadBatch,
+    HeadBatches,
+    JointBatch,
+    JointBatches,
+    KeptReadings,
+)
 from jaxspec.training.loop.signatures import model_signature
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import Loss, Sums, count_places, draft_loss
@@ -74,7 +82,7 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
 
     def share(params: Params, batch: HeadBatch, count: Array) -> tuple[Array, Sums]:
         frozen = jax.lax.stop_gradient(params["target"])
-        reading = batch.reading or read_target(target, frozen, batch.conversations, config)
+        reading = batch.reading or read_target(target, frozen, batch.conversations, config)[0]
         block, labels, mask = learned(batch)
         # An assistant holds a whole decoder; other heads are parts of one.
         decoder = params["head"].get("model", params["head"])
@@ -103,11 +111,35 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
     return Loss(share, lambda batch: count_places(*learned(batch)[1:]))
 
 
+def joint_loss(target: LanguageModel, heads: Mapping[str, tuple[HeadConfig, Anchoring]]) -> Loss:
+    """Return the sum of the losses of {"target": frozen, NAME: trainable, ...} on batches of
+    `JointBatches`, which the target reads once.
+    """
+    losses = {name: make_loss(target, *head) for name, head in heads.items()}
+
+    def share(params: Params, batch: JointBatch, counts: Mapping[str, Array]) -> tuple[Array, Sums]:
+        frozen = jax.lax.stop_gradient(params["target"])
+        configs = [config for config, _ in heads.values()]
+        readings = read_target(target, frozen, batch.conversations, *configs)
+        total, tokens, sums = jnp.zeros(()), jnp.zeros((), jnp.int32), {}
+        for (name, loss), reading in zip(losses.items(), readings, strict=True):
+            own = {"head": params[name], "target": params["target"]}
+            value, metrics = loss.share(own, batch.of(name, reading), counts[name])
+            total, tokens = total + value, tokens + metrics["tokens"]
+            sums |= {f"{name}/{key}": metric for key, metric in metrics.items() if key != "filled"}
+        return total, sums | {"loss": total, "tokens": tokens, "filled": batch.conversations.filled}
+
+    def count(batch: JointBatch) -> dict[str, Array]:
+        return {name: loss.count(batch.of(name)) for name, loss in losses.items()}
+
+    return Loss(share, count)
+
+
 def read_target(
-    target: LanguageModel, params: Params, batch: ConversationBatch, config: HeadConfig
-) -> TargetPass:
-    """Return the target's reading of whole conversations, for a head."""
-    return read_whole(target, params, batch.rows, encode(target, params, batch.images), config)
+    target: LanguageModel, params: Params, batch: ConversationBatch, *configs: HeadConfig
+) -> tuple[TargetPass, ...]:
+    """Return the target's reading of whole conversations, for each of the heads."""
+    return read_whole(target, params, batch.rows, encode(target, params, batch.images), *configs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +176,105 @@ def train_head(
 
     Raises InputError for targets and data that do not fit.
     """
+    return train_heads({ALONE: recipe}, directory, data, run)[ALONE]
+
+
+def train_heads(
+    recipes: Mapping[str, HeadRecipe],
+    directory: Path,
+    data: DataSets | None = None,
+    run: Run = fit,
+) -> dict[str, tuple[HeadConfig, Params]]:
+    """Train heads of one target by the same passes of it, each as `train_head` would by itself.
+
+    Args:
+      recipes: Recipes by the names of their heads, which differ in `OWN` only.
+      directory: Folder of the stages' folders, each of all heads.
+      data: As of `train_head`.
+
+    Raises InputError for recipes that differ, and for targets and data that do not fit.
+    """
+    recipe, alone = _common(recipes), list(recipes) == [ALONE]
     sources, first = open_sources(recipe.stages, data, recipe.held_out), recipe.stages[0].train
     target = LoadedModel.load(recipe.target, jnp.dtype(first.dtype), mesh=first.make_mesh())
-    name = model_name(locate(recipe.target))
-    config = new_head(target.config, target_name=name, **recipe.head)
     vocabulary = draft_words(recipe, sources, target)
+    heads = {name: _started(each, target, vocabulary) for name, each in recipes.items()}
+
+    def sharding_of(mesh: Mesh) -> Params:
+        placed = {name: head_shardings(*head, mesh) for name, head in heads.items()}
+        return placed | {"target": shardings(target.config, target.params, mesh)}
+
+    readings = None
+    for option in ("keep_readings", "held_out"):
+        if getattr(recipe, option) and jax.process_count() > 1:
+            raise InputError(f"{option}: works only in one process; leave it out")
+        if getattr(recipe, option) and not alone:
+            raise InputError(f"{option}: works only with one recipe; leave it out")
+    configs = {name: config for name, (config, _) in heads.items()}
+    if recipe.keep_readings:
+        config = configs[ALONE]
+        read = jax.jit(partial(read_target, target.model), static_argnums=2)
+        reads = config.reads, first.dtype
+        digest = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()
+        folder = Path(recipe.keep_readings, digest[:16])
+        readings = KeptReadings(lambda batch: read(target.params, batch, config)[0], folder)
+    anchored = {name: (configs[name], each.anchoring) for name, each in recipes.items()}
+    loss = (
+        make_loss(target.model, *anchored[ALONE]) if alone else joint_loss(target.model, anchored)
+    )
+    own = {name: _inputs(configs[name], each) for name, each in recipes.items()}
+    fixed = [f"{name}/{part}" for name, config in configs.items() for part in config.fixed]
+    for stage in recipe.stages:
+        conversations, inputs = stage_data(recipe, stage, sources, target, target)
+        each = {
+            name: HeadBatches(conversations, *parts, stage.train.seed, readings)
+            for name, parts in anchored.items()
+        }
+        train = replace(stage.train, frozen=(*stage.train.frozen, "target", *fixed))
+        params = {name: head for name, (_, head) in heads.items()} | {"target": target.params}
+        out = directory / stage.name
+        made = each[ALONE] if alone else JointBatches(each)
+        with closing(iterate(conversations, train.steps, made, recipe.unlearned)) as ahead:
+            more: Any = {
+                "sharding_of": sharding_of,
+                "inputs": inputs | (own[ALONE] if alone else {"heads": own}),
+            }
+            if not alone:
+                more["apart"] = tuple(heads)
+            if recipe.held_out:
+                lengths, held_out = (recipe.buckets, recipe.tile_buckets), sources[recipe.held_out]
+                more["evaluate"] = decoded(target, configs[ALONE], held_out, lengths, out)
+            trained = run(train, params, loss, ahead, out, **more)
+        heads = {name: (config, trained[name]) for name, config in configs.items()}
+    return heads
+
+
+ALONE = "head"
+"""Name of a single head among the parameters."""
+OWN = ("head", "anchoring", "start", "chosen")
+"""Fields in which recipes may differ whose heads learn by the same passes of the target."""
+
+
+def _common(recipes: Mapping[str, HeadRecipe]) -> HeadRecipe:
+    """Return what recipes have in common: the first; InputError where others differ from it."""
+    (name, first), *others = recipes.items()
+    for other, recipe in others:
+        for field in fields(recipe):
+            ours, theirs = getattr(first, field.name), getattr(recipe, field.name)
+            if field.name not in OWN and ours != theirs:
+                raise InputError(
+                    f"{name} and {other}: differ in {field.name}, so they share no pass of a "
+                    f"target: {ours!r:.80} and {theirs!r:.80}; train each by itself"
+                )
+    return first
+
+
+def _started(
+    recipe: HeadRecipe, target: LoadedModel, vocabulary: tuple[int, ...]
+) -> tuple[HeadConfig, Params]:
+    """Return the configuration and the parameters with which a head begins."""
+    first, name = recipe.stages[0].train, model_name(locate(recipe.target))
+    config = new_head(target.config, target_name=name, **recipe.head)
     if config.orders_vocabulary:
         vocabulary = tuple(sorted(vocabulary))
     if recipe.start:
@@ -164,45 +290,15 @@ def train_head(
         decoder = text_params(target.config, target.params)
         offset = check_rotary(target.model.text).norm_offset
         head = init_head(config, decoder, jax.random.key(first.seed), offset)
-
     if not config.packs and any(stage.train.packing for stage in recipe.stages):
         raise InputError(f"packing: {config.title}s learn from rows of one sample; leave it out")
-
-    def sharding_of(mesh: Mesh) -> Params:
-        return {
-            "head": head_shardings(config, head, mesh),
-            "target": shardings(target.config, target.params, mesh),
-        }
-
-    readings = None
-    for option in ("keep_readings", "held_out"):
-        if getattr(recipe, option) and jax.process_count() > 1:
-            raise InputError(f"{option}: works only in one process; leave it out")
-    if recipe.keep_readings:
-        read = jax.jit(partial(read_target, target.model), static_argnums=2)
-        reads = config.reads, first.dtype
-        digest = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()
-        folder = Path(recipe.keep_readings, digest[:16])
-        readings = KeptReadings(lambda batch: read(target.params, batch, config), folder)
-    loss = make_loss(target.model, config, recipe.anchoring)
-    for stage in recipe.stages:
-        conversations, inputs = stage_data(recipe, stage, sources, target, target)
-        inputs |= {"head": config.options(), "anchoring": asdict(recipe.anchoring)}
-        if recipe.start:
-            inputs["start"] = model_signature(recipe.start)
-        batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed, readings)
-        fixed = ("target", *(f"head/{name}" for name in config.fixed))
-        train = replace(stage.train, frozen=(*stage.train.frozen, *fixed))
-        params = {"head": head, "target": target.params}
-        out = directory / stage.name
-        ahead = iterate(conversations, train.steps, batches, recipe.unlearned)
-        with closing(ahead):
-            more: Any = {"sharding_of": sharding_of, "inputs": inputs}
-            if recipe.held_out:
-                lengths = recipe.buckets, recipe.tile_buckets
-                more["evaluate"] = decoded(target, config, sources[recipe.held_out], lengths, out)
-            head = run(train, params, loss, ahead, out, **more)["head"]
     return config, head
+
+
+def _inputs(config: HeadConfig, recipe: HeadRecipe) -> dict[str, Any]:
+    """Return what decides a head's result besides the data and the target."""
+    inputs = {"head": config.options(), "anchoring": asdict(recipe.anchoring)}
+    return inputs | ({"start": model_signature(recipe.start)} if recipe.start else {})
 
 
 def _check_chosen(recipe: HeadRecipe, started: HeadConfig) -> None:

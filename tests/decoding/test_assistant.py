@@ -154,7 +154,7 @@ def training_scores(
     model: LanguageModel, config: AssistantConfig, params: Any, head: Any, rows: PromptRows
 ) -> jax.Array:
     """Return the scores [J, V] in training of the block of a row's last J tokens."""
-    reading = read_whole(model, params, rows, None, config)
+    (reading,) = read_whole(model, params, rows, None, config)
     block = (rows.length[0] - J + jnp.arange(J))[None, None]
     hidden = read_blocks(config, head, params, reading, rows, block, None)
     decoder = LanguageModel(config.text_config)

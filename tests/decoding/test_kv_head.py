@@ -88,7 +88,7 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
 
     def both(params: Params) -> tuple[Array, Array]:
         features = TARGET.encode(PARAMS, {"pixels": pixels})
-        seen = read_whole(TARGET, PARAMS, rows, features, config)
+        (seen,) = read_whole(TARGET, PARAMS, rows, features, config)
         at = jnp.broadcast_to(jnp.asarray(starts[:, None] + np.arange(J)), (3, len(starts), J))
         hidden = read_blocks(config, params, PARAMS, seen, rows, at, spans)
         block = tokens[:, at[0]].reshape(3, -1)

@@ -27,7 +27,6 @@ from eval.lib.recorded.config import RecordedConfig
 from jaxspec.cli import commands as subcommands
 from jaxspec.cli import main
 from jaxspec.cli.options import parse_subcommand
-from jaxspec.command import load_preset
 from tests.conftest import PAGES, ROOT, page_name
 from train import distill_data, prepare, prompts, recipe
 
@@ -130,7 +129,7 @@ def _subcommand(name: str, words: list[str]) -> object:
 
 
 def _recipe(words: list[str]) -> object:
-    return recipe.parse(words[0], load_preset(recipe.KIND, words[0]), words[1:])
+    return recipe.parse_all(words)
 
 
 KINDS = {name: kind for name, (kind, _) in subcommands().items()}

@@ -131,7 +131,7 @@ def _drafted(
 ) -> jax.Array:
     """Return `_agreement` for drafts that begin at each token of a row, [1, L, J]."""
     features = None if images is None else model.encode(params["target"], images)
-    reading = read_whole(model, params["target"], rows, features, config)
+    (reading,) = read_whole(model, params["target"], rows, features, config)
     length = rows.tokens.shape[1]
     at = np.minimum(np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1)
     block = jnp.asarray(at[..., :-1])

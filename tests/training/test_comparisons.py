@@ -56,7 +56,7 @@ def test_heads_that_are_trained_alike_differ_in_their_kind() -> None:
 
 
 def test_our_step_counts_every_drafted_token() -> None:
-    step = our_step(SMALL, 8)
+    step = our_step(SMALL, 8, ("EAGLE-3", "KV"))
     program, row = compiled(step, None)
     assert row["state_gib"] > 0
     assert timed({"": step}, {"": program}, 1).shape == (1, 1)

@@ -134,13 +134,13 @@ def test_a_head_learns_the_same_of_packed_rows(kind: str, monkeypatch: pytest.Mo
     rows = packed(model, "T" if kind == "assistant" else "M")
     batch = HeadBatches(rows, config, Anchoring(3))(STEP)
     assert (batch.anchors >= 0).sum() > 3 * rows.rows
-    first = batch.conversations.rows.first
+    prompts = batch.conversations.rows
     alone = apart(rows, monkeypatch)
     theirs = HeadBatches(alone, config, Anchoring(3))(STEP)
     anchors = np.full((alone.batch, batch.anchors.shape[1]), -1, np.int32)
     number = -1
-    for row, starts in zip(batch.anchors, first, strict=True):
-        for start in np.unique(starts)[:-1]:
+    for row, starts, length in zip(batch.anchors, prompts.first, prompts.length, strict=True):
+        for start in np.unique(starts[:length]):
             number += 1
             own = row[(row >= 0) & (starts[row] == start)]
             anchors[number, : len(own)] = own - start

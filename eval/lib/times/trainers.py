@@ -1,6 +1,6 @@
-"""Build one training step of an EAGLE-3 head: jaxspec's, or SpecJAX's (github.com/tails-mpt).
+"""Build one training step: jaxspec's of heads, or SpecJAX's of an EAGLE-3 head.
 
-Both learn from the same frozen Llama, on rows of equal length, with gamma steps of their own
+SpecJAX is github.com/tails-mpt/SpecJAX. Both learn from the same frozen Llama, on rows of equal length, with gamma steps of their own
 output. SpecJAX's step begins a block at every token of a row; jaxspec's at sampled anchors, of
 which `anchors` may be all tokens too. SpecJAX's code is read from a clone: nothing of it is copied
 here. Its own loop updates the parameters outside of the compiled step; here both are one program.
@@ -9,7 +9,7 @@ here. Its own loop updates the parameters outside of the compiled step; here bot
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -23,15 +23,15 @@ import optax
 from jaxspec.checkpoints.fitting import layouts_of
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
-from jaxspec.heads.kinds.eagle3 import Eagle3Config
-from jaxspec.heads.making import abstract_head
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.making import abstract_head, new_head
 from jaxspec.models.families import abstract_params
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.head_batches import Anchoring, HeadBatch
-from jaxspec.training.head_recipe import make_loss
+from jaxspec.training.head_batches import Anchoring, JointBatch
+from jaxspec.training.head_recipe import joint_loss
 from jaxspec.training.loop.step import init_state, make_optimizer, make_step, partition
 
 
@@ -58,35 +58,43 @@ class Step(NamedTuple):
     """Drafted tokens that the loss counts."""
 
 
-def our_step(shapes: Shapes, anchors: int) -> Step:
-    """Return jaxspec's step with this many blocks a row."""
-    config = Eagle3Config.of_target(shapes.target, gamma=shapes.gamma)
-    text = replace(config.text_config, draft_vocabulary=tuple(range(shapes.vocabulary)))
-    config = replace(config, text_config=text)
+HEADS: dict[str, dict[str, Any]] = {
+    "KV": {"feature": "last_hidden"},
+    "EAGLE-3": {"feature": "fused"},
+    "DFlash": {"feature": "block", "layers": 1, "target_layers": (2,)},
+}
+"""Options of `new_head` by the kind's name."""
+
+
+def our_step(shapes: Shapes, anchors: int, kinds: Sequence[str] = ("EAGLE-3",)) -> Step:
+    """Return jaxspec's step with this many blocks a row, of one head or of several together."""
+    configs: dict[str, HeadConfig] = {}
+    for kind in kinds:
+        config = new_head(shapes.target, gamma=shapes.gamma, **HEADS[kind])
+        text = replace(config.text_config, draft_vocabulary=tuple(range(shapes.vocabulary)))
+        configs[kind] = replace(config, text_config=text)
+    anchored = {kind: (config, Anchoring(anchors)) for kind, config in configs.items()}
     train = TrainConfig(
         steps=100, batch=shapes.batch, frozen=("target",), dtype=shapes.dtype, warmup=1
     )
-    params = {
-        "head": abstract_head(config),
-        "target": abstract_params(shapes.target, jnp.dtype(shapes.dtype)),
-    }
+    params = {kind: abstract_head(config) for kind, config in configs.items()}
+    params["target"] = abstract_params(shapes.target, jnp.dtype(shapes.dtype))
     trainable, frozen = partition(params, train.frozen)
-    optimizer = make_optimizer(train, trainable)
+    optimizer = make_optimizer(train, trainable, kinds)
     state = jax.eval_shape(lambda params: init_state(params, optimizer), trainable)
-    loss = make_loss(LanguageModel(shapes.target), config, Anchoring(anchors))
+    loss = joint_loss(LanguageModel(shapes.target), anchored)
     tokens = _tokens(shapes)
     rows = PromptRows(jnp.asarray(tokens), jnp.full(shapes.batch, shapes.length))
     numbers = np.arange(shapes.batch, dtype=np.uint32)
     starts = np.linspace(0, shapes.length - 1 - shapes.gamma, anchors).astype(np.int32)
-    batch = HeadBatch(
+    batch = JointBatch(
         ConversationBatch(rows, np.ones(tokens.shape, bool), {}, numbers),
-        np.tile(starts, (shapes.batch, 1)),
-        None,
+        {kind: (np.tile(starts, (shapes.batch, 1)), None) for kind in kinds},
     )
     return Step(
         make_step(loss, optimizer, train),
         (state, frozen, batch),
-        shapes.batch * anchors * shapes.gamma,
+        shapes.batch * anchors * shapes.gamma * len(kinds),
     )
 
 

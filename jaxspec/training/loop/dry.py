@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def dry_run(
     sharding_of: ShardingOf | None = None,
     evaluate: Any = None,
     inputs: Mapping[str, Any] | None = None,
+    apart: Sequence[str] = (),
 ) -> Params:
     """Print what `fit` with these arguments would take, and return the parameters unchanged.
 
@@ -49,7 +50,7 @@ def dry_run(
     """
     mesh = config.make_mesh()
     trainable, frozen = partition(params, config.frozen)
-    optimizer = make_optimizer(config, trainable)
+    optimizer = make_optimizer(config, trainable, apart)
     where = placed_on(mesh, params, sharding_of)
     state, fixed = place_state(trainable, frozen, optimizer, where, mesh, config)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)

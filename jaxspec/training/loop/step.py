@@ -6,6 +6,7 @@ Parameters are flat here: {"language_model/lm_head/weight": array}.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -98,9 +99,12 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
 
 
 def make_optimizer(
-    config: TrainConfig, trainable: Mapping[str, Any]
+    config: TrainConfig, trainable: Mapping[str, Any], apart: Sequence[str] = ()
 ) -> optax.GradientTransformation:
-    """Return clipping by global norm, the optimiser with decay of matrices, and rates by path."""
+    """Return clipping by global norm, the optimiser with decay of matrices, and rates by path.
+
+    apart: First names of the paths of parts that are clipped by the norm of each part.
+    """
     _check_patterns("rates", [pattern for pattern, _ in config.rates], trainable)
 
     def is_matrix(params: Flat) -> dict[str, bool]:
@@ -114,6 +118,15 @@ def make_optimizer(
 
         return {path: factor(path) * update for path, update in updates.items()}
 
+    def clip(updates: Any, _: Any) -> Any:
+        parts: defaultdict[str, Flat] = defaultdict(dict)
+        for path, update in updates.items():
+            name = path.partition("/")[0]
+            parts[name if name in apart else ""][path] = update
+        norm = optax.clip_by_global_norm(config.clip)
+        clipped: Any = [norm.update(part, norm.init(part))[0] for part in parts.values()]
+        return {path: update for part in clipped for path, update in part.items()}
+
     rate, decay = make_schedule(config), config.weight_decay
     if config.optimizer == "muon":
         optimizer = optax.contrib.muon(
@@ -126,7 +139,7 @@ def make_optimizer(
         made = {"adamw": optax.adamw, "lion": optax.lion}[config.optimizer]
         optimizer = made(rate, b2=config.beta2, weight_decay=decay, mask=is_matrix)
     return optax.chain(
-        optax.clip_by_global_norm(config.clip),
+        optax.stateless(clip),
         optimizer,
         *([optax.stateless(scale)] if config.rates else []),
     )

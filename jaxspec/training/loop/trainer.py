@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ def fit(
     sharding_of: ShardingOf | None = None,
     evaluate: Evaluate | None = None,
     inputs: Mapping[str, Any] | None = None,
+    apart: Sequence[str] = (),
 ) -> Params:
     """Train from `params`, or from the newest checkpoint, and return the parameters on the host.
 
@@ -63,6 +64,7 @@ def fit(
       evaluate: Function whose metrics are logged every `config.evaluate_every` steps and last.
       inputs: Data, models and loss, as JSON, which decide the result with the configuration. A run
         goes on only with the inputs that it began with.
+      apart: First names of the paths of parameters whose gradients are clipped apart.
 
     Raises:
       InputError: mesh, patterns or directory do not fit, or the directory holds another run.
@@ -71,7 +73,7 @@ def fit(
     """
     mesh = config.make_mesh()
     trainable, frozen = partition(params, config.frozen)
-    optimizer = make_optimizer(config, trainable)
+    optimizer = make_optimizer(config, trainable, apart)
     saved = config.checkpoints.rstrip("/")
     locks = [directory / "train.lock", *([f"{saved}.lock"] if saved else [])]
     run = run_signature(config, dict(inputs or {}))

@@ -1,0 +1,89 @@
+"""Several heads that learn by the same passes of their target learn what each does by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints.history import training_facts
+from jaxspec.errors import InputError
+from jaxspec.heads.loading import load_head
+from jaxspec.training.config import MeshConfig
+from jaxspec.training.head_batches import Anchoring
+from jaxspec.training.head_recipe import HeadRecipe, train_head, train_heads
+from tests.tiny import training
+from tests.training import child
+from train import recipe as script
+
+HEADS = {
+    "kv": {"image_slots": 1, "feature": "last_hidden", "gamma": 3},
+    "eagle": {"feature": "fused", "target_layers": (2, 0, 1), "images": "embedding", "gamma": 2},
+    "dflash": {"feature": "block", "layers": 1, "target_layers": (1,), "gamma": 2},
+}
+
+
+def recipes(target: Path) -> dict[str, HeadRecipe]:
+    """Return recipes of three kinds of heads, whose gradients are clipped, and one of which takes
+    fewer blocks.
+    """
+    train = replace(child.HEAD_STAGE, clip=0.1, mesh=MeshConfig(data=1))
+    stage = replace(child.HEAD.stages[0], train=train)
+    common = replace(child.HEAD, target=str(target), stages=(stage,))
+    made = {name: replace(common, head=head) for name, head in HEADS.items()}
+    return made | {"eagle": replace(made["eagle"], anchoring=Anchoring(2, "ce"))}
+
+
+def test_heads_learn_together_what_each_learns_alone(taught: Path, tmp_path: Path) -> None:
+    data, made = {"talk": taught / "talk"}, recipes(taught / "target")
+    together = train_heads(made, tmp_path / "together", data)
+    lines = training.metrics(tmp_path / "together" / "head")
+    for name, recipe in made.items():
+        config, params = train_head(recipe, tmp_path / name, data)
+        assert together[name][0] == config
+        jax.tree.map(
+            lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=2e-5),
+            together[name][1],
+            params,
+        )
+        losses = [line[f"{name}/loss"] for line in lines]
+        np.testing.assert_allclose(losses, training.losses(tmp_path / name / "head"), rtol=1e-4)
+
+
+def test_recipes_that_differ_in_more_than_the_head_are_refused(tmp_path: Path) -> None:
+    made = recipes(tmp_path)
+    other = made | {"dflash": replace(made["dflash"], buckets=(64, 96))}
+    with pytest.raises(InputError, match=r"kv and dflash: differ in buckets, .*\(64, 96\); train"):
+        train_heads(other, tmp_path)
+    with pytest.raises(InputError, match="mini_text: trains a draft model; give it alone"):
+        script.parse_all(["kv_mini", "mini_text", "--kv-head.steps", "3"])
+    parsed, options = script.parse_all(["coder_kv", "coder_dflash", "--tune.steps", "3"])
+    assert [each.stages[0].train.steps for each in parsed.values()] == [3, 3]
+    assert list(parsed) == ["coder_kv", "coder_dflash"]
+    assert options.out is None
+
+
+@pytest.mark.full
+def test_the_command_writes_each_head_with_a_card_of_its_own(taught: Path, tmp_path: Path) -> None:
+    names = []
+    for name, recipe in recipes(taught / "target").items():
+        names.append(str(tmp_path / f"{name}.py"))
+        head = dict(recipe.head)
+        Path(names[-1]).write_text(
+            "from dataclasses import replace\n"
+            "from tests.training.child import HEAD, HEAD_STAGE\n"
+            "from jaxspec.training.config import MeshConfig\n"
+            "train = replace(HEAD_STAGE, mesh=MeshConfig(data=1))\n"
+            f"config = replace(HEAD, target={recipe.target!r}, head={head!r},\n"
+            "    stages=(replace(HEAD.stages[0], name='learn', train=train),))\n"
+        )
+    runs = tmp_path / "runs"
+    words = ["--data", f"talk={taught / 'talk'}", "--runs", str(runs)]
+    assert script.main([*names, *words]) == runs / "hf"
+    for name in HEADS:
+        config, _ = load_head(runs / "hf" / name)
+        assert config.gamma == HEADS[name]["gamma"]
+        assert "tokens per pass" in training_facts(runs / "hf" / name)["learn"]
