@@ -1,9 +1,10 @@
 """Build one training step: jaxspec's of heads, or SpecJAX's of an EAGLE-3 head.
 
-SpecJAX is github.com/tails-mpt/SpecJAX. Both learn from the same frozen Llama, on rows of equal length, with gamma steps of their own
-output. SpecJAX's step begins a block at every token of a row; jaxspec's at sampled anchors, of
-which `anchors` may be all tokens too. SpecJAX's code is read from a clone: nothing of it is copied
-here. Its own loop updates the parameters outside of the compiled step; here both are one program.
+Both learn from the same frozen Llama, on rows of equal length, with gamma steps of their own
+output. The step of SpecJAX (github.com/tails-mpt/SpecJAX) begins a block at every token of a row;
+jaxspec's at sampled anchors, of which `anchors` may be all tokens too. SpecJAX's code is read from
+a clone: nothing of it is copied here. Its own loop updates the parameters outside of the compiled
+step; here both are one program.
 """
 
 from __future__ import annotations
