@@ -67,7 +67,7 @@ class Plans:
     """Maximum tokens of an answer."""
     train: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
     """Plan a training step of this many samples instead, each of `prompt` tokens, in which the
-    target teaches the draft (logit distillation)."""
+    target teaches the draft model (logit distillation), or the head by 128 blocks a sample."""
     dtype: str = "bfloat16"
     """Data type of weights and caches."""
     target_weights: Weights | None = None
@@ -88,9 +88,9 @@ def run(args: Plans) -> None:
     drafts = [_draft(name, target) for name in args.draft]
     parts = mixture(views, drafts)
     if args.train is not None:
-        if parts.model is None or len(drafts) > 1:
-            raise InputError(f"--train: {args.train} samples teach a draft model; give it alone")
-        _plan_training(args, target, parts.model)
+        if len(drafts) != 1:
+            raise InputError(f"--train: {args.train} samples teach one draft; give it by --draft")
+        _plan_training(args, target, *drafts)
         return
     dtype = parse_dtype(args.dtype)
     program, params = abstract_program(
@@ -172,7 +172,7 @@ def _tiles(args: Plans, target: ModelConfig) -> int:
     return args.images * QwenImages(target, SimpleNamespace(size=limits)).tiles((side, side))
 
 
-def _plan_training(args: Plans, target: ModelConfig, draft: ModelConfig) -> None:
+def _plan_training(args: Plans, target: ModelConfig, draft: DraftConfig) -> None:
     """Print the memory, least time and mesh of a training step by number of devices."""
     with needing("--train", "train"):
         from jaxspec.training.plan import abstract_step, mesh_for

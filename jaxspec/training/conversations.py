@@ -81,27 +81,20 @@ class ConversationBatch(struct.PyTreeNode):
         return self.rows.length.sum(), self.tokens.size
 
     @classmethod
-    def zeros(
-        cls, draft: LanguageModel, target: LanguageModel, batch: int, length: int, shared: bool
-    ) -> ConversationBatch:
-        """Return blank rows of one image each for a draft that a target teaches, for `eval_shape`.
+    def zeros(cls, reader: LanguageModel, batch: int, length: int) -> ConversationBatch:
+        """Return blank rows of one image each, as a model reads them, for `eval_shape`."""
+        sees = reader.has_vision
+        rows = prompt_zeros(reader, None, batch, length, sees, sees and reader.mrope)
+        images = image_zeros(reader.config, batch, 1)
+        return cls(rows, rows.tokens > 0, images, rows.length.astype(jnp.uint32))
 
-        Args:
-          shared: Whether target and draft read the same image inputs.
+    def taught_by(self, teacher: ConversationBatch, shared: bool) -> ConversationBatch:
+        """Return blank rows with those of a teacher.
+
+        shared: Whether both read the same image inputs.
         """
-        rows, read = (
-            prompt_zeros(m, None, batch, length, m.has_vision, m.has_vision and m.mrope)
-            for m in (draft, target)
-        )
-        separate = not shared and target.has_vision
-        images = image_zeros(target.config, batch, 1) if separate else None
-        return cls(
-            rows,
-            rows.tokens > 0,
-            image_zeros(draft.config, batch, 1),
-            rows.length.astype(jnp.uint32),
-            TeacherRows(read, images, rows.tokens),
-        )
+        images = None if shared or not teacher.images else teacher.images
+        return self.replace(teacher=TeacherRows(teacher.rows, images, self.tokens))
 
 
 @dataclass(frozen=True, eq=False)

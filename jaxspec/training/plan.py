@@ -1,4 +1,6 @@
-"""Estimate memory and operations of a step in which a target teaches a draft, from configs."""
+"""Estimate memory and operations of a step in which a target teaches a draft model or a head, from
+configs.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,21 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import ModelConfig
 from jaxspec.engine.memory import at_place, bytes_held
+from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.making import abstract_head, head_shardings
 from jaxspec.models.families import abstract_params, split_tower, towers_alike
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.batches import rows_sharding
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
+from jaxspec.training.head_batches import Anchoring, HeadBatch
+from jaxspec.training.head_recipe import make_loss
 from jaxspec.training.loop.measured import model_flops
 from jaxspec.training.loop.step import (
     Flat,
@@ -34,17 +41,24 @@ from jaxspec.training.loop.step import (
 from jaxspec.training.objectives import TEACHER, Distillation, tuning_loss
 from jaxspec.typing import Params
 
+BLOCKS = 128
+"""Blocks of a row, as in the recipes of heads of 7B targets."""
+
 
 @dataclass(frozen=True)
 class AbstractStep:
-    """Describe the step of `fit` for logit distillation, with abstract arrays on a mesh."""
+    """Describe the step of `fit` with abstract arrays on a mesh."""
 
     step: Callable[..., Any]
     """(state, frozen, batch) -> (state, metrics)."""
     state: TrainState
     frozen: Flat
     """The target's parameters, with the tower that both models share."""
-    batch: ConversationBatch
+    batch: ConversationBatch | HeadBatch
+    drafted: int
+    """Tokens that the trained parameters read."""
+    scored: int = 0
+    """Numbers of a frozen output matrix that scores them."""
 
     @property
     def held(self) -> dict[str, int]:
@@ -60,8 +74,14 @@ class AbstractStep:
 
     @property
     def flops(self) -> float:
-        """Return the estimated operations of one step on all devices; see `model_flops`."""
-        return model_flops(self.state.params, self.frozen, self.batch.tokens.size)
+        """Return the estimated operations of one step on all devices; see `model_flops`.
+
+        Scoring costs two for the target, two for the head, and two for its gradient.
+        """
+        read = model_flops({}, self.frozen, self.batch.tokens.size)
+        return (
+            read + model_flops(self.state.params, {}, self.drafted) + 6 * self.scored * self.drafted
+        )
 
 
 def mesh_for(devices: int, batch: int) -> AbstractMesh:
@@ -72,7 +92,7 @@ def mesh_for(devices: int, batch: int) -> AbstractMesh:
 
 def abstract_step(
     target: ModelConfig,
-    draft: ModelConfig,
+    draft: ModelConfig | HeadConfig,
     mesh: Mesh | AbstractMesh,
     batch: int,
     length: int,
@@ -80,22 +100,43 @@ def abstract_step(
 ) -> AbstractStep:
     """Return the step over rows of `length` tokens and one image each; nothing is allocated.
 
-    A draft whose tower has the target's shapes shares it, and it does not train.
+    A draft whose tower has the target's shapes shares it, and it does not train. A head learns from
+    `BLOCKS` blocks a row.
     """
-    teacher, student = abstract_params(target), abstract_params(draft)
-    models = LanguageModel(target), LanguageModel(draft)
-    frozen = [TEACHER]
-    shared = towers_alike(target, draft)
-    if shared:
-        teacher = split_tower(target, teacher)[1]
-        frozen += split_tower(draft, student)[0]
+    teacher, reader = abstract_params(target), LanguageModel(target)
+    read = partial(ConversationBatch.zeros, reader, batch, length)
+    if isinstance(draft, HeadConfig):
+        head, anchoring = draft.for_target(target), Anchoring(min(BLOCKS, length))
+        own, frozen = abstract_head(head), ["target", *(f"head/{part}" for part in head.fixed)]
+
+        def sharding_of(mesh: Any) -> Params:
+            placed = head_shardings(head, own, mesh)
+            return {"head": placed, "target": shardings(target, teacher, mesh)}
+
+        def blank() -> HeadBatch:
+            anchors = jnp.zeros((batch, anchoring.anchors), jnp.int32)
+            spans = jnp.zeros((batch, 1, 2), jnp.int32) if head.reads_spans else None
+            return HeadBatch(read(), anchors, spans)
+
+        text, loss = head.text_config, make_loss(reader, head, anchoring)
+        params, drafted = {"head": own, "target": teacher}, batch * anchoring.anchors * head.gamma
+        scored = text.scored_tokens * reader.text.hidden_size
+    else:
+        student, drafts = abstract_params(draft), LanguageModel(draft)
+        frozen, shared = [TEACHER], towers_alike(target, draft)
+        if shared:
+            teacher = split_tower(target, teacher)[1]
+            frozen += split_tower(draft, student)[0]
+
+        def sharding_of(mesh: Any) -> Params:
+            return shardings(draft, student, mesh) | {TEACHER: shardings(target, teacher, mesh)}
+
+        def blank() -> ConversationBatch:
+            return ConversationBatch.zeros(drafts, batch, length).taught_by(read(), shared)
+
+        loss = tuning_loss(drafts, teacher=reader, distillation=Distillation("forward_kl"))
+        params, drafted, scored = {**student, TEACHER: teacher}, batch * length, 0
     config = TrainConfig(steps=1, batch=batch, frozen=tuple(frozen), dtype=dtype, remat=True)
-    loss = tuning_loss(models[1], teacher=models[0], distillation=Distillation("forward_kl"))
-
-    def sharding_of(mesh: Any) -> Params:
-        return shardings(draft, student, mesh) | {TEACHER: shardings(target, teacher, mesh)}
-
-    params = {**student, TEACHER: teacher}
     trainable, still = partition(params, config.frozen)
     where = placed_on(mesh, params, sharding_of)
     optimizer = make_optimizer(config, trainable)
@@ -103,6 +144,5 @@ def abstract_step(
     state = at_place(state, like_parameters(state, where, mesh))
     still = jax.eval_shape(partial(in_dtype, dtype=dtype), still)
     still = at_place(still, {path: where[path] for path in still})
-    blank = partial(ConversationBatch.zeros, models[1], models[0], batch, length, shared)
     rows = at_place(jax.eval_shape(blank), rows_sharding(mesh))
-    return AbstractStep(make_step(loss, optimizer, config), state, still, rows)
+    return AbstractStep(make_step(loss, optimizer, config), state, still, rows, drafted, scored)

@@ -111,7 +111,7 @@ def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
     ("options", "words"),
     [
         (["--chips", "h1000"], "--chips: unknown chip 'h1000'; did you mean 'h100'?"),
-        (["--train", "8"], "--train: 8 samples teach a draft model; give it alone"),
+        (["--train", "8"], "--train: 8 samples teach one draft; give it by --draft"),
         (["--max-pixels", "784"], "--max-pixels: 'llava' does not size images by it; leave it out"),
         (["--views", "M"], "views: M need a draft model; give one, or leave them out"),
         (

@@ -7,10 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from configs.latency.llava7b_68m import config as sizes
 from jaxspec.cli import main
+from jaxspec.engine.plan import usual_head
 from jaxspec.sharding import on_mesh
 from jaxspec.training.plan import abstract_step, mesh_for
 
@@ -40,6 +42,23 @@ def test_a_7b_target_teaches_a_68m_draft() -> None:
     assert held["batch"] == batch // 16 * (1024 * (2 * 8 + 1 + 4) + 2 * 4 + 4 + 336 * 336 * 3 * 4)
     # Two operations a weight and token of the teacher, six of the draft.
     assert found.flops == pytest.approx((2 * 6.93e9 + 6 * 0.045e9) * batch * 1024, rel=0.02)
+
+
+def test_a_7b_target_teaches_a_head() -> None:
+    """The step traces; the head trains, and its blocks are scored by the target's matrix."""
+    devices, batch, length = 8, 16, 1024
+    mesh, head = mesh_for(devices, batch), usual_head(sizes.target, gamma=3)
+    found = abstract_step(sizes.target, head, mesh, batch, length, "bfloat16")
+    with on_mesh(mesh):
+        state, metrics = jax.eval_shape(found.step, found.state, found.frozen, found.batch)
+    assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, found.state)
+    assert metrics["loss"].shape == ()
+    held, trained = found.held, 202_391_552 + 2 * 64 * 576 + 4096 + 1
+    assert held["frozen"] == pytest.approx(2 * 7_063_427_072 / devices, rel=0.03)
+    assert held["trained"] == pytest.approx(4 * trained / devices, rel=0.03)
+    drafted = batch * 128 * 3
+    read = 2 * 6.93e9 * batch * length
+    assert found.flops == pytest.approx(read + 6 * drafted * (trained + 32064 * 4096), rel=0.02)
 
 
 def test_the_command_tells_the_mesh_of_a_training(
