@@ -129,7 +129,7 @@ def test_a_draft_learns_the_same_of_packed_rows(
 def test_a_head_learns_the_same_of_packed_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.loaded({})
     if kind == "assistant":
-        model = LoadedModel(TEXT, {}, model.tokenizer, None)
+        model = LoadedModel(TEXT, {}, tiny.chat_tokenizer(), None)
     config, params = HEADS[kind](model.config), tiny.random_params(model.config)
     rows = packed(model, "T" if kind == "assistant" else "M")
     batch = HeadBatches(rows, config, Anchoring(3))(STEP)
