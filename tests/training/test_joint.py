@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.checkpoints.history import training_facts
 from jaxspec.errors import InputError
 from jaxspec.heads.loading import load_head
+from jaxspec.publishing.history import training_facts
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.head_batches import Anchoring
 from jaxspec.training.head_recipe import HeadRecipe, train_head, train_heads
