@@ -219,8 +219,8 @@ MUTANTS = (
     Mutant(
         "the first block of a window is skipped",
         "models/attention.py",
-        "jnp.maximum(positions.min() + 1 - window, 0) // BLOCK",
-        "jnp.maximum(positions.min() + 1 - window, 0) // BLOCK + 1",
+        "jnp.min(least) // BLOCK",
+        "jnp.min(least) // BLOCK + 1",
         "test_attention.py::test_a_window_hides_all_but_the_newest_tokens",
     ),
     Mutant(
@@ -343,6 +343,27 @@ MUTANTS = (
         "training/test_accumulation.py::test_the_gradient_of_parts_is_that_of_the_batch",
     ),
     Mutant(
+        "conversations of a row read one another",
+        "models/attention.py",
+        "visible &= slots >= first[..., None]",
+        "pass",
+        "training/test_packing.py::test_a_draft_learns_the_same_of_packed_rows",
+    ),
+    Mutant(
+        "blocks read another conversation of their row",
+        "heads/head.py",
+        "seen if self.first is None else",
+        "seen if True else",
+        "training/test_packing.py::test_a_head_learns_the_same_of_packed_rows",
+    ),
+    Mutant(
+        "heads that learn together are clipped together",
+        "training/loop/step.py",
+        'parts[name if name in apart else ""][path] = update',
+        'parts[""][path] = update',
+        "training/test_joint.py::test_heads_learn_together_what_each_learns_alone",
+    ),
+    Mutant(
         "a student is taught one position late",
         "training/losses.py",
         "return cross_entropy(logits[:, :-1], tokens[:, 1:], mask[:, 1:], count)",
@@ -387,7 +408,7 @@ MUTANTS = (
     Mutant(
         "a head's sliding layers read everything",
         "heads/head.py",
-        "seen &= slots > first - window",
+        "seen &= slots > block - window",
         "seen &= slots >= 0",
         "checkpoints/test_dflash.py::test_a_window_as_long_as_the_context_changes_no_score",
     ),

@@ -208,8 +208,6 @@ def train_heads(
     for option in ("keep_readings", "held_out"):
         if getattr(recipe, option) and jax.process_count() > 1:
             raise InputError(f"{option}: works only in one process; leave it out")
-        if getattr(recipe, option) and not alone:
-            raise InputError(f"{option}: works only with one recipe; leave it out")
     configs = {name: config for name, (config, _) in heads.items()}
     if recipe.keep_readings:
         config = configs[ALONE]
@@ -256,8 +254,13 @@ OWN = ("head", "anchoring", "start", "chosen")
 
 
 def _common(recipes: Mapping[str, HeadRecipe]) -> HeadRecipe:
-    """Return what recipes have in common: the first; InputError where others differ from it."""
+    """Return what recipes have in common; several keep no passes of the target.
+
+    Raises InputError where they differ.
+    """
     (name, first), *others = recipes.items()
+    if others and first.held_out:
+        raise InputError(f"held_out {first.held_out}: works only with one recipe; leave it out")
     for other, recipe in others:
         for field in fields(recipe):
             ours, theirs = getattr(first, field.name), getattr(recipe, field.name)
@@ -266,7 +269,7 @@ def _common(recipes: Mapping[str, HeadRecipe]) -> HeadRecipe:
                     f"{name} and {other}: differ in {field.name}, so they share no pass of a "
                     f"target: {ours!r:.80} and {theirs!r:.80}; train each by itself"
                 )
-    return first
+    return replace(first, keep_readings="") if others else first
 
 
 def _started(

@@ -226,7 +226,7 @@ def check_loss(
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient["head"]))
 
     reader = jax.jit(read_target, static_argnums=(0, 3))
-    read = jax.tree.map(np.asarray, reader(target, params, whole, config))
+    (read,) = jax.tree.map(np.asarray, reader(target, params, whole, config))
     sums, counts = np.zeros(3), np.zeros(3)
     for b, anchor in [(row, one) for row in range(2) for one in batch.anchors[row] if one >= 0]:
         losses = scored(read, tokens, b, anchor)
