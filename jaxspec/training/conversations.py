@@ -35,13 +35,14 @@ from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow, Showing, bucket, rewrite, stack_rows
 from jaxspec.prompts.views import VIEWS, View
-from jaxspec.training.packing import joined, lay_out, stacked
+from jaxspec.training.packing import joined, lay_out, rounded, stacked
 from jaxspec.typing import Bool, Int, UInt
 
 GROUP = 8
 """Steps whose samples are sorted together."""
 PARTS = 16
-"""A packed row's slots divide by about the longest conversation's over this, for few programs."""
+"""For few programs, a packed row's slots are a multiple of this part of the longest conversation's,
+and its tiles one of this part of a usual row's."""
 TRIED = 512
 """Rows in turn that may teach nothing, whatever share of rows may."""
 
@@ -186,8 +187,8 @@ class ConversationBatches:
         """Return the slots and the image tiles that each row is padded to."""
         slots, tiles = made.most(form)
         if self.packing:
-            unit = _shape(self)[1]
-            return -(-slots // unit) * unit, tiles
+            _, (of_slots, of_tiles) = _shape(self)
+            return rounded(slots, of_slots), rounded(tiles, of_tiles)
         width = bucket(slots, self.buckets, "training row")
         return width, bucket(tiles, self.tile_buckets, "image tiles of a training row")
 
@@ -318,25 +319,25 @@ def _group(batches: ConversationBatches, group: int) -> list[_Row]:
     talks = _conversations(batches, group)
     if not batches.packing:
         return [(talk,) for talk in talks]
-    rows, unit = _shape(batches)
-    layout = lay_out(_lengths(talks), GROUP * rows, unit)
+    rows, units = _shape(batches)
+    layout = lay_out(_lengths(talks), GROUP * rows, units)
     packed = [tuple(talks[i] for i in row) for row in layout]
     order = np.random.default_rng((batches.seed, group)).permutation(len(packed))
     return [packed[i] for i in order]
 
 
 @lru_cache(maxsize=2)
-def _shape(batches: ConversationBatches) -> tuple[int, int]:
-    """Return the number of packed rows of a step, and the divisor of a row's slots.
+def _shape(batches: ConversationBatches) -> tuple[int, tuple[int, int]]:
+    """Return the number of packed rows of a step, and the divisors of a row's slots and tiles.
 
     They depend on the first group, not on the mesh. A row has at least the slots of the longest
     conversation, and less than twice as many.
     """
-    lengths = _lengths(_conversations(batches, 0))[:, 0]
-    rows, longest = batches.batch, lengths.max()
-    while rows % 2 == 0 and lengths.sum() < GROUP * rows * longest:
+    sizes = _lengths(_conversations(batches, 0))
+    rows, longest, (slots, tiles) = batches.batch, int(sizes[:, 0].max()), sizes.sum(0)
+    while rows % 2 == 0 and slots < GROUP * rows * longest:
         rows //= 2
-    return rows, 8 * -(-int(longest) // (8 * PARTS))
+    return rows, (8 * -(-longest // (8 * PARTS)), max(-(-int(tiles) // (GROUP * rows * PARTS)), 1))
 
 
 def _lengths(talks: Sequence[_Conversation]) -> Int[np.ndarray, "N two"]:

@@ -15,7 +15,7 @@ from jaxspec.prompts.rows import PromptRow, concatenated, stack_rows
 from jaxspec.typing import Int
 
 
-def lay_out(sizes: Int[np.ndarray, "N two"], rows: int, unit: int) -> list[list[int]]:
+def lay_out(sizes: Int[np.ndarray, "N two"], rows: int, units: tuple[int, int]) -> list[list[int]]:
     """Return the numbers of each row's conversations.
 
     The longest go first, each into the first row with room. Rows get as few slots as that takes,
@@ -23,17 +23,21 @@ def lay_out(sizes: Int[np.ndarray, "N two"], rows: int, unit: int) -> list[list[
 
     Args:
       sizes: Slots and image tiles of each conversation.
-      unit: Divisor of a row's slots.
+      units: Divisors of a row's slots and tiles.
     """
     order = np.argsort(-sizes[:, 0], kind="stable")
-    longest, most = sizes.max(0)
-    slots, tiles = (-(-total // rows) for total in sizes.sum(0))
-    slots, tiles = -(-max(slots, longest) // unit) * unit, max(tiles, most)
+    least = np.maximum(sizes.max(0), -(-sizes.sum(0) // rows))
+    slots, tiles = (rounded(size, unit) for size, unit in zip(least, units, strict=True))
     while _first_fit(sizes, order, rows, (slots, sizes[:, 1].sum())) is None:
-        slots += unit
+        slots += units[0]
     while (layout := _first_fit(sizes, order, rows, (slots, tiles))) is None:
-        tiles += 1
+        tiles += units[1]
     return layout
+
+
+def rounded(size: int, unit: int) -> int:
+    """Return the size rounded up to a multiple."""
+    return -(-int(size) // unit) * unit
 
 
 def _first_fit(
