@@ -287,7 +287,7 @@ def parse(
         if key in vars(recipe) and value is not None
     }
     changed |= {group: getattr(parsed, group) for group in groups}
-    if "head" in groups:
+    if isinstance(recipe, HeadRecipe) and groups:
         changed["head"] = {**recipe.head, **vars(parsed.head)}
         before = vars(groups["head"])
         changed["chosen"] = tuple(k for k, v in vars(parsed.head).items() if v != before[k])

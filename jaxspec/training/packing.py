@@ -49,10 +49,10 @@ def _first_fit(
     """Return the numbers of each row's conversations; None where one finds no room."""
     left, layout = np.tile(room, (rows, 1)), [[] for _ in range(rows)]
     for number in order:
-        fits = (left >= sizes[number]).all(1)
-        row = int(fits.argmax())
-        if not fits[row]:
+        fitting = np.flatnonzero(np.all(left >= sizes[number], axis=1))
+        if not len(fitting):
             return None
+        row = int(fitting[0])
         left[row] -= sizes[number]
         layout[row].append(int(number))
     return layout

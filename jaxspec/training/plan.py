@@ -113,11 +113,12 @@ def abstract_step(
             placed = head_shardings(head, own, mesh)
             return {"head": placed, "target": shardings(target, teacher, mesh)}
 
-        def blank() -> HeadBatch:
+        def blocks() -> HeadBatch:
             anchors = jnp.zeros((batch, anchoring.anchors), jnp.int32)
             spans = jnp.zeros((batch, 1, 2), jnp.int32) if head.reads_spans else None
             return HeadBatch(read(), anchors, spans)
 
+        rows: Any = jax.eval_shape(blocks)
         text, loss = head.text_config, make_loss(reader, head, anchoring)
         params, drafted = {"head": own, "target": teacher}, batch * anchoring.anchors * head.gamma
         scored = text.scored_tokens * reader.text.hidden_size
@@ -131,9 +132,10 @@ def abstract_step(
         def sharding_of(mesh: Any) -> Params:
             return shardings(draft, student, mesh) | {TEACHER: shardings(target, teacher, mesh)}
 
-        def blank() -> ConversationBatch:
+        def conversations() -> ConversationBatch:
             return ConversationBatch.zeros(drafts, batch, length).taught_by(read(), shared)
 
+        rows = jax.eval_shape(conversations)
         loss = tuning_loss(drafts, teacher=reader, distillation=Distillation("forward_kl"))
         params, drafted, scored = {**student, TEACHER: teacher}, batch * length, 0
     config = TrainConfig(steps=1, batch=batch, frozen=tuple(frozen), dtype=dtype, remat=True)
@@ -144,5 +146,5 @@ def abstract_step(
     state = at_place(state, like_parameters(state, where, mesh))
     still = jax.eval_shape(partial(in_dtype, dtype=dtype), still)
     still = at_place(still, {path: where[path] for path in still})
-    rows = at_place(jax.eval_shape(blank), rows_sharding(mesh))
+    rows = at_place(rows, rows_sharding(mesh))
     return AbstractStep(make_step(loss, optimizer, config), state, still, rows, drafted, scored)
