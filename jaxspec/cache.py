@@ -60,6 +60,12 @@ class KVCache(struct.PyTreeNode):
         hidden = self.hidden if self.hidden is None else add_slots(self.hidden, 2, slots, tail=1)
         return self.replace(k=k, v=v, bias=bias, hidden=hidden)
 
+    def shrunk(self, slots: int) -> KVCache:
+        """Return the cache with its first slots, at least one more than it has tokens."""
+        k, v = (tuple(leaf[:, :, :slots] for leaf in leaves) for leaves in (self.k, self.v))
+        hidden = None if self.hidden is None else self.hidden[:, :, :slots]
+        return self.replace(k=k, v=v, hidden=hidden)
+
     def fitted(self, other: KVCache) -> KVCache:
         """Return the cache with as many slots as another, larger one."""
         return self.grown(other.slots - self.slots)

@@ -100,6 +100,9 @@ class Sizes:
     """Maximum pixels of an image as it is sent. A waiting request holds 3 bytes for each."""
     max_body: int = 32 * 2**20
     """Maximum bytes of a request, and of a file in --image-dir."""
+    prefix_bytes: int = 2**30
+    """Maximum bytes of a device that keep prompts, for others that begin alike: the next turn of a
+    conversation, or another question about an image. 0 keeps none."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,8 @@ def run(args: Serve) -> None:
             say(costs)
         say(f"ready: {address} serves {name}")
 
-    worker = Worker(engine, requests, sizes.queue, plain, metrics.observe, tell, PATIENCE)
+    waits = PATIENCE, sizes.prefix_bytes
+    worker = Worker(engine, requests, sizes.queue, plain, metrics.observe, tell, *waits)
     for line in (*reports, worker.batch.memory()):
         say(line)
     say(f"warming up {len(worker.programs)} programs ...")

@@ -47,6 +47,8 @@ class PromptBatch(struct.PyTreeNode):
     """Target's whole prompts, if `target` holds only the tokens after `past`."""
     past: KVCache | None = None
     """Target's cache of an earlier turn; then `target` holds only the new tokens."""
+    features: Float[Any, "B U P E"] | None = None
+    """What the target's tower makes of `images`, which are None then."""
     peers: tuple[Prompts, ...] = ()
     """Prompts of collaborating models 2 to M; the first model reads `target` and `images`."""
 

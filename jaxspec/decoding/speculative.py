@@ -5,7 +5,9 @@ Each program is one `while_loop`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +46,16 @@ TargetState = DecodeState[KVCache, Drafting, DecodeStats]
 """State of a loop in which one model writes."""
 
 
+class TargetRead(NamedTuple):
+    """Hold what the target made of B prompts."""
+
+    logits: Float[Array, "B V"]
+    """Of the token after each prompt."""
+    features: Float[Array, "B U P E"] | None
+    """Image features of its tower; None without images."""
+    cache: KVCache
+
+
 class TargetProgram(Program[TargetState[Drafting]]):
     """Let one model write. `params["target"]` holds its parameters."""
 
@@ -60,6 +72,30 @@ class TargetProgram(Program[TargetState[Drafting]]):
 
     def caches(self, state: TargetState[Drafting]) -> tuple[KVCache, ...]:
         return (state.target,)
+
+    @property
+    def target_states(self) -> tuple[int, ...] | None:
+        """Return the hidden states that the target's cache keeps, see `KVCache.kept`."""
+        states = (source.target_states for source in self.sources)
+        return next((numbers for numbers in states if numbers is not None), None)
+
+    def scored_prefill(
+        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    ) -> tuple[TargetState[Drafting], Float[Array, "B V"]]:
+        slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
+        read = prefill_target(self.target, params["target"], batch, slots, self.target_states)
+        return self.opened(params, batch, read, options, new_slots)
+
+    @abstractmethod
+    def opened(
+        self,
+        params: Params,
+        batch: PromptBatch,
+        read: TargetRead,
+        options: Sampling,
+        new_slots: int,
+    ) -> tuple[TargetState[Drafting], Float[Array, "B V"]]:
+        """Return what `scored_prefill` does, once the target has read the prompts."""
 
     def begin(
         self,
@@ -117,11 +153,15 @@ class Autoregressive(TargetProgram[None]):
     def most_tokens(self) -> int:
         return 1
 
-    def scored_prefill(
-        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    def opened(
+        self,
+        params: Params,
+        batch: PromptBatch,
+        read: TargetRead,
+        options: Sampling,
+        new_slots: int,
     ) -> tuple[TargetState[None], Float[Array, "B V"]]:
-        slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
-        logits, _, cache = prefill_target(self.target, params["target"], batch, slots)
+        logits, _, cache = read
         prompt = prompt_tokens(batch.prompt, logits.shape[-1], options.processors)
         logits, cache, prompt = copied((logits, cache, prompt), batch, options)
         first, stats = first_token(logits, prompt, options), DecodeStats.zeros(len(logits), 0)
@@ -173,20 +213,20 @@ class Speculator(TargetProgram[States]):
     def most_tokens(self) -> int:
         return self.drafter.gamma + 1
 
-    def scored_prefill(
-        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    def opened(
+        self,
+        params: Params,
+        batch: PromptBatch,
+        read: TargetRead,
+        options: Sampling,
+        new_slots: int,
     ) -> tuple[TargetState[States], Float[Array, "B V"]]:
-        """Run the prompts through target and draft, and draw the first token from the target.
+        """Run the prompts through the draft, and draw the first token from the target.
 
         The released TABED code drafts that token too, in a block that contains the prompt. Here
         it belongs to no block.
         """
-        slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
-        states = (source.target_states for source in self.sources)
-        layers = next((numbers for numbers in states if numbers is not None), None)
-        logits, features, cache = prefill_target(
-            self.target, params["target"], batch, slots, layers
-        )
+        logits, features, cache = read
         assert batch.weights is not None
         room = new_slots + max(self.drafter.nodes, self.drafter.reads) + 1
         drafter = self.drafter.prefill(Prefilled(params, batch, features, cache, room))
@@ -285,20 +325,20 @@ def prefill_target(
     batch: PromptBatch,
     slots: int,
     layers: tuple[int, ...] | None = None,
-) -> tuple[Float[Array, "B V"], Float[Array, "B U P E"] | None, KVCache]:
-    """Run the prompts; return the next token's logits, the image features and a cache.
+) -> TargetRead:
+    """Run the prompts.
 
     layers: Hidden states that the cache keeps, see `KVCache.kept`.
     """
-    rows = batch.target
-    features = None if batch.images is None else model.encode(params, batch.images)
+    rows, features = batch.target, batch.features
+    if batch.images is not None:
+        features = model.encode(params, batch.images)
     embeds = model.embed(params, rows, features)
     if batch.past is None:
         logits, cache = model.prefill(params, embeds, rows, slots, layers)
-        return logits, features, cache
-    every, cache = model.advance(params, embeds, batch.past, reach=model.reach(rows))
-    logits = jnp.take_along_axis(every, rows.length[:, None, None] - 1, axis=1)[:, 0]
-    return logits, features, cache.replace(length=batch.past.length + rows.length)
+    else:
+        logits, cache = model.resume(params, embeds, rows, batch.past)
+    return TargetRead(logits, features, cache)
 
 
 def copied(tree: Tree, batch: PromptBatch, options: Sampling) -> Tree:

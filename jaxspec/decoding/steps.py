@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache, add_slots
 from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
 from jaxspec.decoding.program import Program
+from jaxspec.decoding.speculative import TargetProgram, TargetRead, prefill_target
 from jaxspec.decoding.state import DecodeState, Pause, place, whole
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Float, Int, Params
@@ -30,6 +31,42 @@ def run_scored_prefill(
 ) -> tuple[DecodeState, Float[Array, "*M B V"]]:
     """Return the state of `run_prefill` and the logits that `insert_rows` draws from."""
     return place(program.scored_prefill(params, batch, options, new_slots))
+
+
+@partial(jax.jit, static_argnames=("program",))
+def run_tower(
+    program: TargetProgram[Any], params: Params, images: dict[str, Array]
+) -> Float[Array, "B U P E"]:
+    """Return what the target's tower makes of images."""
+    return whole(program.target.encode(params["target"], images))
+
+
+@partial(jax.jit, static_argnames=("program",))
+def run_piece(
+    program: TargetProgram[Any], params: Params, past: KVCache, piece: PromptBatch
+) -> tuple[Float[Array, "B V"], KVCache]:
+    """Let the target read a piece of each prompt behind what `past` holds.
+
+    Return the logits of the token after each piece, and the longer cache.
+    """
+    batch = piece.replace(past=past)
+    logits, _, cache = prefill_target(program.target, params["target"], batch, past.slots)
+    return place((logits, cache))
+
+
+@partial(jax.jit, static_argnames=("program", "new_slots"))
+def run_opened(
+    program: TargetProgram[Any],
+    params: Params,
+    batch: PromptBatch,
+    options: Sampling,
+    logits: Float[Array, "B V"],
+    cache: KVCache,
+    new_slots: int,
+) -> tuple[DecodeState, Float[Array, "B V"]]:
+    """Return what `run_scored_prefill` does for prompts that the target has read."""
+    read = TargetRead(logits, batch.features, cache)
+    return place(program.opened(params, batch, read, options, new_slots))
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))

@@ -13,7 +13,8 @@ slots that it has filled.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -23,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache
+from jaxspec.decoding.speculative import TargetProgram
 from jaxspec.decoding.state import DecodeState, Pause
-from jaxspec.decoding.steps import grow, insert_rows, run_decode, run_scored_prefill
-from jaxspec.decoding.trace import trace_record
-from jaxspec.engine.batcher import Batcher, Together
+from jaxspec.decoding.steps import grow, insert_rows, run_decode
+from jaxspec.engine.batcher import Batcher
 from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
 from jaxspec.engine.fitting import fitting, holds, live_sizes
 from jaxspec.engine.memory import (
@@ -37,9 +38,9 @@ from jaxspec.engine.memory import (
     plan_memory,
 )
 from jaxspec.engine.policy import Pace
+from jaxspec.engine.reading import Prefilled, Reader
 from jaxspec.engine.requests import EncodedRequest, Result
-from jaxspec.prompts.rows import PromptRow
-from jaxspec.prompts.stops import ReasonedText
+from jaxspec.engine.writing import Start, Written
 from jaxspec.runtime import usual_settings
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import replicated
@@ -69,15 +70,6 @@ class Kind(NamedTuple):
         return all(have or not need for have, need in zip(self, other))
 
 
-class Prefilled(NamedTuple):
-    """Hold a prefilled prompt, from which answers with any options begin."""
-
-    rows: tuple[PromptRow, ...]
-    sizes: Sizes
-    state: DecodeState
-    logits: Any
-
-
 class Batch:
     """Decode requests that join and leave while others decode.
 
@@ -93,6 +85,7 @@ class Batch:
         room for the longest answer, and a prompt is padded to the smallest example that holds it.
       one_prompt: Whether the requests are samples of one prompt.
       past: Cache of an earlier turn, whose slots begin the only prompt.
+      prefixes: Most bytes that a live batch keeps of prompts, for others that begin alike.
     """
 
     state: DecodeState
@@ -107,6 +100,7 @@ class Batch:
         live: bool = False,
         one_prompt: bool = False,
         past: KVCache | None = None,
+        prefixes: int = 0,
     ) -> None:
         self.batcher, self.examples, self.live = batcher, examples, live
         self.together = batcher.together(examples, one_prompt, past)
@@ -123,32 +117,34 @@ class Batch:
         self.sizes = live_sizes(batcher, examples) if live else [self.capacity]
         self.kinds = sorted({Kind.of(examples)} | {Kind.of([r]) for r in examples if live})
         self.room, *self.larger = [self.capacity.new] if live else batcher.rooms(self.capacity)
-        self.requests: dict[int, EncodedRequest] = {}
-        """Requests that have a row or had one, by a number of the caller's."""
         self.busy: dict[int, int] = {}
-        """Number of the request that each row decodes."""
-        self.texts: dict[int, ReasonedText] = {}
-        """Tokens and texts so far, by number of the request."""
-        self.so_far: dict[int, dict[str, Any]] = {}
-        """Fields of the results so far, by number of the request."""
+        """Number of the request that each row decodes, one of the caller's."""
         self.pace = None if batcher.policy is None else Pace(batcher.policy, batcher.plans)
         """What chooses among plans."""
-        self.times: dict[int, tuple[float, float]] = {}
-        """Milliseconds of each request's prefill, and of the loop before it joined."""
+        self.written = Written(batcher, self.pace)
+        """Answers so far, by number of the request."""
         self.prefill_ms, self.decode_ms, self.compiled = 0.0, 0.0, compiled_ms()
+        self.run_ms = 0.0
+        """Milliseconds of the loop's newest run."""
         self.started = live
         """Whether there is a state; otherwise the first requests that join make it."""
-        self.newest: Prefilled | None = None
-        """Newest prefill of a live batch, whose prompt the next request may share."""
+        self.shapes: dict[tuple[int, int], DecodeState] = {}
+        """Shapes of states, by their rows and slots for new tokens."""
+        self.reader: Reader | None = None
+        """What reads the prompts of a live batch."""
         if live:
             self.state, self.options = self._empty(self.width)
+            row = self._empty(1)[0].target if isinstance(batcher.program, TargetProgram) else None
+            self.reader = Reader(batcher, self.together, self.sizes, row, prefixes)
 
     def _empty(self, rows: int) -> tuple[DecodeState, Sampling]:
         """Return a state without any request, and its options."""
         program, params, mesh = self.batcher.program, self.together.held.params, self.batcher.mesh
-        inputs, _ = abstract_inputs(program, rows, self.capacity)
-        options = self._empty_options(rows)
-        shapes = abstract_state(program, params, inputs, options, self.room)
+        options, form = self._empty_options(rows), (rows, self.room)
+        if form not in self.shapes:
+            inputs, _ = abstract_inputs(program, rows, self.capacity)
+            self.shapes[form] = abstract_state(program, params, inputs, options, self.room)
+        shapes = self.shapes[form]
         with usual_settings():
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
         options = options if mesh is None else jax.device_put(options, replicated(mesh))
@@ -168,7 +164,7 @@ class Batch:
 
         A live batch compiles loops with grammars when a request first needs them.
         """
-        needed = Kind.of([self.requests[i] for i in self.busy.values()])
+        needed = Kind.of([self.written.requests[i] for i in self.busy.values()])
         others = needed._replace(guided=False)
         kind = next(kind for kind in self.kinds if kind.serves(others))
         return kind._replace(guided=kind.guided or needed.guided)
@@ -181,13 +177,13 @@ class Batch:
     @property
     def longest(self) -> int:
         """Return the number of tokens of the longest unfinished answer; 1 before any is read."""
-        counts = (len(self.texts[i].tokens) for i in self.busy.values() if i in self.texts)
-        return max(counts, default=1)
+        texts = self.written.texts
+        return max((len(texts[i].tokens) for i in self.busy.values() if i in texts), default=1)
 
     @property
     def stops(self) -> bool:
         """Return whether an answer may end at a string, which the loop does not see."""
-        return any(self.requests[i].stop for i in self.busy.values())
+        return any(self.written.requests[i].stop for i in self.busy.values())
 
     @property
     def full(self) -> int:
@@ -220,51 +216,61 @@ class Batch:
     def join(self, waiting: dict[int, EncodedRequest]) -> None:
         """Prefill requests into the free rows, in order, and take them out of `waiting`.
 
+        A live batch in which others decode may read only a part of a long prompt: it then returns,
+        and reads on in the next call, if the same request is the first one.
+
         waiting: Requests by a number of the caller's, which names them in `results` and `leave`.
         """
         while waiting and (free := self.free):
             count = min(self.few, len(free)) if self.started else self.rows
             some = {i: waiting[i] for i in islice(waiting, count)}
-            sizes = max(map(self.fit, some.values()))  # of one, or all the same
+            prompt, requests = None, [*some.values()]
+            sizes = [*map(self.fit, requests)]
+            if self.reader is not None:
+                wait = self.run_ms if self.busy else math.inf
+                prompt = self.reader.read(requests[0], sizes[0], wait)
+                if prompt is None:
+                    return
             self.resize(len(self.busy) + len(some))
             rows = self.free[: len(some)]
-            ms = self._prefill(sizes, [*some.values()], rows)
-            self.prefill_ms += ms
+            if prompt is None:
+                start = self._prefill(requests, rows)
+            else:
+                start = self._insert(prompt, requests, rows)
+            self.prefill_ms += start.prefill_ms
             self.busy |= dict(zip(rows, some))
-            self.requests |= some
-            self.times |= dict.fromkeys(some, (ms, self.decode_ms))
+            self.written.begin(some, start)
             for i in some:
                 del waiting[i]
 
-    def _prefill(
-        self, sizes: Sizes, requests: Sequence[EncodedRequest], rows: Sequence[int]
-    ) -> float:
-        """Prefill requests into these rows, or into none; return the prefill's milliseconds.
-
-        A live batch prefills equal prompts that follow one another, as samples do, only once.
-        """
-        together = self.together._replace(sizes=sizes)
+    def _prefill(self, requests: Sequence[EncodedRequest], rows: Sequence[int]) -> Start:
+        """Prefill a list of requests together, into these rows or into none."""
         count = self.few if self.started else self.rows
-        room = self.batcher.rooms(sizes)[0]
-        options = self.batcher.options(together, requests, count)
-        if self.live:
-            # `insert_rows` draws the first token again, so prefills need no grammar.
-            free = options.with_grammars(None)
-            fresh, logits, ms = self._newest(together, requests[0], free, room)
+        room, options = self.batcher.rooms(self.capacity)[0], self._options(requests, count)
+        fresh, ms = self.batcher.prefill(self.together, requests, options, room)
+        if self.started:
+            state = self.state, self.options
+            self.state, self.options = self._inserted(*state, fresh, options, rows)
         else:
-            fresh, ms = self.batcher.prefill(together, requests, options, room)
-            logits = None
-        if not self.started:
             self.state, self.started = fresh, True
             self.options = options.with_grammars(None)
-            return ms
+        return Start(ms, self.decode_ms)
+
+    def _insert(
+        self, prompt: Prefilled, requests: Sequence[EncodedRequest], rows: Sequence[int]
+    ) -> Start:
+        """Insert a prompt of a live batch for a request into this row, or into none."""
+        fresh, options, logits = prompt.state, self._options(requests, 1), prompt.logits
         if len(self.widths) > 1:
             # In one form for prompts of all sizes, so that each width needs one program.
             fresh, options = self._inserted(*self._empty(1), fresh, options, [0], logits)
             logits = None
         state = self.state, self.options
         self.state, self.options = self._inserted(*state, fresh, options, rows, logits)
-        return ms
+        return Start(prompt.ms, self.decode_ms, prompt.cached)
+
+    def _options(self, requests: Sequence[EncodedRequest], rows: int) -> Sampling:
+        return self.batcher.options(self.together, requests, rows)
 
     def _inserted(
         self,
@@ -296,26 +302,13 @@ class Batch:
         self.busy = dict(enumerate(self.busy.values()))
         self.width = width
 
-    def _newest(
-        self, together: Together, request: EncodedRequest, options: Sampling, room: int
-    ) -> tuple[DecodeState, Any, float]:
-        """Return the request's prefill, its logits and its milliseconds: 0 for the newest one."""
-        key, ms = (request.rows, together.sizes), 0.0
-        if self.newest is None or key[0] is not self.newest.rows or key[1] != self.newest.sizes:
-            self.newest = None  # frees its memory
-            output, ms = self.batcher.prefill(
-                together, [request], options, room, run_scored_prefill
-            )
-            self.newest = Prefilled(*key, *output)
-        return self.newest.state, self.newest.logits, ms
-
     def leave(self, gone: Collection[int]) -> None:
         """Free the rows of requests that nobody waits for; they have no result."""
         done = np.array(self.state.done)
         done[[row for row, i in self.busy.items() if i in gone]] = True
         self.end(done)
         self.busy = {row: i for row, i in self.busy.items() if i not in gone}
-        self._forget(gone)
+        self.written.forget(gone)
 
     def decode(self, stride: int | None = None, ended: int = 1) -> None:
         """Run the loop until `ended` more rows have ended, or until `stride` tokens are added.
@@ -333,14 +326,16 @@ class Batch:
             stride = min(stride, most)
         rows = min(self.width - len(self.busy) + ended, self.width)
         count = min(self.full, self.longest + stride)
-        before = {i: self.so_far[i]["stats"] for i in busy if i in self.so_far}
+        so_far = self.written.so_far
+        before = {i: so_far[i]["stats"] for i in busy if i in so_far}
         earlier = compiled_ms()
         ms = self._run(kind, held, rows, count)
         compiled = compiled_ms() - earlier
+        self.run_ms = ms
         self.decode_ms += ms
         self.read()
         if self.pace is not None:
-            after = {i: self.so_far[i]["stats"] for i in busy}
+            after = {i: so_far[i]["stats"] for i in busy}
             self.pace.learn(ms, compiled, before, after)
 
     def _run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
@@ -368,7 +363,7 @@ class Batch:
         if kind.guided:
             numbers = np.zeros(self.width, np.int32)
             for row, i in self.busy.items():
-                numbers[row] = self.requests[i].settings.grammar
+                numbers[row] = self.written.requests[i].settings.grammar
             mesh = self.batcher.mesh
             placed: Any = numbers if mesh is None else jax.device_put(numbers, replicated(mesh))
             return state, options.with_grammars(placed)
@@ -393,50 +388,16 @@ class Batch:
         """Read the answers of all busy rows, and free the rows whose answers have ended."""
         names = ("done", "tokens", "count", "stats", "trace", "logprobs")
         columns = jax.tree.map(np.array, {name: getattr(self.state, name) for name in names})
-        done, eos, stopped = columns["done"], self.batcher.eos, False
+        done, stopped = columns["done"], False
         for row, i in self.busy.items():
-            text = self._extend(i, row, columns)
-            stop = text.stop is not None
+            stop = self.written.extend(i, row, columns)
             stopped |= stop and not done[row]
             done[row] |= stop
             if done[row]:
-                stop |= any(token in eos for token in text.tokens[-1:])
-                grammar = self.requests[i].settings.response_format
-                stop &= grammar is None or not grammar.error
-                self.so_far[i]["finish_reason"] = "stop" if stop else "length"
+                self.written.end(i)
         if stopped:
             self.end(done)
         self.busy = {row: i for row, i in self.busy.items() if not done[row]}
-
-    def _extend(self, i: int, row: int, columns: Mapping[str, Any]) -> ReasonedText:
-        """Add the new tokens of a row to the answer to request `i`."""
-        trace, record = columns["trace"], columns["logprobs"]
-        request, fields = self.requests[i], self.so_far.setdefault(i, {})
-        if i not in self.texts:
-            encoder, records = self.batcher.encoder, trace is not None
-            self.texts[i] = ReasonedText(encoder, request.prompt, request.stop, records)
-        text = self.texts[i]
-        before = len(text.tokens)
-        text.extend(columns["tokens"][row, before : columns["count"][row]].tolist())
-        new = slice(before, len(text.tokens))
-        if trace is not None:
-            part = {"pieces": text.pieces[new], "reasoning": text.reasons[new]}
-            part |= trace_record(trace, row, new)
-            earlier = fields.get("trace", {})
-            fields["trace"] = {name: [*earlier.get(name, ()), *part[name]] for name in part}
-        if record is not None and request.logprobs is not None:
-            part = record.of_row(row, new, request.logprobs)
-            fields |= {name: (*fields.get(name, ()), *part[name]) for name in part}
-        fields |= {
-            "text": text.text,
-            "reasoning": text.reasoning,
-            "tokens": tuple(text.tokens),
-            "stats": jax.tree.map(
-                lambda x: x[row].item() if x.ndim == 1 else x[row], columns["stats"]
-            ),
-            "stop_string": text.stop,
-        }
-        return text
 
     def end(self, done: np.ndarray) -> None:
         """Let these rows be done."""
@@ -444,32 +405,18 @@ class Batch:
 
     def results(self) -> tuple[dict[int, Result], dict[int, Result]]:
         """Return the answers so far of busy rows, and those that have ended, which it forgets."""
-        every = {i: self._result(i) for i in self.so_far}
-        busy = set(self.busy.values())
+        numbers, busy = [*self.written.so_far], set(self.busy.values())
+        every = {i: self.written.result(i, self.decode_ms, len(busy)) for i in numbers}
         ended = {i: result for i, result in every.items() if i not in busy}
-        self._forget(ended)
+        self.written.forget(ended)
         return {i: result for i, result in every.items() if i in busy}, ended
-
-    def _result(self, i: int) -> Result:
-        prefill_ms, before = self.times[i]
-        times = {"prefill_ms": prefill_ms, "decode_ms": self.decode_ms - before}
-        more = {"batch": len(self.busy), "caption_ms": self.requests[i].caption_ms}
-        plans = {} if self.pace is None else self.pace.uses[i]
-        return Result(**self.so_far[i], **times, **more, plans=plans)
-
-    def _forget(self, numbers: Collection[int]) -> None:
-        for fields in (self.requests, self.texts, self.so_far, self.times):
-            for i in numbers:
-                fields.pop(i, None)
-        if self.pace is not None:
-            self.pace.forget(numbers)
 
     def memory(self) -> MemoryReport:
         """Return the bytes that the batch takes on a device."""
         beside = self.few if self.waits else 0
         if len(self.widths) > 1:
             beside += self.widths[-2]  # rows that move into the largest state
-        return plan_memory(
+        report = plan_memory(
             self.batcher.program,
             self.together.held.params,
             self.rows,
@@ -478,11 +425,16 @@ class Batch:
             [self.room, *self.larger],
             self._empty_options,
         )
+        most = 0 if self.reader is None else self.reader.prefixes.most
+        return replace(report, prefixes=most)
 
-    def prepare(self, sizes: Sizes) -> None:
-        """Prefill an example of these sizes into no row."""
+    def prepare(self, sizes: Sizes, whole: bool = True) -> None:
+        """Prefill an example of these sizes into no row, in a live batch whole or in pieces."""
         example = next(each for each in self.examples if holds(sizes, each.sizes))
-        self._prefill(sizes, [example], [])
+        if self.reader is None:
+            self._prefill([example], [])
+        else:
+            self._insert(self.reader.prepare(example, sizes, whole), [example], [])
 
     def prepare_loop(self, width: int, kind: Kind, held: Held) -> None:
         """Compile a loop of so many rows, and what inserts a row into them."""

@@ -21,7 +21,7 @@ from jaxspec.decoding.collaboration.combination import check_settings
 from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.settings import LARGEST, Processing
 from jaxspec.decoding.sources.source import Buckets
-from jaxspec.decoding.steps import larger_cache, run_prefill
+from jaxspec.decoding.steps import larger_cache, run_prefill, run_tower
 from jaxspec.engine.assembly import Assembly
 from jaxspec.engine.compile_cache import Held, timed
 from jaxspec.engine.config import BATCH_BUCKETS, Batching, EngineConfig
@@ -39,8 +39,9 @@ from jaxspec.engine.requests import (
 from jaxspec.errors import InputError, located, warn_once
 from jaxspec.loading.images import image_inputs, image_tiles
 from jaxspec.loading.models import prompt_encoder
+from jaxspec.models.inputs import PromptRows
 from jaxspec.prompts.captions import Caption, Captioner
-from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows
+from jaxspec.prompts.rows import PromptRow, Showing, bucket, prompt_row, stack_rows
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh, replicated
 
@@ -225,12 +226,12 @@ class Batcher:
 
         On a mesh there is one. So there is at one width, since sums round by the number of rows.
         """
-        if self.mesh is not None or self._fixed:
+        if self.mesh is not None or self.fixed:
             return [rows]
         return [count for count in BATCH_BUCKETS if count < rows] + [rows]
 
     @property
-    def _fixed(self) -> bool:
+    def fixed(self) -> bool:
         """Return whether answers must not depend on sizes that change while they decode."""
         return isinstance(self.config, EngineConfig) and self.config.width is not None
 
@@ -239,7 +240,7 @@ class Batcher:
 
         At one width caches do not grow, because sums round by their size.
         """
-        return [sizes.new] if self._fixed else rooms(sizes.new, self.program.most_tokens)
+        return [sizes.new] if self.fixed else rooms(sizes.new, self.program.most_tokens)
 
     def held(self, requests: Sequence[EncodedRequest]) -> Held:
         """Return the program with its parameters, which are the same for all requests."""
@@ -275,6 +276,7 @@ class Batcher:
         options: Sampling,
         room: int,
         step: Callable[..., Any] = run_prefill,
+        features: Any = None,
     ) -> tuple[Any, float]:
         """Prefill requests and return what the step returns, and the milliseconds.
 
@@ -282,11 +284,12 @@ class Batcher:
           options: Options of each row; those past the requests repeat the last prompt.
           room: Slots for new tokens.
           step: `run_prefill`, or `run_scored_prefill`, which also returns logits.
+          features: What the target's tower makes of the images; None lets the step run it.
         """
         sizes, past = together.sizes, together.past
         width = len(options.temperature)
         prompts, count = (requests[:1], 1) if together.one_prompt else (requests, width)
-        batch = self.inputs(prompts, sizes, count)
+        batch = self.inputs(prompts, sizes, count, features)
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
         return timed(step, together.held, batch, options, static=(room,))
@@ -295,23 +298,49 @@ class Batcher:
         self, past: KVCache, request: EncodedRequest, slots: int, batch: PromptBatch
     ) -> PromptBatch:
         """Return the batch with only those slots of its one prompt that `past` does not hold."""
-        missing = slots + self.program.spare_slots - past.slots
-        suffix = request.rows[0][int(np.asarray(past.length)[0]) :]
-        if missing > 0:
-            with on_mesh(self.mesh):
-                past = larger_cache(missing, past)
-        width = bucket(len(suffix), self.config.prompt_buckets, "prompt tokens")
-        (rows,) = stack_rows([[suffix]], width)
+        row, start = request.rows[0], int(np.asarray(past.length)[0])
+        past = self.larger(past, slots + self.program.spare_slots)
+        width = bucket(len(row) - start, self.config.prompt_buckets, "prompt tokens")
+        rows = self.part(row, start, width)
         return batch.replace(target=rows, whole=batch.target, past=past)
 
-    def inputs(self, requests: Sequence[EncodedRequest], sizes: Sizes, count: int) -> PromptBatch:
-        """Return the prompts as numpy arrays, padded to the sizes and to `count` rows."""
+    def larger(self, past: KVCache, slots: int) -> KVCache:
+        """Return a cache with at least so many slots."""
+        if past.slots >= slots:
+            return past
+        with on_mesh(self.mesh):
+            return larger_cache(slots - past.slots, past)
+
+    def part(self, row: PromptRow, start: int, width: int) -> PromptRows:
+        """Return the slots of a prompt from `start` on, at most `width`, padded to so many."""
+        (rows,) = stack_rows([[row[start : start + width]]], width)
+        if rows.rotary is None:
+            return rows
+        shift: Any = np.asarray([row.shift], np.int32)
+        return rows.replace(shift=shift)
+
+    def features(self, request: EncodedRequest, tiles: int) -> tuple[Any, float]:
+        """Return what the target's tower makes of a request's images, and the milliseconds."""
+        pictures, limits = decoded_images([request], 0), [request.image_limits]
+        images = image_inputs(self.assembly.lead, pictures, tiles, limits)
+        return timed(run_tower, self.assembly.held, images)
+
+    def inputs(
+        self, requests: Sequence[EncodedRequest], sizes: Sizes, count: int, features: Any = None
+    ) -> PromptBatch:
+        """Return the prompts as numpy arrays, padded to the sizes and to `count` rows.
+
+        features: What the target's tower made of the images, which it then does not read again.
+        """
         padded = [*requests, *[requests[-1]] * (count - len(requests))]
         pictures = decoded_images(requests, count - len(requests))
         limits = [request.image_limits for request in requests]
+        towers = [*self.assembly.towers]
+        if features is not None:
+            towers[0] = None
         images = [
             tower and image_inputs(tower.model, pictures, tiles, limits, tower.changes)
-            for tower, tiles in zip(self.assembly.towers, sizes.tiles, strict=True)
+            for tower, tiles in zip(towers, sizes.tiles, strict=True)
         ]
         forms, members = zip(*(request.rows for request in padded)), len(self.program.members)
         rows = [stack_rows([form], sizes.length)[0] for form in islice(forms, members)]
@@ -325,7 +354,8 @@ class Batcher:
             views = [*islice(forms, len(source.forms))]
             stacked = stack_rows(views, source_sizes[0]) if views else ()
             sources.append(source.inputs(stacked, tiles, slot_images, source_sizes))
-        return self.program.inputs(rows, images[:members], weights, tuple(sources))
+        batch = self.program.inputs(rows, images[:members], weights, tuple(sources))
+        return batch.replace(features=features)
 
     def scored(
         self, request: EncodedRequest, tokens: Sequence[int]

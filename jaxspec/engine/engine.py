@@ -160,14 +160,17 @@ class Engine:
         assert whole is not None
         yield whole
 
-    def live(self, examples: Sequence[Request | str]) -> Batch:
+    def live(self, examples: Sequence[Request | str], prefixes: int = 0) -> Batch:
         """Return an empty batch which requests may join and leave while others decode.
 
         It has `batch_size` rows with room for the longest of the examples in each. In float32 an
         answer equals that of `generate` to its request alone.
+
+        prefixes: Most bytes that it keeps of prompts, for others that begin alike.
         """
         rows = self.batcher.config.batch_size
-        return Batch(self.batcher, self.batcher.read(examples), rows, live=True)
+        read = self.batcher.read(examples)
+        return Batch(self.batcher, read, rows, live=True, prefixes=prefixes)
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
         """Draw several answers to one prompt, which is prefilled once.

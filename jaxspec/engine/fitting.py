@@ -15,14 +15,14 @@ def live_sizes(batcher: Batcher, examples: Sequence[EncodedRequest]) -> list[Siz
     """Return the sizes of the examples and, with images and without, their maxima, in order."""
     alike: dict[tuple[bool, ...], list[EncodedRequest]] = {}
     for example in examples:
-        alike.setdefault(_reading(example.sizes), []).append(example)
+        alike.setdefault(towers_read(example.sizes), []).append(example)
     return sorted({example.sizes for example in examples} | {*map(batcher.largest, alike.values())})
 
 
 def holds(sizes: Sizes, smaller: Sizes) -> bool:
     """Return whether prompts of the smaller sizes can be padded to these."""
     pairs = zip(sizes.flat, smaller.flat, strict=True)
-    return _reading(sizes) == _reading(smaller) and all(most >= size for most, size in pairs)
+    return towers_read(sizes) == towers_read(smaller) and all(most >= size for most, size in pairs)
 
 
 def fitting(
@@ -73,6 +73,6 @@ def _pixels(images: Sequence[Picture]) -> int:
     return sum(image.width * image.height for image in images)
 
 
-def _reading(sizes: Sizes) -> tuple[bool, ...]:
+def towers_read(sizes: Sizes) -> tuple[bool, ...]:
     """Return which towers read images; prompts for the same towers have the same fields."""
     return tuple(map(bool, sizes.tiles))

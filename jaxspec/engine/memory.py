@@ -81,6 +81,8 @@ class MemoryReport:
     """Inputs and state of the waiting requests that are prefilled for free rows."""
     growth: int = 0
     """Smaller caches, which exist while the largest are made from them."""
+    prefixes: int = 0
+    """Most bytes of prompts that are kept for others that begin alike."""
 
     @property
     def draft_cache(self) -> int:
@@ -92,9 +94,10 @@ class MemoryReport:
         return sum(jax.tree.leaves(vars(self)))
 
     def __str__(self) -> str:
+        waiting = self.insert + self.growth + self.prefixes
         parts = {
             "weights": self.target_weights + self.draft_weights,
-            "caches": self.target_cache + self.draft_cache + self.insert + self.growth,
+            "caches": self.target_cache + self.draft_cache + waiting,
             "working": self.weighting + self.inputs + self.working,
         }
         listing = ", ".join(f"{name} {human_bytes(count)}" for name, count in parts.items())

@@ -193,6 +193,7 @@ class Result(Generic[Stats]):
       caption_ms: Captioning time of the images; a caption from disk counts its original time.
       plans: Blocks, tokens and milliseconds of each plan that wrote it, by name, if the engine
         chose among plans (`gamma` "auto").
+      cached: Number of prompt tokens that a server has not read again.
     """
 
     text: str
@@ -211,6 +212,7 @@ class Result(Generic[Stats]):
     top_logprobs: tuple[dict[int, float], ...] | None = None
     reasoning: str = ""
     plans: Mapping[str, Use] = field(default_factory=dict)
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,8 @@ class EncodedRequest(Request):
     sizes: Sizes = UNSIZED
     """Bucket."""
     caption_ms: float = 0.0
+    owner: str = ""
+    """Whose prompts it may share a beginning with."""
 
 
 def encode(

@@ -15,7 +15,6 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import Request, Result, contents, encoder_of
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
-from jaxspec.models.inputs import TEXT
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import PromptRow, same_slots
 
@@ -74,8 +73,4 @@ class Session:
         if self._cache is None or self._cached is None:
             return None
         common = same_slots(self._cached, row[:-1])
-        fresh = row[common:]
-        if fresh.rotary is not None and fresh.sources is not None and (fresh.sources != TEXT).any():
-            # With M-RoPE new images shift later positions; only a prefill knows how far.
-            return None
         return self._cache.replace(length=np.full(1, common, np.int32))

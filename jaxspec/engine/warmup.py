@@ -34,7 +34,8 @@ def warmup_steps(batch: Batch) -> Sequence[Step]:
         optional = live and sizes.length < batch.capacity.length
         return Step(partial(batch.prepare, sizes), sizes.length, optional)
 
-    of_room = [prefill(sizes) for sizes in batch.sizes if batch.waits]
+    whole = batch.sizes if batch.reader is None else batch.reader.whole_sizes
+    of_room = [prefill(sizes) for sizes in whole if batch.waits]
     for width in widths:
         for kind, held in product(batch.kinds, loops):
             # Without these a first answer of any kind would wait: plain, or with all drafts.
@@ -43,6 +44,10 @@ def warmup_steps(batch: Batch) -> Sequence[Step]:
             of_room.append(Step(loop, optional=live and not first))
         for i in range(len(plans)):
             of_room.append(Step(partial(batch.measure, width, i), optional=live))
+    if batch.reader is not None:
+        for sizes in batch.reader.piece_sizes:
+            read = partial(batch.prepare, sizes, whole=False)
+            of_room.append(Step(read, optional=not batch.batcher.fixed))
     if len(widths) > 1:
         of_room.append(Step(partial(batch.resize, 0), optional=True))
     steps = [] if batch.started else [prefill(batch.capacity)]

@@ -340,27 +340,13 @@ class CausalLM(nn.Module):
 
         The tokens follow one another, or are the last nodes of `tree`.
         """
-        return self.advance(self.embed(tokens), cache, tree)
-
-    def advance(
-        self,
-        embeds: Float[Array, "B T wide"],
-        cache: KVCache,
-        tree: TreeMask | None = None,
-        reach: Int[Array, "B T"] | None = None,
-    ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Append T tokens with these embeddings, as `extend` does.
-
-        reach: Index of the last token that each token reads, see `Places`.
-        """
-        count = embeds.shape[1]
+        count = tokens.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
         rotary, mask = positions + cache.shift[:, None], None
         if tree is not None:
             root = cache.length + cache.shift + count - tree.seen.shape[-1]
             rotary, mask = root[:, None] + tree.depth, tree.seen
-        reach = None if reach is None else cache.length[:, None] + reach
-        hidden, cache_after = self.hidden(embeds, positions, cache, None, rotary, mask, reach)
+        hidden, cache_after = self.hidden(self.embed(tokens), positions, cache, None, rotary, mask)
         assert cache_after is not None
         return self.logits(hidden), cache_after.replace(length=cache.length + count)
 

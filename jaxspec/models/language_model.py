@@ -91,8 +91,30 @@ class LanguageModel:
           layers: Hidden states that the cache keeps, as `KVCache.kept`; None keeps none.
         """
         hidden, cache = self.read(params, embeds, rows, whole_slots(slots), layers)
+        return self._last(params, hidden, rows), cache
+
+    def resume(
+        self, params: Params, embeds: Float[Array, "B L wide"], rows: PromptRows, cache: KVCache
+    ) -> tuple[Float[Array, "B V"], KVCache]:
+        """Run right-padded rows behind what a cache holds; return what `prefill` does."""
+        first = cache.length[:, None]
+        slots = first + jnp.arange(embeds.shape[1])
+        rotary = slots + cache.shift[:, None] if rows.rotary is None else rows.rotary
+        reach = self.reach(rows)
+        reach = None if reach is None else first + reach
+        hidden, longer = self._text(
+            params, "hidden", embeds, slots, cache, None, rotary, reach=reach
+        )
+        shift = cache.shift if rows.shift is None else rows.shift
+        longer = longer.replace(length=cache.length + rows.length, shift=shift)
+        return self._last(params, hidden, rows), longer
+
+    def _last(
+        self, params: Params, hidden: Float[Array, "B L D"], rows: PromptRows
+    ) -> Float[Array, "B V"]:
+        """Return the logits after each row's last token."""
         last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
-        return gather(self.logits(params, last), "batch"), cache
+        return gather(self.logits(params, last), "batch")
 
     def read(
         self,
@@ -157,18 +179,6 @@ class LanguageModel:
         would be split too, and each sum over the vocabulary would be a message.
         """
         logits, cache = self._text(params, "extend", tokens, cache, tree)
-        return gather(logits, "batch"), cache
-
-    def advance(
-        self,
-        params: Params,
-        embeds: Float[Array, "B T D"],
-        cache: KVCache,
-        tree: TreeMask | None = None,
-        reach: Int[Array, "B T"] | None = None,
-    ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Append T tokens with these embeddings, as `CausalLM.advance` does."""
-        logits, cache = self._text(params, "advance", embeds, cache, tree, reach)
         return gather(logits, "batch"), cache
 
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:

@@ -47,6 +47,11 @@ class PromptRow:
         return np.tile(slots, (3, 1)) if self.rotary is None else self.rotary
 
     @property
+    def shift(self) -> int:
+        """Return the rotary position minus the slot of a token after the row."""
+        return int(self.positions.max(initial=-1)) + 1 - len(self)
+
+    @property
     def images(self) -> np.ndarray:
         """Return the index of the image that each slot shows, -1 for text, int32 [L]."""
         return np.full(len(self), -1, np.int32) if self.image is None else self.image
@@ -218,8 +223,7 @@ def _stack(rows: Sequence[PromptRow], width: int, mrope: bool) -> PromptRows:
         for i, row in enumerate(rows):
             if row.rotary is not None:
                 rotary[i, :, : len(row)] = row.rotary
-        last = [rotary[i, :, : len(row)].max(initial=-1) for i, row in enumerate(rows)]
-        shift = np.asarray(last, np.int32) + 1 - length
+        shift = np.asarray([row.shift for row in rows], np.int32)
     columns: Any = tokens, length, sources, blend, rotary, shift
     return PromptRows(*columns)
 

@@ -180,8 +180,10 @@ def counts(tickets: Sequence[Ticket]) -> dict[str, Any]:
     results = [_ended(ticket).result for ticket in tickets]
     prompts = {id(ticket.request.prompt): len(ticket.request.rows[0]) for ticket in tickets}
     prompt, new = sum(prompts.values()), sum(len(result.tokens) for result in results)
-    usage = {
+    cached = {id(t.request.prompt): result.cached for t, result in zip(tickets, results)}
+    usage: dict[str, Any] = {
         "prompt_tokens": prompt,
+        "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
         "completion_tokens": new,
         "total_tokens": prompt + new,
     }

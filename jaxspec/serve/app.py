@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
-import re
 import signal
 import socket
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,26 +31,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from jaxspec.engine.requests import EncodedRequest, nth_seed
-from jaxspec.errors import InputError, printable
+from jaxspec.errors import InputError
 from jaxspec.serve import bodies
-from jaxspec.serve.answers import Answer, error_body, event
-from jaxspec.serve.bodies import Job, Limits, NotServed
+from jaxspec.serve.answers import Answer
+from jaxspec.serve.bodies import Job, Limits
 from jaxspec.serve.connections import UPLOAD, Connection, Hosts, Named, Web
 from jaxspec.serve.metrics import Metrics
-from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker
+from jaxspec.serve.refusals import left, refused
+from jaxspec.serve.streams import GRACE, Stream, all_ended, until_gone
+from jaxspec.serve.worker import Full, Late, Ticket, Unready, Worker
 
 PAGE = Path(__file__).parent / "page"
-SERVED = "/, /health, /metrics, /v1/models, /v1/chat/completions and /v1/completions"
-"""Paths, as an error lists them."""
-LONGEST = 500
-"""Most characters of an error's message."""
-TOO_LONG = re.compile(r"prompt tokens: |prompt: \d+ tokens and |.*: the prompt is far over ")
-"""Messages of errors that a shorter conversation mends."""
-GRACE = 10.0
-"""Seconds that a client has for reading the end of its answer."""
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; "
@@ -172,7 +166,8 @@ class Server:
         try:
             raw = await self._body(request)
             loop = asyncio.get_running_loop()
-            job, prompts = await loop.run_in_executor(self.reader, self._read, chats, raw)
+            key = request.headers.get("authorization", "")
+            job, prompts = await loop.run_in_executor(self.reader, self._read, chats, raw, key)
             news = asyncio.Event()
             tickets = [
                 Ticket(
@@ -186,7 +181,7 @@ class Server:
             answer = Answer(job, limits.model, chats, tickets, worker.engine.encoder, name)
             if job.stream:
                 return Stream(answer, self._close)
-            await until_gone(_all_ended(tickets), request.receive)
+            await until_gone(all_ended(tickets), request.receive)
             return JSONResponse(answer.whole())
         finally:
             if answer is None or not answer.job.stream:
@@ -217,12 +212,17 @@ class Server:
             raise HTTPException(408, "body: not sent in time; send it faster") from None
         return bytes(body)
 
-    def _read(self, chats: bool, raw: bytes) -> tuple[Job, list[EncodedRequest]]:
-        """Return what a body asks for, and its prompts as tokens and pixels."""
-        read = bodies.chat if chats else bodies.completion
-        job = read(bodies.parse(raw), self.worker.engine.encoder, self.settings.limits)
+    def _read(self, chats: bool, raw: bytes, key: str) -> tuple[Job, list[EncodedRequest]]:
+        """Return what a body asks for, and its prompts as tokens and pixels.
+
+        key: Prompts share no beginning with those of other keys, or of another `cache_salt`.
+        """
+        read, body = bodies.chat if chats else bodies.completion, bodies.parse(raw)
+        job = read(body, self.worker.engine.encoder, self.settings.limits)
+        owner = json.dumps([key, body.get("cache_salt")])
         with bodies.in_names(job.names):
-            return job, [self.worker.read(request, job.most, job.lane) for request in job.requests]
+            prompts = [self.worker.read(request, job.most, job.lane) for request in job.requests]
+        return job, [replace(prompt, owner=owner) for prompt in prompts]
 
     def _check_key(self, request: Request) -> None:
         """Raise an error for a request without the server's key."""
@@ -283,122 +283,6 @@ def silence_pillow() -> None:
     """Let warnings about the images of strangers fill no log; what matters is in the answer."""
     warnings.filterwarnings("ignore", module="PIL")
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
-
-
-class Stream(Response):
-    """Send an answer as server-sent events, block by block."""
-
-    def __init__(self, answer: Answer, close: Callable[[Answer], None]) -> None:
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        del self.headers["content-length"]
-        self.answer, self.close = answer, close
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until the last one, or until the client is gone or too slow."""
-        seconds = max(ticket.deadline for ticket in self.answer.tickets) - time.monotonic()
-        try:
-            async with asyncio.timeout(seconds + GRACE):
-                await until_gone(self._send(send), receive)
-        except (ClientDisconnect, OSError, TimeoutError):
-            pass
-        finally:
-            self.close(self.answer)
-
-    async def _send(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        async for data in self._events():
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _events(self) -> AsyncIterator[bytes]:
-        answer = self.answer
-        yield b"".join(answer.begin())
-        try:
-            async for fresh in news(answer.tickets):
-                if data := b"".join(answer.parts(fresh)):
-                    yield data
-        except Exception as error:  # the status is sent, so the error is an event
-            _, message, kind = described(error)
-            yield event(error_body(message, kind))
-            return
-        yield b"".join(answer.end())
-
-
-async def news(tickets: Sequence[Ticket]) -> AsyncIterator[list[int]]:
-    """Yield the indices of the tickets with new parts, until all have ended; raise their error."""
-    newest: dict[int, Part] = {}
-    while not all(part.ended for part in newest.values()) or len(newest) < len(tickets):
-        await tickets[0].news.wait()
-        tickets[0].news.clear()
-        for ticket in tickets:
-            if ticket.error is not None:
-                raise ticket.error
-        parts = {i: ticket.part for i, ticket in enumerate(tickets) if ticket.part is not None}
-        fresh = [i for i, part in parts.items() if part is not newest.get(i)]
-        newest |= parts
-        yield fresh
-
-
-async def _all_ended(tickets: Sequence[Ticket]) -> None:
-    async for _ in news(tickets):
-        pass
-
-
-async def until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Do the work; cancel it and raise ClientDisconnect once the client is gone."""
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in (work, gone())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ClientDisconnect
-        tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def described(error: Exception) -> tuple[int, str, str]:
-    """Return the status, message and type of an error."""
-    match error:
-        case NotServed():
-            return 404, printable(str(error))[:LONGEST], "invalid_request_error"
-        case InputError():  # it may quote half a character, which no encoding has
-            return 400, printable(str(error))[:LONGEST], "invalid_request_error"
-        case Full():
-            return 429, "the queue is full; try again later", "rate_limit_error"
-        case Unready():
-            return 503, "the server is warming up or ending; try again later", "server_error"
-        case Late():
-            return 504, "the answer was not whole in time; ask for fewer tokens", "timeout_error"
-        case HTTPException(status_code=404, detail="Not Found"):
-            return 404, f"no such path; {SERVED} are served", "invalid_request_error"
-        case HTTPException():
-            return error.status_code, str(error.detail), "invalid_request_error"
-    return 500, "internal error", "server_error"
-
-
-async def refused(request: Request, error: Exception) -> Response:
-    """Return the answer to a request that failed."""
-    status, message, kind = described(error)
-    param = re.match(r"[a-z_]+(?=[:.\[])", message)
-    wait = {Full: getattr(error, "seconds", 1), Unready: 5}.get(type(error))
-    headers = {} if wait is None else {"Retry-After": str(wait)}
-    code = "context_length_exceeded" if TOO_LONG.match(message) else None
-    code = "model_not_found" if isinstance(error, NotServed) else code
-    body = error_body(message, kind, param and param[0], code)
-    return JSONResponse(body, status, headers | (getattr(error, "headers", None) or {}))
-
-
-async def left(request: Request, error: Exception) -> Response:
-    """Return what nobody reads, to a client that is gone."""
-    return Response(status_code=499)
 
 
 class Page(StaticFiles):

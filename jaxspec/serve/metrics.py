@@ -31,6 +31,8 @@ class Metrics:
         self.waiting = Gauge("vllm:num_requests_waiting", "Requests that wait for one.", **about)
         self.prompt = counter("prompt_tokens", "Tokens of prompts.")
         self.new = counter("generation_tokens", "Tokens of answers.")
+        self.queries = counter("prefix_cache_queries", "Tokens of prompts that may be kept.")
+        self.hits = counter("prefix_cache_hits", "Tokens of prompts that were kept, so not read.")
         self.ended = counter("request_success", "Answers, by their end.", "finished_reason")
         self.drafts = counter("spec_decode_num_drafts", "Drafted blocks.")
         self.drafted = counter("spec_decode_num_draft_tokens", "Drafted tokens.")
@@ -62,6 +64,8 @@ class Metrics:
         now, count, stats = time.monotonic(), len(part.result.tokens), part.result.stats
         self.ended.labels(**self.labels, finished_reason=part.result.finish_reason).inc()
         self.prompt.labels(**self.labels).inc(len(ticket.request.rows[0]))
+        self.queries.labels(**self.labels).inc(len(ticket.request.rows[0]))
+        self.hits.labels(**self.labels).inc(part.result.cached)
         self.new.labels(**self.labels).inc(count)
         self.first.labels(**self.labels).observe(ticket.first - ticket.arrived)
         self.each.labels(**self.labels).observe((now - ticket.first) / max(count - 1, 1))

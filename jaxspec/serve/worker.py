@@ -116,6 +116,7 @@ class Worker(threading.Thread):
       progress: Called in this thread after each program of the warm-up, and once it is ready.
       patience: Seconds after which the warm-up leaves programs that are not always needed to the
         time when nobody asks, or to the first request that needs them.
+      prefixes: Most bytes that the lanes keep of prompts, for others that begin alike.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Worker(threading.Thread):
         observe: Callable[[Ticket], None] = lambda ticket: None,
         progress: Callable[[], None] = lambda: None,
         patience: float = math.inf,
+        prefixes: int = 0,
     ) -> None:
         super().__init__(name="jaxspec-worker", daemon=True)
         self.engine, self.queue = engine, queue
@@ -135,8 +137,11 @@ class Worker(threading.Thread):
         if plain is not None:
             engines["plain"] = plain
         self.lanes: dict[Lane, Batch] = {
-            name: engine.live(examples) for name, engine in engines.items()
+            name: engine.live(examples, prefixes // len(engines))
+            for name, engine in engines.items()
         }
+        self.joining = {name: dict[int, Ticket]() for name in self.lanes}
+        """Tickets by number whose prompt is being read, in each lane."""
         self.waiting: deque[Ticket] = deque()
         self.tickets: dict[int, Ticket] = {}
         """Tickets whose requests have rows, by number."""
@@ -256,6 +261,8 @@ class Worker(threading.Thread):
         for name, lane in self.lanes.items():
             if numbers := {i for i, ticket in leaving.items() if ticket.lane == name}:
                 lane.leave(numbers)
+                for number in numbers:
+                    self.joining[name].pop(number, None)
             self._join(name)
             if lane.busy:
                 lane.decode(stride=1)
@@ -265,19 +272,25 @@ class Worker(threading.Thread):
         return True
 
     def _join(self, name: Lane) -> None:
-        """Prefill one waiting prompt into a lane's free rows, and publish its first tokens.
+        """Read one waiting prompt, or a piece of it, for a lane's free rows; publish its first
+        tokens once it is read.
 
         Only one, since the rows that decode wait for it. A ticket is always in `waiting` or in
         `tickets`, whose tickets a failure reaches.
         """
         lane = self.lanes[name]
-        while joining := self._take(name, len(lane.free)):
+        while joining := self.joining[name] or self._take(name, len(lane.free)):
+            unread = {number: ticket.request for number, ticket in joining.items()}
+            self.joining[name] = {}
             try:
-                lane.join({number: ticket.request for number, ticket in joining.items()})
+                lane.join(unread)
             except InputError as error:
                 for number in joining:
                     self._end(self.tickets.pop(number), error)
                 continue
+            if unread:
+                self.joining[name] = joining
+                return
             lane.read()
             return self._publish(lane)
 

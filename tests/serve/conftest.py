@@ -60,7 +60,7 @@ def start(engine: Engine, plain: Engine) -> Served:
     listener = socket.create_server(("127.0.0.1", 0))
     metrics = Metrics(MODEL)
     requests = examples(engine, *SIZES)
-    worker = Worker(engine, requests, QUEUE, plain, metrics.observe)
+    worker = Worker(engine, requests, QUEUE, plain, metrics.observe, prefixes=2**24)
     limits = Limits(MODEL, images=1, pixels=100_000, tokens=256, races=True)
     settings = Settings(limits, body=BODY, hosts=("127.0.0.1", "localhost", "[::1]"))
     server = Server(worker, settings, metrics)

@@ -7,6 +7,7 @@ import base64
 import io
 import itertools
 import json
+import re
 import signal
 import socket
 import threading
@@ -457,6 +458,70 @@ def test_prompts_join_one_by_one_between_two_blocks(served: Served) -> None:
         assert counts == sorted(set(counts))
 
 
+def test_a_long_prompt_keeps_nobody_waiting(served: Served) -> None:
+    """A running answer gains a token after each piece; whoever leaves between two is not read on,
+    and the next one is.
+    """
+    worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)
+    lane, event, loop = worker.batch, asyncio.Event(), asyncio.new_event_loop()
+    assert lane.reader is not None
+    lane.reader.ready |= {*lane.reader.piece_sizes}
+    running, gone, other = (
+        Ticket(worker.read(request, NEW), time.monotonic() + 300, event, loop)
+        for request in (
+            Request("Hi", min_new_tokens=NEW),
+            *map(Request, ("So. " * 40, "Oh. " * 36)),
+        )
+    )
+    worker.waiting.extend([running])
+    worker._turn()
+    worker.waiting.extend([gone, other])
+
+    def turn() -> int:
+        assert running.part is not None
+        before, lane.run_ms = len(running.part.result.tokens), 0.0  # as of a fast loop
+        worker._turn()
+        return len(running.part.result.tokens) - before
+
+    assert turn() >= 1
+    assert (gone.waiting, gone.part, other.waiting) == (0, None, 1)
+    worker.abandon([gone])
+    while other.part is None:
+        assert turn() >= 1
+    loop.close()
+    assert gone.part is None
+    assert [*worker.tickets.values()] == [running, other]
+    alone = served.engine.generate(replace(other.request, max_new_tokens=1))
+    assert other.part.result.tokens[:1] == alone.tokens
+
+
+def test_a_conversation_reads_only_what_is_new(served: Served) -> None:
+    """Its answers are as if alone; another key or salt shares nothing with it."""
+    body = body_of(3) | {"stop": None, "temperature": 0.0, "max_tokens": 8}
+    said = {"role": "assistant", "content": "So."}
+    longer = body | {"messages": [*body["messages"], said, {"role": "user", "content": "Why?"}]}
+
+    def ask(body: dict[str, Any], key: str) -> tuple[str, int]:
+        headers = {"Authorization": f"Bearer {key}"}
+        answer = post(served, json.dumps(body).encode(), headers)[1]
+        usage = answer["usage"]
+        return answer["choices"][0]["message"]["content"], *usage["prompt_tokens_details"].values()
+
+    def hits() -> float:
+        page = get(served, "/metrics")[1].decode()
+        return float(re.findall(r"^vllm:prefix_cache_hits_total.* (\S+)$", page, re.M)[0])
+
+    first, cached = ask(body, "mine")
+    assert cached == 0
+    before = hits()
+    again, cached = ask(longer, "mine")
+    assert cached > 8
+    assert hits() == before + cached
+    assert (first, again) == tuple(alone(served, each).text for each in (body, longer))
+    assert ask(longer, "yours") == (again, 0)
+    assert ask(longer | {"cache_salt": "x"}, "mine") == (again, 0)
+
+
 def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Served) -> None:
     """And what the start has left is compiled while nobody asks."""
     ready: list[bool] = []
@@ -548,6 +613,7 @@ def test_metrics_have_the_names_of_vllms(served: Served) -> None:
     for name in (
         "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:prompt_tokens_total",
         "vllm:generation_tokens_total", "vllm:request_success_total",
+        "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
         "vllm:time_to_first_token_seconds_bucket", "vllm:spec_decode_num_drafts_total",
         "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",

@@ -1,0 +1,255 @@
+"""Read the prompts of a live batch, each whole or in pieces.
+
+*Whole* prompts have one program for each size. *Pieces* of 64 tokens are read behind what an
+earlier prompt left, and where the rows that decode would wait too long for a whole prompt: then
+they decode a block between two pieces. Each draft reads its prompt whole, once the target has.
+
+At one width every prompt is read in pieces which begin at multiples of 64. So the bits of its keys
+depend on neither what was kept nor what else is decoded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache import KVCache, whole_slots
+from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.state import DecodeState
+from jaxspec.decoding.steps import run_opened, run_piece, run_scored_prefill
+from jaxspec.engine.batcher import Batcher, Together
+from jaxspec.engine.compile_cache import timed
+from jaxspec.engine.fitting import holds, towers_read
+from jaxspec.engine.memory import Sizes
+from jaxspec.engine.prefixes import Prefix, Prefixes, first_slot, image_names
+from jaxspec.engine.requests import EncodedRequest
+from jaxspec.prompts.rows import PromptRow
+
+PIECE = 64
+"""Tokens of a piece."""
+
+
+class Prefilled(NamedTuple):
+    """Hold a prefilled prompt, from which answers with any options begin."""
+
+    rows: tuple[PromptRow, ...]
+    state: DecodeState
+    logits: Any
+    ms: float
+    cached: int
+    """Number of its tokens that were not read again."""
+
+
+@dataclass
+class Begun:
+    """Hold a prompt of which a part is read."""
+
+    request: EncodedRequest
+    sizes: Sizes
+    """Sizes to which it is padded."""
+    images: tuple[str, ...]
+    """Names of the images."""
+    tiles: int
+    """Tiles of the tower's program."""
+    features: Any = None
+    """What the tower makes of the images; None before it has, or without images."""
+    past: KVCache | None = None
+    """Cache of the part that is read; None for a prompt that is read whole."""
+    cached: int = 0
+    """Number of its tokens that were not read again."""
+    count: int = 0
+    """Number of tokens that are read."""
+    logits: Any = None
+    """Logits after the newest piece."""
+    ms: float = 0.0
+
+    @property
+    def row(self) -> PromptRow:
+        return self.request.rows[0]
+
+
+class Reader:
+    """Read prompts, one after the other.
+
+    Args:
+      sizes: Sizes of whole prompts, in order.
+      empty: Cache of one empty row, as large as the batch's; None reads every prompt whole.
+      most: Most bytes of prefixes that are kept.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        together: Together,
+        sizes: Sequence[Sizes],
+        empty: KVCache | None,
+        most: int,
+    ) -> None:
+        self.batcher, self.together, self.sizes, self.empty = batcher, together, sizes, empty
+        self.prefixes = Prefixes(most if empty is not None else 0, PIECE)
+        self.largest = {towers_read(each): each for each in sizes}
+        """Sizes that hold all prompts for the same towers."""
+        self.ready: set[Sizes] = set()
+        """Sizes whose prompts can be read in pieces, since their programs are compiled."""
+        self.whole_ms: dict[Sizes, float] = {}
+        """Milliseconds of the newest whole prompt of each size."""
+        self.begun: Begun | None = None
+        self.newest: Prefilled | None = None
+        """Newest prompt, which the next request may share."""
+
+    @property
+    def program(self) -> Any:
+        return self.together.held.program
+
+    @property
+    def joint(self) -> bool:
+        """Return whether tokens of an image read one another, so that no piece may split it."""
+        return self.program.target.text.joint_images
+
+    @property
+    def whole_sizes(self) -> list[Sizes]:
+        """Return the sizes for which a prompt may be read whole."""
+        if self.empty is None or not self.batcher.fixed:
+            return [*self.sizes]
+        return [sizes for sizes in self.sizes if self.joint and any(sizes.tiles)]
+
+    @property
+    def piece_sizes(self) -> list[Sizes]:
+        """Return the sizes of prompts that may be read in pieces, the largest of each kind first.
+
+        Only drafts that read the prompt themselves have a program for each size.
+        """
+        if self.empty is None:
+            return []
+        largest = [*self.largest.values()]
+        if not any(source.forms for source in self.program.sources):
+            return largest
+        return largest + [sizes for sizes in self.sizes if sizes not in largest]
+
+    def read(self, request: EncodedRequest, sizes: Sizes, most_ms: float) -> Prefilled | None:
+        """Read on in a prompt; return it once it is read, or None to be called again.
+
+        Equal prompts that follow one another, as samples do, are read once.
+
+        Args:
+          sizes: Sizes to which a whole prompt is padded.
+          most_ms: Milliseconds after which it returns; a step that has begun takes longer.
+        """
+        if self.newest is not None and self.newest.rows is request.rows:
+            return self.newest._replace(ms=0.0)
+        self.newest = None  # frees its memory
+        if self.begun is None or self.begun.request.rows is not request.rows:
+            self.begun = self._begin(request, sizes, most_ms)
+        begun = self.begun
+        goal = begun.ms + most_ms
+        while begun.past is not None and begun.count < len(begun.row):
+            self._read_piece(begun)
+            if begun.ms >= goal and begun.count < len(begun.row):
+                return None
+        self.newest, self.begun = self._finished(begun), None
+        return self.newest
+
+    def prepare(self, example: EncodedRequest, sizes: Sizes, whole: bool) -> Prefilled:
+        """Read an example of these sizes, whole or only its last piece."""
+        begun = Begun(example, sizes, (), sizes.tiles[0])
+        if not whole:
+            begun.past = self.empty
+            begun.count = (len(begun.row) - 1) // PIECE * PIECE
+            self._read_piece(begun)
+            self.ready.add(sizes)
+        return self._finished(begun, keeps=False)
+
+    def _begin(self, request: EncodedRequest, sizes: Sizes, most_ms: float) -> Begun:
+        """Decide how to read a prompt, and find what is read of it already."""
+        row, fixed = request.rows[0], self.batcher.fixed
+        names = image_names(request) if self.prefixes.most else ()
+        prefix, count = self.prefixes.find(request.owner, row[:-1], names)
+        features = prefix.features if prefix is not None and prefix.images == names else None
+        begun = Begun(request, sizes, names, sizes.tiles[0], features)
+        ready = sorted(self.piece_sizes if fixed else self.ready)
+        padded = next((each for each in ready if holds(each, request.sizes)), None)
+        if padded is None or (fixed and self.joint and (row.images >= 0).any()):
+            return begun
+        if fixed and features is None:
+            # In the tower other images beside one may change its rounding.
+            count = min(count, first_slot(row, 0))
+        if fixed:
+            count -= count % PIECE
+        elif _rounded(len(row) - count) >= sizes.length:
+            count = 0
+        if self.joint and (row[count:].images >= 0).any():
+            return begun
+        short = len(row) <= PIECE or self.whole_ms.get(sizes, math.inf) <= most_ms
+        if short and not count and not fixed:
+            return begun
+        begun.sizes, begun.past = padded, self.empty
+        if fixed:
+            begun.tiles = self._most_tiles(padded)
+        if count and prefix is not None and self.empty is not None:
+            length: Any = np.full(1, count, np.int32)
+            shift: Any = np.zeros(1, np.int32)  # rows with images say theirs
+            begun.past = self.batcher.larger(prefix.cache, self.empty.slots)
+            begun.past = begun.past.replace(length=length, shift=shift)
+        begun.cached = begun.count = count
+        return begun
+
+    def _most_tiles(self, sizes: Sizes) -> int:
+        """Return the tiles of the pieces' program for prompts of these sizes."""
+        return self.largest[towers_read(sizes)].tiles[0]
+
+    def _seen(self, begun: Begun, tiles: int) -> Any:
+        """Return the features of the images, padded to so many tiles; None without images."""
+        if not tiles or self.batcher.assembly.lead.images is None:
+            return None
+        if begun.features is None:
+            begun.features, ms = self.batcher.features(begun.request, begun.tiles)
+            begun.ms += ms
+        features = begun.features[:, :tiles]
+        missing = tiles - features.shape[1]
+        if not missing:
+            return features
+        return jnp.pad(features, ((0, 0), (0, missing), (0, 0), (0, 0)))
+
+    def _read_piece(self, begun: Begun) -> None:
+        """Read the next piece."""
+        features = self._seen(begun, self._most_tiles(begun.sizes))
+        piece = PromptBatch(self.batcher.part(begun.row, begun.count, PIECE), None)
+        arrays = begun.past, piece.replace(features=features)
+        (begun.logits, begun.past), ms = timed(run_piece, self.together.held, *arrays)
+        begun.count = min(begun.count + PIECE, len(begun.row))
+        begun.ms += ms
+
+    def _finished(self, begun: Begun, keeps: bool = True) -> Prefilled:
+        """Return the prompt once drafts have read it too, and keep what the target made of it."""
+        request, sizes = begun.request, begun.sizes
+        # `insert_rows` draws the first token again, so prefills need no grammar.
+        options = self.batcher.options(self.together, [request], 1).with_grammars(None)
+        features = None
+        if self.empty is not None:
+            tiles = sizes.tiles[0] if begun.past is None else self._most_tiles(sizes)
+            features = self._seen(begun, tiles)
+        if begun.past is None:
+            together, room = self.together._replace(sizes=sizes), self.batcher.rooms(sizes)[0]
+            (state, logits), ms = self.batcher.prefill(
+                together, [request], options, room, run_scored_prefill, features
+            )
+            self.whole_ms[sizes] = begun.ms + ms
+        else:
+            batch = self.batcher.inputs([request], sizes, 1, features)
+            arrays, new = (batch, options, begun.logits, begun.past), self.together.sizes.new
+            (state, logits), ms = timed(run_opened, self.together.held, *arrays, static=(new,))
+        if keeps and self.prefixes.most:
+            length = next(each.length for each in self.sizes if each.length >= len(begun.row))
+            cache = state.target.shrunk(whole_slots(length + 1))
+            self.prefixes.add(Prefix(request.owner, begun.row, begun.images, cache, begun.features))
+        return Prefilled(request.rows, state, logits, begun.ms + ms, begun.cached)
+
+
+def _rounded(tokens: int) -> int:
+    """Return the tokens of the pieces that hold so many."""
+    return -(-tokens // PIECE) * PIECE
