@@ -17,57 +17,33 @@ import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.speculative import TargetProgram
 from jaxspec.decoding.state import DecodeState, Pause
-from jaxspec.decoding.steps import grow, insert_rows, run_decode
+from jaxspec.decoding.steps import grow, run_decode
 from jaxspec.engine.batcher import Batcher
 from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
-from jaxspec.engine.fitting import fitting, holds, live_sizes
+from jaxspec.engine.fitting import Kind, fitting, holds, live_sizes
 from jaxspec.engine.memory import (
     MemoryReport,
     Sizes,
-    abstract_inputs,
-    abstract_state,
     plan_memory,
 )
 from jaxspec.engine.policy import Pace
 from jaxspec.engine.reading import Prefilled, Reader
 from jaxspec.engine.requests import EncodedRequest, Result
+from jaxspec.engine.states import Rows, States
 from jaxspec.engine.writing import Start, Written
-from jaxspec.runtime import usual_settings
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import replicated
 
 STRIDE = 8
 """Tokens between two looks at an answer that is streamed or may stop at a string."""
-
-
-class Kind(NamedTuple):
-    """Choose the loop's program by what its rows need."""
-
-    changed: bool
-    """Whether a row has processors or `logprobs`."""
-    sampled: bool
-    guided: bool = False
-    """Whether a row has a grammar, which the host is asked for in each block."""
-
-    @classmethod
-    def of(cls, requests: Sequence[EncodedRequest]) -> Kind:
-        """Return the least kind that decodes these requests together."""
-        changed = any(r.logprobs is not None or r.settings.changed for r in requests)
-        guided = any(r.settings.grammar for r in requests)
-        return cls(changed, any(r.temperature > 0 for r in requests), guided)
-
-    def serves(self, other: Kind) -> bool:
-        """Return whether this loop also decodes requests of another kind."""
-        return all(have or not need for have, need in zip(self, other))
 
 
 class Batch:
@@ -114,7 +90,7 @@ class Batch:
         more share one prefill."""
         self.waits = live or len(examples) > self.rows
         """Whether requests join while others decode."""
-        self.sizes = live_sizes(batcher, examples) if live else [self.capacity]
+        self.sizes = live_sizes(examples) if live else [self.capacity]
         self.kinds = sorted({Kind.of(examples)} | {Kind.of([r]) for r in examples if live})
         self.room, *self.larger = [self.capacity.new] if live else batcher.rooms(self.capacity)
         self.busy: dict[int, int] = {}
@@ -128,30 +104,15 @@ class Batch:
         """Milliseconds of the loop's newest run."""
         self.started = live
         """Whether there is a state; otherwise the first requests that join make it."""
-        self.shapes: dict[tuple[int, int], DecodeState] = {}
-        """Shapes of states, by their rows and slots for new tokens."""
+        self.states = States(batcher, self.together)
         self.reader: Reader | None = None
         """What reads the prompts of a live batch."""
         if live:
-            self.state, self.options = self._empty(self.width)
-            row = self._empty(1)[0].target if isinstance(batcher.program, TargetProgram) else None
+            self.state, self.options = self.states.empty(self.width, self.room)
+            row = None
+            if isinstance(batcher.program, TargetProgram):
+                row = self.states.empty(1, self.room)[0].target
             self.reader = Reader(batcher, self.together, self.sizes, row, prefixes)
-
-    def _empty(self, rows: int) -> tuple[DecodeState, Sampling]:
-        """Return a state without any request, and its options."""
-        program, params, mesh = self.batcher.program, self.together.held.params, self.batcher.mesh
-        options, form = self._empty_options(rows), (rows, self.room)
-        if form not in self.shapes:
-            inputs, _ = abstract_inputs(program, rows, self.capacity)
-            self.shapes[form] = abstract_state(program, params, inputs, options, self.room)
-        shapes = self.shapes[form]
-        with usual_settings():
-            empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
-        options = options if mesh is None else jax.device_put(options, replicated(mesh))
-        return empty.replace(done=~empty.done), options
-
-    def _empty_options(self, rows: int) -> Sampling:
-        return self.together.options([], self.batcher.eos, rows)
 
     @property
     def capacity(self) -> Sizes:
@@ -246,11 +207,10 @@ class Batch:
     def _prefill(self, requests: Sequence[EncodedRequest], rows: Sequence[int]) -> Start:
         """Prefill a list of requests together, into these rows or into none."""
         count = self.few if self.started else self.rows
-        room, options = self.batcher.rooms(self.capacity)[0], self._options(requests, count)
+        room, options = self.batcher.rooms(self.capacity)[0], self.states.options(requests, count)
         fresh, ms = self.batcher.prefill(self.together, requests, options, room)
         if self.started:
-            state = self.state, self.options
-            self.state, self.options = self._inserted(*state, fresh, options, rows)
+            self._put((fresh, options), rows)
         else:
             self.state, self.started = fresh, True
             self.options = options.with_grammars(None)
@@ -260,32 +220,18 @@ class Batch:
         self, prompt: Prefilled, requests: Sequence[EncodedRequest], rows: Sequence[int]
     ) -> Start:
         """Insert a prompt of a live batch for a request into this row, or into none."""
-        fresh, options, logits = prompt.state, self._options(requests, 1), prompt.logits
+        fresh, logits = (prompt.state, self.states.options(requests, 1)), prompt.logits
         if len(self.widths) > 1:
             # In one form for prompts of all sizes, so that each width needs one program.
-            fresh, options = self._inserted(*self._empty(1), fresh, options, [0], logits)
+            fresh = self.states.inserted(self.states.empty(1, self.room), fresh, [0], logits)
             logits = None
-        state = self.state, self.options
-        self.state, self.options = self._inserted(*state, fresh, options, rows, logits)
+        self._put(fresh, rows, logits)
         return Start(prompt.ms, self.decode_ms, prompt.cached)
 
-    def _options(self, requests: Sequence[EncodedRequest], rows: int) -> Sampling:
-        return self.batcher.options(self.together, requests, rows)
-
-    def _inserted(
-        self,
-        state: DecodeState,
-        options: Sampling,
-        fresh: DecodeState,
-        fresh_options: Sampling,
-        rows: Sequence[int],
-        logits: Any = None,
-    ) -> tuple[DecodeState, Sampling]:
-        """Return the state and options with the first fresh rows at these rows."""
-        dropped = [len(state.done)] * (len(fresh.done) - len(rows))
-        destinations = np.asarray([*rows, *dropped], np.int32)
-        arrays = state, options, fresh, fresh_options, destinations, logits
-        return timed(insert_rows, self.together.held, *arrays)[0]
+    def _put(self, fresh: Rows, rows: Sequence[int], logits: Any = None) -> None:
+        """Insert the first fresh rows at these places, see `States.inserted`."""
+        old = self.state, self.options
+        self.state, self.options = self.states.inserted(old, fresh, rows, logits)
 
     def resize(self, rows: int) -> None:
         """Move the busy rows, in order, into a state of the fewest rows that are so many."""
@@ -297,8 +243,9 @@ class Batch:
     def _move(self, width: int) -> None:
         moved = {row: new for new, row in enumerate(self.busy)}
         rows = [moved.get(row, width) for row in range(self.width)]
-        state = self.state, self.options
-        self.state, self.options = self._inserted(*self._empty(width), *state, rows)
+        old = self.state, self.options
+        empty = self.states.empty(width, self.room)
+        self.state, self.options = self.states.inserted(empty, old, rows)
         self.busy = dict(enumerate(self.busy.values()))
         self.width = width
 
@@ -317,7 +264,8 @@ class Batch:
 
         stride: Number of tokens that the longest answer gains, 1 for one block; None runs on.
         """
-        self.grow()
+        if self.larger and self.longest >= self.full:
+            self.enlarge()
         self.resize(len(self.busy))
         stride = stride or (STRIDE if self.stops else self.full)
         kind, held, busy = self.kind, self.together.held, [*self.busy.values()]
@@ -372,11 +320,6 @@ class Batch:
         rest = state.replace(logprobs=None, prompt=None)
         return rest, options.replace(processors=None, logprobs=None)
 
-    def grow(self) -> None:
-        """Enlarge the caches if the longest answer has filled them."""
-        if self.larger and self.longest >= self.full:
-            self.enlarge()
-
     def enlarge(self) -> None:
         """Give the caches their next size."""
         more = self.larger[0] - self.room
@@ -423,7 +366,7 @@ class Batch:
             self.capacity,
             beside,
             [self.room, *self.larger],
-            self._empty_options,
+            self.states.empty_options,
         )
         most = 0 if self.reader is None else self.reader.prefixes.most
         return replace(report, prefixes=most)
@@ -440,8 +383,7 @@ class Batch:
         """Compile a loop of so many rows, and what inserts a row into them."""
         if width != self.width:
             self.resize(width)
-            state = self.state, self.options
-            self.state, self.options = self._inserted(*state, *self._empty(1), [])
+            self._put(self.states.empty(1, self.room), [])
         pause: Any = np.zeros(2, np.int32)
         executable(run_decode, held, *self._read_by(kind), Pause(*pause))
 

@@ -25,6 +25,7 @@ from jaxspec.decoding.steps import larger_cache, run_prefill, run_tower
 from jaxspec.engine.assembly import Assembly
 from jaxspec.engine.compile_cache import Held, timed
 from jaxspec.engine.config import BATCH_BUCKETS, Batching, EngineConfig
+from jaxspec.engine.fitting import in_batches, largest
 from jaxspec.engine.memory import Sizes
 from jaxspec.engine.policy import Policy, cost_file
 from jaxspec.engine.requests import (
@@ -39,9 +40,8 @@ from jaxspec.engine.requests import (
 from jaxspec.errors import InputError, located, warn_once
 from jaxspec.loading.images import image_inputs, image_tiles
 from jaxspec.loading.models import prompt_encoder
-from jaxspec.models.inputs import PromptRows
 from jaxspec.prompts.captions import Caption, Captioner
-from jaxspec.prompts.rows import PromptRow, Showing, bucket, prompt_row, stack_rows
+from jaxspec.prompts.rows import Showing, bucket, part_of, prompt_row, stack_rows
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh, replicated
 
@@ -214,7 +214,7 @@ class Batcher:
         """Return the bucket that holds all requests."""
         if not requests:
             raise InputError("requests: []; give one or more")
-        return jax.tree.map(lambda *sizes: max(sizes), *(request.sizes for request in requests))
+        return largest(request.sizes for request in requests)
 
     def rows(self, requests: int) -> int:
         """Return the number of rows of a batch for so many requests."""
@@ -301,8 +301,8 @@ class Batcher:
         row, start = request.rows[0], int(np.asarray(past.length)[0])
         past = self.larger(past, slots + self.program.spare_slots)
         width = bucket(len(row) - start, self.config.prompt_buckets, "prompt tokens")
-        rows = self.part(row, start, width)
-        return batch.replace(target=rows, whole=batch.target, past=past)
+        part = part_of(row, start, width)
+        return batch.replace(target=part, whole=batch.target, past=past)
 
     def larger(self, past: KVCache, slots: int) -> KVCache:
         """Return a cache with at least so many slots."""
@@ -310,14 +310,6 @@ class Batcher:
             return past
         with on_mesh(self.mesh):
             return larger_cache(slots - past.slots, past)
-
-    def part(self, row: PromptRow, start: int, width: int) -> PromptRows:
-        """Return the slots of a prompt from `start` on, at most `width`, padded to so many."""
-        (rows,) = stack_rows([[row[start : start + width]]], width)
-        if rows.rotary is None:
-            return rows
-        shift: Any = np.asarray([row.shift], np.int32)
-        return rows.replace(shift=shift)
 
     def features(self, request: EncodedRequest, tiles: int) -> tuple[Any, float]:
         """Return what the target's tower makes of a request's images, and the milliseconds."""
@@ -384,29 +376,6 @@ def rooms(new: int, block: int) -> list[int]:
     while sizes[-1] < new:
         sizes.append(FACTOR * sizes[-1])
     return [size for size in sizes[:-1] if size > block] + [new]
-
-
-def in_batches(sizes: Sequence[Sizes], most: int) -> list[list[int]]:
-    """Return batches of at most `most` requests, as indices, the longest requests first.
-
-    A batch is padded to its largest sizes. So no size in it is over twice another one, and either
-    all its requests have images or none has.
-    """
-    batches: list[tuple[list[int], set[Sizes]]] = []
-    for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
-        for members, batch_sizes in batches:
-            if len(members) < most and all(_near(sizes[i], other) for other in batch_sizes):
-                members.append(i)
-                batch_sizes.add(sizes[i])
-                break
-        else:
-            batches.append(([i], {sizes[i]}))
-    return [members for members, _ in batches]
-
-
-def _near(first: Sizes, second: Sizes) -> bool:
-    """Return whether no size is over twice the other; any size is over twice 0."""
-    return all(max(pair) <= 2 * min(pair) for pair in zip(first.flat, second.flat, strict=True))
 
 
 def sampling_options(

@@ -1,22 +1,50 @@
-"""Find the sizes of a live batch that hold a request, or say what is too large."""
+"""Find the programs that requests need: their sizes, their kind of loop, and who shares a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
 
 from jaxspec.data.images import Picture
-from jaxspec.engine.batcher import Batcher
 from jaxspec.engine.memory import Sizes
 from jaxspec.engine.requests import EncodedRequest
 from jaxspec.errors import InputError
 
 
-def live_sizes(batcher: Batcher, examples: Sequence[EncodedRequest]) -> list[Sizes]:
+class Kind(NamedTuple):
+    """Choose the loop's program by what its rows need."""
+
+    changed: bool
+    """Whether a row has processors or `logprobs`."""
+    sampled: bool
+    guided: bool = False
+    """Whether a row has a grammar, which the host is asked for in each block."""
+
+    @classmethod
+    def of(cls, requests: Sequence[EncodedRequest]) -> Kind:
+        """Return the least kind that decodes these requests together."""
+        changed = any(r.logprobs is not None or r.settings.changed for r in requests)
+        guided = any(r.settings.grammar for r in requests)
+        return cls(changed, any(r.temperature > 0 for r in requests), guided)
+
+    def serves(self, other: Kind) -> bool:
+        """Return whether this loop also decodes requests of another kind."""
+        return all(have or not need for have, need in zip(self, other))
+
+
+def largest(sizes: Iterable[Sizes]) -> Sizes:
+    """Return the least sizes that hold prompts of all these."""
+    return jax.tree.map(lambda *each: max(each), *sizes)
+
+
+def live_sizes(examples: Sequence[EncodedRequest]) -> list[Sizes]:
     """Return the sizes of the examples and, with images and without, their maxima, in order."""
-    alike: dict[tuple[bool, ...], list[EncodedRequest]] = {}
+    alike: dict[tuple[bool, ...], list[Sizes]] = {}
     for example in examples:
-        alike.setdefault(towers_read(example.sizes), []).append(example)
-    return sorted({example.sizes for example in examples} | {*map(batcher.largest, alike.values())})
+        alike.setdefault(towers_read(example.sizes), []).append(example.sizes)
+    return sorted({example.sizes for example in examples} | {*map(largest, alike.values())})
 
 
 def holds(sizes: Sizes, smaller: Sizes) -> bool:
@@ -76,3 +104,26 @@ def _pixels(images: Sequence[Picture]) -> int:
 def towers_read(sizes: Sizes) -> tuple[bool, ...]:
     """Return which towers read images; prompts for the same towers have the same fields."""
     return tuple(map(bool, sizes.tiles))
+
+
+def in_batches(sizes: Sequence[Sizes], most: int) -> list[list[int]]:
+    """Return batches of at most `most` requests, as indices, the longest requests first.
+
+    A batch is padded to its largest sizes. So no size in it is over twice another one, and either
+    all its requests have images or none has.
+    """
+    batches: list[tuple[list[int], set[Sizes]]] = []
+    for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
+        for members, batch_sizes in batches:
+            if len(members) < most and all(_near(sizes[i], other) for other in batch_sizes):
+                members.append(i)
+                batch_sizes.add(sizes[i])
+                break
+        else:
+            batches.append(([i], {sizes[i]}))
+    return [members for members, _ in batches]
+
+
+def _near(first: Sizes, second: Sizes) -> bool:
+    """Return whether no size is over twice the other; any size is over twice 0."""
+    return all(max(pair) <= 2 * min(pair) for pair in zip(first.flat, second.flat, strict=True))

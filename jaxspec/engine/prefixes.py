@@ -35,15 +35,9 @@ class Prefix:
     def shared(self, row: PromptRow, images: tuple[str, ...]) -> int:
         """Return how many slots at the start of another row hold the same tokens and images."""
         count = same_slots(self.row, row)
-        for number, pair in enumerate(zip(self.images, images)):
-            if len({*pair}) > 1:
-                return min(count, first_slot(row, number))
-        return count
-
-
-def first_slot(row: PromptRow, image: int) -> int:
-    """Return the first slot that shows this image or a later one; the row's length if none does."""
-    return int(np.argmax(np.append(row.images >= image, True)))
+        differ = [i for i, pair in enumerate(zip(self.images, images)) if len({*pair}) > 1]
+        others = np.flatnonzero(row.images >= differ[0]) if differ else ()
+        return int(min(count, *others[:1], count))
 
 
 class Prefixes:

@@ -26,9 +26,9 @@ from jaxspec.engine.batcher import Batcher, Together
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.fitting import holds, towers_read
 from jaxspec.engine.memory import Sizes
-from jaxspec.engine.prefixes import Prefix, Prefixes, first_slot, image_names
+from jaxspec.engine.prefixes import Prefix, Prefixes, image_names
 from jaxspec.engine.requests import EncodedRequest
-from jaxspec.prompts.rows import PromptRow
+from jaxspec.prompts.rows import PromptRow, part_of
 
 PIECE = 64
 """Tokens of a piece."""
@@ -175,9 +175,6 @@ class Reader:
         padded = next((each for each in ready if holds(each, request.sizes)), None)
         if padded is None or (fixed and self.joint and (row.images >= 0).any()):
             return begun
-        if fixed and features is None:
-            # In the tower other images beside one may change its rounding.
-            count = min(count, first_slot(row, 0))
         if fixed:
             count -= count % PIECE
         elif _rounded(len(row) - count) >= sizes.length:
@@ -188,7 +185,7 @@ class Reader:
         if short and not count and not fixed:
             return begun
         begun.sizes, begun.past = padded, self.empty
-        if fixed:
+        if fixed:  # one program of the tower, whatever other images a prompt has
             begun.tiles = self._most_tiles(padded)
         if count and prefix is not None and self.empty is not None:
             length: Any = np.full(1, count, np.int32)
@@ -218,7 +215,7 @@ class Reader:
     def _read_piece(self, begun: Begun) -> None:
         """Read the next piece."""
         features = self._seen(begun, self._most_tiles(begun.sizes))
-        piece = PromptBatch(self.batcher.part(begun.row, begun.count, PIECE), None)
+        piece = PromptBatch(part_of(begun.row, begun.count, PIECE), None)
         arrays = begun.past, piece.replace(features=features)
         (begun.logits, begun.past), ms = timed(run_piece, self.together.held, *arrays)
         begun.count = min(begun.count + PIECE, len(begun.row))

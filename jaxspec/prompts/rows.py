@@ -196,6 +196,15 @@ def stack_rows(forms: Sequence[Sequence[PromptRow]], width: int) -> tuple[Prompt
     return tuple(_stack(rows, width, mrope) for rows in forms)
 
 
+def part_of(row: PromptRow, start: int, width: int) -> PromptRows:
+    """Return the slots of a row from `start` on, at most `width` and padded to so many."""
+    (rows,) = stack_rows([[row[start : start + width]]], width)
+    if rows.rotary is None:
+        return rows
+    shift: Any = np.asarray([row.shift], np.int32)
+    return rows.replace(shift=shift)
+
+
 def image_spans(slot_images: Sequence[np.ndarray], most: int) -> np.ndarray:
     """Return the first slot and the number of slots of each image, int32 [B, most, 2].
 

@@ -94,7 +94,7 @@ def test_answers_do_not_depend_on_what_was_kept(
 
 
 def images_of(batch: Batch, prompt: Any) -> np.ndarray:
-    return batch.batcher.read([Request(prompt)])[0].rows[0].images
+    return batch.batcher.read([Request(prompt, NEW)])[0].rows[0].images
 
 
 def test_at_one_width_no_bit_depends_on_what_was_kept(target: LoadedModel) -> None:
