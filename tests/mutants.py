@@ -56,6 +56,27 @@ MUTANTS = (
         "decoding/test_plans.py::test_idle_sources_catch_up[M,T,lookup]",
     ),
     Mutant(
+        "a key reads behind what another's prompt left",
+        "engine/prefixes.py",
+        "for p in self.kept if p.owner == owner]",
+        "for p in self.kept]",
+        "decoding/test_prefixes.py::test_prefixes_are_apart_by_key_and_image",
+    ),
+    Mutant(
+        "an image passes for another one in its place",
+        "engine/prefixes.py",
+        "if len({*pair}) > 1",
+        "if len({*pair}) > 2",
+        "decoding/test_prefixes.py::test_prefixes_are_apart_by_key_and_image",
+    ),
+    Mutant(
+        "at one width pieces begin anywhere",
+        "engine/reading.py",
+        "count -= count % PIECE",
+        "count -= 0",
+        "decoding/test_prefixes.py::test_at_one_width_no_bit_depends_on_what_was_kept",
+    ),
+    Mutant(
         "a policy stays with what it knows",
         "engine/policy.py",
         "hope = doubt * self.tokens(i, rows, HOPE) / ms",

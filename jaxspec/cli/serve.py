@@ -138,6 +138,7 @@ def run(args: Serve) -> None:
     counts |= {"max-new-tokens": sizes.max_new_tokens}
     check_counts(**{f"--{name}": count for name, count in counts.items()})
     check_numbers(1, 1e6, **{"--timeout": sizes.timeout})
+    check_numbers(0, 1e15, **{"--prefix-bytes": sizes.prefix_bytes})
     key = listening.api_key or os.environ.get(KEY, "")
     if listening.host not in LOCAL and not (key or listening.insecure):
         raise InputError(f"--host: {listening.host} may be reached by others; give --api-key")

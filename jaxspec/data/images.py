@@ -7,6 +7,7 @@ import io
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,11 @@ class Picture:
     def rgb(self) -> Image.Image:
         """Return the image as RGB."""
         return to_rgb(self.source)
+
+    @cached_property
+    def hash(self) -> str:
+        """Return `image_hash` of its pixels."""
+        return image_hash(self.rgb())
 
 
 Pixels = StoredImage | Image.Image | np.ndarray

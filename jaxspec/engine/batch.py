@@ -23,7 +23,6 @@ import jax
 import numpy as np
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.speculative import TargetProgram
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, run_decode
 from jaxspec.engine.batcher import Batcher
@@ -109,9 +108,7 @@ class Batch:
         """What reads the prompts of a live batch."""
         if live:
             self.state, self.options = self.states.empty(self.width, self.room)
-            row = None
-            if isinstance(batcher.program, TargetProgram):
-                row = self.states.empty(1, self.room)[0].target
+            row = self.states.empty(1, self.room)[0].target
             self.reader = Reader(batcher, self.together, self.sizes, row, prefixes)
 
     @property

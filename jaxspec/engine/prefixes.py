@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from jaxspec.cache import KVCache
-from jaxspec.data.images import image_hash
 from jaxspec.engine.memory import bytes_held
 from jaxspec.engine.requests import EncodedRequest
 from jaxspec.prompts.rows import PromptRow, same_slots
@@ -17,7 +16,7 @@ from jaxspec.prompts.rows import PromptRow, same_slots
 def image_names(request: EncodedRequest) -> tuple[str, ...]:
     """Return a name of each image of a request: equal names are equal to the tower."""
     limits = sorted(request.image_limits.items())
-    return tuple(f"{image_hash(image.rgb())} {limits}" for image in request.prompt.images)
+    return tuple(f"{image.hash} {limits}" for image in request.prompt.images)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxspec.cache import KVCache, whole_slots
 from jaxspec.decoding.inputs import PromptBatch
+from jaxspec.decoding.speculative import TargetProgram
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_opened, run_piece, run_scored_prefill
 from jaxspec.engine.batcher import Batcher, Together
@@ -78,7 +79,7 @@ class Reader:
 
     Args:
       sizes: Sizes of whole prompts, in order.
-      empty: Cache of one empty row, as large as the batch's; None reads every prompt whole.
+      empty: Cache of one empty row, as large as the batch's.
       most: Most bytes of prefixes that are kept.
     """
 
@@ -87,11 +88,14 @@ class Reader:
         batcher: Batcher,
         together: Together,
         sizes: Sequence[Sizes],
-        empty: KVCache | None,
+        empty: KVCache,
         most: int,
     ) -> None:
-        self.batcher, self.together, self.sizes, self.empty = batcher, together, sizes, empty
-        self.prefixes = Prefixes(most if empty is not None else 0, PIECE)
+        self.batcher, self.together, self.sizes = batcher, together, sizes
+        alone = batcher.mesh is None or not batcher.mesh.is_multi_process
+        self.empty = empty if alone and isinstance(batcher.program, TargetProgram) else None
+        """None where every prompt is read whole: by several models, or in several processes."""
+        self.prefixes = Prefixes(0 if self.empty is None else most, PIECE)
         self.largest = {towers_read(each): each for each in sizes}
         """Sizes that hold all prompts for the same towers."""
         self.ready: set[Sizes] = set()
@@ -126,10 +130,10 @@ class Reader:
         """
         if self.empty is None:
             return []
-        largest = [*self.largest.values()]
-        if not any(source.forms for source in self.program.sources):
-            return largest
-        return largest + [sizes for sizes in self.sizes if sizes not in largest]
+        sizes = [*self.largest.values()]
+        if any(source.forms for source in self.program.sources):
+            sizes += [each for each in self.sizes if each not in sizes]
+        return [each for each in sizes if self.batcher.fixed or each.length > PIECE]
 
     def read(self, request: EncodedRequest, sizes: Sizes, most_ms: float) -> Prefilled | None:
         """Read on in a prompt; return it once it is read, or None to be called again.

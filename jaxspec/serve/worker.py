@@ -21,6 +21,7 @@ from typing import Literal
 from jaxspec.config import text_config
 from jaxspec.engine.batch import Batch
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.prefixes import image_names
 from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded
 from jaxspec.engine.warmup import warmup_steps
 from jaxspec.errors import InputError
@@ -176,7 +177,9 @@ class Worker(threading.Thread):
         room = max(min(context - len(encoded.rows[0]), batch.capacity.new), 1)
         encoded = replace(encoded, max_new_tokens=min(most or room, room))
         batch.fit(encoded)
-        return decoded(encoded)
+        encoded = decoded(encoded)
+        image_names(encoded)  # pictures keep their hashes, which take too long between two blocks
+        return encoded
 
     @property
     def full(self) -> Full:
