@@ -52,14 +52,10 @@ def ask(batch: Batch, request: Any, owner: str = "") -> Result:
 
 
 def drafts(kind: str, target: LoadedModel, draft: LoadedModel) -> tuple[Any, dict[str, Any]]:
-    model, options = LanguageModel(target.config), {"views": None}
     if kind == "views and lookup":
         return draft, {"views": ("M", "T", "lookup")}
-    if kind == "EAGLE-3":
-        options |= {"feature": "eagle3", "target_layers": (0, 1)}
-        head = tiny.kv_head(model, target.params, feature="eagle3")
-    else:
-        head = tiny.kv_head(model, target.params)
+    options = {"feature": "fused", "target_layers": (0, 1, 2)} if kind == "EAGLE-3" else {}
+    head = tiny.kv_head(LanguageModel(target.config), target.params, **options)
     return LoadedHead(*head), {"views": None}
 
 
@@ -154,7 +150,7 @@ def test_pieces_are_read_as_the_whole_prompt_is(family: str) -> None:
     config, processor = FAMILIES[family]()
     params = jax.device_put(tiny.random_params(config, scale=0.5))
     target = LoadedModel(config, params, tiny.chat_tokenizer(), processor)
-    sizes = SIZES | {"prompt_buckets": (512,), "image_buckets": (64,)}
+    sizes = SIZES | {"prompt_buckets": (512,), "image_buckets": (0, 64)}
     engine = Engine(target, config=EngineConfig(**sizes))
     images = [tiny.page(0, 40, 28), tiny.page(1, 28, 40)] if target.images else []
     (request,) = engine.batcher.read([Request("What is it?", NEW, images=images)])
