@@ -73,8 +73,8 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
         check_trace(result, alone)
         for field, value in vars(alone.stats).items():
             np.testing.assert_array_equal(value, getattr(result.stats, field), err_msg=field)
-    assert not batch.requests
-    assert not batch.so_far
+    assert not batch.written.requests
+    assert not batch.written.so_far
     longest = max(results, key=lambda i: len(results[i].tokens))
     batch.join({0: engine.batcher.read([requests[longest]])[0]})
     batch.decode(stride=1)  # an empty batch decodes at once what joins it

@@ -498,6 +498,7 @@ def test_a_long_prompt_keeps_nobody_waiting(served: Served) -> None:
 def test_a_conversation_reads_only_what_is_new(served: Served) -> None:
     """Its answers are as if alone; another key or salt shares nothing with it."""
     body = body_of(3) | {"stop": None, "temperature": 0.0, "max_tokens": 8}
+    body["messages"][0]["content"][1]["text"] = QUESTIONS[2] * 2
     said = {"role": "assistant", "content": "So."}
     longer = body | {"messages": [*body["messages"], said, {"role": "user", "content": "Why?"}]}
 
