@@ -301,8 +301,7 @@ class Batcher:
         row, start = request.rows[0], int(np.asarray(past.length)[0])
         past = self.larger(past, slots + self.program.spare_slots)
         width = bucket(len(row) - start, self.config.prompt_buckets, "prompt tokens")
-        part = part_of(row, start, width)
-        return batch.replace(target=part, whole=batch.target, past=past)
+        return batch.replace(target=part_of(row, start, width), whole=batch.target, past=past)
 
     def larger(self, past: KVCache, slots: int) -> KVCache:
         """Return a cache with at least so many slots."""
@@ -327,9 +326,8 @@ class Batcher:
         padded = [*requests, *[requests[-1]] * (count - len(requests))]
         pictures = decoded_images(requests, count - len(requests))
         limits = [request.image_limits for request in requests]
-        towers = [*self.assembly.towers]
-        if features is not None:
-            towers[0] = None
+        first, *others = self.assembly.towers
+        towers = [first if features is None else None, *others]
         images = [
             tower and image_inputs(tower.model, pictures, tiles, limits, tower.changes)
             for tower, tiles in zip(towers, sizes.tiles, strict=True)
