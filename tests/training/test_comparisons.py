@@ -40,13 +40,14 @@ def test_heads_that_are_trained_alike_differ_in_their_kind() -> None:
     answers, *training, table = (
         PARSERS[words[0]](words[1:]) for words in commands(150, 256, 16, Path("runs/alike"))
     )
-    for name, (recipe, options) in zip(HEADS, training, strict=True):
+    (first,) = training[0][0].values()
+    for name, (recipes, options) in zip(HEADS, training, strict=True):
+        (recipe,) = recipes.values()
         head = new_head(replace(SMALL.target, num_hidden_layers=30), **recipe.head)
         kind, _, rule = name.partition(", ")
         assert head.title == (f"{kind} head" if rule or kind == "DFlash" else kind)
         assert getattr(head, "images", "") == rule
         assert head.text_config.num_hidden_layers == 1
-        first, _ = training[0]
         same = replace(first, head=recipe.head, chosen=recipe.chosen)
         assert recipe == same
         assert options.data == (str(answers.out / answers.name),)

@@ -90,7 +90,13 @@ def our_step(shapes: Shapes, anchors: int, kinds: Sequence[str] = ("EAGLE-3",)) 
     starts = np.linspace(0, shapes.length - 1 - shapes.gamma, anchors).astype(np.int32)
     batch = JointBatch(
         ConversationBatch(rows, np.ones(tokens.shape, bool), {}, numbers),
-        {kind: (np.tile(starts, (shapes.batch, 1)), None) for kind in kinds},
+        {
+            kind: (
+                np.tile(starts, (shapes.batch, 1)),
+                np.zeros((shapes.batch, 0, 2), np.int32) if config.reads_spans else None,
+            )
+            for kind, config in configs.items()
+        },
     )
     return Step(
         make_step(loss, optimizer, train),
