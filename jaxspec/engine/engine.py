@@ -19,13 +19,13 @@ from jaxspec.cluster import map_over_processes
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_logprobs
 from jaxspec.engine.assembly import collaboration, speculation, with_proposer
-from jaxspec.engine.batch import STRIDE, Batch
-from jaxspec.engine.batcher import Batcher
+from jaxspec.engine.batches.batch import STRIDE, Batch
+from jaxspec.engine.batches.batcher import Batcher
+from jaxspec.engine.batches.warmup import warmup_steps
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.engine.memory import MemoryReport
 from jaxspec.engine.requests import Request, Result, decoded_images, nth_seed
-from jaxspec.engine.warmup import warmup_steps
 from jaxspec.errors import InputError, check_counts, warn_once
 from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.cache import KVCache
 from jaxspec.data.images import ImageSource
-from jaxspec.engine.batch import Batch
+from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import Request, Result, contents, encoder_of
 from jaxspec.errors import InputError

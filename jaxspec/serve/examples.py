@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from jaxspec.engine.batch import Batch
+from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import TOP, EncodedRequest, Request
 from jaxspec.errors import InputError

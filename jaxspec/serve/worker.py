@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxspec.config import text_config
-from jaxspec.engine.batch import Batch
+from jaxspec.engine.batches.batch import Batch
+from jaxspec.engine.batches.prefixes import image_names
+from jaxspec.engine.batches.warmup import warmup_steps
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.prefixes import image_names
 from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded
-from jaxspec.engine.warmup import warmup_steps
 from jaxspec.errors import InputError
 from jaxspec.prompts.stops import text_so_far
 from jaxspec.serve.examples import scaled

@@ -17,7 +17,8 @@ from PIL import Image
 
 from eval.exactness import forward_logits
 from jaxspec.data.images import StoredImage
-from jaxspec.engine import batcher, compile_cache
+from jaxspec.engine import compile_cache
+from jaxspec.engine.batches import batcher
 from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError

@@ -19,7 +19,7 @@ from jaxspec import Engine, EngineConfig, LoadedModel, Request, load_draft
 from jaxspec.config import Gemma4TextConfig
 from jaxspec.decoding.drafting.shapes import parse_tree, static_tree
 from jaxspec.decoding.inputs import PromptBatch
-from jaxspec.engine import batcher
+from jaxspec.engine.batches import batcher
 from jaxspec.errors import InputError
 from jaxspec.heads.blocks import joined, read_blocks, read_whole
 from jaxspec.heads.kinds.assistant import AssistantConfig

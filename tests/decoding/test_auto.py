@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.state import DecodeStats
-from jaxspec.engine import batcher
+from jaxspec.engine.batches import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.engine.policy import BUDGET, DEBT, Choice, Gain, Policy
 from jaxspec.engine.session import Session

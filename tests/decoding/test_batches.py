@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxspec.engine import batcher, compile_cache
+from jaxspec.engine import compile_cache
+from jaxspec.engine.batches import batcher
+from jaxspec.engine.batches.fitting import in_batches
 from jaxspec.engine.config import BATCH_BUCKETS, PROMPT_BUCKETS
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
-from jaxspec.engine.fitting import in_batches
 from jaxspec.engine.memory import Sizes
 from jaxspec.prompts.rows import bucket
 from tests import tiny

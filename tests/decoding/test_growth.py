@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec.cache import init_cache
 from jaxspec.config import text_config
-from jaxspec.engine import batcher
+from jaxspec.engine.batches import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.language_model import LanguageModel

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxspec.engine import compile_cache
-from jaxspec.engine.batch import Batch
+from jaxspec.engine.batches.batch import Batch
+from jaxspec.engine.batches.warmup import warmup_steps
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.engine.warmup import warmup_steps
 from jaxspec.errors import InputError
 from tests import tiny
 from tests.tiny.oracles import goodness_of_fit

@@ -13,8 +13,8 @@ from eval.lib.times.passes import time_passes
 from jaxspec import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.decoding.steps import run_decode
-from jaxspec.engine import batcher
-from jaxspec.engine.batch import Batch
+from jaxspec.engine.batches import batcher
+from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.compile_cache import executable
 from jaxspec.loading.models import LoadedHead
 from jaxspec.sharding import make_mesh

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jaxspec.cache import KVCache
-from jaxspec.engine import reading
-from jaxspec.engine.batch import Batch
+from jaxspec.engine.batches import reading
+from jaxspec.engine.batches.batch import Batch
+from jaxspec.engine.batches.prefixes import Prefix, Prefixes
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.engine.prefixes import Prefix, Prefixes
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import PromptRow

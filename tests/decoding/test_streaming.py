@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.decoding import steps
-from jaxspec.engine import batch, batcher, compile_cache
+from jaxspec.engine import compile_cache
+from jaxspec.engine.batches import batch, batcher
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.prompts.encoder import PromptEncoder

@@ -22,7 +22,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import LvlmConfig, ModelConfig, PixelConfig, QwenTowerConfig
 from jaxspec.decoding.state import DecodeState
-from jaxspec.engine.batch import Batch
+from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.heads import kinds

@@ -16,7 +16,7 @@ import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import Gemma3TextConfig, MistralConfig, Qwen2Config, RotaryConfig
-from jaxspec.engine import batcher
+from jaxspec.engine.batches import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.heads.making import init_head, new_head

@@ -18,7 +18,7 @@ from eval.exactness import forward_logits, whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import Gemma3Config, Gemma3TextConfig, with_text
-from jaxspec.engine import batcher
+from jaxspec.engine.batches import batcher
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.heads.loading import save_head

@@ -22,7 +22,7 @@ from jaxspec.config import LlavaConfig, text_config, with_text
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import text_of
 from jaxspec.decoding.settings import Processing
-from jaxspec.engine.batcher import Batcher
+from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.compile_cache import Held
 from jaxspec.engine.config import EngineConfig
 from jaxspec.engine.engine import Engine, LoadedModel, Request

@@ -25,19 +25,19 @@ import numpy as np
 from jaxspec.cache import KVCache
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, run_decode
-from jaxspec.engine.batcher import Batcher
+from jaxspec.engine.batches.batcher import Batcher
+from jaxspec.engine.batches.fitting import Kind, fitting, holds, live_sizes
+from jaxspec.engine.batches.reading import Prefilled, Reader
+from jaxspec.engine.batches.states import Rows, States
+from jaxspec.engine.batches.writing import Start, Written
 from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
-from jaxspec.engine.fitting import Kind, fitting, holds, live_sizes
 from jaxspec.engine.memory import (
     MemoryReport,
     Sizes,
     plan_memory,
 )
 from jaxspec.engine.policy import Pace
-from jaxspec.engine.reading import Prefilled, Reader
 from jaxspec.engine.requests import EncodedRequest, Result
-from jaxspec.engine.states import Rows, States
-from jaxspec.engine.writing import Start, Written
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import replicated
 

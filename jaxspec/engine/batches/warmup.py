@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from jaxspec.engine.batch import Batch
+from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.memory import Sizes
 
 

@@ -23,9 +23,9 @@ from jaxspec.decoding.settings import LARGEST, Processing
 from jaxspec.decoding.sources.source import Buckets
 from jaxspec.decoding.steps import larger_cache, run_prefill, run_tower
 from jaxspec.engine.assembly import Assembly
+from jaxspec.engine.batches.fitting import in_batches, largest
 from jaxspec.engine.compile_cache import Held, timed
 from jaxspec.engine.config import BATCH_BUCKETS, Batching, EngineConfig
-from jaxspec.engine.fitting import in_batches, largest
 from jaxspec.engine.memory import Sizes
 from jaxspec.engine.policy import Policy, cost_file
 from jaxspec.engine.requests import (

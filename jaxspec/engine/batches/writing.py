@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxspec.decoding.trace import trace_record
-from jaxspec.engine.batcher import Batcher
+from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.policy import Pace
 from jaxspec.engine.requests import EncodedRequest, Result
 from jaxspec.prompts.stops import ReasonedText

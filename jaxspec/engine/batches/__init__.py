@@ -1,0 +1,1 @@
+"""Read requests into batches, and decode these."""
