@@ -120,7 +120,7 @@ def estimate(out: Path) -> list[str]:
 
 
 def summary(out: Path) -> Table:
-    """Return a line per figure, next to the compiler's estimate if there is one."""
+    """Return a line per figure, next to the compiler's estimates if there are any."""
     cells, devices = [], []
     for preset, contents in results(out):
         devices.append(contents["run"]["device"])
@@ -129,12 +129,19 @@ def summary(out: Path) -> Table:
         rows = read_results(estimated)["rows"] if done else []
         least = {(row["program"], row["batch"]): row["least_ms"] for row in rows if row["fits"]}
         cells += [[preset, *figures(row, least)] for row in contents["rows"]]
-    notes = [
+    columns = ["pair", "what", "measured", "estimated ms"]
+    note = (
         f"Measured on {', '.join(dict.fromkeys(devices))}, with random weights. Loops are at "
-        "forced acceptance: the number of accepted tokens is given. Estimated by the compiler, "
-        f"for {SLOTS:,} + 128 slots: the larger of its cycles and of reading the weights once.",
-    ]
-    return Table("On an accelerator", ["pair", "what", "measured", "estimated ms"], cells, notes)
+        "forced acceptance: the number of accepted tokens is given."
+    )
+    if any(estimate != "-" for *_, estimate in cells):
+        note += (
+            f" Estimated by the compiler, for {SLOTS:,} + 128 slots: the larger of its cycles and "
+            "of reading the weights once."
+        )
+    else:
+        columns, cells = columns[:-1], [cell[:-1] for cell in cells]
+    return Table("On an accelerator", columns, cells, [note])
 
 
 def figures(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:

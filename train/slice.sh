@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates a TPU slice, trains a recipe on it, copies the draft to a bucket and deletes the slice.
+# Creates a TPU slice, trains a recipe on it, copies the draft to a storage bucket and deletes the slice.
 # docs/tpu.md walks through it.
 #
 #   export TPU=my-slice ZONE=us-west4-a BUCKET=gs://my-bucket

@@ -58,11 +58,12 @@ AASD = (
         figures=(3, 4),
         needs="train, benchmarks; 40 GB",
         what="These tables compare the KV head with heads that lack a part of it, and with "
-        "separate drafts. Heads are trained without the projector, the image's keys, the text's "
-        "keys, or all of the target's keys, each for as many steps. Separate drafts are finetuned "
-        "(FT) or distilled on the target's answers (DT), [from scratch](data.md#aasds-drafts). The "
-        "commands train and measure all of these for the 7B target, then for the 13B. With "
-        "`--untrained` the table instead removes each part from the trained head.",
+        "separate drafts. Four more heads are trained, for the same number of steps as the full "
+        "head. One lacks the projector, one the image's keys, one the text's keys, and one all of "
+        "the target's keys. Separate drafts are finetuned (FT) or distilled on the target's "
+        "answers (DT), [from scratch](data.md#aasds-drafts). The commands train and measure all of "
+        "these for the 7B target, then for the 13B. With `--untrained` the table instead removes "
+        "each part from the trained head.",
         details=(
             "Our targets are LLaVA-1.5's, and the paper's are those of 'Visual Instruction "
             "Tuning', so the paper's numbers belong to other models.",

@@ -92,8 +92,8 @@ IBED = (
         tables=(10, 11),
         figures=(3, 9),
         needs="plots, captioner; 3 GB",
-        what="These tables and figures have the times of the image encoder (tower), of prefill and "
-        "of decoding, by the number of images. `inference_times.png` draws these times as bars. "
+        what="These tables and figures show how long the image encoder (tower), prefill and "
+        "decoding take for each number of images. `inference_times.png` draws these times as bars. "
         "The models have random weights, so only the captioners are fetched.",
         details=(
             "Our prompts have 648, 1224 and 2952 tokens, and the paper's have 600, 1200 and 3000. "

@@ -79,8 +79,9 @@ TABED = (
         tables=(11, 13, 14),
         figures=(5, 6, 9),
         needs="plots, captioner; 3 GB",
-        what="These tables and figures have the times of passes, captions and images, and T_q / "
-        "T_p, which is the time of a draft's pass divided by that of a target's. All times are in "
+        what="These tables and figures show how long a pass of a model takes, how long a caption "
+        "takes to write, and how long an answer about 1, 2 or 5 images takes. They also have T_q / "
+        "T_p: the time of a draft's pass divided by the time of a target's pass. All times are in "
         "float16, as in the paper. The models have random weights, so only the captioners are "
         "fetched.",
         details=(

@@ -75,9 +75,9 @@ class Drafting:
     weights: str | None = None
     """Weight of each view, then of a head, then of lookup, comma-separated; uniform by default."""
     weighting: str = "static"
-    """How weights learn from verified tokens: static; mt-paper and mtcp-paper (MT* and MTCP* as in
-    TABED); mt-release (both as its code runs them: a grid), mtcp-release (its code's inverse KL);
-    or a rule with options, as grid:window=16,measure=tvd."""
+    """How weights are learned from verified tokens: static; mt-paper and mtcp-paper (MT* and MTCP*
+    as in TABED); mt-release (both as its code runs them: a grid), mtcp-release (its code's inverse
+    KL); or a rule with options, as grid:window=16,measure=tvd."""
     tree: str | None = None
     """Draft a tree instead of a chain: 2 (two children per node), 2:32 (cut to 32 nodes), or
     dynamic:4:24."""

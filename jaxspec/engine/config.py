@@ -98,7 +98,7 @@ class EngineConfig(Batching):
       views: Views of a draft model, then `lookup` if it drafts too; None: M, and
         T for a text model.
       weights: First block's weights: of each view, then a head's, then lookup's; None: uniform.
-      weighting: Rule by which weights learn, as `parse_weighting` reads it: `grid:window=16`.
+      weighting: Rule by which weights are learned, as `parse_weighting` reads it: `grid:window=16`.
       gamma: Draft length: drafted tokens in each block, or on a tree's longest path. "auto"
         chooses the draft and its length, or plain decoding, by measured times as it goes, and
         without `views` adds lookup to the draft. It is 5 with a tree, and on a mesh of several
@@ -150,7 +150,7 @@ class EngineConfig(Batching):
 
     @cached_property
     def rule(self) -> Weighting:
-        """Return the rule by which weights learn."""
+        """Return the rule by which weights are learned."""
         return parse_weighting(self.weighting)
 
 

@@ -1,1 +1,1 @@
-"""Shape a block of drafts: chains and trees, mixtures of sources, and weights that learn."""
+"""Shape a block of drafts: chains and trees, mixtures of sources, and learned weights."""
