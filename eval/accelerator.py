@@ -156,7 +156,7 @@ def figures(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
         return [what, share, expected("plain", row["slots"] == SLOTS)]
     if row["kind"] == "forced":
         tau, batch, views = (row[name] for name in ("forced_tokens_per_pass", "batch", "views"))
-        what = f"{tau:g} tokens a block, B={batch}, {views} views"
+        what = f"{tau:g} tokens a block, B={batch}, {views} view{'s' * (views > 1)}"
         speed = f"{row['speedup_measured']:.2f} x plain, {row['block_ms']:.3g} ms a block"
         return [what, speed, expected("chain", row["views"] == 2)]
     if row["kind"] == "images":
