@@ -30,6 +30,7 @@ SIZES: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "PIECE", 8)
+    monkeypatch.setattr(reading, "SHORT", 4)
 
 
 def live(engine: Engine, examples: list[Request], prefixes: int = BYTES) -> Batch:

@@ -31,8 +31,8 @@ from jaxspec.engine.memory import Sizes
 from jaxspec.engine.requests import EncodedRequest
 from jaxspec.prompts.rows import PromptRow, part_of
 
-PIECE = 64
-"""Tokens of a piece."""
+PIECE, SHORT = 64, 16
+"""Tokens of a piece, and of the last one where that holds the rest."""
 
 
 class Prefilled(NamedTuple):
@@ -162,9 +162,9 @@ class Reader:
         """Read an example of these sizes, whole or only its last piece."""
         begun = Begun(example, sizes, (), sizes.tiles[0])
         if not whole:
-            begun.past = self.empty
-            begun.count = (len(begun.row) - 1) // PIECE * PIECE
-            self._read_piece(begun)
+            for width in (SHORT, PIECE):
+                begun.past, begun.count = self.empty, max(len(begun.row) - width, 0)
+                self._read_piece(begun)
             self.ready.add(sizes)
         return self._finished(begun, keeps=False)
 
@@ -219,10 +219,11 @@ class Reader:
     def _read_piece(self, begun: Begun) -> None:
         """Read the next piece."""
         features = self._seen(begun, self._most_tiles(begun.sizes))
-        piece = PromptBatch(part_of(begun.row, begun.count, PIECE), None)
+        width = SHORT if len(begun.row) - begun.count <= SHORT else PIECE
+        piece = PromptBatch(part_of(begun.row, begun.count, width), None)
         arrays = begun.past, piece.replace(features=features)
         (begun.logits, begun.past), ms = timed(run_piece, self.together.held, *arrays)
-        begun.count = min(begun.count + PIECE, len(begun.row))
+        begun.count = min(begun.count + width, len(begun.row))
         begun.ms += ms
 
     def _finished(self, begun: Begun, keeps: bool = True) -> Prefilled:
@@ -253,4 +254,5 @@ class Reader:
 
 def _rounded(tokens: int) -> int:
     """Return the tokens of the pieces that hold so many."""
-    return -(-tokens // PIECE) * PIECE
+    whole, rest = divmod(tokens, PIECE)
+    return whole * PIECE + (SHORT if 0 < rest <= SHORT else PIECE if rest else 0)
