@@ -89,7 +89,7 @@ def write(path: Path, side: int = 24, tokens: int = 9, **changes: Any) -> Any:
     reference = model(ids, vision, tokens, **changes)
     reference.generation_config.eos_token_id = None
     reference.save_pretrained(path)
-    files = configs.gemma3(ids, {})
+    files = configs.files_of("gemma3", ids, {})
     images = files["preprocessor_config.json"] | {"size": {"height": side, "width": side}}
     for name, content in {
         "preprocessor_config.json": images,
