@@ -1,10 +1,11 @@
 """Load on `jaxspec serve`: requests a second, time to the first token, time per token.
 
     jaxspec serve --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head \\
-        --max-new-tokens 64 --port 8000
+        --max-new-tokens 64 --prefix-bytes 0 --port 8000
     python -m eval.serving --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head
 
-The second command asks the first one's server, and then measures the engine on the same requests
+The questions repeat, so a server that keeps prompts would read few of them (`--prefix-bytes`). The
+second command asks the first one's server, and then measures the engine on the same requests
 without a server, one by one and in a batch; `of offline` is the server's tokens a second over the
 engine's, for one client over those of one by one. Another server of OpenAI's interface, such as
 `transformers serve`, is asked with `--url`; `--model` is then its name for the model. Nothing else
@@ -40,7 +41,7 @@ QUESTIONS = (
     "Which word can you read on the sign?",
     "How many things are in the picture?",
 )
-BATCH = 8
+BATCH = EngineConfig.batch_size
 """Rows of the engine without a server, as of `jaxspec serve`."""
 PICTURE = ASSETS / "page.png"
 

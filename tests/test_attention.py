@@ -21,9 +21,9 @@ from jaxspec.models.attention import (
     attend_whole,
     attend_within,
     owner_block,
-    splash,
 )
 from jaxspec.models.inputs import image_ends
+from jaxspec.models.splash import splash
 from jaxspec.sharding import make_mesh, on_mesh
 from jaxspec.typing import Array
 

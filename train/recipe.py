@@ -215,6 +215,9 @@ def parse_all(args: Sequence[str]) -> tuple[dict[str, Recipe | HeadRecipe], Any]
     Raises InputError for several that are not of heads.
     """
     names = list(takewhile(lambda word: not word.startswith("-"), args))
+    stems = [Path(name).stem for name in names]
+    if twice := [stem for stem in stems if stems.count(stem) > 1]:
+        raise InputError(f"{twice[0]}: given twice; give recipes of different names")
     recipes, options = {name: load_preset(KIND, name) for name in names}, args[len(names) :]
     several = len(recipes) > 1
     for name, recipe in recipes.items():

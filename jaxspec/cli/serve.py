@@ -147,8 +147,8 @@ def run(args: Serve) -> None:
     models.template  # noqa: B018  # is read before the models
     with needing("jaxspec serve", "serve"):
         from jaxspec.serve.app import Server, Settings, serve
-        from jaxspec.serve.bodies import Limits
         from jaxspec.serve.examples import examples, scaled_pixels
+        from jaxspec.serve.limits import Limits
         from jaxspec.serve.metrics import Metrics
         from jaxspec.serve.worker import Worker
     listener = _listen(listening.host, listening.port)

@@ -50,9 +50,9 @@ class TargetRead(NamedTuple):
     """Hold what the target made of B prompts."""
 
     logits: Float[Array, "B V"]
-    """Of the token after each prompt."""
+    """Logits of the token after each prompt."""
     features: Float[Array, "B U P E"] | None
-    """Image features of its tower; None without images."""
+    """Features that its tower makes of the images; None without any."""
     cache: KVCache
 
 

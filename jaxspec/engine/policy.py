@@ -148,9 +148,9 @@ class Policy:
     compiled: set[tuple[int, Hashable]] = field(default_factory=set)
     """Plans that are compiled, with the `program` of each."""
     first_ms: float = 0.0
-    """Milliseconds that the newest compilation and first run took."""
+    """Milliseconds that the newest first run took beyond its blocks, with its compilation."""
     once: float = 0.0
-    """Milliseconds of all compilations and first runs in trials."""
+    """Sum of `first_ms` of all trials."""
     spent: float = 0.0
     """Milliseconds of all runs."""
     lost: float = 0.0

@@ -37,8 +37,9 @@ from jaxspec.engine.requests import EncodedRequest, nth_seed
 from jaxspec.errors import InputError
 from jaxspec.serve import bodies
 from jaxspec.serve.answers import Answer
-from jaxspec.serve.bodies import Job, Limits
+from jaxspec.serve.bodies import Job
 from jaxspec.serve.connections import UPLOAD, Connection, Hosts, Named, Web
+from jaxspec.serve.limits import Limits
 from jaxspec.serve.metrics import Metrics
 from jaxspec.serve.refusals import left, refused
 from jaxspec.serve.streams import GRACE, Stream, all_ended, until_gone

@@ -11,19 +11,17 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
-from PIL.Image import Image
 
-from jaxspec.data.images import StoredImage
-from jaxspec.data.messages import DATA_URL, decoded_url
 from jaxspec.engine.requests import TOP, Request
-from jaxspec.errors import InputError, located
+from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.serve.fields import check_keys, flag, typed, whole_number
+from jaxspec.serve.limits import Limits
+from jaxspec.serve.messages import Budget, read_message
 from jaxspec.serve.worker import Lane
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -77,43 +75,10 @@ KNOWN = {
 MOST_STOPS = 16
 LONGEST_STOP = 1000
 """Most characters of a stop string."""
-LONGEST_TOKEN = 128
-"""Most characters that are counted for a token, to refuse a long text before it is encoded."""
 
 
 class NotServed(InputError):
     """Report a model of another name."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bound what one request may ask for.
-
-    Attributes:
-      model: Name of the model.
-      images: Most images of a request.
-      pixels: Most pixels of an image.
-      tokens: Most tokens of a prompt.
-      choices: Most answers to a request.
-      folder: Directory whose images `file:` addresses name; None for none.
-      file: Most bytes of a file in it.
-      races: Whether a request may ask for plain decoding.
-      thinking: Whether the model thinks where a request does not say it, see `Request`.
-      max_pixels: Most pixels to which an image is scaled; None for models that do not scale so.
-      max_soft_tokens: Most tokens of an image where a request does not say it, see `Request`.
-    """
-
-    model: str
-    images: int = 1
-    pixels: int = 16_777_216
-    tokens: int = 1024
-    choices: int = 8
-    folder: Path | None = None
-    file: int = 32 * 2**20
-    races: bool = False
-    thinking: bool | None = None
-    max_pixels: int | None = None
-    max_soft_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -178,8 +143,8 @@ def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
         raise InputError("messages: none; give one or more")
     if len(messages) > limits.tokens:
         raise InputError(f"messages: {len(messages)} of them; give at most {limits.tokens}")
-    budget = _Budget(limits)
-    turns = [_message(message, f"messages[{i}]", budget) for i, message in enumerate(messages)]
+    budget = Budget(limits)
+    turns = [read_message(message, f"messages[{i}]", budget) for i, message in enumerate(messages)]
     top = whole_number(body, "top_logprobs", 0)
     if top > TOP[-1]:
         raise InputError(f"top_logprobs: {top}; give 0 to {TOP[-1]}")
@@ -206,7 +171,7 @@ def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> 
     """Return what `POST /v1/completions` asks for."""
     _check_fields(body, {"prompt", "logprobs"})
     value: Any = body.get("prompt")
-    budget = _Budget(limits)
+    budget = Budget(limits)
     values = value if isinstance(value, list) and not _is_ids(value) else [value]
     if not values:
         raise InputError("prompt: an empty list; give a string, or a list of them")
@@ -343,106 +308,3 @@ def _check_fields(body: dict[str, Any], more: set[str]) -> None:
 def _spellings(values: Sequence[Any]) -> list[Any]:
     """Return the values, whole numbers also as floats."""
     return [*values, *(float(x) for x in values if type(x) is int)]
-
-
-@dataclass
-class _Budget:
-    """Count what is left of a request's images and characters."""
-
-    limits: Limits
-    images: int = 0
-    letters: int = 0
-    pixels: set[int | None] = field(default_factory=set)
-    """What images say of their `max_pixels`."""
-
-    def text(self, text: str, where: str) -> str:
-        self.letters += len(text)
-        if self.letters > self.limits.tokens * LONGEST_TOKEN:
-            raise InputError(f"{where}: the prompt is far over {self.limits.tokens} tokens")
-        return text
-
-    def image(self, url: str, where: str) -> Image:
-        self.images += 1
-        if self.images > self.limits.images:
-            raise InputError(f"{where}: more than {self.limits.images} images; give fewer")
-        return _image(url, where, self.limits)
-
-    def max_pixels(self) -> int | None:
-        """Return the request's limit after resizing: the images' or the server's, if smaller."""
-        if len(self.pixels) > 1:
-            raise InputError("max_pixels: differs between images; give the same for all")
-        limits = [*self.pixels, self.limits.max_pixels]
-        return min((most for most in limits if most is not None), default=None)
-
-
-ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
-
-
-def _message(message: Any, where: str, budget: _Budget) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise InputError(f'{where}: not an object; give {{"role": ..., "content": ...}}')
-    # Earlier reasoning is read by no later turn.
-    known = ("role", "content", "name", "reasoning_content")
-    kind = ("type",) if message.get("type") in ("text", "message") else ()
-    check_keys(message, (*known, *kind), where)
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or role not in ROLES:
-        raise InputError(f"{where}.role: {str(role)[:60]!r}; give one of {', '.join(ROLES)}")
-    if isinstance(content, str):
-        return {"role": ROLES[role], "content": budget.text(content, f"{where}.content")}
-    if not isinstance(content, list) or not content:
-        raise InputError(f"{where}.content: give a string, or a list of parts")
-    parts = [_part(part, f"{where}.content[{i}]", budget) for i, part in enumerate(content)]
-    if role != "user" and any(part["type"] == "image" for part in parts):
-        raise InputError(f"{where}.content: an image of the {role}; only users show images")
-    return {"role": ROLES[role], "content": parts}
-
-
-def _part(part: Any, where: str, budget: _Budget) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        check_keys(part, ("type", "text"), where)
-        return {"type": "text", "text": budget.text(part["text"], where)}
-    if kind == "image_url":
-        check_keys(part, ("type", "image_url", "max_pixels"), where)
-        with located(where):
-            budget.pixels.add(whole_number(part, "max_pixels", None))
-        image = part.get("image_url")
-        image = {"url": image} if isinstance(image, str) else image
-        if isinstance(image, dict) and isinstance(image.get("url"), str):
-            check_keys(image, ("url", "detail"), f"{where}.image_url")
-            return {"type": "image", "image": budget.image(image["url"], f"{where}.image_url")}
-    raise InputError(f"{where}: give a part of type text or image_url")
-
-
-def _image(url: str, where: str, limits: Limits) -> Image:
-    """Return the image of a data URL, or of a file below the server's directory."""
-    if DATA_URL.match(url):
-        with located(where):
-            content = decoded_url(url).content
-    elif url.startswith("file:") and limits.folder is not None:
-        content = _below(limits.folder, url.removeprefix("file:"), limits.file, where)
-    else:
-        mend = " or a file: address" if limits.folder else ""
-        raise InputError(
-            f"{where}: no address is fetched; give a data URL, as data:image/png;base64,...{mend}"
-        )
-    return StoredImage(content, where).load(limits.pixels)
-
-
-def _below(folder: Path, name: str, most: int, where: str) -> bytes:
-    """Return a file below the directory; InputError for any other, without telling why."""
-    content = None
-    try:
-        root = folder.resolve()
-        path = (root / name.lstrip("/")).resolve()
-        if path.is_relative_to(root) and path.is_file():
-            with path.open("rb") as file:
-                content = file.read(most + 1)
-    except (OSError, ValueError, RuntimeError):  # the last: a loop of links, before Python 3.13
-        pass
-    if content is None:
-        raise InputError(f"{where}: no such file in the server's directory of images")
-    if len(content) > most:
-        raise InputError(f"{where}: a file of over {most} bytes; name a smaller one")
-    return content

@@ -161,6 +161,8 @@ class Worker(threading.Thread):
         """Whether it takes no more tickets."""
         self._seconds = 1.0
         """Mean time that an answer has a row."""
+        self._ended, self._longest = -math.inf, 0.0
+        """When the last request ended, and the seconds of the longest step of the warm-up."""
 
     @property
     def batch(self) -> Batch:
@@ -236,8 +238,21 @@ class Worker(threading.Thread):
                 ticket.publish(None, Unready())
 
     def _compile(self) -> None:
+        start = time.monotonic()
         self.programs[self.warmed].run()
         self.warmed += 1
+        self._longest = max(self._longest, time.monotonic() - start)
+
+    @property
+    def rest(self) -> float | None:
+        """Return the seconds until the next program that the warm-up left; None without any.
+
+        It begins once nobody has asked for as long as the longest took. So a client that asks
+        again at once never waits for it.
+        """
+        if self.warmed == len(self.programs):
+            return None
+        return max(0.0, self._ended + self._longest - time.monotonic())
 
     def _turn(self) -> bool:
         """Let requests leave and join, and decode one block; return False at the end.
@@ -245,10 +260,8 @@ class Worker(threading.Thread):
         While nobody asks, it compiles what the warm-up left.
         """
         with self._changed:
-            while not (self.waiting or self.tickets or self.ending):
-                if self.warmed < len(self.programs):
-                    break
-                self._changed.wait()
+            while not (self.waiting or self.tickets or self.ending) and self.rest != 0:
+                self._changed.wait(self.rest)
             idle = not (self.waiting or self.tickets)
             if idle and self.ending:
                 return False
@@ -348,4 +361,5 @@ class Worker(threading.Thread):
             self._seconds += (seconds - self._seconds) / 8
         elif not ticket.abandoned:
             ticket.publish(None, error)
+        self._ended = time.monotonic()
         self.observe(ticket)

@@ -132,19 +132,20 @@ class ConversationBatches:
     """Lay several conversations into a row, see `packing.py`."""
 
     def __call__(self, step: int) -> ConversationBatch:
-        made = self._rows(step)
-        local = self._own(made)
+        step_rows = self._rows(step)
+        local = self._own(step_rows)
         pictures = [
-            [[to_rgb(image) for image in talk.images] for talk in row] for row in made.rows[local]
+            [[to_rgb(image) for image in talk.images] for talk in row]
+            for row in step_rows.rows[local]
         ]
-        prompts, images = self._stack(made, 0, self.model, self.view, pictures)
-        mask = np.zeros((len(made.rows), prompts.tokens.shape[1]), bool)
-        for i, row in enumerate(made.rows):
+        prompts, images = self._stack(step_rows, 0, self.model, self.view, pictures)
+        mask = np.zeros((len(step_rows.rows), prompts.tokens.shape[1]), bool)
+        for i, row in enumerate(step_rows.rows):
             for talk, (start, *_) in zip(row, _starts(row), strict=True):
                 mask[i, start + talk.forms[0].places[talk.learned]] = True
                 mask[i, start] &= not self.packing  # what is before is another conversation
         numbers = np.arange(step * self.rows, (step + 1) * self.rows, dtype=np.uint32)
-        taught = self.teacher and self._taught(self.teacher, made, mask.shape[1], pictures)
+        taught = self.teacher and self._taught(self.teacher, step_rows, mask.shape[1], pictures)
         answers = None if self.teacher else slots_before(mask)[local]
         return ConversationBatch(prompts, mask[local], images, numbers[local], taught, answers)
 
@@ -155,9 +156,9 @@ class ConversationBatches:
 
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
-        made = self._rows(step)
-        return [joined([talk.forms[0].part for talk in row]).images for row in made.rows][
-            self._own(made)
+        step_rows = self._rows(step)
+        return [joined([talk.forms[0].part for talk in row]).images for row in step_rows.rows][
+            self._own(step_rows)
         ]
 
     def unlearned(self, step: int) -> int:
@@ -166,9 +167,9 @@ class ConversationBatches:
 
     def filled(self, step: int) -> tuple[int, int]:
         """Return the filled slots of a step's rows, in all processes, and its slots."""
-        made = self._rows(step)
-        width, _ = self._sizes(made, 0)
-        return sum(slots for slots, _ in made.sizes(0)), width * len(made.rows)
+        step_rows = self._rows(step)
+        width, _ = self._sizes(step_rows, 0)
+        return sum(slots for slots, _ in step_rows.sizes(0)), width * len(step_rows.rows)
 
     def _rows(self, step: int) -> _Rows:
         """Return the rows of a step, of all processes."""
@@ -179,13 +180,13 @@ class ConversationBatches:
         own = rows[order[offset] * self.rows :][: self.rows]
         return _Rows(own, rows if self.packing else own)
 
-    def _own(self, made: _Rows) -> slice:
-        (part, parts), count = self.process, len(made.rows)
+    def _own(self, step_rows: _Rows) -> slice:
+        (part, parts), count = self.process, len(step_rows.rows)
         return slice(part * count // parts, (part + 1) * count // parts)
 
-    def _sizes(self, made: _Rows, form: int) -> tuple[int, int]:
+    def _sizes(self, step_rows: _Rows, form: int) -> tuple[int, int]:
         """Return the slots and the image tiles that each row is padded to."""
-        slots, tiles = made.most(form)
+        slots, tiles = step_rows.most(form)
         if self.packing:
             _, (of_slots, of_tiles) = _shape(self)
             return rounded(slots, of_slots), rounded(tiles, of_tiles)
@@ -193,9 +194,9 @@ class ConversationBatches:
         return width, bucket(tiles, self.tile_buckets, "image tiles of a training row")
 
     def _taught(
-        self, teacher: LoadedModel, made: _Rows, width: int, pictures: list[Any]
+        self, teacher: LoadedModel, step_rows: _Rows, width: int, pictures: list[Any]
     ) -> TeacherRows:
-        local = made.rows[self._own(made)]
+        local = step_rows.rows[self._own(step_rows)]
         before = np.zeros((len(local), width), np.int32)
         for i, row in enumerate(local):
             for talk, starts in zip(row, _starts(row), strict=True):
@@ -206,15 +207,15 @@ class ConversationBatches:
                 before[i, draft_slots] = teacher_slots
         shows = self.view.reads_images and self.view.pixels is None
         shared = shows and same_images(teacher, self.model)
-        prompts, images = self._stack(made, 1, teacher, VIEWS["M"], () if shared else pictures)
+        prompts, images = self._stack(step_rows, 1, teacher, VIEWS["M"], () if shared else pictures)
         return TeacherRows(prompts, None if shared else images, before)
 
     def _stack(
-        self, made: _Rows, form: int, model: LoadedModel, view: View, pictures: Sequence[Any]
+        self, step_rows: _Rows, form: int, model: LoadedModel, view: View, pictures: Sequence[Any]
     ) -> tuple[PromptRows, dict[str, Any]]:
         """Return this process's rows in one form, in the shapes of all rows, and their images."""
-        width, tiles = self._sizes(made, form)
-        parts = [[talk.forms[form].part for talk in row] for row in made.rows]
+        width, tiles = self._sizes(step_rows, form)
+        parts = [[talk.forms[form].part for talk in row] for row in step_rows.rows]
         if self.packing:
             rows = stacked(parts, width, model.model.mrope)
         else:
@@ -231,7 +232,7 @@ class ConversationBatches:
             reader, change = model.images, view.pixels
             read = [[x for talk in row for x in tiles_of(reader, talk, change)] for row in pictures]
             images = stack_tiles(model, read, tiles)
-        own = self._own(made)
+        own = self._own(step_rows)
         return jax.tree.map(lambda values: values[own], rows), images
 
 

@@ -14,7 +14,8 @@ from jaxspec.errors import InputError
 from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message, dialogue, user_message
-from jaxspec.serve.bodies import Limits, chat
+from jaxspec.serve.bodies import chat
+from jaxspec.serve.limits import Limits
 from tests import tiny
 from tests.hub.configs import GEMMA4
 

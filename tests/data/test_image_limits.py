@@ -11,8 +11,9 @@ from PIL import Image
 
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
-from jaxspec.serve.bodies import Limits, chat
+from jaxspec.serve.bodies import chat
 from jaxspec.serve.examples import examples
+from jaxspec.serve.limits import Limits
 from tests import tiny
 from tests.tiny.families import SEEING
 

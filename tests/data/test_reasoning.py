@@ -22,7 +22,8 @@ from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.messages import Message, dialogue, user_message
 from jaxspec.prompts.stops import ReasonedText, text_so_far
 from jaxspec.serve.answers import Answer
-from jaxspec.serve.bodies import Limits, chat
+from jaxspec.serve.bodies import chat
+from jaxspec.serve.limits import Limits
 from jaxspec.serve.worker import Part, Ticket
 from tests import tiny
 from tests.hub.configs import GEMMA4

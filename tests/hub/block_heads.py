@@ -146,7 +146,7 @@ _OWN = (
 )
 """Entries that depend on sizes, or that a layout adds."""
 _INNER = (*_OWN, "sliding_window", "use_sliding_window", "max_window_layers")
-"""Those of them that may be in `transformer_layer_config`."""
+"""Entries that may be in `transformer_layer_config`."""
 
 
 def write_block_head(path: Path, twin: BlockTwin, target: Path) -> None:

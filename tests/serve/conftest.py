@@ -14,8 +14,8 @@ from openai import OpenAI
 
 from jaxspec.engine.engine import Engine, EngineConfig
 from jaxspec.serve.app import Server, Settings, web_server
-from jaxspec.serve.bodies import Limits
 from jaxspec.serve.examples import examples
+from jaxspec.serve.limits import Limits
 from jaxspec.serve.metrics import Metrics
 from jaxspec.serve.worker import Worker
 from tests import tiny

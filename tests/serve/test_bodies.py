@@ -16,8 +16,9 @@ from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve.app import silence_pillow
-from jaxspec.serve.bodies import Limits, chat, completion
+from jaxspec.serve.bodies import chat, completion
 from jaxspec.serve.examples import examples
+from jaxspec.serve.limits import Limits
 from tests import tiny
 from tests.tiny.families import FAMILIES
 

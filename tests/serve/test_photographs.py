@@ -13,8 +13,9 @@ from PIL import Image
 
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
-from jaxspec.serve.bodies import Limits, chat
+from jaxspec.serve.bodies import chat
 from jaxspec.serve.examples import examples, scaled_pixels
+from jaxspec.serve.limits import Limits
 from jaxspec.serve.worker import Worker
 from tests import tiny
 from tests.serve.test_server import data_url

@@ -524,7 +524,7 @@ def test_a_conversation_reads_only_what_is_new(served: Served) -> None:
 
 
 def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Served) -> None:
-    """And what the start has left is compiled while nobody asks."""
+    """And what the start has left is compiled once nobody has asked for a while."""
     ready: list[bool] = []
 
     def progress() -> None:
@@ -543,8 +543,12 @@ def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Ser
     assert all(step.optional for step in left)
     assert not any(step.optional for step in worker.programs[:warmed])
     worker.ending = False
+    assert worker.rest == 0
     assert worker._turn()
     assert worker.warmed == warmed + 1
+    worker._ended, worker._longest = time.monotonic(), 600.0
+    assert worker.rest is not None
+    assert worker.rest > 500
 
 
 def test_a_full_server_says_when_to_come_again(

@@ -16,7 +16,7 @@ from jaxspec.config.text import FULL
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds.dflash import DFlashConfig
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
-from jaxspec.heads.kinds.eagle3 import GemmaEagleConfig
+from jaxspec.heads.kinds.eagle3.config import GemmaEagleConfig
 from jaxspec.heads.making import abstract_head, new_head
 from jaxspec.heads.states import StateHeadConfig
 from jaxspec.models.families import abstract_params

@@ -88,3 +88,9 @@ def test_the_command_writes_each_head_with_a_card_of_its_own(taught: Path, tmp_p
         config, _ = load_head(runs / "hf" / name)
         assert config.gamma == HEADS[name]["gamma"]
         assert "tokens per pass" in training_facts(runs / "hf" / name)["learn"]
+
+
+def test_two_recipes_of_one_name_are_refused() -> None:
+    """Their heads would be written to one folder."""
+    with pytest.raises(InputError, match="kv_mini: given twice"):
+        script.parse_all(["kv_mini", "other/kv_mini.py"])
