@@ -15,19 +15,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
-import jax
 import numpy as np
 from jax.scipy.special import gammaincc
 
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.comparison import engine_fields, first_prompt, prompts_of
 from eval.lib.drafts.config import EvalConfig
+from eval.lib.drafts.forward import divergence
 from eval.lib.drafts.loading import Loaded, load_models
 from eval.lib.output.report import Run, progress
 from eval.lib.output.tables import (
@@ -42,22 +40,12 @@ from eval.lib.output.tables import (
 )
 from eval.lib.standins.replay import engine_of
 from jaxspec.command import input_errors, script_name
-from jaxspec.data.images import to_rgb
 from jaxspec.engine.engine import Engine, LoadedModel, Request
 from jaxspec.engine.metrics import acceptance_metrics
 from jaxspec.engine.requests import nth_seed
 from jaxspec.errors import InputError
-from jaxspec.loading.images import image_inputs
-from jaxspec.loading.models import prompt_encoder
-from jaxspec.models.inputs import PromptRows
-from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import Prompt
-from jaxspec.prompts.rows import Showing, prompt_row, stack_rows
-from jaxspec.prompts.views import VIEWS
-from jaxspec.typing import Array, Params
 
-PASS = 128
-"""Forward passes round their number of tokens up to a multiple of this."""
 LEAST = 5.0
 """Smallest expected count of a cell of the chi-square test."""
 SAMPLING = "sampling"
@@ -162,21 +150,6 @@ def sampling_table(rows: Sequence[Record]) -> Table:
     ]
     lines = [((), row) for row in rows]
     return pivot("Sampled answers against plain decoding", (), lines, columns, notes=notes)
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """The place where an answer first differs from the reference."""
-
-    index: int
-    """Number of equal tokens before it."""
-    expected: int | None
-    """The reference's token; None if the reference ended."""
-    actual: int | None
-    """The answer's token; None if the answer ended."""
-    logit_gap: float | None
-    """Logit of `expected` minus logit of `actual`, in one full forward pass of the target over the
-    tokens before."""
 
 
 def measure_identity(
@@ -309,52 +282,6 @@ def measure_sampling(
             part |= {"samples": draws, "tokens": tokens}
             yield engine_fields(row.name, engine, config) | part | vars(test)
     bar.close()
-
-
-def divergence(
-    target: LoadedModel, prompt: Prompt, expected: Sequence[int], answer: Sequence[int]
-) -> Divergence | None:
-    """Return where `answer` first differs from `expected`, and the logit gap; None if equal."""
-    for i, (right, token) in enumerate(zip(expected, answer)):
-        if right != token:
-            logits = forward_logits(target, prompt, expected[:i])
-            return Divergence(i, right, token, float(logits[right] - logits[token]))
-    if len(expected) == len(answer):
-        return None
-    i = min(len(expected), len(answer))
-    right, token = (tokens[i] if i < len(tokens) else None for tokens in (expected, answer))
-    return Divergence(i, right, token, None)
-
-
-def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
-    """Return the target's logits [V] after prompt and answer, from one pass over all tokens."""
-    rows, images = whole_row(target, prompt, answer)
-    return np.asarray(_last_logits(LanguageModel(target.config), target.params, rows, images))
-
-
-def whole_row(
-    target: LoadedModel, prompt: Prompt, answer: Sequence[int]
-) -> tuple[PromptRows, dict[str, Any] | None]:
-    """Return a prompt and its answer as inputs of one pass."""
-    reader, pictures = target.images, tuple(map(to_rgb, prompt.images))
-    view, prompt = VIEWS["M" if reader else "T"], replace(prompt, images=pictures)
-    row = prompt_row(Showing(view, prompt_encoder(target), reader, reader), prompt)
-    row = row.followed_by(answer)
-    (rows,) = stack_rows([[row]], -(-len(row) // PASS) * PASS)
-    if reader is None:
-        return rows, None
-    sizes = [(image.height, image.width) for image in pictures]
-    tiles = sum(reader.tiles(size, len(sizes)) for size in sizes)
-    return rows, image_inputs(target, [pictures], tiles)
-
-
-@partial(jax.jit, static_argnums=0)
-def _last_logits(
-    model: LanguageModel, params: Params, rows: PromptRows, images: dict[str, Array] | None
-) -> Array:
-    features = None if images is None else model.encode(params, images)
-    embeds = model.embed(params, rows, features)
-    return model.prefill(params, embeds, rows, rows.tokens.shape[1])[0][0]
 
 
 @dataclass(frozen=True)

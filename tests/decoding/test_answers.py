@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eval.exactness import forward_logits
+from eval.lib.drafts.forward import forward_logits
 from jaxspec.data.images import StoredImage
 from jaxspec.engine import compile_cache
 from jaxspec.engine.batches import batcher

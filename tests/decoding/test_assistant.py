@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from eval.exactness import whole_row
+from eval.lib.drafts.forward import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request, load_draft
 from jaxspec.config import Gemma4TextConfig
 from jaxspec.decoding.drafting.shapes import parse_tree, static_tree

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eval.exactness import forward_logits
+from eval.lib.drafts.forward import forward_logits
 from jaxspec.decoding.collaboration.combination import default_proposer, parse_combination
 from jaxspec.engine.engine import CollaborationConfig, Engine
 from jaxspec.engine.requests import Request

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from eval.exactness import whole_row
+from eval.lib.drafts.forward import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import RopeScaling, text_config
 from jaxspec.engine.session import Session

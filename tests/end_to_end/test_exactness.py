@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.exactness import chi_square, divergence, main
+from eval.exactness import chi_square, main
 from eval.lib.drafts.comparison import first_prompt
 from eval.lib.drafts.config import EvalConfig, Variant
+from eval.lib.drafts.forward import divergence
 from jaxspec.engine.engine import Engine, LoadedModel, Request
 
 

@@ -17,8 +17,8 @@ import pytest
 from configs.eval.mini import config
 from eval import block_efficiency
 from eval.draft_quality import attribute_accuracy
-from eval.exactness import forward_logits
 from eval.lib.drafts.comparison import first_prompt, prompts_of
+from eval.lib.drafts.forward import forward_logits
 from jaxspec.data.images import to_rgb
 from jaxspec.engine.captioners import LvlmCaptioner
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request

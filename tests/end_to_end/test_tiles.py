@@ -12,7 +12,7 @@ import pytest
 from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration
 from transformers import LlavaConfig as TheirLlavaConfig
 
-from eval.exactness import forward_logits
+from eval.lib.drafts.forward import forward_logits
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.engine.memory import Sizes, abstract_inputs

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from eval.exactness import forward_logits
+from eval.lib.drafts.forward import forward_logits
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.processors import load_image_processor
 from jaxspec.config import LlavaNextConfig, VisionConfig

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eval.exactness import forward_logits, whole_row
+from eval.lib.drafts.forward import forward_logits, whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import Gemma3Config, Gemma3TextConfig, with_text

@@ -20,7 +20,7 @@ import pytest
 import transformers
 from PIL import Image
 
-from eval.exactness import forward_logits
+from eval.lib.drafts.forward import forward_logits
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.processors import pillow_class

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.exactness import whole_row
+from eval.lib.drafts.forward import whole_row
 from jaxspec import Engine, EngineConfig, Request
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.sources.source import Committed
