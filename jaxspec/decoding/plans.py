@@ -24,7 +24,7 @@ from jaxspec.decoding.speculative import WEIGHTS_STREAM, Autoregressive, Specula
 from jaxspec.decoding.state import DecodeState, Pause, step_keys
 from jaxspec.decoding.trace import Trace
 from jaxspec.sampling import Sampling
-from jaxspec.typing import Array, Float, Params
+from jaxspec.typing import Array, Bool, Float, Int, Params
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,12 @@ class Plan:
         widths = [source.width for source in self.whole.sources]
         owners = np.repeat(np.arange(len(widths)), widths)
         return np.flatnonzero(np.isin(owners, self.drafting))
+
+    def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " n"] | None:
+        """Return which of the newest tokens it would have drafted, see `Source.foreseen`."""
+        if len(self.drafting) != 1:
+            return None
+        return self.whole.sources[self.drafting[0]].foreseen(text, count)
 
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None

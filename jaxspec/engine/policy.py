@@ -5,17 +5,17 @@ measures both. Milliseconds belong to the device and the sizes of the batch, so 
 request, and a file keeps them for later processes. Tokens follow from the chance that a drafted
 token is accepted, place by place. The chance belongs to the request: it is what its own blocks
 showed, with earlier requests as a prior. It is of the sources that drafted, so that a short block
-speaks for a longer one too.
+speaks for a longer one too. What lookup would have drafted is known without a run.
 
 The plan of the highest rate decodes. A plan that may be better is tried for a few tokens, as long
-as all trials have lost at most 1 % of the time and 3 % of what drafts have gained. Compiling a
-program and running it first, which took up to ten times as long as later, says nothing about a
-plan, and may take another 5 % of the time.
+as all trials have lost at most 2 % of the time. Compiling a program and running it first, which
+took up to ten times as long as later, says nothing about a plan, and may take another 5 % of the
+time.
 
 Rates are guesses, and plain decoding needs none. So a draft must promise 5 % more than it. What
-drafting loses to it after all is a debt, which gains pay back, and 1 % of the time. The larger the
+drafting loses to it after all is a debt, which gains pay back, and 2 % of the time. The larger the
 debt, the more a draft must promise: at 24 blocks 1.05 x (1 + 24 / 48) = 1.6 times plain decoding's
-rate. So a draft whose promises are wrong by that much loses 24 blocks, and 1 % of the time.
+rate. So a draft whose promises are wrong by that much loses 24 blocks, and 2 % of the time.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -36,16 +37,15 @@ import numpy as np
 
 from jaxspec.decoding.plans import Plan
 from jaxspec.engine.compile_cache import Held
+from jaxspec.engine.evidence import Beliefs, Counts, Evidence, Shadow
 from jaxspec.engine.requests import Use
 from jaxspec.errors import InputError
 from jaxspec.files import write_text
 
-BUDGET = 0.01
+BUDGET = 0.02
 """Largest share of the time that trials may lose to the best plan, and drafts to plain decoding."""
 DEBT = 48.0
 """Blocks that drafts have lost to plain decoding, besides, when they must promise twice as much."""
-SHARE = 0.03
-"""Share of the drafts' gains that trials may lose besides."""
 ONCE = 0.05
 """Largest share of the time for compilations and first runs of plans that are only tried."""
 MARGIN = 1.05
@@ -60,48 +60,8 @@ NEWEST = 5
 """Runs of which the fastest counts: other work on the machine only slows them."""
 STALE = 100
 """Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it."""
-TRUST = 4.0
-"""Blocks of a request that count as much as what earlier requests showed."""
-FADE = 0.98
-"""Weight of a block's evidence after the next block of the same sources."""
 HOPE = 0.3
 """Share of its misses that a source may not have on another text, for all that is known."""
-FIRST = 0.6
-"""Chance of acceptance before anything was seen."""
-
-
-@dataclass
-class Evidence:
-    """Count, by place of a block, how often a token was verified there and how often accepted."""
-
-    verified: np.ndarray
-    accepted: np.ndarray
-
-    @classmethod
-    def none(cls, places: int) -> Evidence:
-        return cls(np.zeros(places), np.zeros(places))
-
-    def add(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Add the counts of new blocks; older ones fade."""
-        weight = FADE ** float(drafted[0])
-        self.verified = weight * self.verified + np.minimum([drafted[0], *accepted[:-1]], drafted)
-        self.accepted = weight * self.accepted + accepted
-
-    def chances(self, prior: np.ndarray | None = None) -> np.ndarray:
-        """Return the chance of each place if those before it are accepted.
-
-        prior: Chances that count `TRUST` blocks; None: those of the place before.
-        """
-        chances, before = [], FIRST
-        for place, (verified, accepted) in enumerate(zip(self.verified, self.accepted)):
-            expected = before if prior is None else prior[place]
-            before = (accepted + TRUST * expected) / (verified + TRUST)
-            chances.append(before)
-        return np.asarray(chances)
-
-
-Beliefs = dict[tuple[int, ...], Evidence]
-"""Evidence by the sources that drafted."""
 
 
 class Choice(NamedTuple):
@@ -120,6 +80,8 @@ class Gain(NamedTuple):
     """What is known of its request."""
     stats: Any
     """`DecodeStats` of the run, as numpy."""
+    foreseen: Mapping[tuple[int, ...], Counts] = MappingProxyType({})
+    """Blocks that other sources would have drafted."""
 
 
 @dataclass
@@ -155,8 +117,6 @@ class Policy:
     """Milliseconds of all runs."""
     lost: float = 0.0
     """Milliseconds by which trials took longer than the best plan would have."""
-    saved: float = 0.0
-    """Milliseconds that drafts were faster than plain decoding."""
     debt: float = 0.0
     """Blocks of plain decoding in the time that drafts lost to it and have not paid back."""
 
@@ -190,13 +150,13 @@ class Policy:
         best = max(rates, key=lambda i: rates[i])
         hopes = {}
         for i in range(len(self.plans)):
-            ms = known.get(i, max(known.values()))
+            ms = known.get(i) or self.guess(i, known)
             loss = trial * ms * (1 - rates.get(i, 0.0) / rates[best])
             if (i, program) not in self.compiled and self.once + self.first_ms > ONCE * self.spent:
                 continue
             doubt = 2 if self.blocks - self.measured_at.get(i, 0) > STALE else 1
             hope = doubt * self.tokens(i, rows, HOPE) / ms
-            if i != best and hope > rates[best] and self.lost + loss <= self.stake:
+            if i != best and hope > rates[best] and self.lost + loss <= BUDGET * self.spent:
                 hopes[i] = hope
         if hopes:
             return Choice(max(hopes, key=lambda i: hopes[i]), trial, True)
@@ -236,26 +196,20 @@ class Policy:
         else:
             self.measured(choice.plan, sizes, ms / blocks)
         tokens, plain = 0, self.cost(0, sizes) or ms / blocks
-        for beliefs, stats in gains:
+        for beliefs, stats, foreseen in gains:
             tokens += int(stats.emitted)
-            if plan.drafting and stats.drafted_at[0]:
-                for evidence in (beliefs, self.priors):
-                    evidence.setdefault(plan.drafting, Evidence.none(self.places)).add(
-                        stats.drafted_at, stats.accepted_at
-                    )
+            own = {plan.drafting: Counts(stats.drafted_at, stats.accepted_at)}
+            for sources, counts in (own | {**foreseen}).items():
+                if sources and counts.drafted[0]:
+                    for evidence in (beliefs, self.priors):
+                        evidence.setdefault(sources, Evidence.none(self.places)).add(counts)
         lost = ms / plain - tokens / len(gains) if plan.drafting else 0.0
         self.debt = max(0.0, self.debt + lost - BUDGET * ms / plain)
-        self.saved -= lost * plain
         if choice.trial:
             rows, numbers = [gain.beliefs for gain in gains], range(len(self.plans))
             costs = {i: self.cost(i, sizes) for i in numbers}
             rate = max(self.tokens(i, rows) / cost for i, cost in costs.items() if cost)
             self.lost += max(0.0, ms - tokens / rate)
-
-    @property
-    def stake(self) -> float:
-        """Return the milliseconds that trials may have lost."""
-        return BUDGET * self.spent + SHARE * max(0.0, self.saved)
 
     def measured(self, i: int, sizes: str, ms: float) -> None:
         """Note the milliseconds of a block."""
@@ -284,6 +238,12 @@ class Policy:
         if values := next(others, None):
             return min(values)
         return next((ms for key, ms in self.earlier.items() if key.startswith(name)), None)
+
+    def guess(self, i: int, known: Mapping[int, float]) -> float:
+        """Return the milliseconds of a plan's block that was not measured, by its length."""
+        last = len(self.plans) - 1
+        share = min(self.plans[i].gamma / self.plans[last].gamma, 1.0)
+        return known[0] + share * max(0.0, known[last] - known[0])
 
     def tokens(self, i: int, rows: Sequence[Beliefs], hope: float = 0.0) -> float:
         """Return the tokens that a block of a plan adds to all rows.
@@ -332,6 +292,8 @@ class Pace:
         """What is known of each request, by number."""
         self.uses = defaultdict[int, dict[str, Use]](dict)
         """What each plan did for each request."""
+        self.shadows = dict[tuple[int, int], Shadow]()
+        """Blocks that plans would have drafted, by request and plan."""
         self.choice, self.until = Choice(0, 0, False), 0
         """The newest choice, and the tokens of the longest answer at which it ends."""
         self.rows: Sequence[int] = ()
@@ -360,29 +322,49 @@ class Pace:
         return self.plans[self.choice.plan], self.until - longest
 
     def learn(
-        self, ms: float, compiled_ms: float, before: Mapping[int, Any], after: Mapping[int, Any]
+        self,
+        ms: float,
+        compiled_ms: float,
+        before: Mapping[int, Any],
+        after: Mapping[int, Any],
+        texts: Mapping[int, np.ndarray],
     ) -> None:
         """Learn from a run.
 
         Args:
           ms, compiled_ms: Milliseconds of the run, and of its compilation before it.
           before, after: Counts of each request, by number.
+          texts: Tokens of each prompt and its answer, `NO_TOKEN` for slots of images.
         """
         gains, name = [], self.policy.plans[self.choice.plan].name
         for i, stats in after.items():
             if i in before:
                 stats = jax.tree.map(lambda new, old: new - old, stats, before[i])
-            gains.append(Gain(self.beliefs[i], stats))
+            foreseen = self._foreseen(i, texts[i], int(stats.emitted))
+            gains.append(Gain(self.beliefs[i], stats, foreseen))
             use = self.uses[i].get(name, Use())
             use = Use(use.blocks + stats.steps, use.tokens + stats.emitted, use.ms + ms)
             self.uses[i] = self.uses[i] | {name: use}
         self.policy.observe(self.choice, self.sizes, self.program, ms, compiled_ms, gains)
+
+    def _foreseen(self, i: int, text: np.ndarray, count: int) -> Mapping[tuple[int, ...], Counts]:
+        """Return the blocks that other plans would have drafted, by their sources."""
+        foreseen = {}
+        for number, plan in enumerate(self.policy.plans):
+            if number == self.choice.plan:
+                self.shadows.pop((i, number), None)
+            elif (hits := plan.foreseen(text, count)) is not None:
+                shadow = self.shadows.setdefault((i, number), Shadow(plan.gamma))
+                foreseen[plan.drafting] = shadow.add(hits, self.policy.places)
+        return foreseen
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget requests that have ended."""
         for i in numbers:
             self.beliefs.pop(i, None)
             self.uses.pop(i, None)
+            for number in range(len(self.policy.plans)):
+                self.shadows.pop((i, number), None)
 
 
 def cost_file(plans: Sequence[Plan], held: Held) -> Path | None:

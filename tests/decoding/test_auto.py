@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxspec.decoding.sources.lookup import Lookup
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.batches import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.engine.policy import BUDGET, DEBT, Choice, Gain, Policy
+from jaxspec.engine.evidence import Shadow
+from jaxspec.engine.policy import BUDGET, DEBT, Choice, Gain, Pace, Policy
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh
@@ -209,7 +211,45 @@ def test_it_finds_what_pays_for_each_text() -> None:
             names = learned(policy, chances, 1500)
             late = names[len(names) // 2 :]
             assert rate(chances, late) > 0.85 * rate(chances, [best]), best
-            assert policy.lost <= policy.stake + 2 * max(MS)
+            assert policy.lost <= BUDGET * policy.spent + 2 * max(MS)
+
+
+@pytest.mark.parametrize(
+    ("text", "best"), [([*range(9)] * 20, "lookup 7"), ([*range(180)], "plain")]
+)
+def test_what_lookup_would_draft_needs_no_trial(text: list[int], best: str) -> None:
+    """A plain answer that repeats itself shows that lookup pays; another, that it does not."""
+    plans = [SimpleNamespace(**vars(plan), foreseen=lambda *_: None) for plan in PLANS[:2]]
+    plans[1].foreseen = Lookup(len(text)).foreseen
+    policy, zeros, before = Policy(plans), np.zeros(7, int), {}  # pyright: ignore
+    for plan, ms in enumerate(MS[:2]):
+        policy.measured(plan, "1x64", ms)
+    pace = Pace(policy, plans)  # pyright: ignore
+    for end in range(20, 181, 16):
+        after = {5: DecodeStats(end, end, zeros, zeros, None)}  # pyright: ignore
+        pace.learn(16 * MS[0], 0.0, before, after, {5: np.array(text[:end])})
+        before = after
+    policy.lost = policy.spent  # so that nothing is tried
+    assert NAMES[policy.choose([pace.beliefs[5]], "1x64", "").plan] == best
+    pace.forget([5])
+    assert not pace.beliefs
+    assert not pace.shadows
+
+
+def test_a_shadow_counts_the_blocks_that_a_loop_would_have_run() -> None:
+    """Whatever the parts are in which the tokens come."""
+    hits = np.random.default_rng(0).random(500) < 0.8
+    drafted, accepted, at = np.zeros(4), np.zeros(4), 0
+    while at < len(hits):
+        run = np.cumprod(hits[at : at + 4]).astype(int)
+        if at + len(run) < len(hits) or not run.all():  # its last token is there
+            drafted += 1
+            accepted[: len(run)] += run
+        at += int(run.sum()) + 1
+    shadow = Shadow(4)
+    parts = [shadow.add(hits[i : i + 7], 4) for i in range(0, len(hits), 7)]
+    np.testing.assert_array_equal(sum(part.drafted for part in parts), drafted)
+    np.testing.assert_array_equal(sum(part.accepted for part in parts), accepted)
 
 
 def test_drafts_lose_little_though_their_fastest_runs_promise_gains() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxspec.cache import TreeMask
 from jaxspec.decoding.drafting.shapes import branching
-from jaxspec.decoding.sources.lookup import CONFIDENCE, EARLIER, Text, backed_off
+from jaxspec.decoding.sources.lookup import CONFIDENCE, EARLIER, Lookup, Text, backed_off
 from jaxspec.models.inputs import PromptRows, in_order
 
 B, LENGTH, NEW, WORDS, IMAGE = 3, 14, 10, 4, 3
@@ -89,6 +89,17 @@ def test_the_compiled_search_is_the_plain_one(seed: int) -> None:
             )
             path = [drafted[above - 1] for above in np.flatnonzero(TREE.seen[node])[1:]]
             np.testing.assert_allclose(tree[b, node], searched(text, path), atol=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_host_foresees_what_the_search_proposes_first(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    prompt = rng.choice(np.array([-1, 0, 1, 2]), rng.integers(0, LENGTH), p=[0.2, 0.4, 0.3, 0.1])
+    text = np.concatenate([prompt, rng.integers(0, 3, 1 + NEW)])
+    hits = Lookup(WORDS).foreseen(text, NEW)
+    for hit, end in zip(hits, range(len(text) - NEW, len(text)), strict=True):
+        probs = searched(text[:end].tolist(), [])
+        assert hit == (probs.any() and probs.argmax() == text[end])
 
 
 def test_the_remaining_probability_goes_to_the_other_views() -> None:

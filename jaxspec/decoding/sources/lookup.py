@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxspec.cache import TreeMask, add_slots
@@ -25,7 +26,7 @@ from jaxspec.decoding.processors import NO_TOKEN, right_aligned
 from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.sampling import largest
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Bool, Float, Int, Params
 
 LOOKUP = "lookup"
 """Its name among the views of `EngineConfig`."""
@@ -148,6 +149,14 @@ class Lookup(Source[Text, Search]):
     def planned(self, gamma: int, alone: bool) -> Lookup:
         return replace(self, alone=alone)
 
+    def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " n"]:
+        """Return whether a match proposed each of the newest tokens before all others.
+
+        Where nothing matches, the token that it drafts, the text's commonest, counts as wrong.
+        """
+        ends = range(len(text) - count, len(text))
+        return np.array([_latest(text[:end]) == text[end] for end in ends], bool)
+
     def prefill(self, prefilled: Prefilled, inputs: Any) -> Text:
         return Text.of(prefilled.batch.prompt, prefilled.room)
 
@@ -179,6 +188,18 @@ class Lookup(Source[Text, Search]):
     def weights(self, params: Params) -> Params:
         """Return no parameters."""
         return {}
+
+
+def _latest(text: Int[np.ndarray, " S"]) -> int:
+    """Return the token behind the latest match of the most newest tokens; `NO_TOKEN` for none."""
+    latest, slots = NO_TOKEN, np.flatnonzero(text[1:] != NO_TOKEN) + 1
+    for back in range(1, min(LONGEST, len(text)) + 1):
+        slots = slots[slots >= back]
+        slots = slots[text[slots - back] == text[-back]]
+        if text[-back] == NO_TOKEN or not len(slots):
+            break
+        latest = int(text[slots[-1]])
+    return latest
 
 
 def _ancestors(tree: TreeMask) -> Int[Array, "#B T suffix"]:

@@ -28,7 +28,7 @@ from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import replicated
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Bool, Float, Int, Params
 
 State = TypeVar("State")
 """What a source carries from block to block: leaves [r*B, ...], for its r rows of the mixture."""
@@ -168,6 +168,17 @@ class Source(ABC, Generic[State, Scratch]):
         It leaves what `begin` reads, and nothing changes if the source drafted the last block.
         """
         return state
+
+    def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " n"] | None:
+        """Return whether it would have drafted each of the newest tokens, alone and greedily.
+
+        It is asked on the host, for what other plans wrote. None: only a run can tell.
+
+        Args:
+          text: The prompt and the answer, `NO_TOKEN` for slots of images.
+          count: Number of the newest tokens.
+        """
+        return None
 
     @abstractmethod
     def begin(

@@ -281,7 +281,8 @@ class Batch:
         self.read()
         if self.pace is not None:
             after = {i: so_far[i]["stats"] for i in busy}
-            self.pace.learn(ms, compiled, before, after)
+            texts = {i: self.written.text(i) for i in busy}
+            self.pace.learn(ms, compiled, before, after, texts)
 
     def _run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
         """Run the loop until so many rows are done, or until an answer has `count` tokens; return

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from jaxspec.decoding.processors import NO_TOKEN
 from jaxspec.decoding.trace import trace_record
 from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.policy import Pace
 from jaxspec.engine.requests import EncodedRequest, Result
 from jaxspec.prompts.stops import ReasonedText
+from jaxspec.typing import Int
 
 
 class Start(NamedTuple):
@@ -75,6 +78,12 @@ class Written:
             "stop_string": text.stop,
         }
         return text.stop is not None
+
+    def text(self, i: int) -> Int[np.ndarray, " S"]:
+        """Return the tokens of a prompt and its answer, `NO_TOKEN` for slots of images."""
+        row = self.requests[i].rows[0]
+        prompt = row.tokens if row.image is None else np.where(row.image < 0, row.tokens, NO_TOKEN)
+        return np.concatenate([prompt, np.asarray(self.so_far[i]["tokens"], np.int32)])
 
     def end(self, i: int) -> None:
         """Note why an answer has ended."""
