@@ -103,7 +103,8 @@ class Grammar:
     def mask(self, row: int, tokens: Sequence[int], words: int) -> np.ndarray:
         """Return the mask of the tokens that may follow, one bit each, as `words` words.
 
-        All may follow tokens that are not of the form, and an EOS: what is drafted there is cut.
+        All may follow an EOS: what is drafted there is cut. Only an EOS may follow tokens behind
+        which no token of the vocabulary leads on.
         """
         answer, mask = self._own(tokens), np.full(words, ALL)
         if answer is None:
@@ -113,13 +114,14 @@ class Grammar:
         if not self._eos.isdisjoint(answer):
             return mask
         walk = self._walks.setdefault(row, _Walk(self._matcher, self._size))
-        bits = walk.to(answer)
-        if bits is None:
-            return mask
         mask[:] = 0
-        mask[: len(bits)] = bits[:words]
+        if (bits := walk.to(answer)) is not None:
+            mask[: len(bits)] = bits[:words]
         if self._may_reason and not tokens:
             _set(mask, self._marks[0], True)
+        if not mask.any():
+            for token in self._eos:
+                _set(mask, token, True)
         return mask
 
     def _own(self, tokens: Sequence[int]) -> Sequence[int] | None:
@@ -130,11 +132,16 @@ class Grammar:
             return tokens
         return tokens[tokens.index(last) + 1 :] if last in tokens[begin:] else None
 
-    @property
-    def error(self) -> str:
-        """Return why llguidance gave up on the form, behind which only an EOS may follow; or ""."""
-        errors = (walk.matcher.get_error() for walk in self._walks.values())
-        return next(filter(None, errors), "")
+    def is_whole(self, tokens: Sequence[int]) -> bool:
+        """Return whether tokens, up to an EOS, are an answer of the form.
+
+        They are not where no token led on: where the vocabulary lacks one, or llguidance gave up.
+        """
+        answer = self._own(tokens)
+        if answer is None:
+            return False
+        matcher, own = self._matcher.deep_copy(), [t for t in answer if t not in self._eos]
+        return matcher.try_consume_tokens(own) == len(own) and matcher.is_accepting()
 
 
 class _Walk:
@@ -164,7 +171,10 @@ class _Walk:
         if len(self.tokens) < len(tokens):
             return None
         if self.mask is None:
-            self.mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint32)
+            mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint32)
+            # Where no token leads on, llguidance offers token 0, and does not take it.
+            none = mask[0] == 1 and not mask[1:].any() and not self.matcher.validate_tokens([0])
+            self.mask = np.zeros_like(mask) if none else mask
         return self.mask
 
 

@@ -12,6 +12,7 @@ from jaxspec.engine.plan import usual_head
 from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds.assistant import AssistantConfig
+from jaxspec.heads.kinds.dflash.config import DFlashConfig
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
 from jaxspec.heads.kinds.eagle3 import Eagle3Config
 from jaxspec.heads.making import new_head
@@ -54,6 +55,19 @@ def assistant_head(config: LatencyConfig) -> HeadConfig:
     )
 
 
+def dspark_head(config: LatencyConfig) -> HeadConfig:
+    """Return DeepSeek's DSpark head of a Qwen3 or a Gemma 4: five layers like the target's full
+    ones, seven drafted tokens, a Markov head, an embedding and an output matrix of its own."""
+    text = text_config(config.target)
+    depth = text.num_hidden_layers
+    states = tuple(round(2 + i * (depth - 5) / 4) for i in range(5))
+    own = {"own_embedding": True, "own_output": True, "markov": 256, "anchored": True, "gamma": 7}
+    if isinstance(text, Gemma4TextConfig):
+        layers = replace(text, num_hidden_layers=5, layer_types=(FULL,) * 5)
+        return DFlashConfig(layers, target_layers=states, target_depth=depth, **own)
+    return new_head(config.target, feature="block", layers=5, target_layers=states, **own)
+
+
 HEADS: dict[str, Callable[[LatencyConfig], HeadConfig]] = {
     "kv": lambda config: usual_head(config.target, gamma=config.gamma),
     "onepass": lambda config: usual_head(
@@ -63,6 +77,7 @@ HEADS: dict[str, Callable[[LatencyConfig], HeadConfig]] = {
     "assistant": assistant_head,
     "eagle3": eagle3_head,
     "dflash": lambda config: new_head(config.target, feature="block", gamma=15),
+    "dspark": dspark_head,
 }
-"""Heads by their names in `eval.compiled`. DFlash heads draft 15 tokens, all others the preset's
-gamma."""
+"""Heads by their names in `eval.compiled`. DFlash heads draft 15 tokens, DSpark heads 7, all others
+the preset's gamma."""

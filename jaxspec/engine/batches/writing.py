@@ -88,9 +88,9 @@ class Written:
     def end(self, i: int) -> None:
         """Note why an answer has ended."""
         text, form = self.texts[i], self.requests[i].settings.response_format
-        stop = text.stop is not None or any(t in self.batcher.eos for t in text.tokens[-1:])
-        stop &= form is None or not form.error
-        self.so_far[i]["finish_reason"] = "stop" if stop else "length"
+        ended = any(token in self.batcher.eos for token in text.tokens[-1:])
+        ended &= form is None or form.is_whole(text.tokens)
+        self.so_far[i]["finish_reason"] = "stop" if ended or text.stop is not None else "length"
 
     def result(self, i: int, decode_ms: float, rows: int) -> Result:
         """Return the answer so far.
