@@ -3,7 +3,7 @@
     python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --batch-size 1 \\
         --max-new-tokens 1024
     python -m eval.mmspec llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
-    python -m eval.mmspec recorded --data mmspec=../shared/data/mmspec
+    python -m eval.mmspec recorded --data mmspec=PATH
 
 Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset,
 summary.csv, results.json, records.jsonl and table.md into --out; the same command continues a

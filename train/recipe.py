@@ -1,4 +1,4 @@
-"""Trains a draft, or a KV head, by a recipe and writes its directory.
+"""Trains a draft model or a head by a recipe and writes its directory.
 
     python -m train.recipe mini_text
     python -m train.recipe mini_large --data runs/data/my_mix --tune.steps 100
@@ -85,7 +85,7 @@ class Options(OnHub):
     runs: Path | None = None
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None
-    """The finished model, a Hugging Face directory, or one of a KV head; by default RUNS/hf."""
+    """The finished model, a Hugging Face directory, or one of a head; by default RUNS/hf."""
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
     dry_run: bool = False
@@ -139,7 +139,7 @@ class Ablation(KVHeadOptions):
 
 
 def main(args: Sequence[str] | None = None) -> Path | None:
-    """Train the recipe's stages and write the draft, or the KV head; with --dry-run, neither."""
+    """Train the recipe's stages and write the draft model or the head; with --dry-run, neither."""
     arguments = list(sys.argv[1:] if args is None else args)
     if not arguments or arguments[0].startswith("-"):
         if {"-h", "--help"} & set(arguments):

@@ -34,8 +34,8 @@ class ForEngines:
     """Fit a draft or a head to what will run it."""
 
     engine: Annotated[Server | None, tyro.conf.arg(name="for")] = None
-    """Engine that an EAGLE-3, DFlash or DSpark head, or for vllm a text draft, is written for; the
-    command that serves it is printed."""
+    """Engine that an EAGLE-3, DFlash or DSpark head, or for vllm a text draft or an assistant of
+    Gemma 4, is written for; the command that serves it is printed."""
     vocab_of: str | None = None
     """Directory or hub id of a target. The vocabulary is padded to its size; tokens that the source
     cannot know get no probability. For a head, the target that it is served with."""
@@ -68,7 +68,7 @@ class OnHub:
 class Export:
     """Write a checkpoint, or a head, with a model card as a Hugging Face directory.
     transformers 4.57 and 5 load it, except heads; vLLM and SGLang serve EAGLE-3 and DFlash heads,
-    and vLLM text drafts.
+    vLLM also DSpark heads, assistants of Gemma 4 and text drafts.
 
     $ jaxspec export runs/train/llava15_68m/hf my-draft \\
         --vocab-of llava-hf/llava-1.5-7b-hf

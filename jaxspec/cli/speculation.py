@@ -33,7 +33,7 @@ class Model(Loading):
     target: str
     """Directory in Hugging Face layout, GGUF file or hub id of a vision-language model (LLaVA-1.5,
     LLaVA-NeXT (1.6), LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL, Gemma 3, Gemma 4) or a text model
-    (Llama, Vicuna; Mistral; Qwen2, Qwen2.5; Qwen3; Gemma 3, Gemma 4; OPT)."""
+    (Llama, Vicuna; Mistral; Qwen2, Qwen2.5; Qwen3; Gemma 3, Gemma 4; MiMo; OPT)."""
     revision: str | None = None
     """Branch, tag or commit of a target on the hub."""
     adapter: str | None = None
@@ -48,9 +48,9 @@ class Drafting:
 
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Directory or hub id of a small vision-language or text model with the target's tokeniser, or
-    of a head of the target: KV, EAGLE-1, MSD, ViSpec, EAGLE-3, DFlash, DSpark or a Gemma 4
-    assistant. Repeat the option for a model and a head, which then draft together. `auto` takes the
-    first that `jaxspec drafts` lists for the target and the hub's cache has."""
+    of a head of the target: KV, EAGLE-1, MSD, ViSpec, EAGLE-3, DFlash, DSpark, MTP or a
+    Gemma 4 assistant. Repeat the option for a model and a head, which then draft together. `auto`
+    takes the first that `jaxspec drafts` lists for the target and the hub's cache has."""
     draft_revision: str | None = None
     """Branch, tag or commit of drafts on the hub."""
     draft_weights: Weights | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Re
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import PromptRow
+from jaxspec.sharding import make_mesh
 from tests import tiny
 from tests.tiny.families import FAMILIES
 
@@ -88,6 +90,22 @@ def test_answers_do_not_depend_on_what_was_kept(
     assert cached[3] <= start
     assert cached[4] == len(images_of(batch, other)) - 1
     assert ask(batch, requests[1], "another key").cached == 0
+
+
+@pytest.mark.full
+def test_a_mesh(pair: tuple[Path, Path]) -> None:
+    """What is kept of prompts is split as the cache is."""
+    target, draft = (LoadedModel.load(path) for path in pair)
+    plain, split = Engine(target), LoadedModel.load(pair[0], mesh=make_mesh(model=2))
+    first = plain.encoder.prompt("What do you see here?", [tiny.page(0)])
+    second = plain.encoder.follow_up(
+        first, plain.generate(Request(first, NEW)).tokens, "And what is behind it?"
+    )
+    requests = [Request(first, NEW), Request(second, NEW)]
+    batch = live(Engine(split, draft, EngineConfig(gamma=3, **SIZES)), requests)
+    results = [ask(batch, request) for request in requests]
+    assert [r.tokens for r in results] == [r.tokens for r in plain.generate(requests)]
+    assert results[1].cached > len(first.tokens)
 
 
 def images_of(batch: Batch, prompt: Any) -> np.ndarray:

@@ -53,7 +53,7 @@ class Models:
     adapter: str | None = None
     """Directory of the target's LoRA adapter in PEFT's format, merged at loading."""
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Directory or hub id of a draft model, KV head or EAGLE-3 head. Repeat the option for a model
+    """Directory or hub id of a draft model or a head. Repeat the option for a model
     and a head; together they replace the preset's, and '' leaves these out."""
     target_weights: Weights | None = None
     """int8 quantises the target's layers, for plain decoding too."""

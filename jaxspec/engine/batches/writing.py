@@ -82,7 +82,7 @@ class Written:
     def text(self, i: int) -> Int[np.ndarray, " S"]:
         """Return the tokens of a prompt and its answer, `NO_TOKEN` for slots of images."""
         row = self.requests[i].rows[0]
-        prompt = row.tokens if row.image is None else np.where(row.image < 0, row.tokens, NO_TOKEN)
+        prompt = np.where(row.images < 0, row.tokens, NO_TOKEN)
         return np.concatenate([prompt, np.asarray(self.so_far[i]["tokens"], np.int32)])
 
     def end(self, i: int) -> None:
