@@ -16,6 +16,10 @@ from tests import tiny
     [
         ({"feature": "eagle1", "layers": 2}, "EAGLE-1 head: layers 2 is not an option"),
         ({"target_layers": (1,)}, r"KV head: target_layers \(1,\) is not an option"),
+        (
+            {"feature": "fused", "target_layers": (2, 0, 1)},
+            r"EAGLE-3 head: reads target layers \[2, 0, 1\]; give them in order",
+        ),
         ({"width": 64}, "KV head: width 64 is not an option .* make one of Gemma 4 assistant$"),
         ({"feature": "block", "images": "zero"}, "DFlash head: images 'zero' is not an option"),
         ({"parallel": True, "own_keys": False}, "one-pass KV head: own_keys False is not an"),

@@ -460,12 +460,12 @@ FC = np.zeros((32, 64), np.float32)
         (
             {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]},
             {},
-            r"reads target layers \[-3, 1, 2\]; give none below 0",
+            r"reads target layers \[-3, 1, 2\]; give them in order, from 0 on",
         ),
         (
             PLAIN | {"eagle_config": NESTED | {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]}},
             {},
-            r"\[-2, 2, 3\]; give none",
+            r"\[-2, 2, 3\]; give them",
         ),
         (
             {"eagle_aux_hidden_state_layer_ids": "all"},

@@ -175,8 +175,10 @@ class Eagle3Config(StateHeadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         text, layers = self.text_config, list(self.text_config.target_layers)
-        if any(layer < 0 for layer in layers):
-            raise InputError(f"EAGLE-3 head: reads target layers {layers}; give none below 0")
+        if layers != sorted(layers) or min(layers, default=0) < 0:
+            raise InputError(
+                f"EAGLE-3 head: reads target layers {layers}; give them in order, from 0 on"
+            )
         if text.num_hidden_layers != 1:
             raise InputError(f"EAGLE-3 head: num_hidden_layers {text.num_hidden_layers}; give 1")
 
