@@ -149,7 +149,9 @@ class TrainConfig:
     def shortened(self) -> TrainConfig:
         """Return a trial's options: two steps, of as few samples as mesh and accumulation take.
 
-        Its checkpoints go next to the run's, which tests that path; the caller removes them.
+        Rows hold one sample each, because packing would lay so few samples into fewer rows than
+        the mesh takes. Checkpoints go next to the run's, which tests that path; the caller removes
+        them.
         """
         few = self.accumulate * self.mesh.fsdp * (self.mesh.data or 1)
         checkpoints = self.checkpoints and f"{self.checkpoints.rstrip('/')}.debug"
@@ -157,6 +159,7 @@ class TrainConfig:
             "steps": min(self.steps, 2),
             "batch": min(self.batch, few),
             "warmup": min(self.warmup, 1),
+            "packing": False,
         }
         return replace(self, checkpoints=checkpoints, **shorter)
 

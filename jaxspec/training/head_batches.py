@@ -182,8 +182,9 @@ class KeptReadings:
                 with whole(file) as fresh:
                     save_file({_name(path): leaf[..., :length, :] for path, leaf in leaves}, fresh)
         parts: dict[str, list[np.ndarray]] = {}
-        for name, leaf in sorted(load_file(file).items()):
-            parts.setdefault(name.partition(".")[0], []).append(np.asarray(leaf))
+        stored = load_file(file)
+        for name in sorted(stored, key=lambda name: (len(name), name)):  # k.2 before k.10
+            parts.setdefault(name.partition(".")[0], []).append(np.asarray(stored[name]))
         k, v = (tuple(parts.pop(name, ())) for name in ("k", "v"))
         return TargetPass(k=k, v=v, **{name: leaf for name, (leaf,) in parts.items()})
 

@@ -27,7 +27,7 @@ from jaxspec.training.head_recipe import HeadRecipe, make_loss, train_head
 from jaxspec.training.loop.step import gradient, partition
 from jaxspec.training.losses import Loss
 from jaxspec.training.objectives import Distillation, tuning_loss
-from jaxspec.training.recipes import Stage
+from jaxspec.training.recipes import Recipe, Stage, stage_data
 from tests import tiny
 from tests.decoding.test_assistant import TEXT
 from tests.decoding.test_width import HEADS
@@ -199,6 +199,17 @@ def test_processes_share_packed_rows() -> None:
     whole, *parts = (packed(model, process=process) for process in ((0, 1), (0, 2), (1, 2)))
     for step in range(2):
         same(whole(step), joined(*(part(step) for part in parts)))
+
+
+def test_a_trial_of_few_samples_fits_its_mesh(taught: Path) -> None:
+    """Packed, four samples would fill fewer rows than two devices compute in two parts."""
+    train = TrainConfig(steps=9, batch=8, accumulate=2, packing=True, mesh=MeshConfig(data=2))
+    stage = Stage("tune", train.shortened(), (("talk", 1.0),))
+    target = LoadedModel.load(taught / "target")
+    path = str(taught / "target")
+    recipe = Recipe(target=path, start=path, stages=(stage,), buckets=(96,))
+    batches, _ = stage_data(recipe, stage, {"talk": Talk()}, target, target)
+    assert batches.rows == 4
 
 
 def test_what_cannot_learn_from_packed_rows_is_told(taught: Path, tmp_path: Path) -> None:

@@ -98,6 +98,15 @@ def test_a_signal_during_an_evaluation_saves_the_step_that_was_evaluated(
     assert [line["tau"] for line in lines if "tau" in line] == [2.0, 3.0, 3.0]
 
 
+def test_a_signal_in_the_last_evaluation_ends_the_run_too(tmp_path: Path, number: int) -> None:
+    """Otherwise the next stage would begin; the same command goes on to it."""
+    stage = replace(STAGE, evaluate_every=STAGE.steps)
+    with pytest.raises(Preempted):
+        train(tmp_path / "cut", stage, evaluate=lambda params: signal.raise_signal(number) or {})
+    rest = train(tmp_path / "cut", stage)
+    np.testing.assert_array_equal(rest, train(tmp_path / "straight"))
+
+
 def test_an_ignored_signal_ends_nothing(tmp_path: Path, number: int) -> None:
     signal.signal(number, signal.SIG_IGN)
     with Preemption() as told:

@@ -29,6 +29,7 @@ from jaxspec.training.reading import CountedBatches
 from jaxspec.typing import Params
 
 STEPS = 2
+"""Most steps that are compiled and timed."""
 
 
 def dry_run(
@@ -56,9 +57,10 @@ def dry_run(
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     made = make_step(loss, optimizer, config)
     step = jax.jit(made, donate_argnums=0, out_shardings=(shardings, None))
+    timed = min(STEPS, config.steps)
     slots = seconds = compiling = 0.0
     parts: dict[str, int] = {}
-    with closing(read_ahead(as_iterator(batches, mesh), STEPS, mesh)) as ready, on_mesh(mesh):
+    with closing(read_ahead(as_iterator(batches, mesh), timed, mesh)) as ready, on_mesh(mesh):
         for batch, _ in ready:
             since = time.perf_counter()
             program = step.lower(state, fixed, batch).compile()
@@ -88,8 +90,8 @@ def dry_run(
             f"and {read.tokens / read.slots:.1%} of the slots are filled "
             f"({read.otherwise:.1%} {'without' if config.packing else 'with'} packing)"
         )
-        seconds *= read.slots / read.steps / slots * STEPS
-    each = seconds / STEPS
+        seconds *= read.slots / read.steps / slots * timed
+    each = seconds / timed
     held = ", ".join(f"{human_bytes(count)} {name}" for name, count in parts.items())
     print(
         f"{directory.name}: {config.steps:,} steps of {config.batch} samples{rows}\n"

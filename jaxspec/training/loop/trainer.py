@@ -130,7 +130,7 @@ def fit(
                     step.check(done, state)
                     checkpoints.save(done, state, position, wait=last or stops)
             bar.update()
-            if stops and not last:
+            if stops or (last and preemption.reached(2 * done + 2)):  # a signal in the last save
                 bar.close()  # which ends its line
                 _say(f"{directory}: ended by a signal; step {done} of {config.steps} is saved")
                 raise Preempted(preemption.number)
