@@ -341,8 +341,19 @@ def composed(folder: Path, base: Path) -> tuple[ModelConfig, dict[str, StoredTen
     return config, tensors | dict(adapter.whole), adapter
 
 
-def read_pairs(adapter: Adapter) -> Params:
-    """Return an adapter's pairs as the tree that training holds under `lora`."""
+def read_pairs(adapter: Adapter, lora: Lora) -> Params:
+    """Return an adapter's pairs as the tree that training holds under `lora`.
+
+    Raises InputError for an adapter of other matrices, ranks or scales than `lora` has.
+    """
+    sizes = {(pair.a.shape[0], pair.scale) for pair in adapter.pairs.values()}
+    modules = {name.split(".")[-2] for name in adapter.pairs}
+    if sizes != {(lora.rank, lora.scale)} or modules != {*lora.modules}:
+        raise InputError(
+            f"its adapter updates {', '.join(sorted(modules))} at (rank, scale) "
+            f"{', '.join(map(str, sorted(sizes)))}, but the recipe's lora "
+            f"{', '.join(sorted(lora.modules))} at {(lora.rank, lora.scale)}; give lora the same"
+        )
     flat = {}
     for name, pair in adapter.pairs.items():
         path = re.sub(r"\.(layers|blocks)\.(\d+)\.", r".\1_\2.", name.removesuffix(".weight"))

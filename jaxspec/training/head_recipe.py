@@ -6,6 +6,7 @@ Recipes of heads: a head for a target, and the stages that train it.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
@@ -221,7 +222,9 @@ def train_heads(
         make_loss(target.model, *anchored[ALONE]) if alone else joint_loss(target.model, anchored)
     )
     own = {name: _inputs(configs[name], each) for name, each in recipes.items()}
-    fixed = [f"{name}/{part}" for name, config in configs.items() for part in config.fixed]
+    fixed = [
+        f"{re.escape(name)}/{part}" for name, config in configs.items() for part in config.fixed
+    ]
     for stage in recipe.stages:
         conversations, inputs = stage_data(recipe, stage, sources, target, target)
         each = {
@@ -256,9 +259,12 @@ OWN = ("head", "anchoring", "start", "chosen")
 def _common(recipes: Mapping[str, HeadRecipe]) -> HeadRecipe:
     """Return what recipes have in common; several keep no passes of the target.
 
-    Raises InputError where they differ.
+    Raises InputError where they differ, and for a name that cannot be told from the target's.
     """
     (name, first), *others = recipes.items()
+    # Patterns of `frozen` match the beginning of a path, so "target" would freeze such a head too.
+    if clash := next((head for head in recipes if head.startswith("target")), None):
+        raise InputError(f"{clash}: begins with 'target', whose parameters stay; rename the recipe")
     if others and first.held_out:
         raise InputError(f"held_out {first.held_out}: works only with one recipe; leave it out")
     for other, recipe in others:

@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxspec.checkpoints.adapters import CONFIG as ADAPTER
-from jaxspec.checkpoints.adapters import base_of, composed, read_pairs
+from jaxspec.checkpoints import adapters
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.huggingface import read_params
 from jaxspec.checkpoints.locating import SMALL, locate
@@ -36,7 +35,7 @@ from jaxspec.config import (
 )
 from jaxspec.data.prepared import Prepared, mixture
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError, check_numbers, nearest
+from jaxspec.errors import InputError, check_numbers, located, nearest
 from jaxspec.files import local_path
 from jaxspec.loading.models import LoadedModel, prompt_encoder
 from jaxspec.loading.pairs import check_tokens
@@ -215,10 +214,12 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
             return split_tower(target.config, target.params)[0]
         return read_tower(recipe.target, jnp.dtype("float32"))
 
-    start = Path(recipe.start).expanduser() if isinstance(recipe.start, str) else None
-    if start is not None and recipe.lora and (start / ADAPTER).is_file():
-        config, tensors, adapter = composed(start, locate(base_of(start)))
-        params = {**read_params(config, tensors), LORA: read_pairs(adapter)}
+    if recipe.lora and (folder := _adapter(recipe)):
+        base = locate(adapters.base_of(folder))
+        config, tensors, adapter = adapters.composed(folder, base)
+        with located(f"start {recipe.start}"):
+            pairs = adapters.read_pairs(adapter, recipe.lora)
+        params = {**read_params(config, tensors), LORA: pairs}
         return replace(target, config=config, params=params)
     if isinstance(recipe.start, str):
         start = _learning(LoadedModel.load(recipe.start))
@@ -245,6 +246,31 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     params = {**init_params(config, key), **tower()}
     params["language_model"] = _grown(recipe, start, vocab_size)
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
+
+
+def adapter_base(recipe: Recipe) -> str:
+    """Return the name of the model that a recipe's adapter is written for."""
+    folder = _adapter(recipe)
+    named = recipe.lora.base if recipe.lora else ""
+    return named or (adapters.base_of(folder) if folder else str(recipe.start))
+
+
+def _adapter(recipe: Recipe) -> Path | None:
+    """Return the folder of the adapter that a recipe trains on; None for another start."""
+    if not recipe.lora or not isinstance(recipe.start, str):
+        return None
+    folder = Path(recipe.start).expanduser()
+    return folder if (folder / adapters.CONFIG).is_file() else None
+
+
+def _start_signature(recipe: Recipe) -> dict[str, Any]:
+    """Return the inputs of a run that identify the draft's start."""
+    start = recipe.start
+    if folder := _adapter(recipe):
+        weights = [folder / name for name in (adapters.WEIGHTS, adapters.BIN)]
+        base = model_signature(adapters.base_of(folder))
+        return {"start": model_signature(str(recipe.start), weights), "base": base}
+    return {"start": model_signature(start) if isinstance(start, str) else asdict(start)}
 
 
 def _learning(start: LoadedModel) -> LoadedModel:
@@ -304,16 +330,11 @@ def _train(
     view = parse_view(recipe.view)
     teacher = target if recipe.distillation else None
     reader = teacher and replace(teacher, params={})
-    batches, inputs = stage_data(
-        recipe, stage, sources, target, draft, view=view, plain=stage.plain, teacher=reader
-    )
-    start = recipe.start
-    inputs |= {
-        "start": model_signature(start) if isinstance(start, str) else asdict(start),
+    batches, inputs = stage_data(recipe, stage, sources, target, draft, view=view, teacher=reader)
+    inputs |= _start_signature(recipe) | {
         "sees": view.reads_images,
         "view": recipe.view,
         "distillation": recipe.distillation and asdict(recipe.distillation),
-        "plain": stage.plain,
     }
     if vocabulary := draft.model.text.draft_vocabulary:
         inputs["draft_vocabulary"] = list(vocabulary)
@@ -380,6 +401,7 @@ def stage_data(
         seed=train.seed,
         process=process_share(mesh),
         packing=train.packing,
+        plain=stage.plain,
         **options,
     )
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -400,6 +422,7 @@ def stage_data(
             (name, weight, len(source), data_signature(source)) for name, weight, source in data
         ],
         "before": {stage.name: stage.train.steps for stage in earlier},
+        "plain": stage.plain,
     }
 
 

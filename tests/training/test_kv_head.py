@@ -32,6 +32,7 @@ from jaxspec.training.conversations import GROUP, ConversationBatch
 from jaxspec.training.head_batches import Anchoring, HeadBatches, KeptReadings, draw_anchors
 from jaxspec.training.head_recipe import make_loss, read_target, train_head
 from jaxspec.training.losses import BlockLoss, block_loss, draft_loss, metrics_of
+from jaxspec.training.recipes import stage_data
 from tests import tiny
 from tests.tiny import families, training
 from tests.tiny.dflash_reference import draft as dflash
@@ -486,15 +487,25 @@ def test_a_start_decides_what_is_not_chosen(
         train_head(replace(recipe, head=other, chosen=(name,)), tmp_path, data)
 
 
+def test_a_stage_of_captions_only_teaches_a_head_no_question(taught: Path) -> None:
+    stage = replace(child.HEAD.stages[0], train=training.STAGE, plain=True)
+    recipe = replace(child.HEAD, target=str(taught / "target"), stages=(stage,))
+    target = LoadedModel.load(recipe.target)
+    made, inputs = stage_data(recipe, stage, {"talk": tiny.Talk()}, target, target)
+    assert made.plain
+    assert inputs["plain"]
+
+
 def test_each_row_is_read_once(tmp_path: Path) -> None:
-    """Keys of two sizes; in older files those of one have no number."""
+    """Keys of two sizes, of more than ten layers; in older files those of one have no number."""
 
     def reading(batch: ConversationBatch) -> TargetPass:
         hidden = jnp.asarray(batch.tokens)[..., None] * jnp.ones(3)
         shades = batch.images["pixels"].sum((1, 2, 3, 4)).reshape(-1, 1, 1, 1)
         keys = hidden[:, None]
+        more = tuple(i * keys for i in range(2, 12))
         return TargetPass(
-            hidden=hidden, k=(keys, keys[..., :2]), v=(keys + shades, 2 * keys[..., :2])
+            hidden=hidden, k=(keys, keys[..., :2], *more), v=(keys + shades, 2 * keys[..., :2])
         )
 
     read: list[ConversationBatch] = []

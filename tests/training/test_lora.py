@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
-from jaxspec.models.lora import LORA, Lora, merged
+from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.objectives import tuning_loss
-from jaxspec.training.recipes import Recipe, Stage, train_draft
+from jaxspec.training.recipes import Recipe, Stage, adapter_base, start_draft, train_draft
 from tests import tiny
 from tests.training.test_conversations import MODEL
 from tests.training.test_goldens import STUDENT, batches
@@ -83,6 +85,54 @@ def test_a_recipe_trains_the_updates_and_writes_an_adapter(
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, merged(trained, UPDATES)
     )
+
+
+def test_training_goes_on_from_an_adapter_of_the_same_updates_only(
+    taught: Path, tmp_path: Path
+) -> None:
+    """Its weights and its base's sign the run, and what is written belongs to that base."""
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    shutil.copytree(taught / "target", base)
+    model = LoadedModel.load(base)
+    zeros = init_lora(UPDATES, model.params, jax.random.key(0))
+
+    def write(more: float) -> None:
+        pairs = jax.tree.map(lambda leaf: leaf + more, zeros)
+        params = {**model.params, LORA: pairs}
+        save_adapter(adapter, model.config, params, UPDATES, str(base), "float32")
+
+    write(0.1)
+    made = Recipe(
+        target=str(taught / "target"),
+        start=str(adapter),
+        stages=(Stage("tune", TRAIN, (("talk", 1.0),)),),
+        buckets=(128,),
+        tile_buckets=(2,),
+        lora=UPDATES,
+    )
+    assert adapter_base(made) == str(base)
+    assert adapter_base(replace(made, lora=replace(UPDATES, base="us/base"))) == "us/base"
+    for change in ({"rank": 3}, {"alpha": 8}, {"modules": ("q_proj",)}):
+        other = replace(made, lora=replace(UPDATES, **change))
+        line = r"start .*: its adapter updates down_proj, q_proj at \(rank, scale\) \(2, 2.0\), but"
+        with pytest.raises(InputError, match=line):
+            start_draft(other, model)
+    signed: list[dict[str, Any]] = []
+
+    def sign(train: Any, params: Any, *_: Any, inputs: dict[str, Any], **more: Any) -> Any:
+        signed.append(inputs)
+        return params
+
+    for change in (lambda: None, lambda: write(0.2), lambda: shutil.rmtree(base)):
+        change()
+        if not base.exists():
+            tiny.save(base, model.config, jax.tree.map(lambda leaf: -leaf, model.params))
+        draft = train_draft(made, tmp_path / "runs", {"talk": taught / "talk"}, sign)
+        assert adapter_base(made) == str(base)
+        assert draft.params[LORA].keys() == zeros.keys()
+    first, second, third = signed
+    assert first["start"] != second["start"] == third["start"]
+    assert first["base"] == second["base"] != third["base"]
 
 
 def test_an_adapter_keeps_its_bases_tokens(taught: Path, tmp_path: Path) -> None:

@@ -8,9 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from jaxspec.data.prepared import Prepared, prepare
-from jaxspec.training.loop.signatures import data_signature, model_signature
+from jaxspec.errors import InputError
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.loop.signatures import (
+    claim,
+    data_signature,
+    model_signature,
+    run_signature,
+)
 from picturebook.training import Picturebook
 from tests.tiny import Talk
 
@@ -53,3 +61,12 @@ def test_models(tmp_path: Path) -> None:
         assert model_signature(tmp_path) != known
         (tmp_path / name).write_bytes(files[name])
     assert model_signature(tmp_path) == known
+
+
+def test_a_run_of_an_older_release_had_the_defaults(tmp_path: Path) -> None:
+    config = TrainConfig(steps=4, batch=2)
+    run = run_signature(config, {"plain": False})
+    old = {name: value for name, value in run.items() if name not in ("plain", "ema")}
+    claim(tmp_path, config, run, (2, old))
+    with pytest.raises(InputError, match="holds a run with plain False, but now it is True; go on"):
+        claim(tmp_path, config, run | {"plain": True}, (2, old))

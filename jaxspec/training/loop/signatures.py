@@ -158,7 +158,7 @@ def _lasting(values: dict[str, Any]) -> dict[str, Any]:
     """
     defaults = vars(TrainConfig(steps=1, batch=1))
     newer = "schedule", "optimizer", "ema", "packing"
-    values = {name: defaults[name] for name in newer} | values
+    values = {"plain": False} | {name: defaults[name] for name in newer} | values
     lasting = {name: value for name, value in values.items() if name not in RUNTIME}
     flat: Any = flatten_dict(lasting, sep=".")
     return dict(flat)
