@@ -27,7 +27,8 @@ import jax
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
-from jaxspec.checkpoints.locating import SMALL, locate
+from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.locating import SMALL, locate, model_name
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cli.export import OnHub
 from jaxspec.cli.options import listing, paragraphs, parse_options
@@ -39,7 +40,7 @@ from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import Feature
 from jaxspec.heads.states import ImageRule
 from jaxspec.models.lora import merged
-from jaxspec.publishing.export import export
+from jaxspec.publishing.export import Target, export
 from jaxspec.publishing.model_card import Terms
 from jaxspec.publishing.push import Repository, check_terms, push
 from jaxspec.runtime import parse_dtype
@@ -51,11 +52,12 @@ from jaxspec.training.recipes import (
     Recipe,
     Stage,
     StagedRecipe,
+    adapter_base,
     parse_data,
     train_draft,
 )
 from picturebook.training import named
-from train.setup import begin, check_output, own_output
+from train.setup import begin, own_output
 
 KIND = "train.recipes"
 
@@ -119,9 +121,9 @@ class Ablation(KVHeadOptions):
     """What an EAGLE head reads at the slots of images: the placeholder's embedding, the image's
     (embedding), that alone (unfused, MSD's), or zeros for the hidden state (zero)."""
     target_layers: tuple[int, ...] = ()
-    """Numbers of layers after which the head reads hidden states: three for fused, by default 2,
-    n/2 and n-3 of n layers, for which a target needs seven; for block by default as many as it has
-    layers, from 2 to n-2."""
+    """Numbers of layers, in order, after which the head reads hidden states: three for fused, by
+    default 2, n/2 and n-3 of n layers, for which a target needs seven; for block by default as many
+    as it has layers, from 2 to n-2."""
     layers: int = 1
     """Decoder layers."""
     width: int = 1024
@@ -157,11 +159,9 @@ def main(args: Sequence[str] | None = None) -> Path | None:
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / "+".join(recipes)
     repository, terms = destination(recipe, options)
-    runs, out = begin(runs, options.out, options.cluster, options.debug)
-    several = len(recipes) > 1
-    places = {name: out / name for name in recipes} if several else {ALONE: out}
-    for place in places.values():
-        check_output(place, runs)
+    parts = tuple(recipes) if len(recipes) > 1 else ()
+    runs, out = begin(runs, options.out, options.cluster, options.debug, parts)
+    places = {name: out / name for name in parts} or {ALONE: out}
     tried = [
         stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
     ]
@@ -181,8 +181,7 @@ def main(args: Sequence[str] | None = None) -> Path | None:
         def write() -> None:
             params, images = draft.params, draft.image_processor
             if recipe.lora:
-                base = recipe.lora.base or str(recipe.start)
-                adapter = draft.config, params, recipe.lora, base, dtype, images
+                adapter = draft.config, params, recipe.lora, adapter_base(recipe), dtype, images
                 save_adapter(runs / "adapter", *adapter)
             huggingface.save(
                 out,
@@ -201,7 +200,12 @@ def main(args: Sequence[str] | None = None) -> Path | None:
         print(*(f"wrote {place}" for place in places.values()), sep="\n")
         if repository is not None:
             overwritten = huggingface.SaveOptions(overwrite=True)
-            export(out, repository.folder, options=overwritten, terms=terms)
+            card_target = None  # a head's own files name its target
+            if isinstance(recipe, Recipe):
+                # With the draft's own configuration the export adds no token to its vocabulary.
+                name = model_name(locate(recipe.target, files=SMALL))
+                card_target = Target(name, read_config(out))
+            export(out, repository.folder, target=card_target, options=overwritten, terms=terms)
             print(push(repository.folder, repository))
     on_first(lambda: [forget(path) for path in tried])
     return out
@@ -292,8 +296,12 @@ def parse(
     changed |= {group: getattr(parsed, group) for group in groups}
     if isinstance(recipe, HeadRecipe) and groups:
         changed["head"] = {**recipe.head, **vars(parsed.head)}
-        before = vars(groups["head"])
-        changed["chosen"] = tuple(k for k, v in vars(parsed.head).items() if v != before[k])
+        names = {
+            word.partition("=")[0].removeprefix("--head.").removeprefix("no-").replace("-", "_")
+            for word in args
+            if word.startswith("--head.")
+        }
+        changed["chosen"] = tuple(name for name in vars(parsed.head) if name in names)
     stages = tuple(replace(stage, train=getattr(parsed, stage.name)) for stage in recipe.stages)
     if options.debug:
         stages = tuple(replace(stage, train=stage.train.shortened()) for stage in stages)

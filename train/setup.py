@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxspec.checkpoints.directories import check_destination, weight_files
@@ -17,12 +17,15 @@ WRITTEN = "written.json"
 """File of a run with the fingerprints of the models that it has written."""
 
 
-def begin(runs: Path, out: Path | None, cluster: str, debug: bool) -> tuple[Path, Path]:
+def begin(
+    runs: Path, out: Path | None, cluster: str, debug: bool, parts: Sequence[str] = ()
+) -> tuple[Path, Path]:
     """Join the cluster, check that all can be written, and return `runs` and `out`.
 
     Args:
       out: Directory of the model; by default RUNS/hf.
       debug: Return a trial's paths, and remove an earlier trial's output.
+      parts: Names of the folders in `out` that hold a model each; () for a model in `out` itself.
     """
     out = out or runs / "hf"
     if debug:
@@ -31,7 +34,8 @@ def begin(runs: Path, out: Path | None, cluster: str, debug: bool) -> tuple[Path
         forget_trial(out)
     join_cluster(cluster)
     setup_runtime()
-    check_output(out, runs)
+    for model in [out / part for part in parts] or [out]:
+        check_output(model, runs)
     return runs, out
 
 

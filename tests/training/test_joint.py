@@ -18,10 +18,11 @@ from jaxspec.training.head_recipe import HeadRecipe, train_head, train_heads
 from tests.tiny import training
 from tests.training import child
 from train import recipe as script
+from train.setup import begin, own_output
 
 HEADS = {
     "kv": {"image_slots": 1, "feature": "last_hidden", "gamma": 3},
-    "eagle": {"feature": "fused", "target_layers": (2, 0, 1), "images": "embedding", "gamma": 2},
+    "eagle": {"feature": "fused", "target_layers": (0, 1, 1), "images": "embedding", "gamma": 2},
     "dflash": {"feature": "block", "layers": 1, "target_layers": (1,), "gamma": 2},
 }
 
@@ -83,11 +84,34 @@ def test_the_command_writes_each_head_with_a_card_of_its_own(taught: Path, tmp_p
         )
     runs = tmp_path / "runs"
     words = ["--data", f"talk={taught / 'talk'}", "--runs", str(runs)]
-    assert script.main([*names, *words]) == runs / "hf"
+    for _ in range(2):  # the second finds all finished
+        assert script.main([*names, *words]) == runs / "hf"
     for name in HEADS:
         config, _ = load_head(runs / "hf" / name)
         assert config.gamma == HEADS[name]["gamma"]
         assert "tokens per pass" in training_facts(runs / "hf" / name)["learn"]
+
+
+def test_a_run_goes_on_to_the_heads_that_are_not_written(tmp_path: Path) -> None:
+    """Between two heads, or while it writes one, a run may be killed."""
+    runs, out = tmp_path / "runs", tmp_path / "runs" / "hf"
+    fresh = out / ".kv.1.tmp"
+    fresh.mkdir(parents=True)
+    (fresh / "config.json").write_text('{"architectures": ["KVHead"]}')
+    (fresh / "model.safetensors").write_bytes(b"weights")
+    own_output(out / "kv", runs)(fresh)
+    fresh.rename(out / "kv")
+    (out / ".eagle.lock").touch()
+    (out / ".eagle.2.tmp").mkdir()
+    assert begin(runs, None, "", False, ("kv", "eagle")) == (runs, out)
+    with pytest.raises(InputError, match="hf/kv: holds another run's model; give another path"):
+        begin(tmp_path / "other", out, "", False, ("kv", "eagle"))
+
+
+def test_a_head_whose_name_would_freeze_it_is_refused(tmp_path: Path) -> None:
+    made = recipes(tmp_path)
+    with pytest.raises(InputError, match="target_kv: begins with 'target', whose parameters stay"):
+        train_heads({"eagle": made["eagle"], "target_kv": made["kv"]}, tmp_path)
 
 
 def test_two_recipes_of_one_name_are_refused() -> None:

@@ -30,6 +30,7 @@ from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, tra
 from picturebook.training import Picturebook
 from tests import tiny
 from tests.tiny import Talk, families
+from tests.tiny.hub_server import running_hub
 from train import recipe as script
 
 SMALL = replace(
@@ -67,16 +68,17 @@ def log(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.parametrize(("count", "samples"), [(40, 128), (1, 4)])
 def test_a_dry_run_says_what_stages_take_and_writes_nothing(
-    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    count: int, samples: int, taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    longer = replace(SECOND, train=replace(SECOND.train, steps=40))
-    made = recipe(taught, stages=(longer,))
+    stage = replace(SECOND, train=replace(SECOND.train, steps=count))
+    made = recipe(taught, stages=(stage,))
     train_draft(made, tmp_path / "run", {**DATA, "talk": taught / "talk"}, dry_run)
     first, memory, steps = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"tune: 40 steps of 4 samples; of 128 samples [\d.]+% teach, and [\d.]+% of the slots are "
-        r"filled \([\d.]+% with packing\)",
+        rf"tune: {count} steps of 4 samples; of {samples} samples [\d.]+% teach, and [\d.]+% of the "
+        r"slots are filled \([\d.]+% with packing\)",
         first,
     )
     assert re.search(r"each of 1 cpu devices: .* frozen, .* trained, .* optimizer, ", memory)
@@ -225,8 +227,14 @@ def test_a_qwen_vl_draft_learns_a_draft_vocabulary(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_draft_that_loads(
-    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    taught: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And pushes it, with a card that says that it is a draft."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    terms = ["--licence", "apache-2.0", "--base-model", "someone/llama"]
     words = [
         "mini_text",
         "--target",
@@ -236,8 +244,14 @@ def test_the_command_writes_a_draft_that_loads(
         "--runs",
         str(tmp_path),
     ]
-    out = script.main([*words, "--tune.steps", "1", "--tune.batch", "4", "--tune.mesh.data", "1"])
-    assert capsys.readouterr().out == f"wrote {out}\n"
+    words += ["--tune.steps", "1", "--tune.batch", "4", "--tune.mesh.data", "1"]
+    with running_hub() as hub:
+        out = script.main([*words, "--push", "us/draft", *terms])
+    wrote, pushed = capsys.readouterr().out.splitlines()
+    assert (wrote, pushed.split(" (")[0]) == (f"wrote {out}", f"pushed to {hub.url}/us/draft")
+    card = hub.repos["us/draft"].commits[-1].files["README.md"].decode()
+    assert "speculative-decoding" in card
+    assert "--target path/to/target --draft path/to/this --views T" in card
     draft = LoadedModel.load(out)
     assert draft.tokenizer.get_vocab() == LoadedModel.load(taught / "target").tokenizer.get_vocab()
     assert [entry["step"] for entry in log(tmp_path / "tune")] == [1]
@@ -305,13 +319,15 @@ def test_a_stage_has_no_name_of_other_options(name: str, stage: str) -> None:
         script.parse(name, made, [])
 
 
-def test_the_command_line_chooses_what_it_changes() -> None:
-    """A start decides the other options of a head."""
+def test_the_command_line_chooses_what_it_names() -> None:
+    """Also with the recipe's value. A start decides the other options of a head."""
     made = load_preset("train.recipes", "gemma4_assistant")
-    words = ["--start", "nowhere", "--head.layers", "2", "--head.width", "1024"]
-    parsed, _ = script.parse("gemma4_assistant", made, words)
-    assert (parsed.head["layers"], parsed.chosen) == (2, ("layers",))
-    assert script.parse("gemma4_assistant", made, words[:2])[0].chosen == ()
+    start = ["--start", "nowhere"]
+    words = ["--head.layers", "2", "--head.width=1024", "--head.no-own-keys"]
+    parsed, _ = script.parse("gemma4_assistant", made, [*start, *words])
+    assert parsed.head["layers"] == 2
+    assert {*parsed.chosen} == {"layers", "width", "own_keys"}
+    assert script.parse("gemma4_assistant", made, start)[0].chosen == ()
 
 
 def test_data_that_is_named() -> None:
