@@ -61,9 +61,11 @@ ADVICE = (
 
 def is_form(value: object) -> bool:
     """Return whether a value is a `Request.response_format`."""
-    if not isinstance(value, Mapping) or value.get("type") not in _FORMS:
+    if not isinstance(value, Mapping):
         return False
-    kind = value["type"]
+    kind = value.get("type")
+    if not isinstance(kind, str) or kind not in _FORMS:
+        return False
     return value.keys() <= {"type", kind} and _FORMS[kind](value.get(kind))
 
 

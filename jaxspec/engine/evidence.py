@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,18 @@ FADE = 0.98
 """Weight of a block's evidence after the next block of the same sources."""
 FIRST = 0.6
 """Chance of acceptance before anything was seen."""
+
+
+class Progress(NamedTuple):
+    """Hold what a request's answer is so far."""
+
+    stats: Any
+    """`DecodeStats`, as numpy."""
+    prompt: np.ndarray
+    """Tokens of the prompt, `NO_TOKEN` for slots of images."""
+    answer: tuple[int, ...]
+    """Tokens up to the stop string, with which it ends."""
+    ended: bool
 
 
 class Counts(NamedTuple):

@@ -37,7 +37,7 @@ import numpy as np
 
 from jaxspec.decoding.plans import Plan
 from jaxspec.engine.compile_cache import Held
-from jaxspec.engine.evidence import Beliefs, Counts, Evidence, Shadow
+from jaxspec.engine.evidence import Beliefs, Counts, Evidence, Progress, Shadow
 from jaxspec.engine.requests import Use
 from jaxspec.errors import InputError
 from jaxspec.files import write_text
@@ -80,6 +80,8 @@ class Gain(NamedTuple):
     """What is known of its request."""
     stats: Any
     """`DecodeStats` of the run, as numpy."""
+    ended: bool = False
+    """Whether its answer ended within the run."""
     foreseen: Mapping[tuple[int, ...], Counts] = MappingProxyType({})
     """Blocks that other sources would have drafted."""
 
@@ -89,7 +91,7 @@ class Policy:
     """Choose among the plans of one program, of which the first is plain decoding.
 
     Args:
-      plans: The plans. The last one drafts with all sources.
+      plans: The plans.
       file: File that keeps costs for later processes; None keeps none.
     """
 
@@ -138,21 +140,22 @@ class Policy:
           sizes: Name of the batch's sizes.
           program: Key of these and of all else that a loop is compiled for, but its plan.
         """
-        rows = list(requests) or [{}]
-        known = {i: ms for i in range(len(self.plans)) if (ms := self.cost(i, sizes)) is not None}
+        rows, numbers = list(requests) or [{}], range(len(self.plans))
+        known = {i: ms for i in numbers if (ms := self.cost(i, sizes)) is not None}
         if 0 not in known:
             return Choice(0, SHORTEST, False)
-        trial = max(TRIAL, min(SHORTEST, round(TRIAL_MS / known[0])))
-        if len(self.plans) - 1 not in known:
-            return Choice(len(self.plans) - 1, trial, False)
+        # What was never measured may cost no more than plain decoding, for all that is known.
+        costs = [known.get(i, known[0]) for i in numbers]
         margin = MARGIN * (1 + self.debt / DEBT)
-        rates = {i: self.tokens(i, rows) / ms / (margin if i else 1) for i, ms in known.items()}
-        best = max(rates, key=lambda i: rates[i])
-        hopes = {}
-        for i in range(len(self.plans)):
-            ms = known.get(i) or self.guess(i, known)
-            loss = trial * ms * (1 - rates.get(i, 0.0) / rates[best])
-            if (i, program) not in self.compiled and self.once + self.first_ms > ONCE * self.spent:
+        rates = [self.tokens(i, rows) / costs[i] / (margin if i else 1) for i in numbers]
+        best, hopes = max(known, key=lambda i: rates[i]), {}
+        trial = max(TRIAL, min(SHORTEST, round(TRIAL_MS / known[0])))
+        compiled = {i for i in numbers if (i, program) in self.compiled}
+        # One draft compiles at once: it is there to be used.
+        more = compiled <= {0} or self.once + self.first_ms <= ONCE * self.spent
+        for i, ms in enumerate(costs):
+            loss = trial * ms * max(0.0, 1 - rates[i] / rates[best])
+            if not (more or i in compiled):
                 continue
             doubt = 2 if self.blocks - self.measured_at.get(i, 0) > STALE else 1
             hope = doubt * self.tokens(i, rows, HOPE) / ms
@@ -195,21 +198,24 @@ class Policy:
             ms = blocks * (self.cost(choice.plan, sizes) or self.cost(0, sizes) or ms / blocks)
         else:
             self.measured(choice.plan, sizes, ms / blocks)
-        tokens, plain = 0, self.cost(0, sizes) or ms / blocks
-        for beliefs, stats, foreseen in gains:
-            tokens += int(stats.emitted)
+        plain = self.cost(0, sizes) or ms / blocks
+        for beliefs, stats, _, foreseen in gains:
             own = {plan.drafting: Counts(stats.drafted_at, stats.accepted_at)}
             for sources, counts in (own | {**foreseen}).items():
                 if sources and counts.drafted[0]:
                     for evidence in (beliefs, self.priors):
                         evidence.setdefault(sources, Evidence.none(self.places)).add(counts)
-        lost = ms / plain - tokens / len(gains) if plan.drafting else 0.0
+        # Plain decoding would have taken as many blocks as the answers that go on gained tokens.
+        tokens = [int(gain.stats.emitted) for gain in gains]
+        going = [count for count, gain in zip(tokens, gains) if not gain.ended]
+        gained = sum(going) / len(going) if going else max(tokens)
+        lost = ms / plain - gained if plan.drafting else 0.0
         self.debt = max(0.0, self.debt + lost - BUDGET * ms / plain)
         if choice.trial:
             rows, numbers = [gain.beliefs for gain in gains], range(len(self.plans))
             costs = {i: self.cost(i, sizes) for i in numbers}
             rate = max(self.tokens(i, rows) / cost for i, cost in costs.items() if cost)
-            self.lost += max(0.0, ms - tokens / rate)
+            self.lost += max(0.0, ms - gained * len(gains) / rate)
 
     def measured(self, i: int, sizes: str, ms: float) -> None:
         """Note the milliseconds of a block."""
@@ -227,23 +233,18 @@ class Policy:
     def cost(self, i: int, sizes: str) -> float | None:
         """Return the milliseconds of a plan's block.
 
-        Where this process has not measured it, they are an earlier process's, or of other sizes.
+        Where this process has not measured it, they are an earlier process's, or those of other
+        sizes, in proportion to plain decoding's.
         """
-        name = f"{self.plans[i].name}|"
-        if values := self.costs.get(name + sizes):
-            return min(values)
-        if name + sizes in self.earlier:
-            return self.earlier[name + sizes]
-        others = (values for key, values in self.costs.items() if key.startswith(name))
-        if values := next(others, None):
-            return min(values)
-        return next((ms for key, ms in self.earlier.items() if key.startswith(name)), None)
-
-    def guess(self, i: int, known: Mapping[int, float]) -> float:
-        """Return the milliseconds of a plan's block that was not measured, by its length."""
-        last = len(self.plans) - 1
-        share = min(self.plans[i].gamma / self.plans[last].gamma, 1.0)
-        return known[0] + share * max(0.0, known[last] - known[0])
+        name, plain = f"{self.plans[i].name}|", f"{self.plans[0].name}|"
+        every = self.earlier | {key: min(values) for key, values in self.costs.items()}
+        if name + sizes in every:
+            return every[name + sizes]
+        others = (key for key in (*self.costs, *every) if key.startswith(name))
+        if (other := next(others, None)) is None:
+            return None
+        here, there = (every.get(plain + size) for size in (sizes, other.removeprefix(name)))
+        return every[other] * (here / there if here and there else 1)
 
     def tokens(self, i: int, rows: Sequence[Beliefs], hope: float = 0.0) -> float:
         """Return the tokens that a block of a plan adds to all rows.
@@ -279,7 +280,9 @@ class Policy:
                     pays = f" (pays from {ms / base:.2f} tokens per pass)" if i and base else ""
                     parts.append(f"{plan.name} {ms:.3g} ms{pays}")
             rows, _, slots = sizes.partition("x")
-            lines.append(f"a block of {rows} rows and {slots} slots: {', '.join(parts)}")
+            slots, _, kind = slots.partition(" ")
+            which = f"{rows} rows and {slots} slots{f', {kind}' if kind else ''}"
+            lines.append(f"a block of {which}: {', '.join(parts)}")
         return "\n".join(lines)
 
 
@@ -325,23 +328,24 @@ class Pace:
         self,
         ms: float,
         compiled_ms: float,
-        before: Mapping[int, Any],
-        after: Mapping[int, Any],
-        texts: Mapping[int, np.ndarray],
+        before: Mapping[int, Progress],
+        after: Mapping[int, Progress],
     ) -> None:
         """Learn from a run.
 
         Args:
           ms, compiled_ms: Milliseconds of the run, and of its compilation before it.
-          before, after: Counts of each request, by number.
-          texts: Tokens of each prompt and its answer, `NO_TOKEN` for slots of images.
+          before, after: Answers by number. Those that had only the prefill's token are not in
+            `before`.
         """
         gains, name = [], self.policy.plans[self.choice.plan].name
-        for i, stats in after.items():
+        for i, (stats, prompt, answer, ended) in after.items():
+            count = len(answer) - 1
             if i in before:
-                stats = jax.tree.map(lambda new, old: new - old, stats, before[i])
-            foreseen = self._foreseen(i, texts[i], int(stats.emitted))
-            gains.append(Gain(self.beliefs[i], stats, foreseen))
+                stats = jax.tree.map(lambda new, old: new - old, stats, before[i].stats)
+                count = len(answer) - len(before[i].answer)
+            foreseen = self._foreseen(i, np.append(prompt, answer), count)
+            gains.append(Gain(self.beliefs[i], stats, ended, foreseen))
             use = self.uses[i].get(name, Use())
             use = Use(use.blocks + stats.steps, use.tokens + stats.emitted, use.ms + ms)
             self.uses[i] = self.uses[i] | {name: use}

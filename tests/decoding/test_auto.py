@@ -14,7 +14,7 @@ from jaxspec.decoding.sources.lookup import Lookup
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.batches import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.engine.evidence import Shadow
+from jaxspec.engine.evidence import Progress, Shadow
 from jaxspec.engine.policy import BUDGET, DEBT, Choice, Gain, Pace, Policy
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
@@ -126,6 +126,28 @@ def test_a_mesh(pair: tuple[Path, Path], restless: set[int]) -> None:
     assert [*map(shown, auto.generate(requests()))] == [*map(shown, plain.generate(requests()))]
 
 
+def test_an_answer_that_stops_within_a_run(target: LoadedModel, draft: LoadedModel) -> None:
+    """What was written behind the stop string is no part of the text that lookup is asked about."""
+    auto, plain = engines(target, draft)
+    prompt = auto.encoder.completion("H")
+    (first,) = plain.encoder.tokenizer.convert_ids_to_tokens(
+        plain.generate(Request(prompt, 2)).tokens[:1]
+    )
+    request = Request(prompt, NEW, stop=[first])
+    assert shown(auto.generate(request)) == shown(plain.generate(request))
+
+
+def test_blocks_with_a_grammar_have_costs_of_their_own(target: LoadedModel) -> None:
+    engine = Engine(target, config=EngineConfig(views=("lookup",), gamma="auto"))
+    policy = engine.batcher.policy
+    assert policy is not None
+    policy.file, policy.earlier = None, {}
+    form = {"type": "choice", "choice": ["qwertyuiopasdfghjklzxcvbnm"]}
+    for options in ({}, {"response_format": form}):
+        engine.generate(Request("Hi", NEW, **options))
+    assert {sizes.endswith(" guided") for sizes in policy.sizes} == {False, True}
+
+
 def test_a_draft_alone_has_short_plans(target: LoadedModel, draft: LoadedModel) -> None:
     """No longer than what the counts of blocks have places for."""
     engine = Engine(target, draft, EngineConfig(views=("M",), gamma="auto"))
@@ -226,8 +248,9 @@ def test_what_lookup_would_draft_needs_no_trial(text: list[int], best: str) -> N
         policy.measured(plan, "1x64", ms)
     pace = Pace(policy, plans)  # pyright: ignore
     for end in range(20, 181, 16):
-        after = {5: DecodeStats(end, end, zeros, zeros, None)}  # pyright: ignore
-        pace.learn(16 * MS[0], 0.0, before, after, {5: np.array(text[:end])})
+        stats: Any = DecodeStats(end, end, zeros, zeros, None)  # pyright: ignore
+        after = {5: Progress(stats, np.array(text[:9]), tuple(text[9:end]), False)}
+        pace.learn(16 * MS[0], 0.0, before, after)
         before = after
     policy.lost = policy.spent  # so that nothing is tried
     assert NAMES[policy.choose([pace.beliefs[5]], "1x64", "").plan] == best
@@ -262,14 +285,38 @@ def test_drafts_lose_little_though_their_fastest_runs_promise_gains() -> None:
 
 def test_a_programs_first_run_is_no_measurement() -> None:
     policy, beliefs = Policy(PLANS), [{}]
-    for compiled_ms, plan in ((900.0, 0), (0.0, 0), (900.0, 3), (0.0, 3)):
+    for compiled_ms, plan in ((900.0, 0), (0.0, 0), (900.0, 1), (0.0, 1)):
         choice = policy.choose(beliefs, "1x64", "")
         assert choice.plan == plan
         ms = (10 if compiled_ms else 1) * MS[plan]
         stats = DecodeStats(1, 1, np.zeros(7, int), np.zeros(7, int), None)  # pyright: ignore
         policy.observe(choice, "1x64", "", ms, compiled_ms, [Gain(beliefs[0], stats)])
     assert policy.debt < 2
-    assert [policy.cost(i, "1x64") for i in (0, 3)] == [MS[0], MS[3]]
+    assert [policy.cost(i, "1x64") for i in (0, 1)] == [MS[0], MS[1]]
+
+
+def test_a_row_that_ends_within_a_run_is_no_loss() -> None:
+    """The other one gained 40 tokens in the time of 26 plain blocks."""
+    policy, zeros = Policy(PLANS), np.zeros(7, int)
+    policy.measured(0, "2x64", MS[0])
+    policy.measured(3, "2x64", 1.3 * MS[0])
+    policy.compiled.add((3, ""))
+    gains = [
+        Gain({}, DecodeStats(steps, tokens, zeros, zeros, None), ended)  # pyright: ignore
+        for steps, tokens, ended in ((2, 3, True), (20, 40, False))
+    ]
+    policy.observe(Choice(3, 40, False), "2x64", "", 20 * 1.3 * MS[0], 0.0, gains)
+    assert policy.debt == 0
+
+
+def test_costs_of_other_sizes_are_in_proportion_to_plain_decodings() -> None:
+    policy = Policy(PLANS)
+    for plan, ms in ((0, 40.0), (1, 80.0)):
+        policy.measured(plan, "8x64", ms)
+    policy.measured(0, "1x64", 10.0)
+    assert policy.cost(1, "1x64") == 20
+    policy.measured(1, "1x64", 12.0)
+    assert policy.cost(1, "1x64") == 12
 
 
 def test_costs_outlive_the_process(tmp_path: Path) -> None:

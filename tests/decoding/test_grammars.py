@@ -121,6 +121,7 @@ def test_a_model_reasons_freely_before_its_answer(template: str, opens: bool) ->
     ("form", "words"),
     [
         ({"type": "xml"}, "give {"),
+        ({"type": []}, "give {"),
         ({"type": "choice", "choice": []}, "give {"),
         ({"type": "choice", "choice": ["", "x"]}, "give {"),
         ({"type": "json_schema", "json_schema": {"schema": "x"}}, "give {"),
@@ -234,3 +235,16 @@ def test_answers_are_of_their_schemas_and_those_of_plain_decoding(
     assert sum(result.finish_reason == "stop" for result in results) > count / 2
     accepted = sum(int(np.sum(result.stats.accepted_at)) for result in results)
     assert accepted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lookup_drafts_the_tokens_that_a_form_forces(
+    target: LoadedModel, temperature: float
+) -> None:
+    """Also where the text has none of them."""
+    text = "zqxjk vwyfg zpqjx"
+    engine = Engine(target, config=EngineConfig(views=("lookup",), gamma=3))
+    form = {"type": "choice", "choice": [text]}
+    result = engine.generate(Request("Hi", 64, temperature, response_format=form))
+    assert result.text == text
+    assert result.stats.steps == -(-(len(result.tokens) - 1) // 4)

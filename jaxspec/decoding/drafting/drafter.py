@@ -142,6 +142,8 @@ class Drafter(ABC):
         context = mixing.history, mixing.options.processors
         logits = jax.vmap(lambda x: processed(x, *context))(scores[:whole])
         probs = by_place(lambda logits: tempered(logits, temperature))(logits)
-        partial = [backed_off(allowed(x, *context), probs)[None] for x in scores[whole:]]
+        # Where a form bans all that lookup alone proposes, a token that it allows is drafted.
+        least = 0.0 if whole else jnp.finfo(jnp.float32).tiny
+        partial = [backed_off(allowed(x + least, *context), probs)[None] for x in scores[whole:]]
         probs = jnp.concatenate([probs, *partial]) if partial else probs
         return by_place(lambda probs: mix(probs, weights))(probs), probs

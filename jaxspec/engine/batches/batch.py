@@ -266,13 +266,12 @@ class Batch:
         self.resize(len(self.busy))
         stride = stride or (STRIDE if self.stops else self.full)
         kind, held, busy = self.kind, self.together.held, [*self.busy.values()]
+        before = {} if self.pace is None else self.written.progress()
         if self.pace is not None:
-            held, most = self.pace.next(busy, self.longest, self._sized, self._program(kind))
+            held, most = self.pace.next(busy, self.longest, self._sized(kind), self._program(kind))
             stride = min(stride, most)
         rows = min(self.width - len(self.busy) + ended, self.width)
         count = min(self.full, self.longest + stride)
-        so_far = self.written.so_far
-        before = {i: so_far[i]["stats"] for i in busy if i in so_far}
         earlier = compiled_ms()
         ms = self._run(kind, held, rows, count)
         compiled = compiled_ms() - earlier
@@ -280,9 +279,8 @@ class Batch:
         self.decode_ms += ms
         self.read()
         if self.pace is not None:
-            after = {i: so_far[i]["stats"] for i in busy}
-            texts = {i: self.written.text(i) for i in busy}
-            self.pace.learn(ms, compiled, before, after, texts)
+            seen = self.written.progress()
+            self.pace.learn(ms, compiled, before, {i: seen[i] for i in busy})
 
     def _run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
         """Run the loop until so many rows are done, or until an answer has `count` tokens; return
@@ -294,14 +292,15 @@ class Batch:
             self.state = self.state.replace(logprobs=state.logprobs, prompt=state.prompt)
         return ms
 
-    @property
-    def _sized(self) -> str:
+    def _sized(self, kind: Kind) -> str:
         """Return a name of what the time of a plan's block depends on."""
-        return f"{self.width}x{self.capacity.length + self.room}"
+        guided = " guided" if kind.guided else ""  # the host is asked for each drafted token
+        return f"{self.width}x{self.capacity.length + self.room}{guided}"
 
     def _program(self, kind: Kind) -> Hashable:
         """Return a key of what a plan's loop is compiled for."""
-        return self.width, self.capacity, self.room, self.together.logprobs, kind
+        together = self.together.logprobs, self.together.processing
+        return self.width, self.capacity, self.room, *together, kind
 
     def _read_by(self, kind: Kind) -> tuple[DecodeState, Sampling]:
         """Return the state and the options with what a loop of this kind reads."""
@@ -394,7 +393,7 @@ class Batch:
             count = int(np.max(self.state.count)) + 1
             ms = self._run(self.kinds[0], self.batcher.plans[plan], self.width, count)
             if run:
-                self.pace.policy.measured(plan, self._sized, ms)
+                self.pace.policy.measured(plan, self._sized(self.kinds[0]), ms)
         if self.live:
             self.end(np.ones(self.width, bool))
         self.pace.policy.compiled |= {(plan, self._program(kind)) for kind in self.kinds}

@@ -12,10 +12,10 @@ import numpy as np
 from jaxspec.decoding.processors import NO_TOKEN
 from jaxspec.decoding.trace import trace_record
 from jaxspec.engine.batches.batcher import Batcher
+from jaxspec.engine.evidence import Progress
 from jaxspec.engine.policy import Pace
 from jaxspec.engine.requests import EncodedRequest, Result
 from jaxspec.prompts.stops import ReasonedText
-from jaxspec.typing import Int
 
 
 class Start(NamedTuple):
@@ -79,11 +79,15 @@ class Written:
         }
         return text.stop is not None
 
-    def text(self, i: int) -> Int[np.ndarray, " S"]:
-        """Return the tokens of a prompt and its answer, `NO_TOKEN` for slots of images."""
-        row = self.requests[i].rows[0]
-        prompt = np.where(row.images < 0, row.tokens, NO_TOKEN)
-        return np.concatenate([prompt, np.asarray(self.so_far[i]["tokens"], np.int32)])
+    def progress(self) -> dict[int, Progress]:
+        """Return what a policy sees of each answer that has begun."""
+        seen = {}
+        for i, fields in self.so_far.items():
+            row = self.requests[i].rows[0]
+            prompt = np.where(row.images < 0, row.tokens, NO_TOKEN)
+            ended = "finish_reason" in fields
+            seen[i] = Progress(fields["stats"], prompt, fields["tokens"], ended)
+        return seen
 
     def end(self, i: int) -> None:
         """Note why an answer has ended."""
