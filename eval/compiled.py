@@ -60,7 +60,9 @@ from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
-Drafting = Literal["chain", "kv", "onepass", "msd", "eagle3", "dflash", "assistant", "lookup"]
+Drafting = Literal[
+    "chain", "kv", "onepass", "msd", "eagle3", "dflash", "dspark", "assistant", "lookup"
+]
 Name = Literal["plain", Drafting, "prefill", "prompt", "train"]
 WHOLE = ("prefill", "prompt", "train")
 """Programs without a loop of blocks."""
@@ -102,9 +104,9 @@ def main(
         number, such as h100:4; the target is split over all chips.
       programs: Plain decoding; a chain drafted from views M and T; a KV head (kv), one that drafts
         a block in one pass (onepass), MSD's head (msd), an EAGLE-3 head of as many draft tokens as
-        the preset says (eagle3), a DFlash head of 15 drafted tokens (dflash), or Gemma 4's
-        assistant (assistant); lookup, without a draft; prefill of the chain or of plain decoding
-        (prompt); a training step of logit distillation (train).
+        the preset says (eagle3), a DFlash head of 15 drafted tokens (dflash), a DSpark head of
+        seven (dspark), or Gemma 4's assistant (assistant); lookup, without a draft; prefill of the
+        chain or of plain decoding (prompt); a training step of logit distillation (train).
       batches: Batch sizes.
       prompt: Slots for prompt tokens; in training, tokens of a row.
       new: Slots for new tokens.

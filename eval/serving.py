@@ -1,7 +1,7 @@
 """Load on `jaxspec serve`: requests a second, time to the first token, time per token.
 
     jaxspec serve --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head \\
-        --max-new-tokens 64 --prefix-bytes 0 --port 8000
+        --max-new-tokens 64 --prompt-buckets 64,128,192,256 --prefix-bytes 0 --port 8000
     python -m eval.serving --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head
 
 The questions repeat, so a server that keeps prompts would read few of them (`--prefix-bytes`). The

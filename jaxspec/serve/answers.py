@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,15 +79,16 @@ class Answer:
             choice = {"delta": {"role": "assistant", "content": ""}, "index": i}
             yield event(self._chunk([choice | {"logprobs": None, "finish_reason": None}]))
 
-    def parts(self, fresh: Iterable[int]) -> Iterator[bytes]:
-        """Yield an event for each choice that has a new part, and for a new place in the queue."""
+    def parts(self, fresh: Mapping[int, Part]) -> Iterator[bytes]:
+        """Yield an event for each choice that has a new part, and for a new place in the queue.
+
+        A ticket itself may have a newer part by now.
+        """
         place = max(ticket.waiting for ticket in self.tickets)
         if self.job.trace and place != self.place:
             self.place = place
             yield event(self._chunk([]) | {"jaxspec": {"waiting": place}})
-        for i in fresh:
-            part = self.tickets[i].part
-            assert part is not None
+        for i, part in fresh.items():
             before = self.sent.get(i)
             text = part.text[len(before.text) if before else 0 :]
             reasoning = part.reasoning[len(before.reasoning) if before else 0 :]

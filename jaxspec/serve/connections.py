@@ -17,8 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from jaxspec.serve.answers import error_body
 
 UPLOAD = 30.0
-"""Most seconds that a client may take to send a header or a body, and that a connection stays open
-after an answer, whatever arrives."""
+"""Most seconds that a client may take to send a header or a body, that it may leave an answer
+unread, and that a connection stays open after an answer, whatever arrives."""
 CONNECTIONS = 512
 """Most open connections; more are closed at once."""
 
@@ -30,7 +30,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS:
             transport.close()
-        self.end = self.loop.call_later(UPLOAD, transport.close)
+        self.end = self.unread = self.loop.call_later(UPLOAD, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -41,10 +41,19 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self.end.cancel()
         if self.cycle.response_complete:  # no next request has come
-            self.end = self.loop.call_later(UPLOAD, self.transport.close)
+            self.end = self.loop.call_later(UPLOAD, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread = self.loop.call_later(UPLOAD, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self.unread.cancel()
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end.cancel()
+        self.unread.cancel()
         super().connection_lost(exc)
 
 

@@ -59,8 +59,8 @@ class Stream(Response):
         yield b"".join(answer.end())
 
 
-async def news(tickets: Sequence[Ticket]) -> AsyncIterator[list[int]]:
-    """Yield the indices of the tickets with new parts, until all have ended; raise their error."""
+async def news(tickets: Sequence[Ticket]) -> AsyncIterator[dict[int, Part]]:
+    """Yield the new parts of tickets by index, until all have ended; raise their error."""
     newest: dict[int, Part] = {}
     while not all(part.ended for part in newest.values()) or len(newest) < len(tickets):
         await tickets[0].news.wait()
@@ -69,7 +69,7 @@ async def news(tickets: Sequence[Ticket]) -> AsyncIterator[list[int]]:
             if ticket.error is not None:
                 raise ticket.error
         parts = {i: ticket.part for i, ticket in enumerate(tickets) if ticket.part is not None}
-        fresh = [i for i, part in parts.items() if part is not newest.get(i)]
+        fresh = {i: part for i, part in parts.items() if part is not newest.get(i)}
         newest |= parts
         yield fresh
 

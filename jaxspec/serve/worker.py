@@ -194,7 +194,9 @@ class Worker(threading.Thread):
         with self._changed:
             if self.ending or self.failure or not self.ready.is_set():
                 raise Unready
-            if len(self.waiting) + len(tickets) > self.queue + len(self.batch.free):
+            lane = tickets[0].lane
+            before = sum(ticket.lane == lane for ticket in self.waiting)
+            if before + len(tickets) > self.queue + len(self.lanes[lane].free):
                 raise self.full
             self.waiting.extend(tickets)
             self._tell_places()

@@ -586,6 +586,20 @@ def test_slow_clients_are_closed(served: Served, monkeypatch: pytest.MonkeyPatch
     idle(served)
 
 
+def test_a_client_that_reads_nothing_is_closed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers fill the buffers of both sides."""
+    monkeypatch.setattr(connections, "UPLOAD", 0.3)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with connection:
+        connection.connect(("127.0.0.1", served.port))
+        connection.settimeout(20)
+        with pytest.raises(ConnectionError):
+            connection.sendall(b"GET /page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100_000)
+
+
 def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS", 0)
     with raw(served) as connection:
