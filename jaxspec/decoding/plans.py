@@ -73,7 +73,7 @@ class Plan:
         owners = np.repeat(np.arange(len(widths)), widths)
         return np.flatnonzero(np.isin(owners, self.drafting))
 
-    def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " n"] | None:
+    def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " new"] | None:
         """Return which of the newest tokens it would have drafted, see `Source.foreseen`."""
         if len(self.drafting) != 1:
             return None

@@ -597,7 +597,7 @@ def test_a_client_that_reads_nothing_is_closed(
         connection.connect(("127.0.0.1", served.port))
         connection.settimeout(20)
         with pytest.raises(ConnectionError):
-            connection.sendall(b"GET /page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100_000)
+            connection.sendall(b"GET /page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1_000_000)
 
 
 def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from jaxspec.config import Gemma4TextConfig, text_config
 from jaxspec.config.text import FULL, SLIDING
 from jaxspec.engine.plan import usual_head
 from jaxspec.errors import InputError
-from jaxspec.heads.config import HeadConfig
+from jaxspec.heads.config import HeadConfig, target_hash
 from jaxspec.heads.kinds.assistant import AssistantConfig
 from jaxspec.heads.kinds.dflash.config import DFlashConfig
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
@@ -64,7 +64,8 @@ def dspark_head(config: LatencyConfig) -> HeadConfig:
     own = {"own_embedding": True, "own_output": True, "markov": 256, "anchored": True, "gamma": 7}
     if isinstance(text, Gemma4TextConfig):
         layers = replace(text, num_hidden_layers=5, layer_types=(FULL,) * 5)
-        return DFlashConfig(layers, target_layers=states, target_depth=depth, **own)
+        sizes = {"target_layers": states, "target_depth": depth}
+        return DFlashConfig(layers, target_hash(config.target), **sizes, **own)
     return new_head(config.target, feature="block", layers=5, target_layers=states, **own)
 
 

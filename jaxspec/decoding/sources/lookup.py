@@ -149,7 +149,7 @@ class Lookup(Source[Text, Search]):
     def planned(self, gamma: int, alone: bool) -> Lookup:
         return replace(self, alone=alone)
 
-    def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " n"]:
+    def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " new"]:
         """Return whether a match proposed each of the newest tokens before all others.
 
         Where nothing matches, the token that it drafts, the text's commonest, counts as wrong.

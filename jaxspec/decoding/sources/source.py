@@ -169,7 +169,7 @@ class Source(ABC, Generic[State, Scratch]):
         """
         return state
 
-    def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " n"] | None:
+    def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " new"] | None:
         """Return whether it would have drafted each of the newest tokens, alone and greedily.
 
         It is asked on the host, for what other plans wrote. None: only a run can tell.
