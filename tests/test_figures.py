@@ -413,7 +413,7 @@ def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
         for page in ("README.md", "docs/exactness.md")
     )
     (mini, _), (smollm2, _) = pairs = compared("exactness_mini"), compared("exactness_smollm2")
-    assert f"all {mini + smollm2:,} that were compared" in readme
+    assert f"all {mini + smollm2:,} answers of SmolLM2 and of the toy models" in readme
     answers, differ = compared("exactness_bf16_no_width")
     assert f"{differ} of {answers} answers" in exactness
     more, changed = compared("exactness_bf16_mini_no_width")

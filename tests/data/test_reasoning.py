@@ -206,7 +206,8 @@ def test_the_server_sends_reasoning_apart_and_takes_it_back(engine: Engine) -> N
     answer, deltas = Answer(job, "m", True, [ticket], engine.encoder, "id"), []
     for reasoning, text, ended in (("H", "", False), ("Hm", "It", False), ("Hm", "It.", True)):
         ticket.part = Part(result, text, reasoning, ended)
-        deltas += [json.loads(part[6:])["choices"][0]["delta"] for part in answer.parts([0])]
+        parts = answer.parts({0: ticket.part})
+        deltas += [json.loads(part[6:])["choices"][0]["delta"] for part in parts]
     assert deltas == [
         {"reasoning_content": "H"},
         {"reasoning_content": "m", "content": "It"},
