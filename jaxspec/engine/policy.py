@@ -200,8 +200,8 @@ class Policy:
             self.measured(choice.plan, sizes, ms / blocks)
         plain = self.cost(0, sizes) or ms / blocks
         for beliefs, stats, _, foreseen in gains:
-            own = {plan.drafting: Counts(stats.drafted_at, stats.accepted_at)}
-            for sources, counts in (own | {**foreseen}).items():
+            own = Counts(stats.drafted_at, stats.accepted_at)
+            for sources, counts in {**foreseen, plan.drafting: own}.items():
                 if sources and counts.drafted[0]:
                     for evidence in (beliefs, self.priors):
                         evidence.setdefault(sources, Evidence.none(self.places)).add(counts)
@@ -295,6 +295,8 @@ class Pace:
         """What is known of each request, by number."""
         self.uses = defaultdict[int, dict[str, Use]](dict)
         """What each plan did for each request."""
+        self.answers = dict[int, Progress]()
+        """Answers after the newest run, by number of the request."""
         self.shadows = dict[tuple[int, int], Shadow]()
         """Blocks that plans would have drafted, by request and plan."""
         self.choice, self.until = Choice(0, 0, False), 0
@@ -328,27 +330,26 @@ class Pace:
         self,
         ms: float,
         compiled_ms: float,
-        before: Mapping[int, Progress],
-        after: Mapping[int, Progress],
+        answers: Mapping[int, Progress],
     ) -> None:
         """Learn from a run.
 
         Args:
           ms, compiled_ms: Milliseconds of the run, and of its compilation before it.
-          before, after: Answers by number. Those that had only the prefill's token are not in
-            `before`.
+          answers: Answers after it, by number.
         """
         gains, name = [], self.policy.plans[self.choice.plan].name
-        for i, (stats, prompt, answer, ended) in after.items():
-            count = len(answer) - 1
-            if i in before:
-                stats = jax.tree.map(lambda new, old: new - old, stats, before[i].stats)
-                count = len(answer) - len(before[i].answer)
+        for i, (stats, prompt, answer, ended) in answers.items():
+            count = len(answer) - 1  # the prefill wrote the first token
+            if before := self.answers.get(i):
+                stats = jax.tree.map(lambda new, old: new - old, stats, before.stats)
+                count = len(answer) - len(before.answer)
             foreseen = self._foreseen(i, np.append(prompt, answer), count)
             gains.append(Gain(self.beliefs[i], stats, ended, foreseen))
             use = self.uses[i].get(name, Use())
             use = Use(use.blocks + stats.steps, use.tokens + stats.emitted, use.ms + ms)
             self.uses[i] = self.uses[i] | {name: use}
+        self.answers |= answers
         self.policy.observe(self.choice, self.sizes, self.program, ms, compiled_ms, gains)
 
     def _foreseen(self, i: int, text: np.ndarray, count: int) -> Mapping[tuple[int, ...], Counts]:
@@ -365,8 +366,8 @@ class Pace:
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget requests that have ended."""
         for i in numbers:
-            self.beliefs.pop(i, None)
-            self.uses.pop(i, None)
+            for known in (self.beliefs, self.uses, self.answers):
+                known.pop(i, None)
             for number in range(len(self.policy.plans)):
                 self.shadows.pop((i, number), None)
 

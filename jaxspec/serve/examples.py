@@ -88,7 +88,6 @@ def scaled(batch: Batch, request: Request) -> EncodedRequest:
     while True:
         (encoded,) = batch.batcher.read([request])
         pairs = zip(encoded.sizes.tiles, batch.capacity.tiles, strict=True)
-        pixels = request.max_pixels
-        if pixels is None or pixels < 2 or all(tiles <= most for tiles, most in pairs):
+        if request.max_pixels is None or all(tiles <= most for tiles, most in pairs):
             return encoded
-        request = replace(request, max_pixels=pixels * 3 // 4)
+        request = replace(request, max_pixels=request.max_pixels * 3 // 4)

@@ -243,19 +243,19 @@ def test_what_lookup_would_draft_needs_no_trial(text: list[int], best: str) -> N
     """A plain answer that repeats itself shows that lookup pays; another, that it does not."""
     plans = [SimpleNamespace(**vars(plan), foreseen=lambda *_: None) for plan in PLANS[:2]]
     plans[1].foreseen = Lookup(len(text)).foreseen
-    policy, zeros, before = Policy(plans), np.zeros(7, int), {}  # pyright: ignore
+    policy, zeros = Policy(plans), np.zeros(7, int)  # pyright: ignore
     for plan, ms in enumerate(MS[:2]):
         policy.measured(plan, "1x64", ms)
     pace = Pace(policy, plans)  # pyright: ignore
     for end in range(20, 181, 16):
         stats: Any = DecodeStats(end, end, zeros, zeros, None)  # pyright: ignore
-        after = {5: Progress(stats, np.array(text[:9]), tuple(text[9:end]), False)}
-        pace.learn(16 * MS[0], 0.0, before, after)
-        before = after
+        answer = Progress(stats, np.array(text[:9]), tuple(text[9:end]), False)
+        pace.learn(16 * MS[0], 0.0, {5: answer})
     policy.lost = policy.spent  # so that nothing is tried
     assert NAMES[policy.choose([pace.beliefs[5]], "1x64", "").plan] == best
     pace.forget([5])
     assert not pace.beliefs
+    assert not pace.answers
     assert not pace.shadows
 
 

@@ -10,9 +10,8 @@ from jaxspec.config import Gemma4TextConfig, text_config
 from jaxspec.config.text import FULL, SLIDING
 from jaxspec.engine.plan import usual_head
 from jaxspec.errors import InputError
-from jaxspec.heads.config import HeadConfig, target_hash
+from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds.assistant import AssistantConfig
-from jaxspec.heads.kinds.dflash.config import DFlashConfig
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
 from jaxspec.heads.kinds.eagle3 import Eagle3Config
 from jaxspec.heads.making import new_head
@@ -56,17 +55,17 @@ def assistant_head(config: LatencyConfig) -> HeadConfig:
 
 
 def dspark_head(config: LatencyConfig) -> HeadConfig:
-    """Return DeepSeek's DSpark head of a Qwen3 or a Gemma 4: five layers like the target's full
-    ones, seven drafted tokens, a Markov head, an embedding and an output matrix of its own."""
-    text = text_config(config.target)
-    depth = text.num_hidden_layers
-    states = tuple(round(2 + i * (depth - 5) / 4) for i in range(5))
+    """Return a DSpark head in the sizes of DeepSeek's for Qwen3 and Gemma 4.
+
+    It has five layers like the target's full ones, an embedding and an output matrix of its own,
+    and a Markov head, and drafts seven tokens.
+    """
     own = {"own_embedding": True, "own_output": True, "markov": 256, "anchored": True, "gamma": 7}
-    if isinstance(text, Gemma4TextConfig):
+    head = new_head(config.target, feature="block", layers=5, **own)
+    if isinstance(text := text_config(config.target), Gemma4TextConfig):
         layers = replace(text, num_hidden_layers=5, layer_types=(FULL,) * 5)
-        sizes = {"target_layers": states, "target_depth": depth}
-        return DFlashConfig(layers, target_hash(config.target), **sizes, **own)
-    return new_head(config.target, feature="block", layers=5, target_layers=states, **own)
+        return replace(head, text_config=layers)
+    return head
 
 
 HEADS: dict[str, Callable[[LatencyConfig], HeadConfig]] = {

@@ -266,7 +266,6 @@ class Batch:
         self.resize(len(self.busy))
         stride = stride or (STRIDE if self.stops else self.full)
         kind, held, busy = self.kind, self.together.held, [*self.busy.values()]
-        before = {} if self.pace is None else self.written.progress()
         if self.pace is not None:
             held, most = self.pace.next(busy, self.longest, self._sized(kind), self._program(kind))
             stride = min(stride, most)
@@ -279,8 +278,7 @@ class Batch:
         self.decode_ms += ms
         self.read()
         if self.pace is not None:
-            seen = self.written.progress()
-            self.pace.learn(ms, compiled, before, {i: seen[i] for i in busy})
+            self.pace.learn(ms, compiled, self.written.progress(busy))
 
     def _run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
         """Run the loop until so many rows are done, or until an answer has `count` tokens; return

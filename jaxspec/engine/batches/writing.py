@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -79,15 +79,15 @@ class Written:
         }
         return text.stop is not None
 
-    def progress(self) -> dict[int, Progress]:
-        """Return what a policy sees of each answer that has begun."""
-        seen = {}
-        for i, fields in self.so_far.items():
-            row = self.requests[i].rows[0]
+    def progress(self, numbers: Iterable[int]) -> dict[int, Progress]:
+        """Return what a policy sees of these requests' answers."""
+        answers = {}
+        for i in numbers:
+            row, fields = self.requests[i].rows[0], self.so_far[i]
             prompt = np.where(row.images < 0, row.tokens, NO_TOKEN)
             ended = "finish_reason" in fields
-            seen[i] = Progress(fields["stats"], prompt, fields["tokens"], ended)
-        return seen
+            answers[i] = Progress(fields["stats"], prompt, fields["tokens"], ended)
+        return answers
 
     def end(self, i: int) -> None:
         """Note why an answer has ended."""
