@@ -21,8 +21,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-WIDTH, HEIGHT = 960, 560
-"""Size of the picture in pixels."""
+WIDTH, HEIGHT, SCALE = 960, 720, 2
+"""Size of the picture in CSS pixels, and how many pixels of the file each of them takes."""
 PASSING = (NoSuchElementException, StaleElementReferenceException)
 """Errors about nodes that are not there yet, or have just been drawn anew."""
 KEEP = """
@@ -37,7 +37,9 @@ indexedDB.open("jaxspec").onsuccess = ({ target: { result } }) => {
 class Page:
     """Open the page of a server in a browser of its own."""
 
-    def __init__(self, url: str, width: int, scheme: str, height: int = 800) -> None:
+    def __init__(
+        self, url: str, width: int, scheme: str, height: int = 800, scale: int = 1
+    ) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
         for argument in ("--headless=new", "--no-sandbox", "--disable-gpu"):
@@ -45,7 +47,8 @@ class Page:
         self.driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        size = {"width": width, "height": height, "deviceScaleFactor": scale}
+        size["mobile"] = width < 500
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.url = url
         self.open()
@@ -88,12 +91,13 @@ class Page:
 
 
 def take_picture(url: str, file: Path) -> None:
-    """Ask the server's example question, and write a picture of the page with its answer."""
-    page = Page(url, WIDTH, "light", HEIGHT)
+    """Race the server's example question, and write a picture of the page with both answers."""
+    page = Page(url, WIDTH, "light", HEIGHT, SCALE)
     page.until(lambda: page.one("#example").is_displayed())
     page.one("#example").click()
     page.until(lambda: page.all("#pictures img"))
-    page.ask("")
+    page.one("#race").click()
+    page.until(lambda: page.one(".verdict").text and page.rests())
     page.script("document.activeElement.blur()")
     picture = page.driver.execute_cdp_cmd("Page.captureScreenshot", {})
     file.write_bytes(b64decode(picture["data"]))
