@@ -61,20 +61,20 @@ AASD = (
         "separate drafts. Four more heads are trained, for the same number of steps as the full "
         "head. One lacks the projector, one the image's keys, one the text's keys, and one all of "
         "the target's keys. Separate drafts are finetuned (FT) or distilled on the target's "
-        "answers (DT), [from scratch](data.md#aasds-drafts). The commands train and measure all of "
-        "these for the 7B target, then for the 13B. With `--untrained` the table instead removes "
-        "each part from the trained head.",
+        "answers (DT), [from scratch](data.md#aasds-drafts). The commands train and measure all "
+        "of these for the 7B target, then for the 13B. With `--untrained` no such heads are "
+        "trained: each part is removed from the full head instead.",
         details=(
             "Our targets are LLaVA-1.5's, and the paper's are those of 'Visual Instruction "
             "Tuning', so the paper's numbers belong to other models.",
-            "bfloat16, 100 samples per set, 128 new tokens and greedy answers are ours, since the "
-            "paper names none of them.",
+            "The paper names no dtype, number of samples, length of answers or temperature. We "
+            "use bfloat16, 100 samples of each set, at most 128 new tokens, and greedy answers.",
             "The prompts are ours too: TABED's instruction, COCO's 'Describe this image in "
             "detail.', and ScienceQA without hints.",
             "How we train heads is our own choice, and is written in the recipe.",
             "In our table omega and delta are of whole calls, and there are columns for the decode "
             "loop only.",
-            "Our tau is 1 + gamma alpha, and the paper's is not.",
+            "In our table tau equals 1 + gamma alpha, and in the paper's it does not.",
         ),
         command=f"{_head()}\n{_head('13b')}",
         mini=f"{HEAD} aasd --untrained",

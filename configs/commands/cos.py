@@ -39,8 +39,9 @@ COS = (
             "CNN/DM shows one example and then the article, both written as 'Article / "
             "Highlights'. Each set gives 100 questions, in the order into which the released code "
             "shuffles them.",
-            "bfloat16 and 8 timed prompts per set are ours, and 256 tokens are the released "
-            "code's, since the paper names none of them.",
+            "The paper names no dtype, number of timed prompts or length of answers. We use "
+            "bfloat16 and 8 prompts of each set. Answers have at most 256 tokens, as in the "
+            "released code.",
             "WE-P and CD-P have 0.39 to 0.82 of standard's speed in the paper. We do not have this "
             "parallel variant; a line below our table gives an upper bound of its speed.",
             "The speeds in Tables 5 and 6 are of whole calls.",
@@ -71,8 +72,9 @@ have no command. Tables 2 to 6 measure the same two pairs on a GPU. The paper pr
     Line(
         figures=(4,),
         needs="benchmarks, plots, sentencepiece, torch; 40 GB",
-        what="This figure varies the weight of the first model, on 8 prompts per set, with draft "
-        "lengths 1, 1 and 5, 1. `sweep.png` draws whole calls, as in the paper, and decoding.",
+        what="This figure has the speed-up of CoS for nine weights of the first model, on 8 "
+        "prompts of each set. The models' draft lengths are 1 and 1, then 5 and 1. `sweep.png` "
+        "draws the speed-ups of whole calls, as in the paper, and of decoding.",
         details=(
             "In the paper, decoding is at least 1.5 times as fast at all weights.",
             "In our command the model with the larger weight proposes, as with `--default-proposer "
@@ -86,8 +88,9 @@ have no command. Tables 2 to 6 measure the same two pairs on a GPU. The paper pr
     Line(
         figures=(5,),
         needs="benchmarks, plots; 19 GB",
-        what="This figure varies mu of contrastive decoding, on 8 prompts per set. The paper names "
-        "no temperature, so the command measures two, 0 and 1.",
+        what="This figure has the speed-up for several values of mu, the weight of the amateur in "
+        "contrastive decoding, on 8 prompts of each set. The paper names no temperature, so the "
+        "command measures at two, 0 and 1.",
         command=f'{SWEEP} --pairings "Llama-3, T=0" "Llama-3, T=1" '
         "--sweep mu:0.1,0.2,0.3,0.4,0.5 --out runs/cos_mu",
         mini=f'{TOGETHER} visual --pairings "target - target blind" --sweep mu:0.1,0.3,0.5 '
@@ -96,21 +99,24 @@ have no command. Tables 2 to 6 measure the same two pairs on a GPU. The paper pr
     Line(
         figures=(6,),
         needs="benchmarks, plots, sentencepiece, torch; 95 GB",
-        what="This figure varies the draft length of the smaller model, on 8 prompts per set, for "
-        "all pairs.",
-        details=("The paper plots ensembles, Llama-3 and Llama-2, and names no temperature.",),
+        what="This figure has the speed-up for draft lengths 1 to 5 of the smaller model, on 8 "
+        "prompts of each set, for all pairs of models.",
+        details=(
+            "The paper plots only the ensembles and the contrasts of Llama-3 and Llama-2, "
+            "and names no temperature.",
+        ),
         command=f"{SWEEP} --sweep gamma:1,2,3,4,5 --out runs/cos_gamma",
         mini=f"{TOGETHER} visual --sweep gamma:1,2,3,4,5 --out runs/visual_gamma",
     ),
     Line(
         figures=(8,),
         needs="benchmarks, plots, quality; 19 GB",
-        what="This figure has the quality and speed of Llama-3's weighted ensemble over the weight "
-        "of the smaller model. The command writes `sweep.png` and a table.",
+        what="This figure has the quality and speed of Llama-3's weighted ensemble for nine "
+        "weights of the smaller model. The command writes `sweep.png` and a table.",
         details=(
             "The paper names no temperature for this figure; we use 1.",
-            "HumanEval is judged only with `--run-code`. Without `--run-code` the figure has nats "
-            "per token of HumanEval's references.",
+            "HumanEval is judged only with `--run-code`. Without `--run-code` the figure instead "
+            "has the loss on HumanEval's reference answers, in nats per token.",
         ),
         command=f'{TOGETHER} cos --pairings "Llama-3, T=1" --sweep {LAMBDA} --out runs/cos_quality',
         mini=f"{TOGETHER} synthetic",

@@ -15,7 +15,7 @@ IBED = (
         needs="benchmarks, captioner, plots; 16 GB",
         what="These tables compare views M and T, images pooled to 144, 36, 9 and 1 tokens, "
         "captions, and the static mixtures MT, MC, MTC and MTCP. The second command decodes one "
-        "request at a time, for the speed-up.",
+        "request at a time, to measure the speed-up.",
         details=(
             "We compute in float16; the paper names no dtype.",
             "The paper names no split for ChartQA, TextVQA and VQAv2. We take the splits with "
@@ -26,7 +26,8 @@ IBED = (
             "`predicted` is the speed-up of Table 1b, with the measured time of the target's pass "
             "over a block; the paper takes the time of a pass over one token instead.",
             "The paper's Eq. (2) is about one request at a time, as in the second command. Our "
-            "table has the mean of Eq. (2) over sets; the paper prints one value for each set.",
+            "table has the mean of Eq. (2) over the sets, while the paper prints one value for "
+            "each set.",
             "The mini models read an image as 16 tokens, so it is pooled to 4 and to 1.",
         ),
         command=f"{TABLE} ibed\n{TABLE} ibed --rows M T --batch-size 1 --out runs/eval/ibed_one",
@@ -44,9 +45,9 @@ IBED = (
     Line(
         tables=(5,),
         needs="train, benchmarks, plots; 15 GB",
-        what="This table has drafts that are trained further on pooled images. Each pair of "
-        "commands trains the finished draft on pooled images, in one more second stage, and then "
-        "measures it.",
+        what="This table has drafts that are trained further on pooled images. The first command "
+        "of each pair trains the finished draft further: it repeats the second stage of training, "
+        "on pooled images. The second command measures the result.",
         details=(
             "In the paper, training switches to pooled images within the second stage. The paper "
             "prints neither where it switches nor the hyperparameters; we use those of Table 4.",
@@ -132,7 +133,8 @@ IBED = (
     Line(
         tables=(13,),
         needs="train, benchmarks, plots; 15 GB",
-        what="This table has Llama-68M as a draft, first as it is, and then trained on the texts.",
+        what="This table has Llama-68M as a draft, first as it was published, and then trained "
+        "further on the texts of LLaVA's data.",
         details=(
             "The paper prints no learning rates for this draft, so we use those of the second "
             "stage in Table 4.",
@@ -146,9 +148,10 @@ IBED = (
     Line(
         figures=(4, 5, 8, 11),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="`report.html` shows answers, and which tokens each view would have kept. In "
-        "`overlap.png`, the panel of ChartQA shows what the paper's Figure 5 shows, with bars in "
-        "place of circles. `accepted_over_time.png` shows when guesses are accepted.",
+        what="`report.html` shows answers, and which of their tokens each view predicted. In "
+        "`overlap.png`, the panel of ChartQA corresponds to the paper's Figure 5, with bars in "
+        "place of circles. `accepted_over_time.png` shows how many guesses are accepted in each "
+        "tenth of the answers.",
         command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace",
         mini=f"{TABLE} mini --trace",
     ),

@@ -45,17 +45,17 @@ TABED = (
     Line(
         tables=(5, 8),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="These tables vary how many verified tokens MT* looks back on, and the rule that "
-        "learns the weights.",
+        what="These tables compare rules that learn the weights, and how many of the verified "
+        "tokens MT* takes into account.",
         details=(
-            "Our AdaBoost uses each request's running error. The paper fixes the weight of a view "
-            "by its error rate, which the paper does not print. If you know the error rates of "
-            "your views, `--weighting adaboost:errors=0.4/0.5` fixes their weights in the same "
-            "way.",
-            "Our AdaBoost has the released code's constant of 1, since the paper names none. "
-            "Negative weights become 0.",
-            "The paper writes both hard and soft labels, so the table has every rule that its MT* "
-            "and MTCP* may be. The rules called `mt-paper` and `mtcp-paper` take soft labels.",
+            "Our AdaBoost computes each view's error rate from the tokens of the request that "
+            "were checked so far. The paper fixes the weight of a view by its error rate, which "
+            "the paper does not print. If you know the error rates of your views, `--weighting "
+            "adaboost:errors=0.4/0.5` fixes their weights in the same way.",
+            "Our AdaBoost multiplies its term ln(V - 1), for a vocabulary of V tokens, by 1, as "
+            "the released code does; the paper names no factor. Negative weights become 0.",
+            "The paper mentions both hard and soft labels, so the table has every rule that its "
+            "MT* and MTCP* may be. The rules called `mt-paper` and `mtcp-paper` take soft labels.",
             "Our hard labels are the target's likeliest tokens. The paper compares sampled tokens, "
             "which is the same at temperature 0, the temperature of its tables. For higher "
             "temperatures `grid:measure=sampled` computes the paper's count in expectation.",
@@ -87,14 +87,16 @@ TABED = (
         details=(
             "We print the times of passes as tables, by rows (R views are R rows of the draft), by "
             "context and by block length; the paper plots lines.",
-            "`inference_times.png` has bars for the times of the image encoder (tower), of prefill "
-            "and of decoding, with 1, 2 and 5 images. The answers have 92, 117 and 88 tokens, the "
-            "mean lengths in the paper. Elsewhere the paper says that its bars are for 100 tokens.",
-            "BLIP and Florence-2 caption pages that picturebook draws, in float32, with torch on "
-            "the host, and are timed by themselves. The paper captions photographs while the "
-            "prompt is prefilled.",
+            "`inference_times.png` has bars for the times of the image encoder (tower), of "
+            "prefill and of decoding, with 1, 2 and 5 images. The answers have 92, 117 and 88 "
+            "tokens, the mean lengths in the paper. In another place the paper says that its bars "
+            "are for answers of 100 tokens.",
+            "Here BLIP and Florence-2 caption drawn pages. They run in float32, with torch on the "
+            "host, and nothing else runs at the same time. The paper captions photographs during "
+            "the prefill.",
             "Our pass of the target reads gamma + 1 tokens, and the paper's reads gamma.",
-            "The column of operations with attention assumes a context of 648 tokens.",
+            "One column has the number of operations with those of attention, for a context of "
+            "648 tokens.",
             "We measure T_q / T_p with a cache of 1,024 tokens. The paper's T_q / T_p is a mean "
             "over data sets.",
         ),
@@ -191,9 +193,10 @@ TABED = (
     Line(
         figures=(3, 4, 8),
         needs="benchmarks, plots; 15 GB",
-        what="`weight_trajectory.png` draws the weights from step to step, on the range of weights "
-        "for which the target accepts. Each row of the picture shows the answer during which the "
-        "weights move most. `report.html` has the answers.",
+        what="`weight_trajectory.png` shows how the weights change during an answer. Behind the "
+        "line of the first view's weight, the range of weights is shaded with which the target "
+        "accepts the token. Each rule has a panel, with the answer in which its weights change "
+        "most. `report.html` has the answers.",
         command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*" '
         "--out runs/eval/llava15_trace",
         mini=f"{TABLE} mini --trace",
