@@ -45,8 +45,8 @@ TABED = (
     Line(
         tables=(5, 8),
         needs="benchmarks, captioner, plots; 16 GB",
-        what="These tables compare rules that learn the weights, and how many of the verified "
-        "tokens MT* takes into account.",
+        what="These tables compare rules that learn the weights, and windows: the number of "
+        "verified tokens that MT* takes into account.",
         details=(
             "Our AdaBoost computes each view's error rate from the tokens of the request that "
             "were checked so far. The paper fixes the weight of a view by its error rate, which "
@@ -95,8 +95,8 @@ TABED = (
             "host, and nothing else runs at the same time. The paper captions photographs during "
             "the prefill.",
             "Our pass of the target reads gamma + 1 tokens, and the paper's reads gamma.",
-            "One column has the number of operations with those of attention, for a context of "
-            "648 tokens.",
+            "One column counts all operations of a pass, those of attention included, for a "
+            "context of 648 tokens.",
             "We measure T_q / T_p with a cache of 1,024 tokens. The paper's T_q / T_p is a mean "
             "over data sets.",
         ),
@@ -145,8 +145,8 @@ TABED = (
             "The system prompt is LLaVA-1.5's, since the paper names none.",
             "Our training rows have up to 5,120 tokens and eight images or frames, and the draft "
             "has 5,120 positions. The paper does not say how long its rows were.",
-            "A row with more images, and no answer before the ninth, teaches nothing. The run ends "
-            "if more than a tenth of the rows teach nothing.",
+            "A row with more than eight images teaches nothing if no answer comes before its "
+            "ninth image. The run ends if more than a tenth of the rows teach nothing.",
             "The command with the shipped models trains one stage.",
         ),
         command=f"{TRAIN} onevision_68m",
