@@ -74,7 +74,8 @@ def main(args: Sequence[str] | None = None) -> None:
     timed = f"the least of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         run.restore()
-        parts = measure(config, partial(quality, run_code=options.run_code), run.rows)
+        judge = partial(quality, run_code=options.run_code)
+        parts = measure(config, judge, run.rows, run.keep)
         run.collect(parts, lambda: tables(config, run, options.against))
         draw_sweep([row for row in run.rows if row["row"] == SWEEP], run.folder)
 
@@ -188,12 +189,12 @@ def sweep_table(sweep: Sequence[Record]) -> Table:
         "quality": cell("quality", percent),
         **SPEEDS,
     }
-    slowest = min(sweep, key=lambda row: row["speedup_measured"])
+    slowest = min(sweep, key=lambda row: row["speedup_call"])
     calls = min(sweep, key=lambda row: row["speedup_predicted"])
     notes = [
         "CoS against standard collaborative decoding. alpha: on the reference answers. quality: "
         "once a combination.",
-        f"Never slower? Slowest measured: {slowest['speedup_measured']:.2f} ({_point(slowest)}); "
+        f"Never slower? Slowest whole calls: {slowest['speedup_call']:.2f} ({_point(slowest)}); "
         f"least by the exact law: {calls['speedup_predicted']:.2f} ({_point(calls)}).",
     ]
     lines = [

@@ -274,8 +274,9 @@ def quality_table(
     notes = [
         f"{config.pair}, {config.dtype}. Plain decoding of {sample_counts(rows)} first turns a "
         f"set, temperature {config.temperature:g}, in percent, with bootstrap 95 % intervals over "
-        "answers. accuracy: the answer holds an accepted one; pass@1: the program passes its "
-        "tests; rouge_l and meteor: the best over the references.",
+        "answers. accuracy: the answer holds an accepted one, in GSM8K as its final number, in "
+        "multiple choice as its letter; pass@1: the program passes its tests; rouge_l and meteor: "
+        "the best over the references.",
     ]
     described = [row for row in rows if row["rouge_l"] is not None]
     if described and all(row["meteor"] is None for row in described):

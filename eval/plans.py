@@ -9,13 +9,15 @@ programs are compiled, but it has measured nothing, and learns costs and accepta
 `auto, warm` is one engine for the whole table. Before it, it has answered as many other questions
 of each set, the sets in turn.
 
-Writes results.json, records.jsonl and table.md into --out.
+Writes results.json, records.jsonl and table.md into --out; the same command continues a stopped
+run after its last finished turn of all engines over a set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -76,10 +78,11 @@ def main(args: Sequence[str] | None = None) -> None:
                 engines = {PLAIN: plain, **fixed, WARM: warm}
                 records = list[Record]()
                 first = [replace(request, max_new_tokens=2) for request in requests]
-                list(measured(engines, first, config.batch_size, part))  # loads every program
+                measured(engines, first, config.batch_size, part)  # loads every program
                 for turn in range(config.repeats):
-                    turns = engines | {COLD: cold()}
-                    records += measured(turns, requests, config.batch_size, part | {"run": turn})
+                    turns, where = engines | {COLD: cold()}, part | {"run": turn}
+                    answers = partial(measured, turns, requests, config.batch_size, where)
+                    records += run.keep(where, answers)
                     bar.update()
                 run.add(rows_of(records, part, config), records)
                 run.write(*tables(config, run.rows))
@@ -111,14 +114,15 @@ def fixed_engine(plan: Plan, auto: Engine, models: Loaded, config: EvalConfig) -
 
 def measured(
     engines: Mapping[str, Engine], requests: Sequence[Request], batch: int, where: Record
-) -> Iterator[Record]:
-    """Yield a record of each answer of each engine; the engines take turns at each batch."""
+) -> list[Record]:
+    """Return a record of each answer of each engine; the engines take turns at each batch."""
+    records = []
     for start in range(0, len(requests), batch):
         some = requests[start : start + batch]
         answers = {name: engine.generate(some) for name, engine in engines.items()}
         for name, results in answers.items():
             for i, (result, plain) in enumerate(zip(results, answers[PLAIN], strict=True)):
-                yield where | {
+                fields = {
                     "row": name,
                     "sample": start + i,
                     "identical": result.tokens == plain.tokens,
@@ -128,6 +132,8 @@ def measured(
                     "call_ms": (result.decode_ms + result.prefill_ms) / result.batch,
                     "plans": {plan: list(use) for plan, use in result.plans.items()},
                 }
+                records.append(where | fields)
+    return records
 
 
 def rows_of(records: Sequence[Record], part: Record, config: EvalConfig) -> list[Record]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
 from eval.lib.collaborative.config import Pairing
+from jaxspec.engine.engine import Engine
 from train import text
 
 pytestmark = pytest.mark.full
@@ -41,7 +43,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def out(world: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of results of a small preset of these models."""
     models = tuple(str(world / name / "hf") for name in ("one", "other"))
     pairing = Pairing(
         "one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2", chat_template=False
@@ -56,19 +60,18 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     small = replace(preset, pairings=(pairing,), **sizes)
     monkeypatch.setattr("eval.lib.drafts.command_line.load_preset", lambda kind, name: small)
-    collaborative.main(
-        [
-            "gsm8k",
-            "--data",
-            f"gsm8k={world / 'asked.jsonl'}",
-            "--against",
-            "standard",
-            "--out",
-            str(world / "out"),
-        ]
-    )
+    return world / "out"
 
-    rows = json.loads((world / "out" / "results.json").read_text())["rows"]
+
+def measure(out: Path) -> None:
+    data = f"gsm8k={out.parent / 'asked.jsonl'}"
+    collaborative.main(["gsm8k", "--data", data, "--against", "standard", "--out", str(out)])
+
+
+def test_the_script(out: Path) -> None:
+    measure(out)
+
+    rows = json.loads((out / "results.json").read_text())["rows"]
     assert [row["row"] for row in rows] == ["standard", "naive", "speculative", "CoS", "sweep"]
     rates = [row["decode_tokens_per_second"] for row in rows[:4]]
     assert [row["speedup_measured"] for row in rows[:4]] == [rate / rates[0] for rate in rates]
@@ -83,11 +86,10 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, together = rows[0]["held_out_nats_alone"], rows[0]["held_out_nats"]
     assert together <= sum(alone) / 2  # by convexity
     assert rows[4]["held_out_nats"] <= 0.2 * alone[0] + 0.8 * alone[1]
-    assert "| one + other | gsm8k | CoS | 1,1 |" in (world / "out" / "table.md").read_text()
-    assert "| naive | one + other | gsm8k |" in (world / "out" / "table.md").read_text()
+    assert "| one + other | gsm8k | CoS | 1,1 |" in (out / "table.md").read_text()
+    assert "| naive | one + other | gsm8k |" in (out / "table.md").read_text()
     assert (
-        "Prompts left out, as longer than a model's context: 1."
-        in (world / "out" / "table.md").read_text()
+        "Prompts left out, as longer than a model's context: 1." in (out / "table.md").read_text()
     )
     # All samples are answered by standard decoding and by CoS, and judged; the first alone by the
     # others, for speed.
@@ -99,12 +101,34 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (2, 0.0),
     ]
     assert rows[4]["combination"] == "weighted:0.2,0.8"
-    records = [
-        json.loads(line) for line in (world / "out" / "records.jsonl").read_text().splitlines()
-    ]
+    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
     assert [record["quality"] for record in records] == [0.0, 0.0, None, None, 0.0, 0.0]
-    prompts = [
-        json.loads(line) for line in (world / "out" / "prompts.jsonl").read_text().splitlines()
-    ]
+    prompts = [json.loads(line) for line in (out / "prompts.jsonl").read_text().splitlines()]
     assert [prompt["reader"] for prompt in prompts] == ["model 1", "model 2"] * 2
     assert prompts[0]["ids"] == prompts[1]["ids"]
+
+
+def test_a_pairing_that_is_stopped_keeps_its_answers(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the last call of an engine, the script repeats that call only."""
+    generate, calls, last = Engine.generate, 0, 0
+
+    def counted(self: Engine, requests: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == last:
+            raise KeyboardInterrupt
+        return generate(self, requests)
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    straight, stopped = (out.with_name(name) for name in ("straight", "stopped"))
+    measure(straight)
+    last, calls = calls, 0
+    with pytest.raises(KeyboardInterrupt):
+        measure(stopped)
+    last, calls = 0, 0
+    measure(stopped)
+    assert calls == 1
+    records = [(folder / "records.jsonl").read_text() for folder in (straight, stopped)]
+    assert records[0] == records[1] != ""

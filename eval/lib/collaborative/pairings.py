@@ -29,7 +29,7 @@ from eval.lib.collaborative.theory import (
     theorem_3_1,
     theorem_3_6,
 )
-from eval.lib.drafts.comparison import Group, error_line, first_prompt
+from eval.lib.drafts.comparison import Group, Keep, Kept, error_line, first_prompt
 from eval.lib.drafts.loading import load_model
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
@@ -66,12 +66,18 @@ Judge = Callable[[Sample, str], float | None]
 
 
 def measure(
-    config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Record] = ()
+    config: CollaborativeEvalConfig,
+    judge: Judge,
+    before: Sequence[Record] = (),
+    keep: Keep = lambda _, work: work(),
 ) -> Iterator[Group]:
     """Yield rows and records of each pairing and set that `before` lacks.
 
     If a pairing fails on a set, the others are still measured. Only one pairing's models are in
     memory at a time.
+
+    Args:
+      keep: `Run.keep`, which keeps the answers of a part that is stopped.
     """
     loaded: dict[str, LoadedModel] = {}
     mesh = config.mesh(1)
@@ -94,7 +100,7 @@ def measure(
                             name, config.dtype, share_tower_with=shared, mesh=mesh
                         )
                 models = [loaded[name] for name in pairing.models]
-                group = _Measurement(config, pairing, models, dataset, judge, bar).group()
+                group = _Measurement(config, pairing, models, dataset, judge, keep, bar).group()
             except Exception as error:
                 part = {
                     "dataset": dataset,
@@ -139,7 +145,13 @@ class _Measurement:
     models: Sequence[LoadedModel]
     dataset: str
     judge: Judge
+    keep: Keep
     bar: tqdm
+
+    @property
+    def part(self) -> Record:
+        """Return the fields that all rows and records of the part share."""
+        return {"dataset": self.dataset, "turn": 1, "pairing": self.pairing.name}
 
     @property
     def chat_form(self) -> bool:
@@ -165,8 +177,7 @@ class _Measurement:
         rows = [row | {"left_out": len(candidates) - len(samples)} for row in rows]
         engine = programs["standard"]
         requests = self.requests(engine.encoder, samples[: config.limit])
-        part = {"dataset": self.dataset, "turn": 1, "pairing": self.pairing.name}
-        return Group(rows, records, [], list(prompt_records(part, [engine], requests)))
+        return Group(rows, records, [], list(prompt_records(self.part, [engine], requests)))
 
     def fits(self, engine: Engine, sample: Sample) -> bool:
         """Tell whether every model's context holds the prompt and an answer."""
@@ -264,12 +275,16 @@ class _Measurement:
         """
         config = self.config
         requests = self.requests(next(iter(programs.values())).encoder, samples)
+        kept = {
+            name: Kept(engine, self.keep, self.place(str(name), engine))
+            for name, engine in programs.items()
+        }
         timed, rates = interleaved(
-            list(programs.values()), requests[: config.timed], config.repeats, self.bar
+            list(kept.values()), requests[: config.timed], config.repeats, self.bar
         )
         answers = dict(zip(programs, timed, strict=True))
         for name in judged:
-            answers[name] = [*answers[name], *programs[name].generate(requests[config.timed :])]
+            answers[name] = [*answers[name], *kept[name].generate(requests[config.timed :])]
             self.bar.update()
         if alphas is None:
             stats = [answer.stats for every in answers.values() for answer in every]
@@ -319,10 +334,7 @@ class _Measurement:
         """Return the fields of a record that describe the run."""
         settings, pairing = engine.config, self.pairing
         assert isinstance(settings, CollaborationConfig)
-        return {
-            "dataset": self.dataset,
-            "turn": 1,
-            "pairing": pairing.name,
+        return self.part | {
             "row": row,
             "models": [
                 os.path.relpath(name) if os.path.isabs(name) else name for name in pairing.models

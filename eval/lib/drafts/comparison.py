@@ -22,6 +22,7 @@ from eval.lib.questions.prompts import prompt_records
 from eval.lib.standins.replay import RecordedTarget
 from eval.lib.times.passes import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.data.samples import Sample
+from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.engine import Engine, EngineConfig, Request, Result
 from jaxspec.engine.metrics import acceptance_metrics, block_fields
@@ -89,8 +90,8 @@ def _group(
     group = Group([], [], [])
     requests = requests_of(config, prompts)
     key = where | {"gamma": config.gamma}
-    kept = _Kept(plain, keep, key)
-    guarded = [_Guarded(_Kept(each, keep, key | {"row": name})) for name, each in engines.items()]
+    kept = Kept(plain, keep, key)
+    guarded = [_Guarded(Kept(each, keep, key | {"row": name})) for name, each in engines.items()]
     (reference, *answers), rates = interleaved([kept, *guarded], requests, config.repeats, bar)
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
         engine, settings = guard.engine, guard.engine.config
@@ -149,8 +150,8 @@ def error_line(error: Exception) -> str:
 
 
 @dataclass
-class _Kept:
-    """An engine whose answers of each run are kept."""
+class Kept:
+    """An engine whose answers of each run are kept, by the fields of its `place`."""
 
     engine: Engine
     keep: Keep
@@ -177,14 +178,15 @@ def _result(record: Record) -> Result:
         name: np.asarray(count) if isinstance(count, list) else count
         for name, count in record["stats"].items()
     }
-    return Result(**record | {"tokens": tuple(record["tokens"]), "stats": DecodeStats(**counts)})
+    kind = DecodeStats if "steps" in counts else CollaborationStats
+    return Result(**record | {"tokens": tuple(record["tokens"]), "stats": kind(**counts)})
 
 
 @dataclass
 class _Guarded:
     """An engine that keeps its first error and does nothing after it."""
 
-    kept: _Kept
+    kept: Kept
     error: str | None = None
 
     @property
