@@ -82,7 +82,7 @@ TABED = (
         what="These tables and figures show how long a pass of a model takes, how long a caption "
         "takes to write, and how long an answer about 1, 2 or 5 images takes. They also have T_q / "
         "T_p: the time of a draft's pass divided by the time of a target's pass. All times are in "
-        "float16, as in the paper. The models have random weights, so only the captioners are "
+        "float16, which the paper names for Figures 5 and 6. The models have random weights, so only the captioners are "
         "fetched.",
         details=(
             "We print the times of passes as tables, by rows (R views are R rows of the draft), by "
@@ -178,8 +178,8 @@ TABED = (
         "--follow-ups sum`. Give each run its own `--out`.",
         details=(
             "Our prompts and captions differ from the paper's as described for Table 1.",
-            "The paper names float16 for all drafts. The paper's released code ran the 160M draft "
-            "in bfloat16.",
+            "The paper names float16 for its times only. Its released code ran the 160M draft in "
+            "bfloat16, and all others in float16.",
             "The rows of Table 21 name the draft LLaVA-1.5 160M, and the caption names LLaVA-OV "
             "68M; we take the one of the caption.",
         ),

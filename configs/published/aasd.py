@@ -2,8 +2,8 @@
 
 Its targets are LLaVA-7B and 13B of "Visual Instruction Tuning"; "1.5" appears nowhere in it. It
 names neither dtype, length and temperature of the answers, nor the device that omega and delta
-depend on: these are the presets' here. Its tau is 0.06 to 0.19 below 1 + gamma alpha in every line;
-ours is equal to it, as both are of all blocks together.
+depend on: these are the presets' here. Its tau is 0.06 to 0.19 below 1 + gamma alpha in every line,
+as ours is: a block in which the answer ends has no correction or bonus token.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def published(size: str, text: str) -> tuple[Published, ...]:
     }
     source = (
         "AASD, Tables 1 and 2, of LLaVA of 'Visual Instruction Tuning', which is not LLaVA-1.5; it "
-        "says neither dtype, length and temperature nor the device, and its tau is not 1 + gamma "
-        "alpha; heads and drafts are by the recipes"
+        "says neither dtype, length and temperature nor the device; heads and drafts are by the "
+        "recipes"
     )
     settings = {
         "target": f"llava-hf/llava-1.5-{size}-hf",

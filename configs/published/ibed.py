@@ -2,7 +2,7 @@
 answers.
 
 IbED names no dtype. Of single views and MT it prints on its four sets of several images what TABED
-does, which names float16. Of the equal mixture MTCP the two contradict each other: PororoSV and
+does, whose released code runs in float16. Of the equal mixture MTCP the two contradict each other: PororoSV and
 VIST have 1.99 and 1.93 here, as MC has, and 2.10 and 2.13 there; the other two differ by 0.01.
 """
 

@@ -115,4 +115,6 @@ NEXT = (
     ),
     *both_turns("TABED, Table 22", _NEXT | {"target": LARGE}, _LARGE_1, _LARGE_2),
 )
-"""The paper names float16; that the 160M pair ran in bfloat16 is in its released code."""
+"""The paper names float16 for its times only; the 160M pair ran in bfloat16 in its released code, all
+others in float16.
+"""
