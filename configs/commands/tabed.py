@@ -82,8 +82,8 @@ TABED = (
         what="These tables and figures show how long a pass of a model takes, how long a caption "
         "takes to write, and how long an answer about 1, 2 or 5 images takes. They also have T_q / "
         "T_p: the time of a draft's pass divided by the time of a target's pass. All times are in "
-        "float16, which the paper names for Figures 5 and 6. The models have random weights, so only the captioners are "
-        "fetched.",
+        "float16, which the paper names for Figures 5 and 6. The models have random weights, so "
+        "only the captioners are fetched.",
         details=(
             "We print the times of passes as tables, by rows (R views are R rows of the draft), by "
             "context and by block length; the paper plots lines.",
