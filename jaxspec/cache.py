@@ -11,6 +11,7 @@ path is chosen, its nodes are moved together, and the row is a plain sequence ag
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -51,24 +52,18 @@ class KVCache(struct.PyTreeNode):
         """Return the number of slots; 0 for a recorded target, which has no layers."""
         return self.k[0].shape[2] if self.k else 0
 
-    def grown(self, slots: int) -> KVCache:
-        """Return the cache with at least `slots` more slots at its end."""
-        slots = whole_slots(self.slots + slots) - self.slots
-        k, v = (tuple(add_slots(leaf, 2, slots) for leaf in leaves) for leaves in (self.k, self.v))
-        bias = self.bias if self.bias is None else add_slots(self.bias, 1, slots)
+    def resized(self, slots: int) -> KVCache:
+        """Return the cache with at least so many slots, which must hold its tokens."""
+        slots = whole_slots(slots)
+        k, v = (tuple(resized(leaf, 2, slots) for leaf in leaves) for leaves in (self.k, self.v))
+        bias = self.bias if self.bias is None else resized(self.bias, 1, slots)
         # An empty row uses its last slot, see `newest_hidden`.
-        hidden = self.hidden if self.hidden is None else add_slots(self.hidden, 2, slots, tail=1)
+        hidden = self.hidden if self.hidden is None else resized(self.hidden, 2, slots, tail=1)
         return self.replace(k=k, v=v, bias=bias, hidden=hidden)
 
-    def shrunk(self, slots: int) -> KVCache:
-        """Return the cache with its first slots, at least one more than it has tokens."""
-        k, v = (tuple(leaf[:, :, :slots] for leaf in leaves) for leaves in (self.k, self.v))
-        hidden = None if self.hidden is None else self.hidden[:, :, :slots]
-        return self.replace(k=k, v=v, hidden=hidden)
-
     def fitted(self, other: KVCache) -> KVCache:
-        """Return the cache with as many slots as another, larger one."""
-        return self.grown(other.slots - self.slots)
+        """Return the cache with as many slots as another."""
+        return self.resized(other.slots)
 
 
 def whole_slots(slots: int) -> int:
@@ -80,11 +75,15 @@ def whole_slots(slots: int) -> int:
     return slots + -slots % 8
 
 
-def add_slots(leaf: Array, axis: int, slots: int, tail: int = 0) -> Array:
-    """Return the array with `slots` zeros before the last `tail` entries of the axis."""
+def resized(leaf: Array, axis: int, slots: int, tail: int = 0) -> Array:
+    """Return the array with `slots` entries on an axis.
+
+    Zeros are put, or entries dropped, before its last `tail` entries.
+    """
     front, back = jnp.split(leaf, [leaf.shape[axis] - tail], axis)
-    space = jnp.zeros((*leaf.shape[:axis], slots, *leaf.shape[axis + 1 :]), leaf.dtype)
-    return jnp.concatenate([front, space, back], axis)
+    padding = [(0, 0, 0)] * leaf.ndim
+    padding[axis] = (0, slots - leaf.shape[axis], 0)  # less than 0 drops
+    return jnp.concatenate([jax.lax.pad(front, jnp.zeros((), leaf.dtype), padding), back], axis)
 
 
 LayerCache = tuple[Array, Array]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import add_slots
+from jaxspec.cache import resized
 from jaxspec.sampling import largest
 from jaxspec.typing import Array, Float, Int
 
@@ -29,9 +29,9 @@ class LogProbs(struct.PyTreeNode):
         new, values = jnp.zeros((batch, slots)), jnp.zeros((batch, slots, top))
         return cls(new, values, values.astype(jnp.int32))
 
-    def grown(self, slots: int) -> LogProbs:
-        """Return the record with `slots` more places for new tokens."""
-        return jax.tree.map(lambda leaf: add_slots(leaf, 1, slots), self)
+    def fitted(self, other: LogProbs) -> LogProbs:
+        """Return the record with as many places for new tokens as another."""
+        return jax.tree.map(lambda leaf: resized(leaf, 1, other.new.shape[1]), self)
 
     def extended(
         self, count: Int[Array, " B"], tokens: Int[Array, "B C"], logits: Float[Array, "B T V"]

@@ -40,12 +40,10 @@ class PromptTokens(struct.PyTreeNode):
     """Prompts that end at slot L, `NO_TOKEN` before them; None if no processor reads the order."""
 
     def fitted(self, other: PromptTokens) -> PromptTokens:
-        """Return the prompts with as many slots as other, longer ones."""
+        """Return the prompts with as many slots as others."""
         if self.text is None or other.text is None:
             return self
-        more = other.text.shape[1] - self.text.shape[1]
-        text = jnp.pad(self.text, ((0, 0), (more, 0)), constant_values=NO_TOKEN)
-        return self.replace(text=text)
+        return self.replace(text=ending_at(self.text, other.text.shape[1]))
 
 
 def prompt_tokens(
@@ -66,6 +64,12 @@ def right_aligned(tokens: Int[Array, "B L"], length: Int[Array, " B"]) -> Int[Ar
     slots = jnp.arange(width) - width + length[:, None]
     moved = jnp.take_along_axis(tokens, jnp.maximum(slots, 0), axis=1)
     return jnp.where(slots < 0, NO_TOKEN, moved)
+
+
+def ending_at(text: Int[Array, "B L"], end: int) -> Int[Array, "B end"]:
+    """Return texts that end at slot `end`: with `NO_TOKEN` before them, or without their first."""
+    padding = ((0, 0, 0), (end - text.shape[1], 0, 0))
+    return jax.lax.pad(text, jnp.asarray(NO_TOKEN, text.dtype), padding)
 
 
 class History(struct.PyTreeNode):

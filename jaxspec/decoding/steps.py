@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, add_slots
+from jaxspec.cache import KVCache, resized
 from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.speculative import TargetProgram, TargetRead, prefill_target
@@ -119,23 +119,9 @@ def _logits(
 
 
 @partial(jax.jit, static_argnames=("slots",))
-def grow(slots: int, state: DecodeState) -> DecodeState:
-    """Return the state with `slots` more slots for new tokens in every row."""
-    return place(_grown(slots, state))
-
-
-def _grown(slots: int, state: DecodeState) -> DecodeState:
-    def grown(part: Any) -> Any:
-        return part.grown(slots) if hasattr(part, "grown") else part
-
-    larger = jax.tree.map(grown, state, is_leaf=lambda part: hasattr(part, "grown"))
-    return larger.replace(tokens=add_slots(state.tokens, 1, slots))
-
-
-@partial(jax.jit, static_argnames=("slots",))
-def larger_cache(slots: int, cache: KVCache) -> KVCache:
-    """Return the cache with `slots` more slots at its end."""
-    return place(cache.grown(slots))
+def resized_cache(slots: int, cache: KVCache) -> KVCache:
+    """Return the cache with so many slots, see `KVCache.resized`."""
+    return place(cache.resized(slots))
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
@@ -152,7 +138,7 @@ def insert_rows(
     """Return the state and options with row i of the fresh ones inserted at row `rows[i]`.
 
     Args:
-      fresh: State that may have fewer slots for prompts and for new tokens.
+      fresh: State that may have other numbers of slots, for prompts and for new tokens.
       rows: Destinations of the fresh rows; B or more drops a row.
       logits: Logits from which the fresh options draw first tokens; None keeps those of `fresh`.
     """
@@ -164,8 +150,8 @@ def insert_rows(
     def fitted(old: Any, new: Any) -> Any:
         return new.fitted(old) if hasattr(old, "fitted") else new
 
-    fresh = _grown(state.tokens.shape[1] - fresh.tokens.shape[1], fresh)
     fresh = jax.tree.map(fitted, state, fresh, is_leaf=lambda part: hasattr(part, "fitted"))
+    fresh = fresh.replace(tokens=resized(fresh.tokens, 1, state.tokens.shape[1]))
 
     def put(old: Array, new: Array) -> Array:
         # A draft's rows are view-major, R*B; all other leaves have B.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import add_slots
+from jaxspec.cache import resized
 from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Draft, Verdict
 
@@ -26,9 +26,9 @@ class Trace(struct.PyTreeNode):
     shares: Float[Array, "B C 2"]
     """Least and largest share of the first view that makes it the mixture's likeliest token."""
 
-    def grown(self, slots: int) -> Trace:
-        """Return the trace with `slots` more places for new tokens."""
-        return jax.tree.map(lambda leaf: add_slots(leaf, 1, slots), self)
+    def fitted(self, other: Trace) -> Trace:
+        """Return the trace with as many places for new tokens as another."""
+        return jax.tree.map(lambda leaf: resized(leaf, 1, other.place.shape[1]), self)
 
 
 def init_trace(weights: Float[Array, "B R"], slots: int) -> Trace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -56,6 +56,11 @@ class Sizes(NamedTuple):
     @property
     def flat(self) -> tuple[int, ...]:
         return tuple(jax.tree.leaves(self))
+
+    @property
+    def slots(self) -> int:
+        """Return the tokens of a row, of prompt and answer."""
+        return self.length + self.new
 
 
 @dataclass(frozen=True)
@@ -121,23 +126,21 @@ def plan_memory(
     params: Params,
     batch: int,
     sizes: Sizes,
-    fresh: int = 0,
-    rooms: Sequence[int] = (),
+    fresh: tuple[int, Sizes] | None = None,
+    smaller: Sizes | None = None,
     options_of: Callable[[int], Sampling] | None = None,
 ) -> MemoryReport:
     """Return the bytes that B rows of these sizes will take.
 
     Args:
       params: Parameters, or their shapes (`jax.ShapeDtypeStruct`); nothing is allocated.
-      fresh: Number of rows prefilled next to the batch for its free rows.
-      rooms: Slots for new tokens of the first cache and of each larger one; (): it does not grow.
+      fresh: Rows beside the batch, which move into it: how many, and of which sizes.
+      smaller: Sizes from which the batch's caches grow.
       options_of: Returns the options of B rows; None for rows without processors and logprobs.
     """
     planned = partial(plan_memory, program, params, options_of=options_of)
-    *smaller, _ = rooms or [sizes.new]
-    first = sizes._replace(new=(*smaller, sizes.new)[0])
-    waiting = planned(fresh, first) if fresh else None
-    before = planned(batch, sizes._replace(new=smaller[-1])) if smaller else None
+    waiting = planned(*fresh) if fresh else None
+    before = planned(batch, smaller) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
     options = options_of(batch) if options_of else options
     state = abstract_state(program, params, inputs, options, sizes.new)

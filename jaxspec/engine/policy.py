@@ -142,8 +142,8 @@ class Policy:
         """
         rows, numbers = list(requests) or [{}], range(len(self.plans))
         known = {i: ms for i in numbers if (ms := self.cost(i, sizes)) is not None}
-        if 0 not in known:
-            return Choice(0, SHORTEST, False)
+        if 0 not in known:  # what a program's first run takes says nothing
+            return Choice(0, 2 * TRIAL if (0, program) in self.compiled else 1, False)
         # What was never measured may cost no more than plain decoding, for all that is known.
         costs = [known.get(i, known[0]) for i in numbers]
         margin = MARGIN * (1 + self.debt / DEBT)
@@ -297,8 +297,12 @@ class Pace:
         """What each plan did for each request."""
         self.answers = dict[int, Progress]()
         """Answers after the newest run, by number of the request."""
+        self.texts = dict[int, np.ndarray]()
+        """Prompts with their answers."""
         self.shadows = dict[tuple[int, int], Shadow]()
         """Blocks that plans would have drafted, by request and plan."""
+        self.longest = {plan.drafting: i for i, plan in enumerate(policy.plans)}
+        """Plan with the longest blocks of each kind."""
         self.choice, self.until = Choice(0, 0, False), 0
         """The newest choice, and the tokens of the longest answer at which it ends."""
         self.rows: Sequence[int] = ()
@@ -344,7 +348,9 @@ class Pace:
             if before := self.answers.get(i):
                 stats = jax.tree.map(lambda new, old: new - old, stats, before.stats)
                 count = len(answer) - len(before.answer)
-            foreseen = self._foreseen(i, np.append(prompt, answer), count)
+            new = answer if before is None else answer[len(before.answer) :]
+            self.texts[i] = np.append(self.texts.get(i, prompt), np.asarray(new, np.int32))
+            foreseen = self._foreseen(i, count)
             gains.append(Gain(self.beliefs[i], stats, ended, foreseen))
             use = self.uses[i].get(name, Use())
             use = Use(use.blocks + stats.steps, use.tokens + stats.emitted, use.ms + ms)
@@ -352,23 +358,24 @@ class Pace:
         self.answers |= answers
         self.policy.observe(self.choice, self.sizes, self.program, ms, compiled_ms, gains)
 
-    def _foreseen(self, i: int, text: np.ndarray, count: int) -> Mapping[tuple[int, ...], Counts]:
+    def _foreseen(self, i: int, count: int) -> Mapping[tuple[int, ...], Counts]:
         """Return the blocks that other plans would have drafted, by their sources."""
-        foreseen = {}
-        for number, plan in enumerate(self.policy.plans):
-            if number == self.choice.plan:
+        foreseen, chosen = {}, self.policy.plans[self.choice.plan].drafting
+        for sources, number in self.longest.items():
+            plan = self.policy.plans[number]
+            if sources == chosen:
                 self.shadows.pop((i, number), None)
-            elif (hits := plan.foreseen(text, count)) is not None:
+            elif (hits := plan.foreseen(self.texts[i], count)) is not None:
                 shadow = self.shadows.setdefault((i, number), Shadow(plan.gamma))
-                foreseen[plan.drafting] = shadow.add(hits, self.policy.places)
+                foreseen[sources] = shadow.add(hits, self.policy.places)
         return foreseen
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget requests that have ended."""
         for i in numbers:
-            for known in (self.beliefs, self.uses, self.answers):
+            for known in (self.beliefs, self.uses, self.answers, self.texts):
                 known.pop(i, None)
-            for number in range(len(self.policy.plans)):
+            for number in self.longest.values():
                 self.shadows.pop((i, number), None)
 
 

@@ -152,7 +152,7 @@ class Worker(threading.Thread):
         """Number of compiled programs, of `len(self.programs)`."""
         self.programs = sorted(
             (step for lane in self.lanes.values() for step in warmup_steps(lane)),
-            key=lambda step: (step.optional, -step.length),
+            key=lambda step: (step.rank, -step.length),
         )
         """Steps of the warm-up, first those without which no answer begins."""
         self._numbers = itertools.count()
@@ -221,7 +221,7 @@ class Worker(threading.Thread):
             start = time.monotonic()
             while self.warmed < len(self.programs):
                 late = time.monotonic() - start > self.patience
-                if self.ending or (late and self.programs[self.warmed].optional):
+                if self.ending or (late and self.programs[self.warmed].rank):
                     break
                 self._compile()
                 self.progress()

@@ -10,9 +10,12 @@ import pytest
 
 from jaxspec.cache import init_cache
 from jaxspec.config import text_config
+from jaxspec.decoding.processors import ending_at, right_aligned
+from jaxspec.decoding.sources.lookup import Text
 from jaxspec.engine.batches import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading.models import LoadedHead
+from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from tests import tiny
 
@@ -44,7 +47,25 @@ def requests_of(engine: Engine, *temperatures: float) -> list[Request]:
 
 def test_a_cache_grows_in_groups_of_slots(target: LoadedModel) -> None:
     cache = init_cache(text_config(target.config), 1, 16, jnp.dtype(jnp.float32), layers=())
-    assert [cache.grown(more).slots for more in (0, 1, 8, 9)] == [16, 24, 24, 32]
+    assert [cache.resized(16 + more).slots for more in (0, 1, 8, 9)] == [16, 24, 24, 32]
+
+
+@pytest.mark.parametrize("sizes", [(4, 6, 8, 3), (8, 3, 4, 6)], ids=["longer", "shorter"])
+def test_what_lookup_and_penalties_read_fits_rows_of_other_sizes(
+    sizes: tuple[int, int, int, int],
+) -> None:
+    """Prompts of three and of four tokens are as if they had been padded to the other sizes."""
+    length, room, other, more = sizes
+    lengths = np.array([3, 4])
+    long = np.array([[5, 6, 7, 0, 0, 0, 0, 0], [8, 9, 5, 6, 0, 0, 0, 0]])
+    old, new = (PromptRows(long[:, :size], lengths) for size in (length, other))
+    want = Text.of(new, more)
+    got = Text.of(old, room).fitted(want)
+    assert (got.start, got.length.tolist()) == (want.start, want.length.tolist())
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_array_equal(
+        ending_at(right_aligned(old.tokens, lengths), other), right_aligned(new.tokens, lengths)
+    )
 
 
 @pytest.mark.parametrize(

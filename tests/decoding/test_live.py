@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 
 from jaxspec.engine import compile_cache
+from jaxspec.engine.batches import batcher, fitting
 from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.batches.warmup import warmup_steps
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.engine.memory import Sizes
 from jaxspec.errors import InputError
+from jaxspec.loading.models import LoadedHead
+from jaxspec.models.language_model import LanguageModel
 from tests import tiny
 from tests.tiny.oracles import goodness_of_fit
 
@@ -41,24 +46,34 @@ def requests_of(count: int) -> list[Request]:
     return requests
 
 
+@pytest.mark.parametrize("headed", [False, *tiny.rarer(True)], ids=["model", "model and head"])
 def test_requests_come_and_go_and_answers_are_as_if_alone(
-    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    headed: bool, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests that left have no result, their rows are free at once, and no program is compiled
-    after the batch is warm.
+    after the batch is warm. Rows have few slots while prompts and answers are short.
     """
     monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
-    engine, requests = Engine(target, draft, CONFIG), requests_of(24)
+    monkeypatch.setattr(fitting, "FEW", 64)
+    monkeypatch.setattr(batcher, "FIRST", 8)
+    requests = requests_of(24)
+    short = [replace(requests[14], max_new_tokens=3)] * 3
+    requests = [*short, *requests, *short * 6]
+    drafts: list[LoadedModel | LoadedHead] = [draft]
+    if headed:
+        drafts.append(LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params)))
+    engine = Engine(target, drafts, replace(CONFIG, prompt_buckets=(32, 64, 128)))
     batch = engine.live(requests)
     assert batch.rows == CONFIG.batch_size  # no bucket above
     for step in warmup_steps(batch):
         step.run()
-    programs = len(compile_cache.EXECUTABLES)
+    programs, used = len(compile_cache.EXECUTABLES), list[Sizes]()
     waiting, results = dict(enumerate(engine.batcher.read(requests))), dict[int, Result]()
     gone = {5, 11, 12}
     while waiting or batch.busy:
         batch.join(waiting)
         batch.decode(stride=1)
+        used.append(batch.form)
         so_far, ended = batch.results()
         results |= ended
         if leaving := gone & so_far.keys():
@@ -66,7 +81,9 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
             batch.leave(leaving)
             assert len(batch.free) == free + len(leaving)
     assert len(compile_cache.EXECUTABLES) == programs
-    assert results.keys() >= set(range(24)) - gone
+    assert {*used} == {*batch.forms}
+    assert any(old > new for old, new in pairwise(used))  # also smaller again
+    assert results.keys() >= set(range(len(requests))) - gone
     for i, result in results.items():
         alone = engine.generate(requests[i])
         assert (result.tokens, result.text) == (alone.tokens, alone.text)

@@ -118,7 +118,9 @@ class HeadSource(Source[Any, Any]):
         context = self._run(params, "context", self._reading(target), prompt)
         if not isinstance(self.module, KeyedHead):
             return context
-        return context.grown(prefilled.room).replace(length=target.length - self.module.behind)
+        return context.resized(context.slots + prefilled.room).replace(
+            length=target.length - self.module.behind
+        )
 
     def catch_up(self, committed: Committed, state: Any) -> Any:
         if not isinstance(self.module, KeyedHead):

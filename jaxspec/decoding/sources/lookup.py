@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import TreeMask, add_slots
-from jaxspec.decoding.processors import NO_TOKEN, right_aligned
+from jaxspec.cache import TreeMask, resized
+from jaxspec.decoding.processors import NO_TOKEN, ending_at, right_aligned
 from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.sampling import largest
@@ -79,15 +79,13 @@ class Text(struct.PyTreeNode):
         tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, new, self.start, axis=1)
         return self.replace(tokens=tokens, length=self.start + jnp.maximum(count, 1) - 1)
 
-    def grown(self, slots: int) -> Text:
-        """Return the text with room for more new tokens."""
-        return self.replace(tokens=add_slots(self.tokens, 1, slots))
-
     def fitted(self, other: Text) -> Text:
-        """Return the text with as many slots for the prompt as another, larger one."""
-        more = other.start - self.start
-        tokens = jnp.pad(self.tokens, ((0, 0), (more, 0)), constant_values=NO_TOKEN)
-        return self.replace(tokens=tokens, length=self.length + more, start=other.start)
+        """Return the text with as many slots for prompt and new tokens as another."""
+        prompt, new = jnp.split(self.tokens, [self.start], axis=1)
+        new = resized(new, 1, other.tokens.shape[1] - other.start)
+        tokens = jnp.concatenate([ending_at(prompt, other.start), new], axis=1)
+        length = self.length + other.start - self.start
+        return self.replace(tokens=tokens, length=length, start=other.start)
 
     def read(
         self, new: Int[Array, "B T"], vocabulary: int, tree: TreeMask | None = None

@@ -6,9 +6,10 @@ A live batch has as many rows as are busy, rounded up to a power of two, so that
 for one row. A request's draws depend only on its own key and position, not on its batch.
 
 *Growing caches*. A pass reads all slots of a cache, filled or not. So caches start with room for
-128 new tokens and grow fourfold whenever an answer needs more. Each size is a program of its own,
-compiled when the first answer reaches it. Tokens do not change, because a row attends only to the
-slots that it has filled.
+128 new tokens and grow fourfold whenever an answer needs more. Those of a live batch have fewer
+slots while all its prompts and answers are short. Each size is a program of its own, compiled when
+the first answer reaches it. Tokens do not change, because a row attends only to the slots that it
+has filled.
 """
 
 from __future__ import annotations
@@ -24,18 +25,14 @@ import numpy as np
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.state import DecodeState, Pause
-from jaxspec.decoding.steps import grow, run_decode
+from jaxspec.decoding.steps import run_decode
 from jaxspec.engine.batches.batcher import Batcher
-from jaxspec.engine.batches.fitting import Kind, fitting, holds, live_sizes
+from jaxspec.engine.batches.fitting import Kind, fitting, live_forms, live_sizes, within
 from jaxspec.engine.batches.reading import Prefilled, Reader
 from jaxspec.engine.batches.states import Rows, States
 from jaxspec.engine.batches.writing import Start, Written
-from jaxspec.engine.compile_cache import Held, compiled_ms, executable, timed
-from jaxspec.engine.memory import (
-    MemoryReport,
-    Sizes,
-    plan_memory,
-)
+from jaxspec.engine.compile_cache import Held, compiled_ms, timed
+from jaxspec.engine.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.engine.policy import Pace
 from jaxspec.engine.requests import EncodedRequest, Result
 from jaxspec.sampling import Sampling
@@ -91,7 +88,16 @@ class Batch:
         """Whether requests join while others decode."""
         self.sizes = live_sizes(examples) if live else [self.capacity]
         self.kinds = sorted({Kind.of(examples)} | {Kind.of([r]) for r in examples if live})
-        self.room, *self.larger = [self.capacity.new] if live else batcher.rooms(self.capacity)
+        rooms = batcher.rooms(self.capacity)
+        self.forms = [self.capacity._replace(new=room) for room in rooms]
+        """Growing sizes that its rows may have."""
+        self.smaller = list[Sizes]()
+        """Sizes that a live batch may have once their programs are compiled, see `use`."""
+        if live:
+            *self.smaller, last = live_forms(self.sizes, rooms)
+            self.forms = [last]
+        self.form = self.forms[0]
+        """Sizes that its rows have."""
         self.busy: dict[int, int] = {}
         """Number of the request that each row decodes, one of the caller's."""
         self.pace = None if batcher.policy is None else Pace(batcher.policy, batcher.plans)
@@ -107,14 +113,19 @@ class Batch:
         self.reader: Reader | None = None
         """What reads the prompts of a live batch."""
         if live:
-            self.state, self.options = self.states.empty(self.width, self.room)
-            row = self.states.empty(1, self.room)[0].target
-            self.reader = Reader(batcher, self.together, self.sizes, row, prefixes)
+            self.state, self.options = self.states.empty(self.width, self.form)
+            alone = {form: self.states.empty(1, form)[0].target for form in self.every_form}
+            self.reader = Reader(batcher, self.together, self.sizes, alone, prefixes)
 
     @property
     def capacity(self) -> Sizes:
         """Return the sizes of the batch, which hold every request."""
         return self.together.sizes
+
+    @property
+    def every_form(self) -> list[Sizes]:
+        """Return all sizes that its rows have or may come to have, in order."""
+        return sorted({*self.smaller, *self.forms})
 
     @property
     def kind(self) -> Kind:
@@ -143,10 +154,10 @@ class Batch:
         """Return whether an answer may end at a string, which the loop does not see."""
         return any(self.written.requests[i].stop for i in self.busy.values())
 
-    @property
-    def full(self) -> int:
-        """Return the number of tokens of an answer at which the caches must grow."""
-        return self.room - self.batcher.program.most_tokens + 1 if self.larger else self.room + 1
+    def full(self, form: Sizes) -> int:
+        """Return the number of tokens of an answer at which rows of these sizes must grow."""
+        spare = 0 if form == self.forms[-1] else self.batcher.program.most_tokens
+        return form.new - spare + 1
 
     def answers(
         self, requests: Sequence[EncodedRequest], stride: int | None = None
@@ -189,62 +200,90 @@ class Batch:
                 prompt = self.reader.read(requests[0], sizes[0], wait)
                 if prompt is None:
                     return
-            self.resize(len(self.busy) + len(some))
+            self.resize(requests)
             rows = self.free[: len(some)]
             if prompt is None:
-                start = self._prefill(requests, rows)
+                start = self.prefill(requests, rows)
             else:
-                start = self._insert(prompt, requests, rows)
+                start = self.insert(prompt, requests, rows)
             self.prefill_ms += start.prefill_ms
             self.busy |= dict(zip(rows, some))
             self.written.begin(some, start)
             for i in some:
                 del waiting[i]
 
-    def _prefill(self, requests: Sequence[EncodedRequest], rows: Sequence[int]) -> Start:
+    def prefill(self, requests: Sequence[EncodedRequest], rows: Sequence[int]) -> Start:
         """Prefill a list of requests together, into these rows or into none."""
         count = self.few if self.started else self.rows
         room, options = self.batcher.rooms(self.capacity)[0], self.states.options(requests, count)
         fresh, ms = self.batcher.prefill(self.together, requests, options, room)
         if self.started:
-            self._put((fresh, options), rows)
+            self.put((fresh, options), rows)
         else:
             self.state, self.started = fresh, True
             self.options = options.with_grammars(None)
         return Start(ms, self.decode_ms)
 
-    def _insert(
+    def insert(
         self, prompt: Prefilled, requests: Sequence[EncodedRequest], rows: Sequence[int]
     ) -> Start:
         """Insert a prompt of a live batch for a request into this row, or into none."""
         fresh, logits = (prompt.state, self.states.options(requests, 1)), prompt.logits
         if len(self.widths) > 1:
             # In one form for prompts of all sizes, so that each width needs one program.
-            fresh = self.states.inserted(self.states.empty(1, self.room), fresh, [0], logits)
+            fresh = self.states.inserted(self.states.empty(1, self.form), fresh, [0], logits)
             logits = None
-        self._put(fresh, rows, logits)
+        self.put(fresh, rows, logits)
         return Start(prompt.ms, self.decode_ms, prompt.cached)
 
-    def _put(self, fresh: Rows, rows: Sequence[int], logits: Any = None) -> None:
+    def put(self, fresh: Rows, rows: Sequence[int], logits: Any = None) -> None:
         """Insert the first fresh rows at these places, see `States.inserted`."""
         old = self.state, self.options
         self.state, self.options = self.states.inserted(old, fresh, rows, logits)
 
-    def resize(self, rows: int) -> None:
-        """Move the busy rows, in order, into a state of the fewest rows that are so many."""
-        goal = next((width for width in self.widths if width >= rows), self.width)
+    def resize(self, joining: Sequence[EncodedRequest] = ()) -> None:
+        """Move the busy rows, in order, into the least state that holds them and those that join.
+
+        Only a live batch gets smaller.
+        """
+        if not self.started:
+            return
+        requests = [*(self.written.requests[i] for i in self.busy.values()), *joining]
+        goal = next(width for width in self.widths if width >= len(requests))
+        form = next(form for form in self.forms if self._holds(form, requests))
+        if self.live and not self.busy:
+            self.hold(goal, form)
+        elif form != self.form and (self.live or form > self.form):
+            self.move(self.width, form)
         while self.width != goal:  # by one step, so that few programs are needed
             at = self.widths.index(self.width) + (1 if goal > self.width else -1)
-            self._move(self.widths[at])
+            self.move(self.widths[at], self.form)
 
-    def _move(self, width: int) -> None:
+    def _holds(self, form: Sizes, requests: Sequence[EncodedRequest]) -> bool:
+        """Return whether rows of these sizes have room for the prompts and the next block."""
+        if form == self.forms[-1]:
+            return True
+        prompts = all(within(request.sizes._replace(new=0), form) for request in requests)
+        return prompts and self.longest < self.full(form)
+
+    def move(self, width: int, form: Sizes) -> None:
+        """Move the busy rows into a state of other sizes."""
         moved = {row: new for new, row in enumerate(self.busy)}
         rows = [moved.get(row, width) for row in range(self.width)]
         old = self.state, self.options
-        empty = self.states.empty(width, self.room)
-        self.state, self.options = self.states.inserted(empty, old, rows)
+        self.state, self.options = self.states.inserted(self.states.empty(width, form), old, rows)
         self.busy = dict(enumerate(self.busy.values()))
-        self.width = width
+        self.width, self.form = width, form
+
+    def hold(self, width: int, form: Sizes) -> None:
+        """Take an empty state of these sizes, while nothing decodes."""
+        if (width, form) != (self.width, self.form):
+            self.state, self.options = self.states.empty(width, form)
+            self.width, self.form = width, form
+
+    def use(self, form: Sizes) -> None:
+        """Let rows have these sizes from now on."""
+        self.forms = sorted({form, *self.forms})
 
     def leave(self, gone: Collection[int]) -> None:
         """Free the rows of requests that nobody waits for; they have no result."""
@@ -261,18 +300,20 @@ class Batch:
 
         stride: Number of tokens that the longest answer gains, 1 for one block; None runs on.
         """
-        if self.larger and self.longest >= self.full:
-            self.enlarge()
-        self.resize(len(self.busy))
-        stride = stride or (STRIDE if self.stops else self.full)
+        earlier = self.states.ms
+        self.resize()
+        self.decode_ms += self.states.ms - earlier
+        stride = stride or (STRIDE if self.stops else self.full(self.form))
         kind, held, busy = self.kind, self.together.held, [*self.busy.values()]
         if self.pace is not None:
-            held, most = self.pace.next(busy, self.longest, self._sized(kind), self._program(kind))
+            held, most = self.pace.next(
+                busy, self.longest, self.sizes_name(kind), self.loop_key(kind)
+            )
             stride = min(stride, most)
         rows = min(self.width - len(self.busy) + ended, self.width)
-        count = min(self.full, self.longest + stride)
+        count = min(self.full(self.form), self.longest + stride)
         earlier = compiled_ms()
-        ms = self._run(kind, held, rows, count)
+        ms = self.run(kind, held, rows, count)
         compiled = compiled_ms() - earlier
         self.run_ms = ms
         self.decode_ms += ms
@@ -280,27 +321,27 @@ class Batch:
         if self.pace is not None:
             self.pace.learn(ms, compiled, self.written.progress(busy))
 
-    def _run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
+    def run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
         """Run the loop until so many rows are done, or until an answer has `count` tokens; return
         its milliseconds."""
         state = self.state
         pause: Any = np.asarray([rows, count], np.int32)
-        self.state, ms = timed(run_decode, held, *self._read_by(kind), Pause(*pause))
+        self.state, ms = timed(run_decode, held, *self.read_by(kind), Pause(*pause))
         if not kind.changed:
             self.state = self.state.replace(logprobs=state.logprobs, prompt=state.prompt)
         return ms
 
-    def _sized(self, kind: Kind) -> str:
+    def sizes_name(self, kind: Kind) -> str:
         """Return a name of what the time of a plan's block depends on."""
         guided = " guided" if kind.guided else ""  # the host is asked for each drafted token
-        return f"{self.width}x{self.capacity.length + self.room}{guided}"
+        return f"{self.width}x{self.form.slots}{guided}"
 
-    def _program(self, kind: Kind) -> Hashable:
+    def loop_key(self, kind: Kind) -> Hashable:
         """Return a key of what a plan's loop is compiled for."""
         together = self.together.logprobs, self.together.processing
-        return self.width, self.capacity, self.room, *together, kind
+        return self.width, self.form, *together, kind
 
-    def _read_by(self, kind: Kind) -> tuple[DecodeState, Sampling]:
+    def read_by(self, kind: Kind) -> tuple[DecodeState, Sampling]:
         """Return the state and the options with what a loop of this kind reads."""
         state, options = self.state, self.options.replace(greedy=not kind.sampled)
         if kind.guided:
@@ -314,13 +355,6 @@ class Batch:
             return state, options
         rest = state.replace(logprobs=None, prompt=None)
         return rest, options.replace(processors=None, logprobs=None)
-
-    def enlarge(self) -> None:
-        """Give the caches their next size."""
-        more = self.larger[0] - self.room
-        self.state, ms = timed(grow, Held(more, self.batcher.mesh, self.state))
-        self.decode_ms += ms
-        self.room, *self.larger = self.larger
 
     def read(self) -> None:
         """Read the answers of all busy rows, and free the rows whose answers have ended."""
@@ -351,47 +385,17 @@ class Batch:
 
     def memory(self) -> MemoryReport:
         """Return the bytes that the batch takes on a device."""
-        beside = self.few if self.waits else 0
+        beside, forms = self.few if self.waits else 0, self.every_form
         if len(self.widths) > 1:
             beside += self.widths[-2]  # rows that move into the largest state
         report = plan_memory(
             self.batcher.program,
             self.together.held.params,
             self.rows,
-            self.capacity,
-            beside,
-            [self.room, *self.larger],
+            forms[-1],
+            (beside, forms[-1 if self.live else 0]) if beside else None,
+            forms[-2] if len(forms) > 1 else None,
             self.states.empty_options,
         )
         most = 0 if self.reader is None else self.reader.prefixes.most
         return replace(report, prefixes=most)
-
-    def prepare(self, sizes: Sizes, whole: bool = True) -> None:
-        """Prefill an example of these sizes into no row, in a live batch whole or in pieces."""
-        example = next(each for each in self.examples if holds(sizes, each.sizes))
-        if self.reader is None:
-            self._prefill([example], [])
-        else:
-            self._insert(self.reader.prepare(example, sizes, whole), [example], [])
-
-    def prepare_loop(self, width: int, kind: Kind, held: Held) -> None:
-        """Compile a loop of so many rows, and what inserts a row into them."""
-        if width != self.width:
-            self.resize(width)
-            self._put(self.states.empty(1, self.room), [])
-        pause: Any = np.zeros(2, np.int32)
-        executable(run_decode, held, *self._read_by(kind), Pause(*pause))
-
-    def measure(self, width: int, plan: int) -> None:
-        """Tell the policy how long a block of a plan takes, after a first one that takes longer."""
-        assert self.pace is not None
-        self.resize(width)
-        for run in range(4):
-            self.end(np.zeros(self.width, bool))
-            count = int(np.max(self.state.count)) + 1
-            ms = self._run(self.kinds[0], self.batcher.plans[plan], self.width, count)
-            if run:
-                self.pace.policy.measured(plan, self._sized(self.kinds[0]), ms)
-        if self.live:
-            self.end(np.ones(self.width, bool))
-        self.pace.policy.compiled |= {(plan, self._program(kind)) for kind in self.kinds}

@@ -21,7 +21,7 @@ from jaxspec.decoding.collaboration.combination import check_settings
 from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.settings import LARGEST, Processing
 from jaxspec.decoding.sources.source import Buckets
-from jaxspec.decoding.steps import larger_cache, run_prefill, run_tower
+from jaxspec.decoding.steps import resized_cache, run_prefill, run_tower
 from jaxspec.engine.assembly import Assembly
 from jaxspec.engine.batches.fitting import in_batches, largest
 from jaxspec.engine.compile_cache import Held, timed
@@ -236,7 +236,7 @@ class Batcher:
         return isinstance(self.config, EngineConfig) and self.config.width is not None
 
     def rooms(self, sizes: Sizes) -> list[int]:
-        """Return the slots for new tokens of the first cache and of each larger one.
+        """Return the slots for new tokens of the first caches and of each larger ones.
 
         At one width caches do not grow, because sums round by their size.
         """
@@ -299,16 +299,14 @@ class Batcher:
     ) -> PromptBatch:
         """Return the batch with only those slots of its one prompt that `past` does not hold."""
         row, start = request.rows[0], int(np.asarray(past.length)[0])
-        past = self.larger(past, slots + self.program.spare_slots)
+        past = self.resized(past, slots + self.program.spare_slots)
         width = bucket(len(row) - start, self.config.prompt_buckets, "prompt tokens")
         return batch.replace(target=part_of(row, start, width), whole=batch.target, past=past)
 
-    def larger(self, past: KVCache, slots: int) -> KVCache:
-        """Return a cache with at least so many slots."""
-        if past.slots >= slots:
-            return past
+    def resized(self, past: KVCache, slots: int) -> KVCache:
+        """Return a cache with so many slots, see `KVCache.resized`."""
         with on_mesh(self.mesh):
-            return larger_cache(slots - past.slots, past)
+            return resized_cache(slots, past)
 
     def features(self, request: EncodedRequest, tiles: int) -> tuple[Any, float]:
         """Return what the target's tower makes of a request's images, and the milliseconds."""

@@ -12,6 +12,9 @@ from jaxspec.engine.memory import Sizes
 from jaxspec.engine.requests import EncodedRequest
 from jaxspec.errors import InputError
 
+FEW = 512
+"""Slots of a row from which on a live batch also has rows with fewer."""
+
 
 class Kind(NamedTuple):
     """Choose the loop's program by what its rows need."""
@@ -47,10 +50,36 @@ def live_sizes(examples: Sequence[EncodedRequest]) -> list[Sizes]:
     return sorted({example.sizes for example in examples} | {*map(largest, alike.values())})
 
 
+def live_forms(sizes: Sequence[Sizes], rooms: Sequence[int]) -> list[Sizes]:
+    """Return growing sizes of the rows of a live batch; the last hold all its prompts and answers.
+
+    Each has at most half the slots of the next one, and prompts of at most a quarter. Below 512
+    slots there are no more, since each is compiled for each number of rows.
+
+    Args:
+      sizes: Sizes of prompts.
+      rooms: Growing numbers of slots for new tokens.
+    """
+    *fewer, most = rooms
+    forms = [largest(sizes)._replace(new=most)]
+    while forms[0].slots > FEW:
+        short = [each for each in sizes if each.length <= forms[0].length // 4]
+        room = fewer.pop() if fewer else forms[0].new
+        form = (largest(short) if short else forms[0])._replace(new=room)
+        if form.slots > forms[0].slots // 2:
+            break
+        forms.insert(0, form)
+    return forms
+
+
 def holds(sizes: Sizes, smaller: Sizes) -> bool:
     """Return whether prompts of the smaller sizes can be padded to these."""
-    pairs = zip(sizes.flat, smaller.flat, strict=True)
-    return towers_read(sizes) == towers_read(smaller) and all(most >= size for most, size in pairs)
+    return towers_read(sizes) == towers_read(smaller) and within(smaller, sizes)
+
+
+def within(sizes: Sizes, larger: Sizes) -> bool:
+    """Return whether no size is over the larger one."""
+    return all(size <= most for size, most in zip(sizes.flat, larger.flat, strict=True))
 
 
 def fitting(

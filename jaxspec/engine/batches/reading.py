@@ -11,20 +11,20 @@ depend on neither what was kept nor what else is decoded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache import KVCache, whole_slots
+from jaxspec.cache import KVCache
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.speculative import TargetProgram
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_opened, run_piece, run_scored_prefill
 from jaxspec.engine.batches.batcher import Batcher, Together
-from jaxspec.engine.batches.fitting import holds, towers_read
+from jaxspec.engine.batches.fitting import holds, largest, towers_read, within
 from jaxspec.engine.batches.prefixes import Prefix, Prefixes, image_names
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.memory import Sizes
@@ -79,7 +79,7 @@ class Reader:
 
     Args:
       sizes: Sizes of whole prompts, in order.
-      empty: Cache of one empty row, as large as the batch's.
+      rows: Cache of an empty row, for all sizes that the batch's rows may have, in order.
       most: Most bytes of prefixes that are kept.
     """
 
@@ -88,14 +88,14 @@ class Reader:
         batcher: Batcher,
         together: Together,
         sizes: Sequence[Sizes],
-        empty: KVCache,
+        rows: Mapping[Sizes, KVCache],
         most: int,
     ) -> None:
         self.batcher, self.together, self.sizes = batcher, together, sizes
         alone = batcher.mesh is None or not batcher.mesh.is_multi_process
-        self.empty = empty if alone and isinstance(batcher.program, TargetProgram) else None
-        """None where every prompt is read whole: by several models, or in several processes."""
-        self.prefixes = Prefixes(0 if self.empty is None else most, PIECE)
+        self.rows = rows if alone and isinstance(batcher.program, TargetProgram) else {}
+        """Empty where every prompt is read whole: by several models, or in several processes."""
+        self.prefixes = Prefixes(most if self.rows else 0, PIECE)
         self.largest = {towers_read(each): each for each in sizes}
         """Sizes that hold all prompts for the same towers."""
         self.ready: set[Sizes] = set()
@@ -118,7 +118,7 @@ class Reader:
     @property
     def whole_sizes(self) -> list[Sizes]:
         """Return the sizes for which a prompt may be read whole."""
-        if self.empty is None or not self.batcher.fixed:
+        if not self.rows or not self.batcher.fixed:
             return [*self.sizes]
         return [sizes for sizes in self.sizes if self.joint and any(sizes.tiles)]
 
@@ -128,12 +128,17 @@ class Reader:
 
         Only drafts that read the prompt themselves have a program for each size.
         """
-        if self.empty is None:
-            return []
-        sizes = [*self.largest.values()]
+        alike: dict[tuple[Sizes, tuple[bool, ...]], list[Sizes]] = {}
+        for sizes in self.sizes if self.rows else ():
+            alike.setdefault((self.form(sizes), towers_read(sizes)), []).append(sizes)
+        tops = sorted(map(largest, alike.values()), reverse=True)
         if any(source.forms for source in self.program.sources):
-            sizes += [each for each in self.sizes if each not in sizes]
-        return [each for each in sizes if self.batcher.fixed or each.length > PIECE]
+            tops += [sizes for sizes in self.sizes if self.rows and sizes not in tops]
+        return [sizes for sizes in tops if self.batcher.fixed or sizes.length > PIECE]
+
+    def form(self, sizes: Sizes) -> Sizes:
+        """Return the least sizes of rows into which prompts of these sizes are read in pieces."""
+        return next(form for form in self.rows if within(sizes._replace(new=0), form))
 
     def read(self, request: EncodedRequest, sizes: Sizes, most_ms: float) -> Prefilled | None:
         """Read on in a prompt; return it once it is read, or None to be called again.
@@ -163,7 +168,8 @@ class Reader:
         begun = Begun(example, sizes, (), sizes.tiles[0])
         if not whole:
             for width in (SHORT, PIECE):
-                begun.past, begun.count = self.empty, max(len(begun.row) - width, 0)
+                begun.past = self.rows[self.form(sizes)]
+                begun.count = max(len(begun.row) - width, 0)
                 self._read_piece(begun)
             self.ready.add(sizes)
         return self._finished(begun, keeps=False)
@@ -188,13 +194,13 @@ class Reader:
         short = len(row) <= PIECE or self.whole_ms.get(sizes, math.inf) <= most_ms
         if short and not count and not fixed:
             return begun
-        begun.sizes, begun.past = padded, self.empty
+        begun.sizes, begun.past = padded, self.rows[self.form(padded)]
         if fixed:  # one program of the tower, whatever other images a prompt has
             begun.tiles = self._most_tiles(padded)
-        if count and prefix is not None and self.empty is not None:
+        if count and prefix is not None:
             length: Any = np.full(1, count, np.int32)
             shift: Any = np.zeros(1, np.int32)  # rows with images say theirs
-            begun.past = self.batcher.larger(prefix.cache, self.empty.slots)
+            begun.past = self.batcher.resized(prefix.cache, begun.past.slots)
             begun.past = begun.past.replace(length=length, shift=shift)
         begun.cached = begun.count = count
         return begun
@@ -232,7 +238,7 @@ class Reader:
         # `insert_rows` draws the first token again, so prefills need no grammar.
         options = self.batcher.options(self.together, [request], 1).with_grammars(None)
         features = None
-        if self.empty is not None:
+        if self.rows:
             tiles = sizes.tiles[0] if begun.past is None else self._most_tiles(sizes)
             features = self._seen(begun, tiles)
         if begun.past is None:
@@ -243,11 +249,11 @@ class Reader:
             self.whole_ms[sizes] = begun.ms + ms
         else:
             batch = self.batcher.inputs([request], sizes, 1, features)
-            arrays, new = (batch, options, begun.logits, begun.past), self.together.sizes.new
-            (state, logits), ms = timed(run_opened, self.together.held, *arrays, static=(new,))
+            arrays, room = (batch, options, begun.logits, begun.past), self.form(sizes).new
+            (state, logits), ms = timed(run_opened, self.together.held, *arrays, static=(room,))
         if keeps and self.prefixes.most:
             length = next(each.length for each in self.sizes if each.length >= len(begun.row))
-            cache = state.target.shrunk(whole_slots(length + 1))
+            cache = state.target.resized(length + 1)
             self.prefixes.add(Prefix(request.owner, begun.row, begun.images, cache, begun.features))
         return Prefilled(request.rows, state, logits, begun.ms + ms, begun.cached)
 

@@ -13,7 +13,7 @@ from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import insert_rows
 from jaxspec.engine.batches.batcher import Batcher, Together
 from jaxspec.engine.compile_cache import timed
-from jaxspec.engine.memory import abstract_inputs, abstract_state
+from jaxspec.engine.memory import Sizes, abstract_inputs, abstract_state
 from jaxspec.engine.requests import EncodedRequest
 from jaxspec.runtime import usual_settings
 from jaxspec.sampling import Sampling
@@ -28,22 +28,23 @@ class States:
 
     def __init__(self, batcher: Batcher, together: Together) -> None:
         self.batcher, self.together = batcher, together
-        self._shapes: dict[tuple[int, int], DecodeState] = {}
-        """Shapes by the numbers of rows and of slots for new tokens."""
+        self._shapes: dict[tuple[int, Sizes], DecodeState] = {}
+        """Shapes by the number of rows and their sizes."""
+        self.ms = 0.0
+        """Milliseconds of all insertions."""
 
-    def empty(self, rows: int, room: int) -> Rows:
-        """Return rows without any request.
-
-        room: Slots for new tokens.
-        """
-        held, mesh, form = self.together.held, self.batcher.mesh, (rows, room)
+    def empty(self, rows: int, sizes: Sizes) -> Rows:
+        """Return rows of these sizes without any request."""
+        held, mesh, key = self.together.held, self.batcher.mesh, (rows, sizes)
         options = self.empty_options(rows)
-        if form not in self._shapes:
-            inputs, _ = abstract_inputs(held.program, rows, self.together.sizes)
-            self._shapes[form] = abstract_state(held.program, held.params, inputs, options, room)
+        if key not in self._shapes:
+            inputs, _ = abstract_inputs(held.program, rows, sizes)
+            self._shapes[key] = abstract_state(
+                held.program, held.params, inputs, options, sizes.new
+            )
         with usual_settings():
             empty = jax.tree.map(
-                lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._shapes[form]
+                lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._shapes[key]
             )
         options = options if mesh is None else jax.device_put(options, replicated(mesh))
         return empty.replace(done=~empty.done), options
@@ -65,4 +66,6 @@ class States:
         dropped = [len(state.done)] * (len(new.done) - len(rows))
         places = np.asarray([*rows, *dropped], np.int32)
         arrays = state, options, new, new_options, places, logits
-        return timed(insert_rows, self.together.held, *arrays)[0]
+        inserted, ms = timed(insert_rows, self.together.held, *arrays)
+        self.ms += ms
+        return inserted

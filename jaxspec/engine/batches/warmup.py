@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
-from typing import NamedTuple
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from jaxspec.decoding.state import Pause
+from jaxspec.decoding.steps import run_decode
 from jaxspec.engine.batches.batch import Batch
+from jaxspec.engine.batches.fitting import Kind, holds, within
+from jaxspec.engine.compile_cache import Held, executable
 from jaxspec.engine.memory import Sizes
 
 
@@ -15,43 +21,91 @@ class Step(NamedTuple):
     """Do one step of a warm-up: compile a program, or measure a block."""
 
     run: Callable[[], object]
+    rank: int = 0
+    """0: no answer begins without it; 1: until then short answers take longer; 2: what first needs
+    it waits."""
     length: int = 0
     """Tokens of the prompts that it prefills; 0 for a loop."""
-    optional: bool = False
-    """Whether answers may begin without it: what needs it first then waits for its compilation."""
 
 
 def warmup_steps(batch: Batch) -> Sequence[Step]:
     """Return the steps, in order, of each program that the batch's examples need.
 
-    A live batch may begin to answer without those that are optional.
+    A live batch may begin to answer after those of rank 0.
     """
-    live, widths = batch.live, batch.widths
-    plans, ends = batch.batcher.plans, (widths[0], widths[-1])
-    loops = plans or [batch.together.held]
-
-    def prefill(sizes: Sizes) -> Step:
-        optional = live and sizes.length < batch.capacity.length
-        return Step(partial(batch.prepare, sizes), sizes.length, optional)
-
-    whole = batch.sizes if batch.reader is None else batch.reader.whole_sizes
-    of_room = [prefill(sizes) for sizes in whole if batch.waits]
-    for width in widths:
-        for kind, held in product(batch.kinds, loops):
-            # Without these a first answer of any kind would wait: plain, or with all drafts.
-            first = any(held is loop for loop in (loops[0], loops[-1])) and width in ends
-            loop = partial(batch.prepare_loop, width, kind, held)
-            of_room.append(Step(loop, optional=live and not first))
-        for i in range(len(plans)):
-            of_room.append(Step(partial(batch.measure, width, i), optional=live))
-    if batch.reader is not None:
-        for sizes in batch.reader.piece_sizes:
-            read = partial(batch.prepare, sizes, whole=False)
-            of_room.append(Step(read, optional=not batch.batcher.fixed))
-    if len(widths) > 1:
-        of_room.append(Step(partial(batch.resize, 0), optional=True))
-    steps = [] if batch.started else [prefill(batch.capacity)]
-    steps += of_room
-    for _ in batch.larger:
-        steps += [Step(batch.enlarge), *of_room]
+    live, widths, forms = batch.live, batch.widths, batch.every_form
+    reader, plans = batch.reader, batch.batcher.plans
+    loops, ends, steps = plans or [batch.together.held], (widths[0], widths[-1]), list[Step]()
+    if not batch.started:
+        steps.append(Step(partial(prefill, batch, batch.capacity, forms[0])))
+    for form in forms:
+        soon = 0 if not live or form == forms[-1] else 1
+        for sizes in batch.sizes if reader is None else reader.whole_sizes:
+            if batch.waits and within(sizes._replace(new=0), form):
+                rank = 2 if live and sizes.length < batch.capacity.length else 0
+                steps.append(Step(partial(prefill, batch, sizes, form), rank, sizes.length))
+        for width in widths:
+            for kind, held in product(batch.kinds, loops):
+                # Without these a first answer of any kind would wait: plain, or with all drafts.
+                first = any(held is loop for loop in (loops[0], loops[-1])) and width in ends
+                loop = partial(compile_loop, batch, width, form, kind, held)
+                steps.append(Step(loop, soon if first or not live else 2))
+            for i in range(len(plans)):
+                steps.append(Step(partial(measure, batch, width, form, i), 2 if live else 0))
+        if form in batch.smaller:
+            steps.append(Step(partial(batch.use, form), soon))
+    if reader is not None:
+        for sizes in reader.piece_sizes:
+            read = partial(prefill, batch, sizes, reader.form(sizes), whole=False)
+            steps.append(Step(read, 0 if batch.batcher.fixed else 2))
+    moves = [((width, a), (width, b)) for width in widths for a, b in pairwise(forms)]
+    moves += [((width, form), (wider, form)) for width, wider in pairwise(widths) for form in forms]
+    for small, large in moves:
+        for move in [(small, large), (large, small)] if live else [(small, large)]:
+            steps.append(Step(partial(compile_move, batch, *move), 2 if live else 0))
     return steps
+
+
+def prefill(batch: Batch, sizes: Sizes, form: Sizes, whole: bool = True) -> None:
+    """Prefill an example of some sizes into no row, in a live batch whole or in pieces.
+
+    form: Sizes of the batch's rows.
+    """
+    if batch.started:
+        batch.hold(batch.width, form)
+    example = next(each for each in batch.examples if holds(sizes, each.sizes))
+    if batch.reader is None:
+        batch.prefill([example], [])
+    else:
+        batch.insert(batch.reader.prepare(example, sizes, whole), [example], [])
+
+
+def compile_loop(batch: Batch, width: int, form: Sizes, kind: Kind, held: Held) -> None:
+    """Compile a loop of so many rows of these sizes, and what inserts a row into them."""
+    batch.hold(width, form)
+    if len(batch.widths) > 1:
+        batch.put(batch.states.empty(1, form), [])
+    pause: Any = np.zeros(2, np.int32)
+    executable(run_decode, held, *batch.read_by(kind), Pause(*pause))
+
+
+def compile_move(batch: Batch, old: tuple[int, Sizes], new: tuple[int, Sizes]) -> None:
+    """Compile what moves rows from a state of one number of rows and sizes into another."""
+    batch.hold(*old)
+    batch.move(*new)
+
+
+def measure(batch: Batch, width: int, form: Sizes, plan: int) -> None:
+    """Tell the policy how long a block of a plan takes, after a first one that takes longer."""
+    assert batch.pace is not None
+    policy, kind = batch.pace.policy, batch.kinds[0]
+    batch.hold(width, form)
+    for run in range(4):
+        batch.end(np.zeros(width, bool))
+        count = int(np.max(batch.state.count)) + 1
+        ms = batch.run(kind, batch.batcher.plans[plan], width, count)
+        if run:
+            policy.measured(plan, batch.sizes_name(kind), ms)
+    if batch.live:
+        batch.end(np.ones(width, bool))
+    policy.compiled |= {(plan, batch.loop_key(kind)) for kind in batch.kinds}

@@ -46,7 +46,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import add_slots
+from jaxspec.cache import resized
 from jaxspec.config.decoders import decoder_config
 from jaxspec.config.schema import check_choice, known_fields
 from jaxspec.config.text import TextConfig
@@ -298,13 +298,10 @@ class ImageKeys(struct.PyTreeNode):
     """The target's slots that are not read as text; all those behind are."""
 
     def fitted(self, other: ImageKeys) -> ImageKeys:
-        """Return the context with as many images and prompt slots as another, larger one."""
-        slots = other.hidden_slots.shape[1] - self.hidden_slots.shape[1]
-        pooled = other.ends.shape[1] - self.ends.shape[1]
-        k, v = (tuple(add_slots(leaf, 2, pooled) for leaf in leaves) for leaves in (self.k, self.v))
-        return ImageKeys(
-            k, v, add_slots(self.ends, 1, pooled), add_slots(self.hidden_slots, 1, slots)
-        )
+        """Return the context with as many images and prompt slots as another."""
+        slots, pooled = other.hidden_slots.shape[1], other.ends.shape[1]
+        k, v = (tuple(resized(leaf, 2, pooled) for leaf in leaves) for leaves in (self.k, self.v))
+        return ImageKeys(k, v, resized(self.ends, 1, pooled), resized(self.hidden_slots, 1, slots))
 
 
 class LastResort(BlockAttention):
