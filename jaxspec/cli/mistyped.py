@@ -34,7 +34,7 @@ def mistake(arguments: Sequence[str]) -> str:
 
 
 def options(command: str) -> list[str]:
-    """Return the names of a command's options, and of flags also the form with `no`."""
+    """Return the names of a command's options. A flag that is on by default has a `no` in its."""
     sources = (path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py"))
     nodes = (node for text in sources for node in ast.parse(text).body)
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
@@ -46,13 +46,15 @@ def options(command: str) -> list[str]:
         for field in classes[name].body:
             if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
                 continue
+            annotation = ast.unparse(field.annotation)
             types = {n.id for n in ast.walk(field.annotation) if isinstance(n, ast.Name)}
-            for group in sorted(types & classes.keys()):
-                yield from fields(group)
-            alias = re.search(r"\bname='(\w+)'", ast.unparse(field.annotation))
-            option = alias[1] if alias else field.target.id.replace("_", "-")
-            yield f"--{option}"
-            if "bool" in types:
-                yield f"--no-{option}"
+            if groups := sorted(types & classes.keys()):
+                for group in groups:
+                    yield from fields(group)
+            elif "Positional" not in annotation:
+                alias = re.search(r"\bname='(\w+)'", annotation)
+                option = alias[1] if alias else field.target.id.replace("_", "-")
+                off = isinstance(field.value, ast.Constant) and field.value.value is True
+                yield f"--no-{option}" if off else f"--{option}"
 
     return ["--help", *fields(CLASSES[command])]
