@@ -280,7 +280,6 @@ def _read(spec: Benchmark, number: int, row: DataRow) -> Sample:
     images = tuple(
         stored_image(row, column, row.values[column])
         for column in sorted(filter(re.compile(spec.images).fullmatch, row.values), key=_number)
-        if row.values[column] is not None
     )
     if spec.images and not images:
         raise InputError(f"no image in column {spec.images!r}, of {list(row.values)}")

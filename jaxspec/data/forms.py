@@ -172,15 +172,17 @@ def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
         folder = row.folder / values[0]
         if not os.path.isdir(folder):
             raise InputError(f"video {values[0]!r:.60} is no folder of frames; extract them")
-        values = sorted(
-            f"{values[0]}/{file.name}"
-            for file in folder.iterdir()
-            if file.suffix.lower() in SUFFIXES
-        )
+        names = (file.name for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+        values = [f"{values[0]}/{name}" for name in sorted(names, key=_by_numbers)]
         if not values:
             raise InputError(f"no frames in {folder}; extract them as {', '.join(SUFFIXES)}")
     last, count = len(values) - 1, min(frames, len(values))
     return [values[round(i * last / max(count - 1, 1))] for i in range(count)]
+
+
+def _by_numbers(name: str) -> list[str | int]:
+    """Return a key that sorts names by the values of their numbers: 9.png before 10.png."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _with_frames(message: Any, count: int) -> Any:
@@ -205,7 +207,7 @@ def _turns(messages: Sequence[Message], answered: bool) -> tuple[str, Turns]:
     for message in messages:
         text, role = message.marked.strip(), message.role
         if role == "system" and not turns and question is None:
-            system = text
+            system = f"{system}\n{text}".strip()
         elif role == "user" and question is None:
             question = text
         elif role == "assistant" and question is not None:

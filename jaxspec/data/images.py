@@ -49,9 +49,10 @@ class StoredImage:
 
 
 def as_png(pixels: np.ndarray) -> bytes:
-    """Return the PNG of a uint8 array [Y, X, 3]."""
+    """Return the PNG of a uint8 array [Y, X, 3], or grey [Y, X, 1]."""
     out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
+    grey = pixels.shape[2:] == (1,)
+    Image.fromarray(pixels[..., 0] if grey else pixels).save(out, "PNG")
     return out.getvalue()
 
 

@@ -36,6 +36,7 @@ class DataRow:
     origin: str
     """File and number, from 1, for errors."""
     values: dict[str, Any]
+    """Columns by name. A null is left out: parquet has all columns in each row."""
     folder: Path | None
     """The folder of relative image paths; None on the hub."""
     confined: bool = True
@@ -135,7 +136,7 @@ def parquet_rows(
 def _parquet_row(row: Any, origin: str, folder: Path | None) -> DataRow | InputError:
     try:
         with reading(f"{origin}: a value cannot be read", "mend the row"):
-            return DataRow(origin, row.to_pylist()[0], folder)
+            return DataRow(origin, _without_nulls(row.to_pylist()[0]), folder)
     except InputError as error:
         return error
 
@@ -193,7 +194,11 @@ def _row(values: Any, origin: str, folder: Path) -> DataRow | InputError:
         json.dumps(values, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return InputError(f"{origin}: cannot be written ({first_line(error)}); mend the row")
-    return DataRow(origin, values, folder)
+    return DataRow(origin, _without_nulls(values), folder)
+
+
+def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _holds(file: Any, group: int, only: tuple[str, str] | None) -> bool:

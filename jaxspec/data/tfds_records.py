@@ -39,13 +39,16 @@ def tfds_records(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise InputError(f"data {address}: name its split, {mend}")
         records: Any = builder.as_data_source(split or splits[0])
     for number in range(len(records)):
-        record = records[number]
-        values = {key: _plain(value) for key, value in record.items()}
-        if values.keys() >= _PREPARED:
-            turns = values["turns"]
-            images = [{"bytes": image} for image in images_of(records, number, record)]
-            values |= {"turns": turns["question"], "reference": turns["answer"], "images": images}
-        yield f"{address} record {number + 1}", values
+        origin = f"{address} record {number + 1}"
+        with reading(f"data {origin}: cannot be read", "mend the record"):
+            record = records[number]
+            values = {key: _plain(value) for key, value in record.items()}
+            if values.keys() >= _PREPARED:
+                turns = values["turns"]
+                images = [{"bytes": image} for image in images_of(records, number, record)]
+                answers = {"reference": turns["answer"], "images": images}
+                values |= {"turns": turns["question"], **answers}
+        yield origin, values
 
 
 def images_of(records: Any, index: int, record: Mapping[str, Any]) -> list[bytes]:

@@ -80,7 +80,9 @@ def licence_of(source: Path) -> Licence | None:
     except Exception:  # whatever a stranger's YAML holds
         return None
     licence, name, link = (front.get(key) for key in ("license", "license_name", "license_link"))
-    if licence in IDS:
+    if isinstance(licence, list) and len(licence) == 1:  # the hub takes a list, too
+        (licence,) = licence
+    if isinstance(licence, str) and licence in IDS:
         return Licence(licence)
     if licence != "other" or not (isinstance(name, str) and isinstance(link, str)):
         return None

@@ -8,6 +8,7 @@ on request (`Repository.onto`) keeps its card.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import uuid
@@ -17,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints.directories import PARTS, read_json, write_json
+from jaxspec.checkpoints.directories import PARTS, read_json
 from jaxspec.checkpoints.locating import REPOSITORY
 from jaxspec.errors import InputError, first_line
-from jaxspec.files import writing
+from jaxspec.files import write_text
 from jaxspec.publishing.model_card import Terms
 from jaxspec.runtime import cache_directory
 
@@ -156,10 +157,7 @@ def _record_of(name: str) -> dict[str, Any]:
 
 
 def _record(name: str, entries: dict[str, Any]) -> None:
-    file = _record_file(name)
-    with writing(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, entries)
+    write_text(_record_file(name), json.dumps(entries) + "\n")
 
 
 @contextmanager

@@ -117,6 +117,9 @@ def test_what_lies_beside(source, tmp_path):
     [
         ("license: llama2", "llama2"),
         ('license: "apache-2.0"  # as upstream', "apache-2.0"),
+        ("license:\n- mit", "mit"),
+        ("license: [mit, llama2]", None),
+        ("license: {mit: 1}", None),
         ("license: other", None),
         (
             "license: other\nlicense_name: qwen\nlicense_link: https://a.b/c",

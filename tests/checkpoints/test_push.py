@@ -103,6 +103,21 @@ def test_a_push_that_was_cut_off_goes_on(
     assert len(hub.repos[NAME].commits) == 3  # the record of the push is whole again
 
 
+def test_a_push_that_is_killed_leaves_a_whole_record(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without its record could never push there again."""
+    (tmp_path / "README.md").write_text("x")
+    push(tmp_path, Repository(NAME))
+    (tmp_path / "README.md").write_text("y")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", lambda path, *_, **__: path.write_bytes(b"{") and 1 / 0)
+        with pytest.raises(InputError):
+            push(tmp_path, Repository(NAME))
+    push(tmp_path, Repository(NAME))
+    assert hub.repos[NAME].commits[-1].files["README.md"] == b"y"
+
+
 def test_a_file_whose_connection_is_lost_is_sent_again(good: Path, hub: Hub) -> None:
     hub.cut = cut_once("PUT", "/objects/", "before")
     main(["export", str(good), "--push", NAME, *TERMS])

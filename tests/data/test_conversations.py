@@ -36,7 +36,7 @@ def photos(tmp_path: Path) -> Path:
     (folder / "clip").mkdir(parents=True)
     for shade in range(5):
         Image.new("RGB", (4 + shade, 3), (shade,) * 3).save(folder / f"{shade}.png")
-        Image.new("RGB", (2, 2), (shade,) * 3).save(folder / "clip" / f"frame_{shade}.jpg")
+        Image.new("RGB", (2, 2), (shade,) * 3).save(folder / "clip" / f"frame_{8 + shade}.jpg")
     turned = Image.new("RGB", (9, 5))
     turned.getexif()[0x0112] = 6  # a quarter turn
     turned.save(folder / "turned.jpg", exif=turned.getexif())

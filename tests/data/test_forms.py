@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -135,6 +136,30 @@ def test_wrong_rows_are_one_line(row: dict[str, object], reason: str, photos: Pa
         list(own_samples("mine", photos / "rows.jsonl"))
     assert f"rows.jsonl line 2: {reason}" in str(caught.value).replace(", image: ", ": image: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_null_is_a_field_that_the_row_lacks(suffix: str, tmp_path: Path) -> None:
+    """Parquet has the columns of all forms in each row."""
+    said = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Rhyme."}]
+    said += [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    empty = dict.fromkeys(("id", "turns", "messages", "question", "instruction", "output", "topic"))
+    rows: list[dict[str, Any]] = [
+        empty | {"id": "a", "instruction": "Hi", "output": "Ho"},
+        empty | {"messages": said, "topic": "b"},
+        empty | {"turns": ["Hi"]},
+    ]
+    file = tmp_path / f"rows{suffix}"
+    if suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        arrow = pytest.importorskip("pyarrow", reason="install the `benchmarks` extra")
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(rows), file)
+    first, second, third = own_samples("mine", file, labels=("topic",))
+    assert first.turns == second.turns == (("Hi", "Ho"),)
+    assert (second.system, third.turns) == ("Be brief.\nRhyme.", (("Hi", ""),))
+    assert [sample.id for sample in (first, second, third)] == ["a", "1", "2"]
+    assert [dict(sample.labels)["topic"] for sample in (first, second, third)] == ["", "b", ""]
 
 
 def test_the_messages_of_a_sample_are_its_questions_and_answers() -> None:

@@ -27,10 +27,11 @@ class HardSums(tfds.core.GeneratorBasedBuilder):
     def _info(self) -> Any:
         kinds = tfds.features
         pixels = kinds.Tensor(shape=(2, 3, 3), dtype=np.uint8)
+        grey = kinds.Tensor(shape=(2, 3, 1), dtype=np.uint8)
         return tfds.core.DatasetInfo(
             builder=self,
             features=kinds.FeaturesDict(
-                {"question": kinds.Text(), "answer": kinds.Text(), "image": pixels}
+                {"question": kinds.Text(), "answer": kinds.Text(), "image": pixels, "scan": grey}
             ),
             disable_shuffling=True,
         )
@@ -41,7 +42,8 @@ class HardSums(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
         for n in range(count):
             pixels = np.full((2, 3, 3), n, np.uint8)
-            yield n, {"question": f"{n}+1?", "answer": f"#### {n + 1}", "image": pixels}
+            texts = {"question": f"{n}+1?", "answer": f"#### {n + 1}"}
+            yield n, texts | {"image": pixels, "scan": pixels[..., :1]}
 
 
 NAME = HardSums.name
