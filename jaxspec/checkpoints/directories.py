@@ -34,6 +34,7 @@ IMAGE_FILES = (
 PARTS = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
     r"|(config|generation_config)\.json"
+    r"|adapter_(config\.json|model\.safetensors|model\.bin)|mask_embedding\.pt"
     r"|README\.md|chat_template\.(jinja|json)|additional_chat_templates|"
     + "|".join(map(re.escape, TOKENIZER_FILES + IMAGE_FILES))
 )
@@ -230,13 +231,14 @@ def written_once(
     return path
 
 
-def check_destination(path: str | Path, overwrite: bool, source: Path | None = None) -> None:
-    """Raise InputError where a checkpoint would replace its source, or anything unasked."""
+def check_destination(path: str | Path, overwrite: bool, *sources: Path) -> None:
+    """Raise InputError where a checkpoint would replace a source, or anything unasked."""
     path = Path(os.path.abspath(Path(path).expanduser()))
     _check_name(path)
     check_directory(path)
-    if source is not None and path.resolve() in (read := source.resolve(), *read.parents):
-        raise InputError(f"{path}: holds the checkpoint that is read; give another path")
+    for source in (source.resolve() for source in sources):
+        if path.resolve() in (source, *source.parents):
+            raise InputError(f"{path}: holds the checkpoint that is read; give another path")
     if not path.is_dir() or not any(path.iterdir()):
         return
     if not _holds_checkpoint(path):

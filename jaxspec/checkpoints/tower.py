@@ -8,13 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.directories import (
-    INDEX,
-    SINGLE,
-    other_weights,
-    read_config,
-    weight_files,
-)
+from jaxspec.checkpoints.directories import INDEX, SINGLE, read_config
 from jaxspec.checkpoints.fitting import (
     StoredLayout,
     hub_name,
@@ -23,11 +17,10 @@ from jaxspec.checkpoints.fitting import (
     misfits,
     refuse,
 )
-from jaxspec.checkpoints.formats.tensor_files import list_file, read_index
+from jaxspec.checkpoints.formats.tensor_files import list_file, model_files, read_index
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.config import ModelConfig
-from jaxspec.errors import InputError
 from jaxspec.models.families import abstract_params, family_of, split_tower
 from jaxspec.typing import Params
 
@@ -40,11 +33,7 @@ def tower_files(path_or_id: str | Path) -> list[Path]:
     """
     path = locate(path_or_id, files=SMALL)
     if (path / SINGLE).is_file() or not (path / INDEX).is_file():
-        path = locate(path_or_id)
-        if files := weight_files(path):
-            return files
-        mend = other_weights(path) or "fetch the model's weights"
-        raise InputError(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
+        return model_files(locate(path_or_id))
     config = read_config(path)
     layouts, _ = _layouts(config)
     renames = family_of(config.model_type).layouts

@@ -150,6 +150,7 @@ def run(args: Export) -> None:
     target = None
     if draft.vocab_of is not None:
         path = locate(draft.vocab_of)
+        directories.check_destination(destination, overwrite, path)
         name = model_name(path)
         place = published_name(name) or str(path.resolve())
         target = Target(name, directories.read_config(path), place=place)

@@ -16,6 +16,7 @@ from jaxspec.checkpoints.locating import locate, model_name, published_name
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config, with_text
 from jaxspec.errors import InputError, located
+from jaxspec.files import local_path
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import ExportOptions, Server
 from jaxspec.heads.kinds import kind_of
@@ -98,7 +99,8 @@ def export(
     """
     path, options = locate(source), options or SaveOptions()
     terms = terms or terms_of(path)
-    check_destination(destination, options.overwrite, path)
+    sources = [path, *([] if adapter is None else [local_path(adapter)])]
+    check_destination(destination, options.overwrite, *sources)
     if is_head(path):
         if adapter is not None:
             raise InputError(f"{path}: a draft head, which takes no adapter; leave it out")

@@ -294,6 +294,9 @@ def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
     ):
         line = refusal("export", read, written, "--overwrite", "--text-only")
         assert line.startswith(f"jaxspec: error: {written}: {why}")
+    for option in ("--adapter", "--vocab-of"):
+        line = refusal("export", inner, copy, "--overwrite", option, copy)
+        assert f"{copy}: holds the checkpoint that is read" in line
     assert "copy: holds a checkpoint; give another path, or --overwrite" in refusal(
         "export", inner, copy
     )

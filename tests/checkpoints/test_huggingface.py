@@ -152,7 +152,8 @@ def test_save_replaces_a_checkpoint_when_asked_and_nothing_else(tmp_path):
     path = tmp_path / "model"
     path.mkdir()
     save(path, config, params, SaveOptions(max_shard_bytes=10_000))
-    for mine in ("notes.json", ".git/objects/a", "checkpoints/3/state"):
+    theirs = "adapter_config.json", "adapter_model.safetensors", "mask_embedding.pt"
+    for mine in ("notes.json", ".git/objects/a", "checkpoints/3/state", *theirs):
         (path / mine).parent.mkdir(parents=True, exist_ok=True)
         (path / mine).write_text(mine)
     with pytest.raises(
@@ -163,6 +164,7 @@ def test_save_replaces_a_checkpoint_when_asked_and_nothing_else(tmp_path):
     save(path, config, params, SaveOptions(overwrite=True))
     assert not list(path.glob("*.index.json"))
     assert sorted(file.name for file in path.glob("*.safetensors")) == ["model.safetensors"]
+    assert not [name for name in theirs if (path / name).exists()]  # or transformers would add them
     for mine in ("notes.json", ".git/objects/a", "checkpoints/3/state"):
         assert (path / mine).read_text() == mine
     (tmp_path / "notes").mkdir()

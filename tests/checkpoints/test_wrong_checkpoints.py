@@ -345,6 +345,16 @@ def test_weights_that_are_no_numbers_are_not_written(number, dtype, good, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_tower_is_read_from_the_files_that_the_model_is(good, tmp_path):
+    """Not from a copy in another dtype, as the hub's repositories may have."""
+    model = load(good)
+    save(tmp_path / "model", model.config, model.params)
+    shutil.copy(tmp_path / "model/model.safetensors", tmp_path / "model/model.fp16.safetensors")
+    equal = np.testing.assert_array_equal
+    tower = read_tower(tmp_path / "model", jnp.dtype("float32"))
+    jax.tree.map(equal, tower["vision_tower"], model.params["vision_tower"])
+
+
 def test_a_tower_is_not_read_from_a_directory_without_weights(good, tmp_path):
     path = shutil.copytree(good, tmp_path / "model")
     for file in (*path.glob("*.safetensors"), path / "model.safetensors.index.json"):

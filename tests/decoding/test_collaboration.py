@@ -173,7 +173,8 @@ def test_votes_have_no_scores_to_change(models: list[LoadedModel]) -> None:
     [
         ([0, 2], {"combination": "weighted:0.6,0.5"}, "sum to 1.1"),
         ([0, 2], {"combination": "wieghted"}, "did you mean 'weighted'"),
-        ([0, 2], {"combination": "logits:nan,1"}, "is not finite"),
+        ([0, 2], {"combination": "logits:nan,1"}, "'nan'; give a number of at most"),
+        ([0, 2], {"combination": "logits:-1e39,1"}, "'-1e39'; give a number of at most"),
         ([0, 2], {"views": ("M", "M")}, "cannot be shown M, it is a text model"),
         ([0, 2], {"views": ("C", "T")}, "captions are for drafts"),
         ([0, 1, 2], {"combination": "contrastive"}, "not 3 models; give 2"),

@@ -43,17 +43,18 @@ NAMES = (
 )
 
 
-def write_llava(path: Path, converted: Path, **changes: Any) -> None:
+def write_llava(path: Path, converted: Path, spare: int = 0, **changes: Any) -> None:
     """Write the model of a converted directory, without its tower.
 
     Args:
+      spare: Rows of the vocabulary behind the tokeniser's words.
       changes: Entries of config.json.
     """
     ids = words.files("llama2", path, whole=not SENTENCEPIECE)
     text = json.loads((converted / "config.json").read_text())["text_config"]
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     raw = CONFIG | {key: text[key] for key in (*sizes, "num_key_value_heads")}
-    raw |= {"vocab_size": len(ids)} | changes
+    raw |= {"vocab_size": len(ids) + spare} | changes
     (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
     generation = {"bos_token_id": 1, "eos_token_id": 2, "max_length": 4096, "pad_token_id": 0}
     (path / "generation_config.json").write_text(json.dumps(generation) + "\n")
@@ -63,7 +64,9 @@ def write_llava(path: Path, converted: Path, **changes: Any) -> None:
             for pattern, new in NAMES:
                 name = re.sub(pattern, new, name)
             cut = name in ("model.embed_tokens.weight", "lm_head.weight")
-            tensors[name] = tensor[: len(ids)].copy() if cut else tensor
+            tensors[name] = (
+                np.resize(tensor, (len(ids) + spare, *tensor.shape[1:])) if cut else tensor
+            )
     names = sorted(tensors)
     for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :]), 1):
         write_weights(path, {name: tensors[name] for name in part}, f"-0000{number}-of-00002")

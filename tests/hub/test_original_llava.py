@@ -124,6 +124,17 @@ def test_the_next_version_has_tiles_and_its_own_tower(
     jax.tree.map(equal, unpadded(model.params, words), unpadded(twin.params, words))
 
 
+def test_a_vocabulary_with_spare_rows_keeps_them(tmp_path: Path) -> None:
+    """More than the tokeniser's words and the two new ones, padded to a multiple of 64."""
+    (path := tmp_path / "original").mkdir()
+    write_llava(path, fetch_checkpoint(CONVERTED), spare=200)
+    original_llava.convert(path, fetch_checkpoint(CLIP), tmp_path / "out")
+    raw = json.loads((path / "config.json").read_text())
+    model = load(tmp_path / "out")
+    size = model.config.text_config.vocab_size
+    assert size == -(-raw["vocab_size"] // 64) * 64 > model.config.image_token_index + 64
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

@@ -94,7 +94,8 @@ def convert(
     with located(path):
         config = _config(raw, clip.get("vision_config") or clip)
     tokenizer = _tokenizer(path)
-    size = -(-len(tokenizer) // _MULTIPLE) * _MULTIPLE
+    words = max(len(tokenizer), config.text_config.vocab_size)
+    size = -(-words // _MULTIPLE) * _MULTIPLE
     text = replace(config.text_config, vocab_size=size)
     image = tokenizer.convert_tokens_to_ids(_ADDED[0])
     padded = replace(config, text_config=text, image_token_index=image)

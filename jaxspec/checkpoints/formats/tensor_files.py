@@ -140,7 +140,7 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
     """
     files: list[Path] = []
     with collected(problems):
-        files = _model_files(path)
+        files = model_files(path)
     tensors: list[StoredTensor] = []
     for file in files:
         with collected(problems):
@@ -155,7 +155,7 @@ def shards_of(path: Path, single: str) -> list[Path]:
     return sorted(file for file in path.iterdir() if name.fullmatch(file.name))
 
 
-def _model_files(path: Path) -> list[Path]:
+def model_files(path: Path) -> list[Path]:
     """Return the files of a directory's model; InputError where a file or a shard lacks."""
     for single, index in ((SINGLE, INDEX), (BIN, BIN_INDEX)):
         shards = shards_of(path, single)
@@ -171,7 +171,7 @@ def _model_files(path: Path) -> list[Path]:
         if lacking := lacking_files(shards):
             raise InputError(f"{path}: {lacking}, and there is no {index}; fetch the others")
         return shards
-    mend = other_weights(path) or without_torch() or "save the model as safetensors"
+    mend = other_weights(path) or without_torch() or "fetch the model's weights"
     raise InputError(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
 
 

@@ -23,7 +23,6 @@ likeliest token is that of temperature 0. A row without any keeps the law above 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
@@ -182,6 +181,8 @@ class Custom(struct.PyTreeNode):
 
 
 KINDS = ("weighted", "contrastive", "logits")
+LARGEST = 1e6
+"""Largest number of a combination: sums of logits stay finite in float32."""
 
 
 def parse_combination(text: str, models: int) -> Combination:
@@ -262,6 +263,6 @@ def _number(text: str, part: str) -> float:
         value = float(part)
     except ValueError:
         raise InputError(f"combination {text!r}: {part!r} is not a number; give one") from None
-    if not math.isfinite(value):
-        raise InputError(f"combination {text!r}: {part!r} is not finite; give a finite number")
+    if not abs(value) <= LARGEST:
+        raise InputError(f"combination {text!r}: {part!r}; give a number of at most {LARGEST:g}")
     return value
