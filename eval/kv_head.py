@@ -41,7 +41,7 @@ from jaxspec.config import LvlmConfig
 from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
-from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.loading.models import LoadedHead, LoadedModel
 
 

@@ -30,8 +30,9 @@ from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.views import VIEWS
 from jaxspec.publishing.export import Target, export
-from jaxspec.training.conversations import ConversationBatch, TeacherRows, frequent_tokens
+from jaxspec.training.conversations import ConversationBatch, TeacherRows
 from jaxspec.training.objectives import Distillation, tuning_loss
+from jaxspec.training.recipes import frequent_tokens
 from tests import tiny
 from tests.decoding import test_greedy as greedy
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.config import Qwen2Config, Qwen3Config
 from jaxspec.heads.blocks import TargetPass, read_blocks
-from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.heads.kinds.one_pass import OnePassConfig
 from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import init_head

@@ -35,7 +35,7 @@ from jaxspec.cli.options import listing, paragraphs, parse_options
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, preset_names, preset_texts, script_name
 from jaxspec.errors import InputError
-from jaxspec.heads.kinds.kv_head import KVHeadOptions
+from jaxspec.heads.kinds.kv_head.config import KVHeadOptions
 from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import Feature
 from jaxspec.heads.states import ImageRule
@@ -44,18 +44,11 @@ from jaxspec.publishing.export import Target, export
 from jaxspec.publishing.model_card import Terms
 from jaxspec.publishing.push import Repository, check_terms, push
 from jaxspec.runtime import parse_dtype
+from jaxspec.training.draft_recipe import Recipe, adapter_base, train_draft
 from jaxspec.training.head_recipe import ALONE, HeadRecipe, train_heads
 from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.loop.trainer import fit
-from jaxspec.training.recipes import (
-    DataSets,
-    Recipe,
-    Stage,
-    StagedRecipe,
-    adapter_base,
-    parse_data,
-    train_draft,
-)
+from jaxspec.training.recipes import DataSets, Stage, StagedRecipe, parse_data
 from picturebook.training import named
 from train.setup import begin, own_output
 

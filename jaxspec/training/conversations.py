@@ -17,20 +17,16 @@ from itertools import cycle
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
 from jaxspec.data.images import Picture, to_rgb
 from jaxspec.data.samples import Sample
-from jaxspec.engine.memory import prompt_zeros
 from jaxspec.errors import InputError
 from jaxspec.loading.images import stack_tiles, tiles_of
 from jaxspec.loading.models import LoadedModel, prompt_encoder
 from jaxspec.loading.pairs import same_images
-from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import TEXT, ImageInputs, PromptRows, Slots
-from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow, Showing, bucket, rewrite, stack_rows
@@ -80,22 +76,6 @@ class ConversationBatch(struct.PyTreeNode):
     def filled(self) -> tuple[Int[Any, ""], int]:
         """Return the slots that hold a token, and all slots."""
         return self.rows.length.sum(), self.tokens.size
-
-    @classmethod
-    def zeros(cls, reader: LanguageModel, batch: int, length: int) -> ConversationBatch:
-        """Return blank rows of one image each, as a model reads them, for `eval_shape`."""
-        sees = reader.has_vision
-        rows = prompt_zeros(reader, None, batch, length, sees, sees and reader.mrope)
-        images = image_zeros(reader.config, batch, 1)
-        return cls(rows, rows.tokens > 0, images, rows.length.astype(jnp.uint32))
-
-    def taught_by(self, teacher: ConversationBatch, shared: bool) -> ConversationBatch:
-        """Return blank rows with those of a teacher.
-
-        shared: Whether both read the same image inputs.
-        """
-        images = None if shared or not teacher.images else teacher.images
-        return self.replace(teacher=TeacherRows(teacher.rows, images, self.tokens))
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,9 +137,8 @@ class ConversationBatches:
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
         step_rows = self._rows(step)
-        return [joined([talk.forms[0].part for talk in row]).images for row in step_rows.rows][
-            self._own(step_rows)
-        ]
+        own = step_rows.rows[self._own(step_rows)]
+        return [joined([talk.forms[0].part for talk in row]).images for row in own]
 
     def unlearned(self, step: int) -> int:
         """Count a step's conversations that replace others, which teach nothing."""
@@ -169,7 +148,8 @@ class ConversationBatches:
         """Return the filled slots of a step's rows, in all processes, and its slots."""
         step_rows = self._rows(step)
         width, _ = self._sizes(step_rows, 0)
-        return sum(slots for slots, _ in step_rows.sizes(0)), width * len(step_rows.rows)
+        slots = sum(_size(row, 0)[0] for row in step_rows.rows)
+        return slots, width * len(step_rows.rows)
 
     def _rows(self, step: int) -> _Rows:
         """Return the rows of a step, of all processes."""
@@ -186,7 +166,8 @@ class ConversationBatches:
 
     def _sizes(self, step_rows: _Rows, form: int) -> tuple[int, int]:
         """Return the slots and the image tiles that each row is padded to."""
-        slots, tiles = step_rows.most(form)
+        sizes = [_size(row, form) for row in step_rows.alike]
+        slots, tiles = map(max, zip(*sizes, strict=True))
         if self.packing:
             _, (of_slots, of_tiles) = _shape(self)
             return rounded(slots, of_slots), rounded(tiles, of_tiles)
@@ -290,17 +271,9 @@ class _Rows:
     alike: list[_Row]
     """Rows that are padded alike: these, or those of the group."""
 
-    def sizes(self, form: int) -> list[tuple[int, int]]:
-        """Return the slots and the image tiles of each row."""
-        return [_size(row, form) for row in self.rows]
-
-    def most(self, form: int) -> tuple[int, int]:
-        """Return the most slots, and the most image tiles, of rows that are padded alike."""
-        slots, tiles = zip(*(_size(row, form) for row in self.alike), strict=True)
-        return max(slots), max(tiles)
-
 
 def _size(row: _Row, form: int) -> tuple[int, int]:
+    """Return the slots and the image tiles of a row."""
     forms = [talk.forms[form] for talk in row]
     return sum(len(each.row) for each in forms), sum(each.tiles for each in forms)
 
@@ -343,11 +316,8 @@ def _shape(batches: ConversationBatches) -> tuple[int, tuple[int, int]]:
 
 def _lengths(talks: Sequence[_Conversation]) -> Int[np.ndarray, "N two"]:
     """Return the slots and the image tiles of conversations, in the form with the most."""
-    return (
-        np.asarray([[max(len(form.row), 1), form.tiles] for talk in talks for form in talk.forms])
-        .reshape(len(talks), -1, 2)
-        .max(1)
-    )
+    sizes = [(max(len(form.row), 1), form.tiles) for talk in talks for form in talk.forms]
+    return np.asarray(sizes).reshape(len(talks), -1, 2).max(1)
 
 
 def _conversations(batches: ConversationBatches, group: int) -> list[_Conversation]:
@@ -374,9 +344,7 @@ def _conversations(batches: ConversationBatches, group: int) -> list[_Conversati
 
 
 def _read(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_Conversation]:
-    conversations = [sample.messages for sample in samples]
-    if batches.plain:
-        conversations = [_caption(sample) for sample in samples]
+    conversations = [_caption(each) if batches.plain else each.messages for each in samples]
     encoded = batches.encoder.dialogues(conversations)
     return [_row(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
 
@@ -428,21 +396,3 @@ def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]
     whole = (sys.maxsize,)
     batches = ConversationBatches(samples, prompt_encoder(model), model, len(samples), whole, whole)
     return [(row.first, len(row.forms[0].row)) for row in _read(batches, samples)]
-
-
-def frequent_tokens(
-    encoder: PromptEncoder, samples: Any, count: int, ends: Sequence[int]
-) -> Int[np.ndarray, " V"]:
-    """Return all tokens, the assistant's most frequent ones in `count` samples first, ties by id.
-
-    Tokens that end its answers come before all others.
-    """
-    written = np.zeros(len(encoder.tokenizer), np.int64)
-    for start in range(0, count, GROUP):
-        chunk = [samples[i].messages for i in range(start, min(start + GROUP, count))]
-        for tokens, mask in encoder.dialogues(chunk):
-            counts = np.bincount(tokens[mask])
-            written = np.pad(written, (0, max(len(counts) - len(written), 0)))
-            written[: len(counts)] += counts
-    written[[*ends]] = np.iinfo(np.int64).max
-    return np.argsort(-written, kind="stable")

@@ -205,7 +205,7 @@ def train_heads(
         placed = {name: head_shardings(*head, mesh) for name, head in heads.items()}
         return placed | {"target": shardings(target.config, target.params, mesh)}
 
-    readings = None
+    readings, signature = None, model_signature(recipe.target)
     for option in ("keep_readings", "held_out"):
         if getattr(recipe, option) and jax.process_count() > 1:
             raise InputError(f"{option}: works only in one process; leave it out")
@@ -214,7 +214,7 @@ def train_heads(
         config = configs[ALONE]
         read = jax.jit(partial(read_target, target.model), static_argnums=2)
         reads = config.reads, first.dtype
-        digest = hashlib.sha256(repr((model_signature(recipe.target), reads)).encode()).hexdigest()
+        digest = hashlib.sha256(repr((signature, reads)).encode()).hexdigest()
         folder = Path(recipe.keep_readings, digest[:16])
         readings = KeptReadings(lambda batch: read(target.params, batch, config)[0], folder)
     anchored = {name: (configs[name], each.anchoring) for name, each in recipes.items()}
@@ -233,12 +233,14 @@ def train_heads(
         }
         train = replace(stage.train, frozen=(*stage.train.frozen, "target", *fixed))
         params = {name: head for name, (_, head) in heads.items()} | {"target": target.params}
-        out = directory / stage.name
+        inputs["target"], out = signature, directory / stage.name
         made = each[ALONE] if alone else JointBatches(each)
         with closing(iterate(conversations, train.steps, made, recipe.unlearned)) as ahead:
             more: Any = {
                 "sharding_of": sharding_of,
-                "inputs": inputs | (own[ALONE] if alone else {"heads": own}),
+                "inputs": inputs
+                | {"target": signature}
+                | (own[ALONE] if alone else {"heads": own}),
             }
             if not alone:
                 more["apart"] = tuple(heads)

@@ -15,17 +15,17 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import ModelConfig
-from jaxspec.engine.memory import at_place, bytes_held
+from jaxspec.engine.memory import at_place, bytes_held, prompt_zeros
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.making import abstract_head, head_shardings
-from jaxspec.models.families import abstract_params, split_tower, towers_alike
+from jaxspec.models.families import abstract_params, image_zeros, split_tower, towers_alike
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import abstract_mesh, shardings
-from jaxspec.training.batches import rows_sharding
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.conversations import ConversationBatch
+from jaxspec.training.conversations import ConversationBatch, TeacherRows
 from jaxspec.training.head_batches import Anchoring, HeadBatch
 from jaxspec.training.head_recipe import make_loss
+from jaxspec.training.loop.batches import rows_sharding
 from jaxspec.training.loop.measured import model_flops
 from jaxspec.training.loop.step import (
     Flat,
@@ -104,7 +104,7 @@ def abstract_step(
     `BLOCKS` blocks a row.
     """
     teacher, reader = abstract_params(target), LanguageModel(target)
-    read = partial(ConversationBatch.zeros, reader, batch, length)
+    read = partial(_blank_rows, reader, batch, length)
     if isinstance(draft, HeadConfig):
         head, anchoring = draft.for_target(target), Anchoring(min(BLOCKS, length))
         own, frozen = abstract_head(head), ["target", *(f"head/{part}" for part in head.fixed)]
@@ -133,7 +133,9 @@ def abstract_step(
             return shardings(draft, student, mesh) | {TEACHER: shardings(target, teacher, mesh)}
 
         def conversations() -> ConversationBatch:
-            return ConversationBatch.zeros(drafts, batch, length).taught_by(read(), shared)
+            rows, taught = _blank_rows(drafts, batch, length), read()
+            images = None if shared or not taught.images else taught.images
+            return rows.replace(teacher=TeacherRows(taught.rows, images, rows.tokens))
 
         rows = jax.eval_shape(conversations)
         loss = tuning_loss(drafts, teacher=reader, distillation=Distillation("forward_kl"))
@@ -148,3 +150,11 @@ def abstract_step(
     still = at_place(still, {path: where[path] for path in still})
     rows = at_place(rows, rows_sharding(mesh))
     return AbstractStep(make_step(loss, optimizer, config), state, still, rows, drafted, scored)
+
+
+def _blank_rows(reader: LanguageModel, batch: int, length: int) -> ConversationBatch:
+    """Return rows of one image each, as a model reads them."""
+    sees = reader.has_vision
+    rows = prompt_zeros(reader, None, batch, length, sees, sees and reader.mrope)
+    images = image_zeros(reader.config, batch, 1)
+    return ConversationBatch(rows, rows.tokens > 0, images, rows.length.astype(jnp.uint32))

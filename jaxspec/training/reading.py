@@ -12,8 +12,8 @@ import grain
 import jax
 
 from jaxspec.errors import InputError
-from jaxspec.training.batches import Batch
 from jaxspec.training.conversations import GROUP, ConversationBatches
+from jaxspec.training.loop.batches import Batch
 
 AHEAD = 4
 """Batches that are made ahead, each by a thread of its own."""

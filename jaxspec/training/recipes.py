@@ -1,65 +1,25 @@
-"""Define recipes: the start of a draft, and the stages that train it for its target.
-
-| start | view | draft |
-|---|---|---|
-| an LVLM | any | the LVLM, trained on |
-| a configuration of an LVLM | any | a fresh LVLM with the target's tower |
-| a text model, or its configuration | M, P | it, with the target's tower and a fresh projector |
-| a text model, or its configuration | T, C | the text model |
-"""
+"""Define what recipes of draft models and of heads share: stages, and the data of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
 
-from jaxspec.checkpoints import adapters
-from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.huggingface import read_params
-from jaxspec.checkpoints.locating import SMALL, locate
-from jaxspec.checkpoints.tower import read_tower, tower_files
-from jaxspec.config import (
-    LlavaConfig,
-    LvlmConfig,
-    ModelConfig,
-    RotaryConfig,
-    text_config,
-    with_text,
-)
 from jaxspec.data.prepared import Prepared, mixture
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError, check_numbers, located, nearest
+from jaxspec.errors import InputError, check_numbers, nearest
 from jaxspec.files import local_path
 from jaxspec.loading.models import LoadedModel, prompt_encoder
-from jaxspec.loading.pairs import check_tokens
-from jaxspec.models.families import init_params, split_tower
-from jaxspec.models.lora import LORA, Lora, init_lora
-from jaxspec.models.vocabulary import narrowed
-from jaxspec.prompts.views import parse_view
-from jaxspec.publishing.export import with_vocabulary
-from jaxspec.sharding import shardings
-from jaxspec.training.batches import process_share
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.conversations import ConversationBatches, frequent_tokens
-from jaxspec.training.loop.signatures import data_signature, model_signature
-from jaxspec.training.loop.trainer import fit
-from jaxspec.training.objectives import (
-    TEACHER,
-    Distillation,
-    simulated,
-    teacher_params,
-    tuning_loss,
-    without_teacher,
-)
-from jaxspec.training.reading import iterate
-from jaxspec.typing import Params
+from jaxspec.training.conversations import GROUP, ConversationBatches
+from jaxspec.training.loop.batches import process_share
+from jaxspec.training.loop.signatures import data_signature
+from jaxspec.typing import Int, Params
 
 DataSets = Mapping[str, Path | Sequence[Sample]]
 """Data sets by name: the path of a prepared one, or samples."""
@@ -71,8 +31,6 @@ PREPARED = Path("runs/data")
 """Folder of data sets without a path of their own."""
 COUNTED = 10_000
 """Most samples in which the tokens of a draft vocabulary are counted."""
-HELD_OUT = 8
-"""Batches on which tokens per pass are simulated."""
 
 
 @dataclass(frozen=True)
@@ -111,79 +69,16 @@ class StagedRecipe:
     def __post_init__(self) -> None:
         check_numbers(0, 1, unlearned=self.unlearned)
         check_numbers(draft_vocabulary=self.draft_vocabulary)
-        evaluating = evaluations(self.stages)
+        evaluating = " ".join(
+            f"--{stage.name}.evaluate-every {stage.train.evaluate_every}"
+            for stage in self.stages
+            if stage.train.evaluate_every
+        )
         if self.held_out and not evaluating:
             names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
             raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")
         if evaluating and not self.held_out:
             raise InputError(f"{evaluating}: no answers to evaluate on; give --held-out SET")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe(StagedRecipe):
-    """Describe a draft for a target, and its training."""
-
-    start: str | RotaryConfig | LlavaConfig
-    """Directory or hub id of a model, or the configuration of a fresh one."""
-    view: str = "M"
-    """View of the prompts, the same as in drafting."""
-    distillation: Distillation | None = None
-    lora: Lora | None = None
-    """Low-rank updates to train next to the parameters that are not frozen."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lora and self.draft_vocabulary:
-            raise InputError(
-                f"draft_vocabulary: {self.draft_vocabulary} with lora, whose adapter scores the "
-                "tokens of its base; give 0"
-            )
-
-
-def evaluations(stages: Sequence[Stage]) -> str:
-    """Return the options by which stages evaluate; empty without one."""
-    return " ".join(
-        f"--{stage.name}.evaluate-every {stage.train.evaluate_every}"
-        for stage in stages
-        if stage.train.evaluate_every
-    )
-
-
-def train_draft(
-    recipe: Recipe, directory: Path, data: DataSets | None = None, run: Run = fit
-) -> LoadedModel:
-    """Train the stages one after the other and return the draft. A stopped run goes on.
-
-    With low-rank updates, the parameters hold these apart, as `merged` reads them.
-
-    Args:
-      directory: Folder of the stages' folders; stage NAME writes to DIRECTORY/NAME.
-      data: Paths or samples of the data sets that are not under `runs/data`.
-      run: What runs a stage: `fit`, or `dry_run`.
-
-    Raises InputError for models and data that do not fit, and what `fit` raises.
-    """
-    sources = open_sources(recipe.stages, data, recipe.held_out)
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):  # `fit` places it on the mesh
-        teaches = recipe.distillation is not None  # else the draft takes the tower at most
-        load = LoadedModel.load if teaches else LoadedModel.without_weights
-        target = load(recipe.target)
-        draft = start_draft(recipe, target)
-        if vocabulary := draft_words(recipe, sources, target):
-            config, params = narrowed(draft.config, draft.params, vocabulary)
-            draft = replace(draft, config=config, params=params)
-        top_k = recipe.distillation and recipe.distillation.top_k
-        scored = min(draft.model.text.scored_tokens, target.model.text.vocab_size)
-        if top_k and top_k > scored:
-            raise InputError(f"distillation: top_k {top_k} of {scored} scored tokens; give fewer")
-        if recipe.lora and LORA not in draft.params:
-            key = jax.random.key(recipe.stages[0].train.seed)
-            pairs = init_lora(recipe.lora, draft.params, key)
-            draft = replace(draft, params={**draft.params, LORA: pairs})
-    for stage in recipe.stages:
-        params = _train(recipe, stage, target, draft, sources, directory / stage.name, run)
-        draft = replace(draft, params=params)
-    return draft
 
 
 def draft_words(
@@ -199,179 +94,22 @@ def draft_words(
     return tuple(ranked[: recipe.draft_vocabulary].tolist())
 
 
-def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
-    """Return the model that the first stage trains, in float32 if it is fresh.
+def frequent_tokens(
+    encoder: PromptEncoder, samples: Any, count: int, ends: Sequence[int]
+) -> Int[np.ndarray, " V"]:
+    """Return all tokens, the assistant's most frequent ones in `count` samples first, ties by id.
 
-    Args:
-      target: Target; without weights, a tower that the draft takes is read from its files.
-
-    Raises InputError for a start whose token ids mean other words than the target's.
+    Tokens that end its answers come before all others.
     """
-    key = jax.random.key(recipe.stages[0].train.seed)
-
-    def tower() -> Params:
-        if target.params:
-            return split_tower(target.config, target.params)[0]
-        return read_tower(recipe.target, jnp.dtype("float32"))
-
-    if recipe.lora and (folder := _adapter(recipe)):
-        base = locate(adapters.base_of(folder))
-        config, tensors, adapter = adapters.composed(folder, base)
-        with located(f"start {recipe.start}"):
-            pairs = adapters.read_pairs(adapter, recipe.lora)
-        params = {**read_params(config, tensors), LORA: pairs}
-        return replace(target, config=config, params=params)
-    if isinstance(recipe.start, str):
-        start = _learning(LoadedModel.load(recipe.start))
-        grows = _takes_tower(recipe, start.config)  # it then gets the tokeniser, too
-        names = f"start {recipe.start}:", "the target"
-        check_tokens(target.tokenizer, start.tokenizer, *names, grows=grows)
-    elif isinstance(recipe.start, LlavaConfig):
-        params = {**init_params(recipe.start, key), **tower()}
-        start = LoadedModel(recipe.start, params, target.tokenizer, target.image_processor)
-    else:
-        start = LoadedModel(recipe.start, init_params(recipe.start, key), target.tokenizer, None)
-    if parse_view(recipe.view).counts_slots:
-        return _with_placeholder(recipe, start, target.config)
-    if not _takes_tower(recipe, start.config):
-        return start
-    if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
-        kinds = f"a {start.config.model_type} cannot get the tower of a {target.config.model_type}"
-        raise InputError(f"start {recipe.start}: {kinds}")
-    vocab_size = text_config(target.config).vocab_size
-    # Rotary positions have no parameters, so rows longer than the start's positions train them.
-    positions = max(start.config.max_position_embeddings, *recipe.buckets)
-    text = replace(start.config, vocab_size=vocab_size, max_position_embeddings=positions)
-    config: ModelConfig = replace(target.config, text_config=text)
-    params = {**init_params(config, key), **tower()}
-    params["language_model"] = _grown(recipe, start, vocab_size)
-    return LoadedModel(config, params, target.tokenizer, target.image_processor)
-
-
-def adapter_base(recipe: Recipe) -> str:
-    """Return the name of the model that a recipe's adapter is written for."""
-    folder = _adapter(recipe)
-    named = recipe.lora.base if recipe.lora else ""
-    return named or (adapters.base_of(folder) if folder else str(recipe.start))
-
-
-def _adapter(recipe: Recipe) -> Path | None:
-    """Return the folder of the adapter that a recipe trains on; None for another start."""
-    if not recipe.lora or not isinstance(recipe.start, str):
-        return None
-    folder = Path(recipe.start).expanduser()
-    return folder if (folder / adapters.CONFIG).is_file() else None
-
-
-def _start_signature(recipe: Recipe) -> dict[str, Any]:
-    """Return the inputs of a run that identify the draft's start."""
-    start = recipe.start
-    if folder := _adapter(recipe):
-        weights = [folder / name for name in (adapters.WEIGHTS, adapters.BIN)]
-        base = model_signature(adapters.base_of(folder))
-        return {"start": model_signature(str(recipe.start), weights), "base": base}
-    return {"start": model_signature(start) if isinstance(start, str) else asdict(start)}
-
-
-def _learning(start: LoadedModel) -> LoadedModel:
-    """Return a draft that may learn every token."""
-    config, text = start.config, text_config(start.config)
-    if not isinstance(text, RotaryConfig) or not text.known_tokens:
-        return start
-    whole = with_text(config, known_tokens=0)
-    return replace(start, config=whole)
-
-
-def _with_placeholder(recipe: Recipe, start: LoadedModel, target: ModelConfig) -> LoadedModel:
-    """Return a text model with the target's vocabulary, which has the images' placeholder."""
-    vocab_size = text_config(target).vocab_size
-    if isinstance(start.config, LvlmConfig) or start.config.vocab_size >= vocab_size:
-        return start
-    config = replace(start.config, vocab_size=vocab_size)
-    return replace(start, config=config, params=_grown(recipe, start, vocab_size))
-
-
-def _grown(recipe: Recipe, start: LoadedModel, count: int) -> Params:
-    """Return a text model's parameters with this many tokens; InputError for an adapter's base."""
-    size = text_config(start.config).vocab_size
-    if recipe.lora and size != count:
-        raise InputError(
-            f"start {recipe.start}: {size} tokens, and an adapter adds none of the target's "
-            f"{count}; export it with --vocab-of the target first"
-        )
-    return with_vocabulary(start.params, count)
-
-
-def _takes_tower(recipe: Recipe, start: ModelConfig) -> bool:
-    """Return whether a text model, the recipe's start, gets the target's tower."""
-    return parse_view(recipe.view).reads_images and not isinstance(start, LvlmConfig)
-
-
-def _target_signature(recipe: StagedRecipe) -> str:
-    """Return the signature of a target, over the files of its weights that the recipe reads."""
-    if not isinstance(recipe, Recipe) or recipe.distillation is not None:
-        return model_signature(recipe.target)
-    start = recipe.start
-    if isinstance(start, str):
-        start = read_config(locate(start, files=SMALL))
-    reads = isinstance(recipe.start, LlavaConfig) or _takes_tower(recipe, start)
-    return model_signature(recipe.target, tower_files(recipe.target) if reads else ())
-
-
-def _train(
-    recipe: Recipe,
-    stage: Stage,
-    target: LoadedModel,
-    draft: LoadedModel,
-    sources: Mapping[str, Any],
-    directory: Path,
-    run: Run,
-) -> Params:
-    view = parse_view(recipe.view)
-    teacher = target if recipe.distillation else None
-    reader = teacher and replace(teacher, params={})
-    batches, inputs = stage_data(recipe, stage, sources, target, draft, view=view, teacher=reader)
-    inputs |= _start_signature(recipe) | {
-        "sees": view.reads_images,
-        "view": recipe.view,
-        "distillation": recipe.distillation and asdict(recipe.distillation),
-    }
-    if vocabulary := draft.model.text.draft_vocabulary:
-        inputs["draft_vocabulary"] = list(vocabulary)
-    if recipe.lora:
-        inputs["lora"] = asdict(recipe.lora)
-    params, train = draft.params, stage.train
-    if teacher is not None:
-        params = {**params, TEACHER: teacher_params(teacher, draft, view, train.frozen)}
-        train = replace(train, frozen=(*train.frozen, TEACHER))
-
-    def sharding_of(mesh: Any) -> Params:
-        plain = {name: part for name, part in draft.params.items() if name != LORA}
-        placement = shardings(draft.config, plain, mesh)
-        if recipe.lora:
-            whole = NamedSharding(mesh, PartitionSpec())
-            placement |= {LORA: jax.tree.map(lambda _: whole, draft.params[LORA])}
-        if teacher:
-            placement |= {TEACHER: shardings(teacher.config, params[TEACHER], mesh)}
-        return placement
-
-    evaluate = None
-    if recipe.held_out:
-        samples = mixture([(sources[recipe.held_out], 1.0)], 0)
-        alone = replace(batches, teacher=None, process=(0, 1), packing=False)
-        held_out = replace(alone, samples=samples, batch=8, plain=False)
-        held_out_batches = [held_out(step) for step in range(HELD_OUT)]
-        evaluate = simulated(draft.model, held_out_batches, view, lora=recipe.lora)
-    loss = tuning_loss(
-        draft.model,
-        view,
-        teacher=teacher and teacher.model,
-        distillation=recipe.distillation,
-        lora=recipe.lora,
-    )
-    more: dict[str, Any] = {"sharding_of": sharding_of, "evaluate": evaluate, "inputs": inputs}
-    with closing(iterate(batches, train.steps, limit=recipe.unlearned)) as ahead:
-        return without_teacher(run(train, params, loss, ahead, directory, **more))
+    written = np.zeros(len(encoder.tokenizer), np.int64)
+    for start in range(0, count, GROUP):
+        chunk = [samples[i].messages for i in range(start, min(start + GROUP, count))]
+        for tokens, mask in encoder.dialogues(chunk):
+            counts = np.bincount(tokens[mask])
+            written = np.pad(written, (0, max(len(counts) - len(written), 0)))
+            written[: len(counts)] += counts
+    written[[*ends]] = np.iinfo(np.int64).max
+    return np.argsort(-written, kind="stable")
 
 
 def stage_data(
@@ -382,7 +120,7 @@ def stage_data(
     draft: LoadedModel,
     **options: Any,
 ) -> tuple[ConversationBatches, dict[str, Any]]:
-    """Return a stage's batches, and the inputs that decide them, for `fit`.
+    """Return a stage's batches, and what decides them besides the target, for `fit`.
 
     Args:
       sources: Data sets by their names.
@@ -415,7 +153,6 @@ def stage_data(
     system = {"system": recipe.system} if recipe.system else {}
     data = [(name, weight, sources[name]) for name, weight in stage.data]
     return batches, system | {
-        "target": _target_signature(recipe),
         "buckets": recipe.buckets,
         "units": recipe.tile_buckets,
         "data": [

@@ -32,7 +32,8 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.publishing.export import Target, export, pad_vocabulary
 from jaxspec.publishing.licences import licence_of
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.recipes import Recipe, Stage, start_draft
+from jaxspec.training.draft_recipe import Recipe, start_draft
+from jaxspec.training.recipes import Stage
 from tests import tiny
 from tests.tiny import hf, qwen_vl, tiles
 from tests.tiny.families import SEEING

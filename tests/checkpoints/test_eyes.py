@@ -16,7 +16,8 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.loading.models import LoadedModel, prompt_encoder
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.recipes import Recipe, Stage, start_draft
+from jaxspec.training.draft_recipe import Recipe, start_draft
+from jaxspec.training.recipes import Stage
 from jaxspec.typing import Params
 from jaxspec_demo import models as shipped_models
 from tests import tiny

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.heads.loading import is_head, load_head, save_head
 from jaxspec.typing import Params
 from tests import tiny

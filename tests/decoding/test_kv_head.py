@@ -19,7 +19,7 @@ from jaxspec.decoding.sources.head import HeadSource
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.errors import InputError
 from jaxspec.heads.blocks import corrected, embedder, read_blocks, read_whole
-from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.heads.making import init_head, new_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params

@@ -31,7 +31,7 @@ from jaxspec.heads.kinds.assistant import AssistantConfig
 from jaxspec.heads.kinds.dflash import DFlashConfig
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
 from jaxspec.heads.kinds.eagle3 import Eagle3Config
-from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.heads.kinds.mtp import MtpConfig
 from jaxspec.heads.kinds.one_pass import OnePassConfig
 from jaxspec.heads.kinds.vispec import VispecConfig

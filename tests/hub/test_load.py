@@ -23,7 +23,7 @@ from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel, load_draft
 from jaxspec.loading.pairs import check_pair, check_vocabulary
 from jaxspec.prompts.views import parse_views
-from jaxspec.training.recipes import Recipe
+from jaxspec.training.draft_recipe import Recipe
 from tests.hub.assistants import AssistantTwin
 from tests.hub.block_heads import BlockTwin
 from tests.hub.conftest import load_twin

@@ -15,7 +15,7 @@ from jaxspec.checkpoints.tower import tower_files
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
-from jaxspec.training.recipes import start_draft
+from jaxspec.training.draft_recipe import start_draft
 from tests import tiny
 from tests.hub import build
 from tests.hub.conftest import cached_at, load_twin

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import Gemma4TextConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
 from jaxspec.heads import loading
-from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.heads.making import init_head
 from jaxspec.typing import Params
 from tests.tiny.models import noisy, random_params

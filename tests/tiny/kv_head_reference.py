@@ -1,7 +1,7 @@
 """A KV head in PyTorch, from its exported files alone: one block of drafted tokens at a time, as it
 is defined.
 
-It takes what `config.json` and `model.safetensors` hold (`jaxspec/heads/kinds/kv_head.py`)
+It takes what `config.json` and `model.safetensors` hold (`jaxspec/heads/kinds/kv_head/__init__.py`)
 and the target's last-layer keys and values as they lie in its cache, rotated.
 """
 

@@ -21,11 +21,11 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lora import Lora, init_lora
 from jaxspec.prompts.views import parse_view
 from jaxspec.sharding import make_mesh, on_mesh
-from jaxspec.training.batches import rows_sharding
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.head_batches import Anchoring, HeadBatch, HeadBatches, draw_anchors
 from jaxspec.training.head_recipe import make_loss
+from jaxspec.training.loop.batches import rows_sharding
 from jaxspec.training.loop.step import gradient, partition
 from jaxspec.training.losses import BlockLoss, Divergence
 from jaxspec.training.objectives import Distillation, tuning_loss

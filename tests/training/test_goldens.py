@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.heads.kinds.kv_head import KVHeadConfig
+from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.heads.making import init_head
 from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import text_params

@@ -18,8 +18,9 @@ from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.draft_recipe import Recipe, adapter_base, start_draft, train_draft
 from jaxspec.training.objectives import tuning_loss
-from jaxspec.training.recipes import Recipe, Stage, adapter_base, start_draft, train_draft
+from jaxspec.training.recipes import Stage
 from tests import tiny
 from tests.training.test_conversations import MODEL
 from tests.training.test_goldens import STUDENT, batches

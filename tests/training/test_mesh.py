@@ -13,8 +13,8 @@ import pytest
 
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh, shardings
-from jaxspec.training.batches import process_share
 from jaxspec.training.config import MeshConfig
+from jaxspec.training.loop.batches import process_share
 from jaxspec.training.loop.step import make_optimizer, partition, place_state, placed_on
 from tests.tiny import training
 

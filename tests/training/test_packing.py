@@ -22,12 +22,13 @@ from jaxspec.prompts.views import parse_view
 from jaxspec.training import conversations
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
+from jaxspec.training.draft_recipe import Recipe
 from jaxspec.training.head_batches import Anchoring, HeadBatches
 from jaxspec.training.head_recipe import HeadRecipe, make_loss, train_head
 from jaxspec.training.loop.step import gradient, partition
 from jaxspec.training.losses import Loss
 from jaxspec.training.objectives import Distillation, tuning_loss
-from jaxspec.training.recipes import Recipe, Stage, stage_data
+from jaxspec.training.recipes import Stage, stage_data
 from tests import tiny
 from tests.decoding.test_assistant import TEXT
 from tests.decoding.test_width import HEADS

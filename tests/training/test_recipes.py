@@ -23,10 +23,11 @@ from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import abstract_params
 from jaxspec.publishing.export import export
 from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.draft_recipe import Recipe, start_draft, train_draft
 from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.loop.step import make_optimizer, partition
 from jaxspec.training.objectives import Distillation
-from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
+from jaxspec.training.recipes import Stage, parse_data
 from picturebook.training import Picturebook
 from tests import tiny
 from tests.tiny import Talk, families

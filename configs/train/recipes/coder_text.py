@@ -11,7 +11,8 @@ from dataclasses import replace
 from configs.train.recipes.coder_kv import TRAIN
 from configs.train.recipes.coder_kv import config as coder_kv
 from jaxspec.config import LlamaConfig
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 
 DRAFT = LlamaConfig(
     vocab_size=151936,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from jaxspec.config import LlamaConfig
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 
 DRAFT = LlamaConfig(
     vocab_size=32064,

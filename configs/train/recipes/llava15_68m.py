@@ -14,7 +14,8 @@ answers.
 from __future__ import annotations
 
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "

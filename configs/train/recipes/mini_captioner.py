@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from configs.models.mini import CAPTIONER
 from configs.train.recipes.mini_draft import TUNE
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 from jaxspec_demo import ASSETS
 
 config = Recipe(

@@ -7,7 +7,8 @@ from __future__ import annotations
 from configs.models.mini import DRAFT
 from configs.train.recipes.mini_target import TOWER
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 from jaxspec_demo import ASSETS
 
 TARGET = str(ASSETS / "mini" / "target")

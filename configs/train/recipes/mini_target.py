@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from configs.models.mini import TARGET
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 
 TOWER = "runs/train/tower/hf"
 

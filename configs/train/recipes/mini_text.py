@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from configs.models.mini import DRAFT
 from configs.train.recipes.mini_draft import PAGES, TARGET, TUNE
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 
 config = Recipe(
     target=TARGET,

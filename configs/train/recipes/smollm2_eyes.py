@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from jaxspec.models.lora import Lora
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 
 EYES = "runs/train/eyes_tower/hf"
 

@@ -9,7 +9,8 @@ from configs.models.eyes import TOWER
 from configs.train.recipes.smollm2_eyes_kv import config as smollm2_eyes_kv
 from jaxspec.config import LlamaConfig, LlavaConfig
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 
 POSITIONS = 256
 DRAFT = LlavaConfig(

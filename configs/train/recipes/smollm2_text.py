@@ -7,7 +7,8 @@ from __future__ import annotations
 from configs.train.recipes.smollm2_kv import ANSWERS, BUCKETS, TARGET, WORDS
 from jaxspec.config import LlamaConfig
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.recipes import Recipe, Stage
+from jaxspec.training.draft_recipe import Recipe
+from jaxspec.training.recipes import Stage
 
 DRAFT = LlamaConfig(
     vocab_size=49152,

@@ -14,8 +14,8 @@ import numpy as np
 from jaxspec.engine.memory import bytes_held
 from jaxspec.runtime import human_bytes
 from jaxspec.sharding import on_mesh
-from jaxspec.training.batches import Batch, BatchIterator, as_iterator, read_ahead
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.loop.batches import Batch, BatchIterator, as_iterator, read_ahead
 from jaxspec.training.loop.step import (
     ShardingOf,
     make_optimizer,

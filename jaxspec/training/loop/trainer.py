@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.cluster import sole_on_first
-from jaxspec.training.batches import Batch, BatchIterator, as_iterator, read_ahead
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.loop.batches import Batch, BatchIterator, as_iterator, read_ahead
 from jaxspec.training.loop.measured import MeasuredStep
 from jaxspec.training.loop.metrics import MetricsLog
 from jaxspec.training.loop.preemption import Preempted, Preemption
