@@ -26,7 +26,8 @@ class Picturebook(Sequence[Sample]):
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: Any) -> Sample:
+    def __getitem__(self, index: Any) -> Any:
+        """Return the sample of a number; slices are not read."""
         if not 0 <= index < self.size:
             raise IndexError(index)
         return train_sample(self.seed, int(index), self.kinds)

@@ -71,7 +71,8 @@ class Prepared(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._records)
 
-    def __getitem__(self, index: Any) -> Sample:
+    def __getitem__(self, index: Any) -> Any:
+        """Return the sample of a number; slices are not read."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         record = self._records[int(index)]

@@ -202,7 +202,7 @@ class HeadConfig(ABC):
             raise InputError("has its own draft vocabulary; give --draft-vocabulary 0")
         return self._started(trained, vocabulary or trained_vocabulary, target)
 
-    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
+    def _started(self, trained: Any, vocabulary: tuple[int, ...], target: Any) -> Self:
         config, stored = (
             replace(each, text_config=replace(each.text_config, draft_vocabulary=vocabulary))
             for each in (self, trained)

@@ -157,11 +157,14 @@ class Head(nn.Module):
     def fuse(
         self,
         embeds: Float[Array, "... D"],
-        before: Float[Array, "... D"] | None,
+        before: Any,
         context: Any,
-        newest: Int[Array, "#B roots"] | None,
+        newest: Int[Array, "#B roots"],
     ) -> Float[Array, "... width"]:
-        """Return the layers' inputs from embeddings and the hidden states that predicted them."""
+        """Return the layers' inputs from embeddings and the hidden states that predicted them.
+
+        before: Hidden states [..., D]; None for a head that reads none.
+        """
         return embeds
 
     def closed(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Array]:

@@ -64,7 +64,7 @@ class ReplayModel(LanguageModel):
         embeds: Float[Array, "B L 0"],
         rows: PromptRows,
         slots: int,
-        kept: tuple[int, ...] | None = None,
+        layers: tuple[int, ...] | None = None,
     ) -> tuple[Float[Array, "B V"], KVCache]:
         """Return the first token of every answer, as one-hot logits; there are no hidden states."""
         none = jnp.zeros_like(rows.length)

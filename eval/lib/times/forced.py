@@ -29,10 +29,10 @@ class ForcedSpeculator(Speculator):
     pattern: tuple[int, ...] = (0,)
 
     def judge(
-        self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling
+        self, scores: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling
     ) -> Verdict:
         """Return the verdict with its count replaced."""
-        verdict = super().judge(logits, draft, state, options)
+        verdict = super().judge(scores, draft, state, options)
         return verdict.replace(
             count=jnp.asarray(self.pattern)[state.stats.steps % len(self.pattern)]
         )

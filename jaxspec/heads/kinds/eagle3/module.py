@@ -28,7 +28,7 @@ class FusedLayer(Layer):
         self.hidden_norm = text_norm(self.config)
 
     def __call__(
-        self, x: Float[Array, "B T both"], at: Any, cache: Any, more: None = None
+        self, x: Float[Array, "B T both"], at: Any, cache: Any, more: Array | None = None
     ) -> tuple[Float[Array, "B T D"], Any]:
         normed, stream = self._normed(x)
         out, cache = self.self_attn(normed, at, cache)
