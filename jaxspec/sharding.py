@@ -214,12 +214,12 @@ def partition(
     names = []
     for axis, count in zip(axes, counts):
         name = None if axis is None else MESH_AXES[axis]
-        size = _size(mesh, name)
+        size = _parts_of_axis(mesh, name)
         names.append(name if size > 1 and count % size == 0 else None)
     return PartitionSpec(*names)
 
 
-def _size(mesh: Mesh | AbstractMesh, name: str | tuple[str, ...] | None) -> int:
+def _parts_of_axis(mesh: Mesh | AbstractMesh, name: str | tuple[str, ...] | None) -> int:
     """Return the number of parts into which a mesh axis, or several, split a dimension."""
     parts = (name,) if isinstance(name, str) else name or ()
     return math.prod(mesh.shape[part] for part in parts)
@@ -332,4 +332,4 @@ def shard_count(axis: str, size: int) -> int:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return 1
-    return _size(mesh, *partition(mesh, (axis,), (size,)))
+    return _parts_of_axis(mesh, *partition(mesh, (axis,), (size,)))

@@ -168,10 +168,10 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
             raise InputError(
                 f"adapter {path}: {entry} {raw[entry]!r:.60} is not known; merge it with PEFT"
             )
-    return _fitted(weights, raw, config)
+    return _checked_adapter(weights, raw, config)
 
 
-def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
+def _checked_adapter(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapter:
     """Return an adapter that fits the model; InputError names each tensor that does not."""
     path, renames = weights.parent, family_of(config.model_type).layouts
     problems: list[str] = []
@@ -192,7 +192,7 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
             embeddings |= {name} if match[3] else set()
         else:
             whole[hub_name(module, renames)] = tensor
-    apart = _parted(raw, config, factors, whole)
+    apart = _untied_names(raw, config, factors, whole)
     if apart is not None:
         config = untied(config)
     layouts = layouts_of(config)[0]
@@ -226,7 +226,7 @@ def _fitted(weights: Path, raw: Mapping[str, Any], config: ModelConfig) -> Adapt
     return Adapter(config, pairs, whole, apart)
 
 
-def _parted(
+def _untied_names(
     raw: Mapping[str, Any],
     config: ModelConfig,
     factors: dict[str, dict[str, StoredTensor]],

@@ -212,7 +212,7 @@ def misfits(
             problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(dtypes)}")
     # By turns, so that the first few of them show both.
     lines = zip_longest(
-        (f"{_untied(name)}{name} is missing" for name in missing),
+        (f"{_why_needed(name)}{name} is missing" for name in missing),
         (f"{stored[name].name} is unexpected" for name in surplus),
     )
     return problems + [line for pair in lines for line in pair if line]
@@ -236,7 +236,7 @@ def _drop_shared_keys(config: ModelConfig, stored: dict[str, StoredTensor]) -> N
             del stored[name]
 
 
-def _untied(name: str) -> str:
+def _why_needed(name: str) -> str:
     """Return why an output matrix is needed."""
     return "tie_word_embeddings is false, and " if name.endswith("lm_head.weight") else ""
 

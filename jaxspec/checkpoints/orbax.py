@@ -110,8 +110,8 @@ class Checkpoints:
         """
         with self._writing():
             if self._manager.latest_step() != step:
-                saved = {"processes": [position], "run": self._run, "state": int(_sum(state))}
-                data = ocp.args.JsonSave(saved | {"sum": _sum_of_json(saved)})
+                saved = {"processes": [position], "run": self._run, "state": int(_checksum(state))}
+                data = ocp.args.JsonSave(saved | {"sum": _json_checksum(saved)})
                 parts = {"state": ocp.args.StandardSave(state), "data": data}
                 self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
             if wait:
@@ -152,7 +152,7 @@ class Checkpoints:
         try:
             with _raised_once():
                 contents = self._manager.restore(step, args=ocp.args.Composite(**parts))
-                _check(contents)
+                _check_sums(contents)
         except (MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # Orbax and TensorStore raise anything of files that are damaged
@@ -180,10 +180,10 @@ class Checkpoints:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with writing(str(self._directory), self._then), _raised_once():
+        with writing(str(self._directory), self._advice), _raised_once():
             yield
 
-    def _then(self) -> str:
+    def _advice(self) -> str:
         manager = getattr(self, "_manager", None)
         if manager is not None:
             manager.reload()
@@ -215,22 +215,22 @@ def forget(directory: str) -> None:
         epath.Path(directory).rmtree(missing_ok=True)
 
 
-def _check(parts: Any) -> None:
+def _check_sums(parts: Any) -> None:
     """Raise ValueError unless the checksums of what was written match."""
     data = dict(parts["data"])
-    if "sum" in data and data.pop("sum") != _sum_of_json(data):
+    if "sum" in data and data.pop("sum") != _json_checksum(data):
         raise ValueError("its position in the data is not what was saved")
-    if "state" in parts and data.get("state") not in (None, int(_sum(parts["state"]))):
+    if "state" in parts and data.get("state") not in (None, int(_checksum(parts["state"]))):
         raise ValueError("its arrays are not those that were saved")
 
 
-def _sum_of_json(values: Any) -> int:
+def _json_checksum(values: Any) -> int:
     read = json.loads(json.dumps(values))  # numbers that are keys become text, and sort differently
     return zlib.crc32(json.dumps(read, sort_keys=True).encode())
 
 
 @jax.jit
-def _sum(state: Any) -> Array:
+def _checksum(state: Any) -> Array:
     """Return a checksum of the state's bits, wherever its arrays are placed; they are not moved."""
     total = jnp.uint32(0)
     for leaf in map(jnp.asarray, jax.tree.leaves(state)):

@@ -130,7 +130,7 @@ def run_import(args: Import) -> None:
         directories.check_destination(args.destination, args.overwrite, path)
         tower = fetch_checkpoint(original_llava.tower_name(path))
         config = original_llava.convert(path, tower, args.destination, dtype, args.overwrite)
-    _tell(args.destination, config)
+    _print_export(args.destination, config)
 
 
 def run(args: Export) -> None:
@@ -180,7 +180,7 @@ def run(args: Export) -> None:
         terms=terms,
     )
     if args.destination is not None:
-        _tell(destination, config)
+        _print_export(destination, config)
     if repository is not None:
         progress(f"pushing to {repository.name}")
         print(printable(str(push(destination, repository))))
@@ -194,7 +194,7 @@ def run(args: Export) -> None:
         print(printable(draft_command(path, target.place, config, target.config)))
 
 
-def _tell(path: Path, config: Any) -> None:
+def _print_export(path: Path, config: Any) -> None:
     files = list(path.glob("*.safetensors"))
     size = human_bytes(sum(file.stat().st_size for file in files))
     count = f"{len(files)} file{'s' * (len(files) > 1)}"

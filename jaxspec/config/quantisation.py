@@ -40,7 +40,7 @@ class Quantisation:
         if entry is None:
             return None
         if not isinstance(entry, dict):
-            raise _refused(str(entry))
+            raise _refusal(str(entry))
         return _parsed(entry)
 
 
@@ -51,21 +51,21 @@ def _parsed(entry: Mapping[str, Any]) -> Quantisation:
         form = str(entry.get("version") or "gemm").lower()
         if form == "gemm" and bits == 4 and _is_group(group):
             return Quantisation("awq", 4, group)
-        raise _refused(f"awq, version {form}, bits {bits}, group_size {group}")
+        raise _refusal(f"awq, version {form}, bits {bits}, group_size {group}")
     if method == "gptq":
         form = "marlin" if entry.get("is_marlin_format") else entry.get("checkpoint_format", "gptq")
         if form in ("gptq", "gptq_v2") and bits in (4, 8) and _is_group(group):
             return Quantisation("gptq", bits, group, zero_offset=int(form == "gptq"))
-        raise _refused(f"gptq, checkpoint_format {form}, bits {bits}, group_size {group}")
+        raise _refusal(f"gptq, checkpoint_format {form}, bits {bits}, group_size {group}")
     if method == "fp8":
         match entry.get("weight_block_size"), entry.get("fmt", "e4m3"):
             case [tall, wide], "e4m3" if _is_count(tall) and _is_count(wide):
                 return Quantisation("fp8", 8, block=(tall, wide))
             case block, form:
-                raise _refused(f"fp8, fmt {form}, weight_block_size {block}")
+                raise _refusal(f"fp8, fmt {form}, weight_block_size {block}")
     if method == "bitsandbytes" and entry.get("load_in_4bit"):
         return Quantisation("bitsandbytes")
-    raise _refused(f"{method}, {bits} bits" if bits else str(method))
+    raise _refusal(f"{method}, {bits} bits" if bits else str(method))
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -76,7 +76,7 @@ def _is_group(value: object) -> TypeGuard[int]:
     return value == -1 or _is_count(value)
 
 
-def _refused(kind: str) -> InputError:
+def _refusal(kind: str) -> InputError:
     return InputError(
         f"config.json: the model is quantised ({kind:.80}), and {READ} are read; take one of "
         "those, or the original in float32, float16 or bfloat16"

@@ -93,7 +93,7 @@ def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
     return Benchmark(name, title, *source, images=r"image_\d+", only=("sub_task", task))
 
 
-def _asked(
+def _short_answers(
     name: str, title: str, hub: str, split: str, synthetic: str, config: str = "default"
 ) -> Benchmark:
     """Return a set of short answers about an image; IbED and TABED ask for the reasoning."""
@@ -104,7 +104,7 @@ def _asked(
     )  # fmt: skip
 
 
-def _functions(name: str, prompt: str) -> Benchmark:
+def _humaneval(name: str, prompt: str) -> Benchmark:
     """Return HumanEval, asked with the function's head or with an instruction around it."""
     return Benchmark(
         name, "HumanEval", "openai/openai_humaneval", "test", "openai_humaneval",
@@ -121,8 +121,8 @@ BENCHMARKS = {
             synthetic="describe", question=("question", "text"), answer=("gpt_answer",),
             prompt=REASON + "{question}",
         ),
-        _asked("docvqa", "DocVQA", "lmms-lab/LMMs-Eval-Lite", "lite", "read", "docvqa_val"),
-        _asked("pope", "POPE", "lmms-lab/POPE", "test", "exist"),
+        _short_answers("docvqa", "DocVQA", "lmms-lab/LMMs-Eval-Lite", "lite", "read", "docvqa_val"),
+        _short_answers("pope", "POPE", "lmms-lab/POPE", "test", "exist"),
         Benchmark(
             "mm-vet", "MM-Vet", "lmms-lab/MMVet", "test", synthetic="reason",
             prompt=REASON + "{question}",
@@ -140,8 +140,8 @@ BENCHMARKS = {
             "gsm8k", "GSM8K", "openai/gsm8k", "test", "main", "sums", images="", short=True,
             final="####", shots=Shots("train", 4),
         ),
-        _functions("humaneval", "{question}"),
-        _functions("humaneval-chat", PROGRAM),
+        _humaneval("humaneval", "{question}"),
+        _humaneval("humaneval-chat", PROGRAM),
         Benchmark(
             "mmlu", "MMLU", "cais/mmlu", "test", "all", images="", options="choices", short=True,
             shots=Shots("dev", 5, by="subject"),
@@ -151,9 +151,9 @@ BENCHMARKS = {
             question=("article",), answer=("highlights",), prompt=SUMMARISE + "{question}",
             shots=Shots("train", 1),
         ),
-        _asked("chartqa", "ChartQA", "lmms-lab/ChartQA", "test", "chart"),
-        _asked("textvqa", "TextVQA", "lmms-lab/textvqa", "validation", "read"),
-        _asked("vqav2", "VQAv2", "lmms-lab/VQAv2", "validation", "reason"),
+        _short_answers("chartqa", "ChartQA", "lmms-lab/ChartQA", "test", "chart"),
+        _short_answers("textvqa", "TextVQA", "lmms-lab/textvqa", "validation", "read"),
+        _short_answers("vqav2", "VQAv2", "lmms-lab/VQAv2", "validation", "reason"),
         Benchmark(
             "hallusionbench", "HallusionBench", "lmms-lab/HallusionBench", "image",
             synthetic="exist", answer=("gt_answer_details",), prompt=REASON + "{question}",
@@ -272,14 +272,16 @@ def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
 
 def _sample(spec: Benchmark, number: int, row: DataRow) -> Sample:
     with located(row.origin):
-        return _read(spec, number, row)
+        return _sample_of(spec, number, row)
 
 
-def _read(spec: Benchmark, number: int, row: DataRow) -> Sample:
+def _sample_of(spec: Benchmark, number: int, row: DataRow) -> Sample:
     """Return the sample of a row; InputError for a row that lacks its images or answer."""
     images = tuple(
         stored_image(row, column, row.values[column])
-        for column in sorted(filter(re.compile(spec.images).fullmatch, row.values), key=_number)
+        for column in sorted(
+            filter(re.compile(spec.images).fullmatch, row.values), key=_column_number
+        )
     )
     if spec.images and not images:
         raise InputError(f"no image in column {spec.images!r}, of {list(row.values)}")
@@ -316,6 +318,6 @@ def _texts(value: Any) -> list[str]:
     return [str(value).strip()] if str(value).strip() else []
 
 
-def _number(column: str) -> int:
+def _column_number(column: str) -> int:
     digits = re.search(r"\d+$", column)
     return int(digits[0]) if digits else 0

@@ -95,7 +95,7 @@ def remarks(values: Values, sample: Sample) -> list[tuple[Remark, str]]:
     answers = [message for message in messages if role_of(message) == "assistant"]
     entries = [item for part in (values, *answers) for item in part.items()]
     names: dict[Remark, list[str]] = {
-        "not read": _unread(values, sample),
+        "not read": _unread_columns(values, sample),
         "not obeyed": [name for name, value in entries if _changes_learning(name, value)],
         "left out": ["answers before the first question"] * (roles[0] == "assistant")
         + ["last questions without an answer"] * (roles[-1] == "user"),
@@ -112,7 +112,7 @@ def _changes_learning(name: str, value: Any) -> bool:
     return any(each != usual for each in values if isinstance(each, int | float | Mapping))
 
 
-def _unread(values: Values, sample: Sample) -> list[str]:
+def _unread_columns(values: Values, sample: Sample) -> list[str]:
     """Return the columns, and entries of messages, that look like speech and are not in a sample.
 
     A copy of a part of the sample is in it, and so is the whole conversation in another form.
@@ -268,7 +268,7 @@ def _questions(values: Values) -> list[Any] | None:
     return _pairs(list(zip(turns, answers)))
 
 
-def _tree(values: Values) -> list[Any] | None:
+def _ranked_replies(values: Values) -> list[Any] | None:
     """Read {prompt: {role, text, replies}}, by the replies that people ranked first."""
     prompt = values.get("prompt")
     if not isinstance(prompt, Mapping):
@@ -284,7 +284,7 @@ def _tree(values: Values) -> list[Any] | None:
         return [_message(message.get("role"), message.get("text")) for message in path]
 
 
-def _completed(values: Values) -> list[Any] | None:
+def _prompt_and_completion(values: Values) -> list[Any] | None:
     """Read {prompt: [message], completion: [message] or text}."""
     prompt = values.get("prompt")
     if not isinstance(prompt, list):
@@ -293,13 +293,13 @@ def _completed(values: Values) -> list[Any] | None:
     return [*prompt, *(answer if isinstance(answer, list) else [_message("assistant", answer)])]
 
 
-def _listed(values: Values) -> list[Any] | None:
+def _message_list(values: Values) -> list[Any] | None:
     """Read {messages: [{role, content}]} or {conversations: [{from, value}]}."""
     messages = next((values[name] for name in LISTS if values.get(name) is not None), None)
     return messages if messages is None or isinstance(messages, list) else [messages]
 
 
-def _paired(values: Values) -> list[Any] | None:
+def _text_pairs(values: Values) -> list[Any] | None:
     """Read {texts: [{user, assistant}]}."""
     texts = values.get("texts")
     if not isinstance(texts, list):
@@ -312,7 +312,7 @@ def _paired(values: Values) -> list[Any] | None:
     return _pairs(turns)
 
 
-def _answered(values: Values) -> list[Any] | None:
+def _question_and_answer(values: Values) -> list[Any] | None:
     """Read {question, answer}, with a text that the question is about, and earlier turns."""
     question = next((values[name] for name in QUESTIONS if name in values), None)
     answer = next((values[name] for name in ANSWERS if name in values), None)
@@ -321,10 +321,10 @@ def _answered(values: Values) -> list[Any] | None:
     about = [values.get(name) for name in ABOUT]
     parts = [question, *(part for part in about if isinstance(part, str) and part != question)]
     text = "\n".join(part.strip() for part in parts if part.strip())
-    return [*_earlier(values.get("history")), *_pairs([(text, answer)])]
+    return [*_history(values.get("history")), *_pairs([(text, answer)])]
 
 
-def _earlier(history: Any) -> list[Any]:
+def _history(history: Any) -> list[Any]:
     """Return the messages before a question: a list of [question, answer], or of messages."""
     turns = history or []
     if isinstance(turns, list) and all(isinstance(turn, Mapping) for turn in turns):
@@ -339,7 +339,7 @@ def _earlier(history: Any) -> list[Any]:
     return _pairs(turns)
 
 
-def _marked(values: Values) -> list[Any] | None:
+def _marked_text(values: Values) -> list[Any] | None:
     """Read {text} with `<human>:` and `<bot>:` before their messages."""
     text = values.get("text")
     if not isinstance(text, str) or not text.lstrip().startswith("<human>:"):
@@ -348,7 +348,7 @@ def _marked(values: Values) -> list[Any] | None:
     return [_message(role, text) for role, text in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def _plain(values: Values) -> list[Any] | None:
+def _plain_text(values: Values) -> list[Any] | None:
     """Read {text}, which is learned as it is, without roles."""
     text = values.get("text")
     return _pairs([("", text)]) if isinstance(text, str) else None
@@ -356,12 +356,12 @@ def _plain(values: Values) -> list[Any] | None:
 
 FORMS: dict[str, Callable[[Values], list[Any] | None]] = {
     "turns": _questions,
-    "tree": _tree,
-    "prompt and completion": _completed,
-    "messages": _listed,
-    "texts": _paired,
-    "question and answer": _answered,
-    "marked text": _marked,
-    "text": _plain,
+    "tree": _ranked_replies,
+    "prompt and completion": _prompt_and_completion,
+    "messages": _message_list,
+    "texts": _text_pairs,
+    "question and answer": _question_and_answer,
+    "marked text": _marked_text,
+    "text": _plain_text,
 }
 """Form -> its reader, which returns a row's messages, or None for a row without its columns."""

@@ -37,20 +37,20 @@ _BLANK = r"( |\n[ \t]{0,24})?"
 """Blank text in JSON, as models write it: without a bound one could write nothing else."""
 
 
-def _texts(value: object) -> bool:
+def _is_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(x, str) and x for x in value)
 
 
-def _schema(value: object) -> bool:
+def _has_schema(value: object) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("schema"), Mapping)
 
 
 _FORMS: dict[str, Callable[[Any], bool]] = {
     "text": lambda value: value is None,
     "json_object": lambda value: value is None,
-    "json_schema": _schema,
+    "json_schema": _has_schema,
     "regex": lambda value: isinstance(value, str),
-    "choice": lambda value: bool(value) and _texts(value),
+    "choice": lambda value: bool(value) and _is_texts(value),
 }
 """Type of a form -> whether its field of the same name is valid."""
 ADVICE = (
@@ -108,10 +108,10 @@ class Grammar:
         All may follow an EOS: what is drafted there is cut. Only an EOS may follow tokens behind
         which no token of the vocabulary leads on.
         """
-        answer, mask = self._own(tokens), np.full(words, ALL)
+        answer, mask = self._after_reasoning(tokens), np.full(words, ALL)
         if answer is None:
             for token in self._eos:
-                _set(mask, token, False)
+                _set_bit(mask, token, False)
             return mask
         if not self._eos.isdisjoint(answer):
             return mask
@@ -120,13 +120,13 @@ class Grammar:
         if (bits := walk.to(answer)) is not None:
             mask[: len(bits)] = bits[:words]
         if self._may_reason and not tokens:
-            _set(mask, self._marks[0], True)
+            _set_bit(mask, self._marks[0], True)
         if not mask.any():
             for token in self._eos:
-                _set(mask, token, True)
+                _set_bit(mask, token, True)
         return mask
 
-    def _own(self, tokens: Sequence[int]) -> Sequence[int] | None:
+    def _after_reasoning(self, tokens: Sequence[int]) -> Sequence[int] | None:
         """Return the tokens behind the reasoning; None within it."""
         first, last = self._marks
         begin = 1 if self._may_reason and tokens[:1] == [first] else 0
@@ -139,7 +139,7 @@ class Grammar:
 
         They are not where no token led on: where the vocabulary lacks one, or llguidance gave up.
         """
-        answer = self._own(tokens)
+        answer = self._after_reasoning(tokens)
         if answer is None:
             return False
         matcher, own = self._matcher.deep_copy(), [t for t in answer if t not in self._eos]
@@ -224,7 +224,7 @@ def _masks(words: int, *arrays: Any) -> np.ndarray:
     return masks
 
 
-def _set(mask: np.ndarray, token: int, allowed: bool) -> None:
+def _set_bit(mask: np.ndarray, token: int, allowed: bool) -> None:
     """Set a token's bit."""
     if 0 <= token < 32 * len(mask):
         bit = np.uint32(1 << token % 32)

@@ -54,7 +54,9 @@ def prompt_tokens(
         return None
     text = right_aligned(rows.tokens, rows.length)
     contains = jnp.zeros((len(text), size), bool)
-    contains = contains.at[jnp.arange(len(text))[:, None], _in(size, text)].set(True, mode="drop")
+    contains = contains.at[jnp.arange(len(text))[:, None], _vocabulary_index(size, text)].set(
+        True, mode="drop"
+    )
     return PromptTokens(contains, text if processors.reads_order else None)
 
 
@@ -95,7 +97,7 @@ class History(struct.PyTreeNode):
         rows, size = jnp.arange(len(count))[:, None], prompt.contains.shape[1]
         new = jnp.where(jnp.arange(tokens.shape[1]) < count[:, None], tokens, NO_TOKEN)
         occurrences = jnp.zeros(prompt.contains.shape, jnp.int32)
-        occurrences = occurrences.at[rows, _in(size, new)].add(1, mode="drop")
+        occurrences = occurrences.at[rows, _vocabulary_index(size, new)].add(1, mode="drop")
         none = jnp.zeros((len(count), 0), jnp.int32), jnp.zeros((1, 1, 0), bool)
         return cls(prompt, tokens, count, occurrences, *none)
 
@@ -122,7 +124,7 @@ class History(struct.PyTreeNode):
         text = jnp.concatenate([prompt, answer, room], axis=1)[:, None]
         depth = jnp.cumsum(self.before, axis=-1) - 1
         slots = jnp.where(self.before, begin + self.count[:, None, None] + depth, text.shape[-1])
-        rows, scores = _at(slots)
+        rows, scores = _first_indices(slots)
         text = jnp.broadcast_to(text, (*slots.shape[:2], text.shape[-1]))
         return text.at[rows, scores, slots].set(self.drafted[:, None], mode="drop")
 
@@ -137,11 +139,11 @@ def processed(
     text = history.text if processors.reads_order else None
     biases = processors.biases
     scores = scores.astype(jnp.float32)
-    rows, columns = _at(scores)
+    rows, columns = _first_indices(scores)
     values = jnp.where(_applies(biases, history, text), biases.values[:, None], 0.0)
     scores = scores.at[rows, columns, biases.tokens[:, None]].add(values, mode="drop")
     occurrences = jnp.broadcast_to(history.occurrences[:, None], scores.shape)
-    fresh = _in(size, jnp.where(history.before, drafted, NO_TOKEN))
+    fresh = _vocabulary_index(size, jnp.where(history.before, drafted, NO_TOKEN))
     occurrences = occurrences.at[rows, columns, fresh].add(1, mode="drop")
     repetition, presence, frequency = (
         penalty[:, None, None]
@@ -153,7 +155,9 @@ def processed(
     scores = scores - frequency * occurrences - presence * written
     if processors.ngram is not None:
         assert text is not None
-        repeated = _in(size, jnp.where(_repeats(text, history, processors.ngram), text, NO_TOKEN))
+        repeated = _vocabulary_index(
+            size, jnp.where(_repeats(text, history, processors.ngram), text, NO_TOKEN)
+        )
         scores = scores.at[rows, columns, repeated].set(-jnp.inf, mode="drop")
     if processors.grammar is None:
         return scores
@@ -182,7 +186,9 @@ def _applies(
     if not width:
         return holds
     assert text is not None
-    newest = jnp.stack([_back(text, history, steps) for steps in range(width, 0, -1)], axis=-1)
+    newest = jnp.stack(
+        [_token_before(text, history, steps) for steps in range(width, 0, -1)], axis=-1
+    )
     prefix = biases.prefix[:, None]
     fits = (prefix == NO_TOKEN) | (prefix == newest[:, :, None])
     return holds & jnp.all(fits, axis=-1)
@@ -199,7 +205,7 @@ def _repeats(
     slots, length = jnp.arange(text.shape[-1]), size[:, None, None] - 1
 
     def compare(steps: Array, same: Array) -> Array:
-        newest = _back(text, history, steps)[..., None]
+        newest = _token_before(text, history, steps)[..., None]
         earlier = jnp.where(slots >= steps, jnp.roll(text, steps, axis=-1), NO_TOKEN)
         return same & ((steps > length) | ((earlier == newest) & (newest != NO_TOKEN)))
 
@@ -207,7 +213,9 @@ def _repeats(
     return jax.lax.fori_loop(1, jnp.maximum(size.max(), 1), compare, every)
 
 
-def _back(text: Int[Array, "B T S"], history: History, steps: int | Array) -> Int[Array, "B T"]:
+def _token_before(
+    text: Int[Array, "B T S"], history: History, steps: int | Array
+) -> Int[Array, "B T"]:
     """Return the token so many steps before each score; `NO_TOKEN` before the prompt."""
     assert history.prompt.text is not None
     slots = history.prompt.text.shape[1] + history.index - steps
@@ -215,11 +223,11 @@ def _back(text: Int[Array, "B T S"], history: History, steps: int | Array) -> In
     return jnp.where(slots < 0, NO_TOKEN, tokens)
 
 
-def _at(array: Array) -> tuple[Array, Array]:
+def _first_indices(array: Array) -> tuple[Array, Array]:
     """Return the indices of the first two axes, to index three."""
     return jnp.arange(array.shape[0])[:, None, None], jnp.arange(array.shape[1])[:, None]
 
 
-def _in(size: int, tokens: Array) -> Array:
+def _vocabulary_index(size: int, tokens: Array) -> Array:
     """Return the tokens as indices of a vocabulary; those outside it, `size`, which is dropped."""
     return jnp.where((tokens >= 0) & (tokens < size), tokens, size)

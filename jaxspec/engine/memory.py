@@ -316,10 +316,10 @@ def bytes_held(tree: Any) -> int:
         shape = x.shape if split is None else split.shard_shape(x.shape)
         return math.prod(shape) * jnp.dtype(x.dtype).itemsize
 
-    return sum(map(held, jax.tree.leaves(jax.tree.map(_plain, tree))))
+    return sum(map(held, jax.tree.leaves(jax.tree.map(_as_integers, tree))))
 
 
-def _plain(leaf: Any) -> Any:
+def _as_integers(leaf: Any) -> Any:
     """Return PRNG keys as the integers that store them, and other leaves as they are."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, leaf)

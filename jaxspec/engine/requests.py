@@ -319,11 +319,11 @@ def _banned(
     encoder: PromptEncoder, words: Sequence[str | Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
     """Return the token ids of words, each form once."""
-    forms = (tuple(form) for word in words for form in _forms(encoder, word))
+    forms = (tuple(form) for word in words for form in _token_forms(encoder, word))
     return tuple(dict.fromkeys(forms))
 
 
-def _forms(encoder: PromptEncoder, word: str | Sequence[int]) -> list[Sequence[int]]:
+def _token_forms(encoder: PromptEncoder, word: str | Sequence[int]) -> list[Sequence[int]]:
     """Return the token ids of a text at the start of a word and within one; of blank text, as it
     follows a letter, because some tokenisers begin every text with a space.
     """

@@ -132,13 +132,13 @@ class HeadConfig(ABC):
         if self.target_hash and digest != self.target_hash:
             raise InputError(
                 f"{self.title}: made for a target of configuration {self.target_hash}"
-                f"{self._named}, but this {target.model_type} is {digest}; "
+                f"{self._target_note}, but this {target.model_type} is {digest}; "
                 "use the head's own target"
             )
         return self._fitted(target, getattr(target, "text_config", target))
 
     @property
-    def _named(self) -> str:
+    def _target_note(self) -> str:
         """Return the target's name as a part of a sentence."""
         return f" ({self.target_name})" if self.target_name else ""
 

@@ -33,19 +33,19 @@ class LanguageModel:
     @property
     def has_vision(self) -> bool:
         """Return whether the model has a vision tower."""
-        return self._images is not None
+        return self._image_inputs is not None
 
     def blended(self, pool: Pool | None) -> int:
         """Return the number of feature rows that an image slot blends; 0 without images."""
-        return self._images.blended(pool) if self._images else 0
+        return self._image_inputs.blended(pool) if self._image_inputs else 0
 
     @property
     def mrope(self) -> bool:
         """Return whether images take other rotary positions than slots (M-RoPE)."""
-        return self._images is not None and self._images.mrope
+        return self._image_inputs is not None and self._image_inputs.mrope
 
     @property
-    def _images(self) -> type[ImageInputs] | None:
+    def _image_inputs(self) -> type[ImageInputs] | None:
         return family_of(self.config.model_type).images
 
     def reach(self, rows: PromptRows) -> Int[Array, "B L"] | None:
@@ -58,7 +58,7 @@ class LanguageModel:
 
     def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
         """Return tower features of every tile of every row's images."""
-        return self._whole(params, "encode", **images)
+        return self._apply_model(params, "encode", **images)
 
     def embed(
         self,
@@ -69,11 +69,11 @@ class LanguageModel:
     ) -> Float[Array, "B L D"]:
         """Return prompt embeddings. Image slots show projected features, pooled for view P."""
         stacked = 0 if isinstance(self.config, TextConfig) else self.config.stacked
-        embeds = widen_for_stack(self._text(params, "embed", rows.tokens), stacked)
+        embeds = widen_for_stack(self._apply_decoder(params, "embed", rows.tokens), stacked)
         if features is None or rows.sources is None:
             return embeds
         return show_images(
-            embeds, self._whole(params, "project", features, pool), rows.sources, rows.blend
+            embeds, self._apply_model(params, "project", features, pool), rows.sources, rows.blend
         )
 
     def prefill(
@@ -91,7 +91,7 @@ class LanguageModel:
           layers: Hidden states that the cache keeps, as `KVCache.kept`; None keeps none.
         """
         hidden, cache = self.read(params, embeds, rows, whole_slots(slots), layers)
-        return self._last(params, hidden, rows), cache
+        return self._last_logits(params, hidden, rows), cache
 
     def resume(
         self, params: Params, embeds: Float[Array, "B L wide"], rows: PromptRows, cache: KVCache
@@ -102,14 +102,14 @@ class LanguageModel:
         rotary = slots + cache.shift[:, None] if rows.rotary is None else rows.rotary
         reach = self.reach(rows)
         reach = None if reach is None else first + reach
-        hidden, longer = self._text(
+        hidden, longer = self._apply_decoder(
             params, "hidden", embeds, slots, cache, None, rotary, reach=reach
         )
         shift = cache.shift if rows.shift is None else rows.shift
         longer = longer.replace(length=cache.length + rows.length, shift=shift)
-        return self._last(params, hidden, rows), longer
+        return self._last_logits(params, hidden, rows), longer
 
-    def _last(
+    def _last_logits(
         self, params: Params, hidden: Float[Array, "B L D"], rows: PromptRows
     ) -> Float[Array, "B V"]:
         """Return the logits after each row's last token."""
@@ -128,7 +128,7 @@ class LanguageModel:
         batch, width, _ = embeds.shape
         cache = init_cache(self.text, batch, slots, embeds.dtype, layers)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
-        hidden, cache = self._text(
+        hidden, cache = self._apply_decoder(
             params, "hidden", embeds, positions, cache, width, rows.angles, **self._bounds(rows)
         )
         shift = cache.shift if rows.shift is None else rows.shift
@@ -136,11 +136,13 @@ class LanguageModel:
 
     def logits(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the scores of the next token, float32."""
-        return self._text(params, "logits", hidden)
+        return self._apply_decoder(params, "logits", hidden)
 
     def scores(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... words"]:
         """Return the scores of the draft vocabulary, or of all tokens without one."""
-        return self._text(params, "scores" if self.text.draft_vocabulary else "logits", hidden)
+        return self._apply_decoder(
+            params, "scores" if self.text.draft_vocabulary else "logits", hidden
+        )
 
     def score(
         self,
@@ -159,7 +161,7 @@ class LanguageModel:
         """
         embeds = self.embed(params, rows, features, pool)
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
-        hidden, _ = self._text(
+        hidden, _ = self._apply_decoder(
             params, "hidden", embeds, positions, None, None, rows.angles, **self._bounds(rows)
         )
         if slots is not None:
@@ -178,12 +180,12 @@ class LanguageModel:
         On a mesh each device gets whole rows of logits. If the head's columns split them, drafts
         would be split too, and each sum over the vocabulary would be a message.
         """
-        logits, cache = self._text(params, "extend", tokens, cache, tree)
+        logits, cache = self._apply_decoder(params, "extend", tokens, cache, tree)
         return gather(logits, "batch"), cache
 
-    def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
+    def _apply_model(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
         return apply(build(self.config), params, *args, method=method, **images)
 
-    def _text(self, params: Params, method: str, *args: Any, **keywords: Any) -> Any:
+    def _apply_decoder(self, params: Params, method: str, *args: Any, **keywords: Any) -> Any:
         text = text_params(self.config, params)
         return apply(build(self.text), text, *args, method=method, **keywords)

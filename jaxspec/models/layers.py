@@ -45,12 +45,12 @@ def call_layer(layer: Any, x: Array, *args: Any) -> Any:
     x = by_rows(x)
     if any(map(layer.is_mutable_collection, ("params", "intermediates"))):
         return layer(x, *args)  # flax makes its parameters, or captures what it computes
-    call = jax.checkpoint(_call, static_argnums=0) if _REMAT.get() else _call
+    call = jax.checkpoint(_apply_layer, static_argnums=0) if _REMAT.get() else _apply_layer
     return call(layer.clone(parent=None, name=None), layer.variables["params"], x, *args)
 
 
 @partial(jax.jit, static_argnums=0)
-def _call(layer: Any, params: Params, x: Array, *args: Any) -> Any:
+def _apply_layer(layer: Any, params: Params, x: Array, *args: Any) -> Any:
     return layer.apply({"params": params}, x, *args)
 
 

@@ -87,10 +87,10 @@ class PromptEncoder:
             check_thinking(self.tokenizer)
         if self.image_token is None:
             return
-        ids = self.tokenizer.encode(self._marked, add_special_tokens=False)
+        ids = self.tokenizer.encode(self._image_piece, add_special_tokens=False)
         if ids != self._image_ids:
             raise InputError(
-                f"tokeniser: {self._marked!r} encodes to {ids}, not to image_token_index "
+                f"tokeniser: {self._image_piece!r} encodes to {ids}, not to image_token_index "
                 f"{self.image_token}; use the tokeniser that belongs to the model"
             )
 
@@ -136,7 +136,7 @@ class PromptEncoder:
     def image_text(self) -> str:
         """Return the text of an image in a message, and in what a chat template writes."""
         if self.sign is None:
-            return self._marked
+            return self._image_piece
         return str(self.tokenizer.convert_ids_to_tokens(self.sign))
 
     def prompt(
@@ -146,7 +146,7 @@ class PromptEncoder:
 
         images: Images of a question. Without a placeholder in it they precede it.
         """
-        conversation = self._checked(messages, images)
+        conversation = self._as_messages(messages, images)
         if self.tokenizer.chat_template:
             text = self.opening(conversation)
             ids = [*bos_before(self.tokenizer, text), *self._encoded([text])[0]]
@@ -159,7 +159,7 @@ class PromptEncoder:
 
         It may hold special tokens, but images only as `<image>`.
         """
-        conversation = self._checked(text, images)
+        conversation = self._as_messages(text, images)
         for part in conversation[0].texts:
             if VIDEO in part and VIDEO in self.tokenizer.get_vocab():
                 raise InputError(f"prompt {part[:60]!r}: {VIDEO}s are not supported; give images")
@@ -184,11 +184,11 @@ class PromptEncoder:
 
         The answer's reasoning is left out unless the chat template keeps it.
         """
-        conversation = self._checked(messages, images)
+        conversation = self._as_messages(messages, images)
         # A model may write a placeholder, which shows no image of the prompt.
         answer = [token for token in answer if token != self.image_token]
-        if not self.tokenizer.chat_template and answer[-1:] != self._end:
-            answer = [*answer, *self._end]
+        if not self.tokenizer.chat_template and answer[-1:] != self._closing:
+            answer = [*answer, *self._closing]
         before, answer = self._lasting(prompt, answer, conversation)
         (following,) = self._encoded([self._following(conversation, answer)])
         after = _prompt([*before, *answer, *following], conversation)
@@ -217,7 +217,7 @@ class PromptEncoder:
             mask = [False] * len(ids)
             for number in range(len(conversation)):
                 is_answer = number % 2 == 1
-                piece = [*next(encoded), *(self._end if is_answer else ())]
+                piece = [*next(encoded), *(self._closing if is_answer else ())]
                 ids += piece
                 mask += [is_answer] * len(piece)
             out.append((np.asarray(ids, np.int32), np.asarray(mask)))
@@ -237,7 +237,7 @@ class PromptEncoder:
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text without BOS, its special tokens among them."""
-        return self.tokenizer.encode(self._shown(text), add_special_tokens=False)
+        return self.tokenizer.encode(self._with_placeholders(text), add_special_tokens=False)
 
     def text_ids(self, text: str) -> list[int]:
         """Return the ids of a text without BOS, in which no token is special."""
@@ -265,7 +265,7 @@ class PromptEncoder:
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of what a template made of quoted messages, without BOS."""
-        return self._quoter.ids([self._shown(text) for text in texts])
+        return self._quoter.ids([self._with_placeholders(text) for text in texts])
 
     @property
     def _image_ids(self) -> list[int | None]:
@@ -273,20 +273,20 @@ class PromptEncoder:
         return [*before, self.image_token, *after]
 
     @cached_property
-    def _marked(self) -> str:
+    def _image_piece(self) -> str:
         """Return the text that the tokeniser encodes as one image's placeholder and marks."""
         if self.marks is None:
             return PLACEHOLDER
         return "".join(map(str, self.tokenizer.convert_ids_to_tokens(self._image_ids)))
 
-    def _shown(self, text: str) -> str:
+    def _with_placeholders(self, text: str) -> str:
         """Return a text with placeholder, marks and space in place of each `image_text`."""
         if self.image_token is None or self.sign is None:
             return text
-        return text.replace(self.image_text, f"{self.space}{self._marked}{self.space}")
+        return text.replace(self.image_text, f"{self.space}{self._image_piece}{self.space}")
 
     @cached_property
-    def _end(self) -> list[int]:
+    def _closing(self) -> list[int]:
         """Return the id that closes an answer in training: the chat template's, or EOS."""
         ends = [] if self.eos is None else [self.eos]
         if not self.tokenizer.chat_template or {*self.stops} <= {*ends}:
@@ -295,7 +295,7 @@ class PromptEncoder:
         strings = {token: str(self.tokenizer.convert_ids_to_tokens(token)) for token in self.stops}
         return [token for token, string in strings.items() if after.startswith(string)][:1] or ends
 
-    def _checked(
+    def _as_messages(
         self, messages: str | Sequence[Message[Source]], images: Sequence[Source]
     ) -> list[Message[Source]]:
         """Return a question or messages as messages; InputError where the model cannot read them.
@@ -360,15 +360,15 @@ class PromptEncoder:
             if not pieces and len(question) == 1 and not "".join(question[0].texts).strip():
                 pieces.append(self.image_text * len(question[0].images))
             else:
-                pieces.append(self._asked(question, first=not pieces))
+                pieces.append(self._before_answer(question, first=not pieces))
             (quoted,) = self._quoted([message])
             pieces.append(quoted.text(self.image_text))
             question = []
-        return [*pieces, self._asked(question, first=not pieces)] if question else pieces
+        return [*pieces, self._before_answer(question, first=not pieces)] if question else pieces
 
-    def _asked(self, messages: Sequence[Message], first: bool) -> str:
+    def _before_answer(self, messages: Sequence[Message], first: bool) -> str:
         """Return the text before an answer."""
-        return self.opening(messages) if first else self._following(messages, self._end)
+        return self.opening(messages) if first else self._following(messages, self._closing)
 
 
 def _prompt(ids: Sequence[int], messages: Sequence[Message[Source]]) -> Prompt[Source]:

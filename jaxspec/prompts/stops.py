@@ -113,7 +113,7 @@ class ReasonedText:
         self.pieces: list[str] = []
         self.reasons: list[bool] = []
         self._splitter = encoder.splitter(prompt)
-        self._thoughts = [self._thought()]
+        self._thoughts = [self._new_thought()]
 
     @property
     def text(self) -> str:
@@ -131,12 +131,12 @@ class ReasonedText:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Read the tokens that follow; those after a stop string are left out."""
-        for part, group in groupby(tokens, self._part):
+        for part, group in groupby(tokens, self._part_of):
             if self.stop is not None:
                 return
             run = list(group)
             if part == "mark":
-                self._thoughts.append(self._thought())
+                self._thoughts.append(self._new_thought())
                 pieces = [""] * len(run)
             else:
                 text = self.answer if part == "answer" else self._thoughts[-1]
@@ -147,10 +147,10 @@ class ReasonedText:
             self.pieces += pieces
             self.reasons += [part != "answer"] * len(run)
 
-    def _part(self, token: int) -> Part:
+    def _part_of(self, token: int) -> Part:
         return "answer" if self._splitter is None else self._splitter.part(token)
 
-    def _thought(self) -> AnswerText:
+    def _new_thought(self) -> AnswerText:
         return AnswerText(self.encoder, pieces=self.records)
 
 

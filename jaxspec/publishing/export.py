@@ -125,7 +125,9 @@ def export(
     config, params = widened(config, params)
     if target is not None:
         config, params = pad_vocabulary(config, params, text_config(target.config).vocab_size)
-        config = _knowing(config, size if target.known is None else min(size, target.known))
+        config = _with_known_tokens(
+            config, size if target.known is None else min(size, target.known)
+        )
     if draft_vocabulary is not None:
         config, params = narrowed(config, params, scored)
     command = ""
@@ -141,7 +143,7 @@ def export(
         command=command,
     )
     tokenizer = target and target.tokenizer
-    _write(model, destination, replace(options, extra=raw), terms, tokenizer or path)
+    _write_model(model, destination, replace(options, extra=raw), terms, tokenizer or path)
     return config
 
 
@@ -225,7 +227,7 @@ def _text_model(
     return config, text_params(whole, params), raw
 
 
-def _knowing(config: ModelConfig, count: int) -> ModelConfig:
+def _with_known_tokens(config: ModelConfig, count: int) -> ModelConfig:
     """Return the configuration of a model that knows no more than the first tokens."""
     text = text_config(config)
     count = min(count, text.known_tokens or count)
@@ -234,7 +236,7 @@ def _knowing(config: ModelConfig, count: int) -> ModelConfig:
     return with_text(config, known_tokens=count)
 
 
-def _write(
+def _write_model(
     model: Exported,
     destination: str | Path,
     options: SaveOptions,

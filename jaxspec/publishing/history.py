@@ -32,7 +32,7 @@ def training_facts(source: Path) -> dict[str, str]:
         )
         facts[folder.name] = (
             f"{run['steps']:,} steps of {run['batch']} samples, peak rate "
-            f"{run['learning_rate']:g}, on {data}{_result(folder / 'metrics.jsonl', source.name)}"
+            f"{run['learning_rate']:g}, on {data}{_measured(folder / 'metrics.jsonl', source.name)}"
         )
     return facts
 
@@ -40,7 +40,7 @@ def training_facts(source: Path) -> dict[str, str]:
 def measured_tables(source: Path) -> dict[str, str]:
     """Return the intervals of each table in a run's folder, as Markdown, by the table's title."""
     tables: dict[str, str] = {}
-    for file in sorted(_beside(source, "table.md")):
+    for file in sorted(_run_files(source, "table.md")):
         text = file.read_text(encoding="utf-8")
         if match := _INTERVALS.search(text):
             tables[text.splitlines()[0].removeprefix("# ")] = match[1].rstrip()
@@ -50,20 +50,20 @@ def measured_tables(source: Path) -> dict[str, str]:
 def _stages(source: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Return the folders and configurations of the stages that wrote RUNS/hf, in their order."""
     runs = []
-    for file in _beside(source, "train_config.json"):
+    for file in _run_files(source, "train_config.json"):
         with suppress(InputError):
             runs.append((file.parent, read_json(file)))
     staged = [(folder, run) for folder, run in runs if "data" in run]
     return sorted(staged, key=lambda stage: len(stage[1].get("before", {})))
 
 
-def _beside(source: Path, name: str) -> list[Path]:
+def _run_files(source: Path, name: str) -> list[Path]:
     """Return the files of this name in the folders of the run that wrote RUNS/hf."""
     made = source if source.name == "hf" else source.parent
     return [*made.parent.glob(f"*/{name}")] if made.name == "hf" else []
 
 
-def _result(metrics: Path, head: str) -> str:
+def _measured(metrics: Path, head: str) -> str:
     """Return the mean tokens per pass of a stage's last batches, with its 95 % interval.
 
     head: Name of the checkpoint's folder: of several heads, its name in the metrics.

@@ -83,7 +83,7 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
     history = training_facts(model.source)
     facts = {
         "family": f"{family.title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
-        "parameters": _count(model.params),
+        "parameters": _count_parameters(model.params),
         "decoder": f"{text.num_hidden_layers} layers of width {text.hidden_size}, "
         f"{text.num_attention_heads} heads",
         "vocabulary": f"{text.vocab_size:,}"
@@ -116,7 +116,7 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
         "transformers": True,
         "draft": bool(model.target),
     }
-    _write(path, terms, front, name=name, facts=facts, commands=commands, **variables)
+    _write_card(path, terms, front, name=name, facts=facts, commands=commands, **variables)
 
 
 def write_head_card(
@@ -139,7 +139,7 @@ def write_head_card(
     kind = kind_of(config)
     facts = {
         "family": kind.about,
-        "parameters": _count(params),
+        "parameters": _count_parameters(params),
         "decoder": f"{text.num_hidden_layers} layer{'s' * (text.num_hidden_layers > 1)} "
         f"of width {text.hidden_size}",
         "trained for": f"blocks of {config.gamma} drafted tokens",
@@ -162,7 +162,7 @@ def write_head_card(
         front["tags"].append(engine)
     if terms.base_model:  # it computes only with the weights of its target
         front["base_model_relation"] = "adapter"
-    _write(path, terms, front, name=name, facts=facts, commands=commands, **variables)
+    _write_card(path, terms, front, name=name, facts=facts, commands=commands, **variables)
 
 
 def serving_commands(
@@ -200,7 +200,7 @@ def _target_has_vision(config: HeadConfig, target: ModelConfig | None) -> bool:
     return target is not None and LanguageModel(target).has_vision
 
 
-def _write(path: Path, terms: Terms, front: dict[str, Any], **variables: Any) -> None:
+def _write_card(path: Path, terms: Terms, front: dict[str, Any], **variables: Any) -> None:
     """Write the card with this front matter and these variables of the template."""
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -211,7 +211,7 @@ def _write(path: Path, terms: Terms, front: dict[str, Any], **variables: Any) ->
     (path / "README.md").write_text(str(card).rstrip() + "\n", encoding="utf-8")
 
 
-def _count(params: Params) -> str:
+def _count_parameters(params: Params) -> str:
     return f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}"
 
 

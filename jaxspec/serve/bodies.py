@@ -216,10 +216,10 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
         raise InputError(f"stop: a string of over {LONGEST_STOP} characters; give a shorter one")
     if type(seed := options.get("seed")) is int and -(2**63) <= seed < 2**64:
         options["seed"] = seed % 2**32
-    options["logit_bias"] = _bias(body)
-    form, options["response_format"] = _form(body)
+    options["logit_bias"] = _logit_bias(body)
+    form, options["response_format"] = _answer_form(body)
     options["min_new_tokens"] = whole_number(body, "min_tokens", 0) or None
-    name, most = _most(body)
+    name, most = _token_limit(body)
     names = {"max_new_tokens": name, "response_format": form}
     stream = flag(body, "stream")
     if body.get("stream_options") is not None and not stream:
@@ -235,7 +235,7 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
     return Job(requests, count, most, names, stream, usage, lane, flag(body, "trace"))
 
 
-def _bias(body: dict[str, Any]) -> dict[int, float]:
+def _logit_bias(body: dict[str, Any]) -> dict[int, float]:
     """Return the biases by token id; JSON's keys are strings."""
     biases = typed(body, "logit_bias", dict, {})
     if not all(re.fullmatch("[0-9]{1,9}", key) for key in biases):
@@ -243,7 +243,7 @@ def _bias(body: dict[str, Any]) -> dict[int, float]:
     return {int(key): value for key, value in biases.items()}
 
 
-def _form(body: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+def _answer_form(body: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
     """Return the name and the value of the field that gives the answer's form, as OpenAI calls it
     or vLLM.
     """
@@ -269,7 +269,7 @@ def _form(body: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
     return next(iter(forms.items()), ("response_format", None))
 
 
-def _most(body: dict[str, Any]) -> tuple[str, int | None]:
+def _token_limit(body: dict[str, Any]) -> tuple[str, int | None]:
     """Return the name and the value of the field that limits new tokens."""
     names = ("max_completion_tokens", "max_tokens")
     counts = {name: whole_number(body, name, 0) for name in names if body.get(name) is not None}

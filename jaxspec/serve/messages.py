@@ -95,7 +95,7 @@ def _image(url: str, where: str, limits: Limits) -> Image:
         with located(where):
             content = decoded_url(url).content
     elif url.startswith("file:") and limits.folder is not None:
-        content = _below(limits.folder, url.removeprefix("file:"), limits.file, where)
+        content = _read_below(limits.folder, url.removeprefix("file:"), limits.file, where)
     else:
         mend = " or a file: address" if limits.folder else ""
         raise InputError(
@@ -104,7 +104,7 @@ def _image(url: str, where: str, limits: Limits) -> Image:
     return StoredImage(content, where).load(limits.pixels)
 
 
-def _below(folder: Path, name: str, most: int, where: str) -> bytes:
+def _read_below(folder: Path, name: str, most: int, where: str) -> bytes:
     """Return a file below the directory; InputError for any other, without telling why."""
     content = None
     try:

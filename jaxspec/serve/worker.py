@@ -229,7 +229,7 @@ class Worker(threading.Thread):
                 return
             self.ready.set()
             self.progress()
-            while self._turn():
+            while self._advance():
                 pass
         except BaseException as error:  # reported by `failure`; no answer may wait for ever
             self.failure = error
@@ -256,7 +256,7 @@ class Worker(threading.Thread):
             return None
         return max(0.0, self._ended + self._longest - time.monotonic())
 
-    def _turn(self) -> bool:
+    def _advance(self) -> bool:
         """Let requests leave and join, and decode one block; return False at the end.
 
         While nobody asks, it compiles what the warm-up left.

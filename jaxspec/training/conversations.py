@@ -113,7 +113,7 @@ class ConversationBatches:
 
     def __call__(self, step: int) -> ConversationBatch:
         step_rows = self._rows(step)
-        local = self._own(step_rows)
+        local = self._own_rows(step_rows)
         pictures = [
             [[to_rgb(image) for image in talk.images] for talk in row]
             for row in step_rows.rows[local]
@@ -121,11 +121,11 @@ class ConversationBatches:
         prompts, images = self._stack(step_rows, 0, self.model, self.view, pictures)
         mask = np.zeros((len(step_rows.rows), prompts.tokens.shape[1]), bool)
         for i, row in enumerate(step_rows.rows):
-            for talk, (start, *_) in zip(row, _starts(row), strict=True):
+            for talk, (start, *_) in zip(row, _first_slots(row), strict=True):
                 mask[i, start + talk.forms[0].places[talk.learned]] = True
                 mask[i, start] &= not self.packing  # what is before is another conversation
         numbers = np.arange(step * self.rows, (step + 1) * self.rows, dtype=np.uint32)
-        taught = self.teacher and self._taught(self.teacher, step_rows, mask.shape[1], pictures)
+        taught = self.teacher and self._taught_by(self.teacher, step_rows, mask.shape[1], pictures)
         answers = None if self.teacher else slots_before(mask)[local]
         return ConversationBatch(prompts, mask[local], images, numbers[local], taught, answers)
 
@@ -137,7 +137,7 @@ class ConversationBatches:
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
         step_rows = self._rows(step)
-        own = step_rows.rows[self._own(step_rows)]
+        own = step_rows.rows[self._own_rows(step_rows)]
         return [joined([talk.forms[0].part for talk in row]).images for row in own]
 
     def unlearned(self, step: int) -> int:
@@ -160,7 +160,7 @@ class ConversationBatches:
         own = rows[order[offset] * self.rows :][: self.rows]
         return _Rows(own, rows if self.packing else own)
 
-    def _own(self, step_rows: _Rows) -> slice:
+    def _own_rows(self, step_rows: _Rows) -> slice:
         (part, parts), count = self.process, len(step_rows.rows)
         return slice(part * count // parts, (part + 1) * count // parts)
 
@@ -174,13 +174,13 @@ class ConversationBatches:
         width = bucket(slots, self.buckets, "training row")
         return width, bucket(tiles, self.tile_buckets, "image tiles of a training row")
 
-    def _taught(
+    def _taught_by(
         self, teacher: LoadedModel, step_rows: _Rows, width: int, pictures: list[Any]
     ) -> TeacherRows:
-        local = step_rows.rows[self._own(step_rows)]
+        local = step_rows.rows[self._own_rows(step_rows)]
         before = np.zeros((len(local), width), np.int32)
         for i, row in enumerate(local):
-            for talk, starts in zip(row, _starts(row), strict=True):
+            for talk, starts in zip(row, _first_slots(row), strict=True):
                 draft_slots, teacher_slots = (
                     start + form.places[talk.learned] - 1
                     for start, form in zip(starts, talk.forms, strict=True)
@@ -213,7 +213,7 @@ class ConversationBatches:
             reader, change = model.images, view.pixels
             read = [[x for talk in row for x in tiles_of(reader, talk, change)] for row in pictures]
             images = stack_tiles(model, read, tiles)
-        own = self._own(step_rows)
+        own = self._own_rows(step_rows)
         return jax.tree.map(lambda values: values[own], rows), images
 
 
@@ -278,7 +278,7 @@ def _size(row: _Row, form: int) -> tuple[int, int]:
     return sum(len(each.row) for each in forms), sum(each.tiles for each in forms)
 
 
-def _starts(row: _Row) -> list[tuple[int, ...]]:
+def _first_slots(row: _Row) -> list[tuple[int, ...]]:
     """Return the first slot of each conversation of a row in each form."""
     lengths = np.asarray([[len(form.row) for form in talk.forms] for talk in row])
     return [tuple(starts) for starts in np.cumsum(lengths, axis=0) - lengths]
@@ -346,7 +346,7 @@ def _conversations(batches: ConversationBatches, group: int) -> list[_Conversati
 def _read(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_Conversation]:
     conversations = [_caption(each) if batches.plain else each.messages for each in samples]
     encoded = batches.encoder.dialogues(conversations)
-    return [_row(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
+    return [_talk_of(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
 
 
 def _caption(sample: Sample) -> tuple[Message, ...]:
@@ -355,13 +355,13 @@ def _caption(sample: Sample) -> tuple[Message, ...]:
     return images, Message("assistant", (sample.turns[0][1],))
 
 
-def _row(
+def _talk_of(
     batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask: np.ndarray
 ) -> _Conversation:
     readers = [(batches.model, batches.view)]
     readers += [(batches.teacher, VIEWS["M"])] if batches.teacher else []
     sizes = [(picture.height, picture.width) for picture in map(Picture.of, sample.images)]
-    forms = tuple(_form(batches, *reader, tokens, sizes) for reader in readers)
+    forms = tuple(_as_form(batches, *reader, tokens, sizes) for reader in readers)
     within = np.logical_and.reduce([form.places < max(batches.buckets) for form in forms])
     first = max(int(form.places[mask.argmax()]) for form in forms)
     if max(form.tiles for form in forms) > max(batches.tile_buckets):
@@ -370,7 +370,7 @@ def _row(
     return _Conversation(forms, np.flatnonzero(mask & within), images, first + 1)
 
 
-def _form(
+def _as_form(
     batches: ConversationBatches,
     model: LoadedModel,
     view: View,

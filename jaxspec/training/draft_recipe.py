@@ -122,7 +122,7 @@ def train_draft(
             pairs = init_lora(recipe.lora, draft.params, key)
             draft = replace(draft, params={**draft.params, LORA: pairs})
     for stage in recipe.stages:
-        params = _train(recipe, stage, target, draft, sources, directory / stage.name, run)
+        params = _train_stage(recipe, stage, target, draft, sources, directory / stage.name, run)
         draft = replace(draft, params=params)
     return draft
 
@@ -150,7 +150,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         params = {**read_params(config, tensors), LORA: pairs}
         return replace(target, config=config, params=params)
     if isinstance(recipe.start, str):
-        start = _learning(LoadedModel.load(recipe.start))
+        start = _learning_every_token(LoadedModel.load(recipe.start))
         grows = _takes_tower(recipe, start.config)  # it then gets the tokeniser, too
         names = f"start {recipe.start}:", "the target"
         check_tokens(target.tokenizer, start.tokenizer, *names, grows=grows)
@@ -172,7 +172,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     text = replace(start.config, vocab_size=vocab_size, max_position_embeddings=positions)
     config: ModelConfig = replace(target.config, text_config=text)
     params = {**init_params(config, key), **tower()}
-    params["language_model"] = _grown(recipe, start, vocab_size)
+    params["language_model"] = _padded_vocabulary(recipe, start, vocab_size)
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
 
 
@@ -201,7 +201,7 @@ def _start_signature(recipe: Recipe) -> dict[str, Any]:
     return {"start": model_signature(start) if isinstance(start, str) else asdict(start)}
 
 
-def _learning(start: LoadedModel) -> LoadedModel:
+def _learning_every_token(start: LoadedModel) -> LoadedModel:
     """Return a draft that may learn every token."""
     config, text = start.config, text_config(start.config)
     if not isinstance(text, RotaryConfig) or not text.known_tokens:
@@ -216,10 +216,10 @@ def _with_placeholder(recipe: Recipe, start: LoadedModel, target: ModelConfig) -
     if isinstance(start.config, LvlmConfig) or start.config.vocab_size >= vocab_size:
         return start
     config = replace(start.config, vocab_size=vocab_size)
-    return replace(start, config=config, params=_grown(recipe, start, vocab_size))
+    return replace(start, config=config, params=_padded_vocabulary(recipe, start, vocab_size))
 
 
-def _grown(recipe: Recipe, start: LoadedModel, count: int) -> Params:
+def _padded_vocabulary(recipe: Recipe, start: LoadedModel, count: int) -> Params:
     """Return a text model's parameters with this many tokens; InputError for an adapter's base."""
     size = text_config(start.config).vocab_size
     if recipe.lora and size != count:
@@ -246,7 +246,7 @@ def _target_signature(recipe: Recipe) -> str:
     return model_signature(recipe.target, tower_files(recipe.target) if reads else ())
 
 
-def _train(
+def _train_stage(
     recipe: Recipe,
     stage: Stage,
     target: LoadedModel,

@@ -166,12 +166,14 @@ class KeptReadings:
 
     def __call__(self, batch: ConversationBatch) -> TargetPass:
         rows, width = batch.tokens.shape
-        each = [self._row(jax.tree.map(itemgetter(slice(i, i + 1)), batch)) for i in range(rows)]
+        each = [
+            self._kept_row(jax.tree.map(itemgetter(slice(i, i + 1)), batch)) for i in range(rows)
+        ]
         return jax.tree.map(
             lambda *parts: np.concatenate([_widened(part, width) for part in parts]), *each
         )
 
-    def _row(self, row: ConversationBatch) -> TargetPass:
+    def _kept_row(self, row: ConversationBatch) -> TargetPass:
         length, digest = int(row.rows.length[0]), hashlib.blake2b(digest_size=16)
         for leaf in (row.tokens[:, :length], *jax.tree.leaves(row.images)):
             digest.update(leaf.tobytes())
@@ -180,7 +182,9 @@ class KeptReadings:
             if not file.exists():
                 leaves, _ = jax.tree_util.tree_flatten_with_path(self.read(row))
                 with whole(file) as fresh:
-                    save_file({_name(path): leaf[..., :length, :] for path, leaf in leaves}, fresh)
+                    save_file(
+                        {_leaf_name(path): leaf[..., :length, :] for path, leaf in leaves}, fresh
+                    )
         parts: dict[str, list[np.ndarray]] = {}
         stored = load_file(file)
         for name in sorted(stored, key=lambda name: (len(name), name)):  # k.2 before k.10
@@ -189,7 +193,7 @@ class KeptReadings:
         return TargetPass(k=k, v=v, **{name: leaf for name, (leaf,) in parts.items()})
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _leaf_name(path: tuple[Any, ...]) -> str:
     """Return the name of a leaf in a file: `hidden`, or `k.0`; older files have `k`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 

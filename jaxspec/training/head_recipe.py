@@ -195,7 +195,7 @@ def train_heads(
 
     Raises InputError for recipes that differ, and for targets and data that do not fit.
     """
-    recipe, alone = _common(recipes), list(recipes) == [ALONE]
+    recipe, alone = _common_recipe(recipes), list(recipes) == [ALONE]
     sources, first = open_sources(recipe.stages, data, recipe.held_out), recipe.stages[0].train
     target = LoadedModel.load(recipe.target, jnp.dtype(first.dtype), mesh=first.make_mesh())
     vocabulary = draft_words(recipe, sources, target)
@@ -221,7 +221,7 @@ def train_heads(
     loss = (
         make_loss(target.model, *anchored[ALONE]) if alone else joint_loss(target.model, anchored)
     )
-    own = {name: _inputs(configs[name], each) for name, each in recipes.items()}
+    own = {name: _deciding_inputs(configs[name], each) for name, each in recipes.items()}
     fixed = [
         f"{re.escape(name)}/{part}" for name, config in configs.items() for part in config.fixed
     ]
@@ -258,7 +258,7 @@ OWN = ("head", "anchoring", "start", "chosen")
 """Fields in which recipes may differ whose heads learn by the same passes of the target."""
 
 
-def _common(recipes: Mapping[str, HeadRecipe]) -> HeadRecipe:
+def _common_recipe(recipes: Mapping[str, HeadRecipe]) -> HeadRecipe:
     """Return what recipes have in common; several keep no passes of the target.
 
     Raises InputError where they differ, and for a name that cannot be told from the target's.
@@ -306,7 +306,7 @@ def _started(
     return config, head
 
 
-def _inputs(config: HeadConfig, recipe: HeadRecipe) -> dict[str, Any]:
+def _deciding_inputs(config: HeadConfig, recipe: HeadRecipe) -> dict[str, Any]:
     """Return what decides a head's result besides the data and the target."""
     inputs = {"head": config.options(), "anchoring": asdict(recipe.anchoring)}
     return inputs | ({"start": model_signature(recipe.start)} if recipe.start else {})

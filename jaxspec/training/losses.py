@@ -104,8 +104,8 @@ def divergence(
     if kind == "tvd":
         return jnp.abs(p - q).sum(-1) / 2
     if kind == "forward_kl":
-        return _expected(p, log_p, log_q)
-    return _expected(q, log_q, log_p)
+        return _expected_difference(p, log_p, log_q)
+    return _expected_difference(q, log_q, log_p)
 
 
 def block_loss(
@@ -141,7 +141,7 @@ def block_loss(
     return share * kl + (1 - share) * (1 - accepted), accepted
 
 
-def _expected(weight: Array, log_a: Array, log_b: Array) -> Array:
+def _expected_difference(weight: Array, log_a: Array, log_b: Array) -> Array:
     """Return sum w (log a - log b) over the tokens with a weight."""
     counts = weight > 0
     # The inner `where` keeps infinities out of the gradient: 0 * inf would be NaN.
@@ -154,7 +154,7 @@ def top_k(
 ) -> tuple[Int[Array, "... top"], Float[Array, "... top+1"]]:
     """Return a teacher's k most probable tokens, and log-probabilities of these and of the rest."""
     largest, ids = jax.lax.top_k(log_p, k)
-    return ids, jnp.concatenate([largest, _rest(largest)], axis=-1)
+    return ids, jnp.concatenate([largest, _log_rest(largest)], axis=-1)
 
 
 def coarsen(log_q: Float[Array, "... V"], ids: Int[Array, "... top"]) -> Float[Array, "... top+1"]:
@@ -163,10 +163,10 @@ def coarsen(log_q: Float[Array, "... V"], ids: Int[Array, "... top"]) -> Float[A
     A divergence of the two is at most the exact one, and 0 if the exact one is.
     """
     log_top = jnp.take_along_axis(log_q, ids, axis=-1)
-    return jnp.concatenate([log_top, _rest(log_top)], axis=-1)
+    return jnp.concatenate([log_top, _log_rest(log_top)], axis=-1)
 
 
-def _rest(log_p: Float[Array, "... top"]) -> Float[Array, "... 1"]:
+def _log_rest(log_p: Float[Array, "... top"]) -> Float[Array, "... 1"]:
     """Return the log of the rest's probability, at least float32's resolution."""
     remainder = 1.0 - jnp.exp(log_p).sum(-1, keepdims=True)
     return jnp.log(jnp.maximum(remainder, jnp.finfo(jnp.float32).eps))
@@ -246,7 +246,7 @@ def draft_loss(
         agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
         return (loss * mask).sum(), (accepted * mask).sum(), agrees
 
-    learned = _learned(labels, mask)
+    learned = _learned_places(labels, mask)
     over = drafted, teacher, labels, learned.astype(jnp.float32)
     steps = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), over)
     losses, accepted, agrees = jax.lax.map(lambda xs: step(*xs), steps)
@@ -269,10 +269,10 @@ def draft_loss(
 
 def count_places(labels: Int[Array, "B A J"], mask: Int[Array, "B A J"]) -> Float[Array, " J"]:
     """Count the tokens that blocks learn at each place; arguments as of `draft_loss`."""
-    return _learned(labels, mask).sum((0, 1)).astype(jnp.float32)
+    return _learned_places(labels, mask).sum((0, 1)).astype(jnp.float32)
 
 
-def _learned(labels: Int[Array, "B A J"], mask: Int[Array, "B A J"]) -> Int[Array, "B A J"]:
+def _learned_places(labels: Int[Array, "B A J"], mask: Int[Array, "B A J"]) -> Int[Array, "B A J"]:
     return mask * jnp.cumprod(labels >= 0, axis=-1)
 
 

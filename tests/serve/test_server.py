@@ -418,9 +418,9 @@ def test_a_ticket_that_is_over_is_not_prefilled_and_not_lost(served: Served, bef
     request, loop = worker.read(Request("Hi"), 4), asyncio.new_event_loop()
     ticket = Passing(request, 0.0, asyncio.Event(), loop)
     worker.waiting.append(ticket)
-    worker._turn()
+    worker._advance()
     assert [*worker.tickets.values()] == [ticket] * (before == 2)
-    worker._turn()
+    worker._advance()
     loop.close()
     assert not [*worker.tickets, *worker.waiting]
     assert isinstance(ticket.error, Late)
@@ -445,7 +445,7 @@ def test_prompts_join_one_by_one_between_two_blocks(served: Served) -> None:
     worker.waiting.extend(tickets)
     while worker.waiting:
         before = len(events)
-        worker._turn()
+        worker._advance()
         newest = len(worker.tickets) - 1
         (first, count), *block = events[before:]
         assert (first, count) == (newest, 1)  # nothing is published twice
@@ -472,13 +472,13 @@ def test_a_long_prompt_keeps_nobody_waiting(served: Served) -> None:
         )
     )
     worker.waiting.extend([running])
-    worker._turn()
+    worker._advance()
     worker.waiting.extend([gone, other])
 
     def turn() -> int:
         assert running.part is not None
         before, lane.run_ms = len(running.part.result.tokens), 0.0  # as of a fast loop
-        worker._turn()
+        worker._advance()
         return len(running.part.result.tokens) - before
 
     assert turn() >= 1
@@ -542,7 +542,7 @@ def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Ser
     assert not any(step.rank for step in worker.programs[:warmed])
     worker.ending = False
     assert worker.rest == 0
-    assert worker._turn()
+    assert worker._advance()
     assert worker.warmed == warmed + 1
     worker._ended, worker._longest = time.monotonic(), 600.0
     assert worker.rest is not None

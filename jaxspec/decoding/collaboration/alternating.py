@@ -160,8 +160,8 @@ class Alternating(Collaboration[Pending]):
             stays = jnp.where(verifying, run, 0)[:, None] <= jnp.arange(unscored)
             stays &= (jnp.arange(unscored) < pending.count[:, None]) & (active & ~falls)[:, None]
             indices = state.count[:, None] + jnp.arange(unscored)
-            ring = _write(pending, model, indices, stays, logits[:, :unscored])
-        state = state.replace(target=_with(state.target, model, cache))
+            ring = _with_logits(pending, model, indices, stays, logits[:, :unscored])
+        state = state.replace(target=_replaced(state.target, model, cache))
         state = commit_run(state, drafted, verdict, overlap, owner, most, options, logs)
 
         with jax.named_scope("propose"):
@@ -220,8 +220,8 @@ class Alternating(Collaboration[Pending]):
             carry = (token, tokens, ring, state.target[model])
             _, tokens, ring, cache = jax.lax.fori_loop(1, passes + 1, step, carry)
             state = count_calls(state, model, proposing * (gamma - 1), passes)
-            state = state.replace(target=_with(state.target, model, cache))
-        return state.replace(tokens=tokens), _with(rings, model, ring)
+            state = state.replace(target=_replaced(state.target, model, cache))
+        return state.replace(tokens=tokens), _replaced(rings, model, ring)
 
     def _extend(
         self,
@@ -241,7 +241,7 @@ class Alternating(Collaboration[Pending]):
         return logits, written.replace(length=cache.length)
 
 
-def _write(
+def _with_logits(
     pending: Pending,
     model: int,
     index: Int[Array, "B T"],
@@ -252,9 +252,9 @@ def _write(
     ring = pending.logits[model]
     slots = jnp.where(stays, index % ring.shape[1], ring.shape[1])
     ring = ring.at[jnp.arange(len(slots))[:, None], slots].set(logits, mode="drop")
-    return _with(pending.logits, model, ring)
+    return _replaced(pending.logits, model, ring)
 
 
-def _with(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:
+def _replaced(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:
     """Return the tuple with one item replaced."""
     return (*items[:at], item, *items[at + 1 :])

@@ -107,14 +107,14 @@ class DraftModel(Source[DraftState, KVCache]):
         def read(cache: KVCache) -> KVCache:
             first = cache.length - start  # -1: the prompt's last token
             tokens = jax.vmap(
-                lambda first, last: _from(committed.tokens, last, first, committed.reads)
+                lambda first, last: _newest_tokens(committed.tokens, last, first, committed.reads)
             )(first, last)
             count = jnp.minimum(missing(cache), committed.reads)
             _, longer = jax.vmap(extend)(tokens, cache)
             return longer.replace(length=cache.length + count)
 
         cache = jax.lax.while_loop(lambda cache: jnp.any(missing(cache) > 0), read, cache)
-        return state.replace(cache=_by_row(cache))
+        return state.replace(cache=_flat_views(cache))
 
     def begin(
         self, committed: Committed, state: DraftState
@@ -124,7 +124,9 @@ class DraftModel(Source[DraftState, KVCache]):
         While `count` is 1, the first of the two is the last token of each view's own prompt.
         """
         last, cache = self._by_view((state.last, state.cache))
-        tokens = jax.vmap(lambda last: _from(committed.tokens, last, committed.count - 2, 2))(last)
+        tokens = jax.vmap(
+            lambda last: _newest_tokens(committed.tokens, last, committed.count - 2, 2)
+        )(last)
         extend = partial(self.model.extend, committed.params[self.name])
         scores, cache = jax.vmap(extend)(tokens, cache)
         return scores[:, :, 1:], cache
@@ -151,7 +153,7 @@ class DraftModel(Source[DraftState, KVCache]):
             nodes = jnp.maximum(verified.path, 0)
             cache = jax.vmap(lambda cache: keep_path(cache, cache.length + 1, nodes))(cache)
         cache = cache.replace(length=cache.length + verified.emitted)
-        return state.replace(cache=_by_row(cache))
+        return state.replace(cache=_flat_views(cache))
 
     def _by_view(self, tree: Tree) -> Tree:
         """Return the leaves [R, B, ...] of view-major leaves [R*B, ...]."""
@@ -176,12 +178,12 @@ class DraftModel(Source[DraftState, KVCache]):
         return ViewRows(tuple(rows), images)
 
 
-def _by_row(tree: Tree) -> Tree:
+def _flat_views(tree: Tree) -> Tree:
     """Return the view-major leaves [R*B, ...] of leaves [R, B, ...]."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
 
 
-def _from(
+def _newest_tokens(
     tokens: Int[Array, "B C"], last: Int[Array, " B"], first: Int[Array, " B"], count: int
 ) -> Int[Array, "B T"]:
     """Return `count` new tokens from `first` on, where -1 is the prompt's last token."""

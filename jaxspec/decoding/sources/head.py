@@ -115,7 +115,7 @@ class HeadSource(Source[Any, Any]):
             embeds = self.target.embed(params["target"], rows, prefilled.features)
             images = embeds[..., :width]  # without DeepStack's
         prompt = prompt_of(self.config, partial(self._embed, params), rows, inputs, images)
-        context = self._run(params, "context", self._reading(target), prompt)
+        context = self._apply(params, "context", self._reading(target), prompt)
         if not isinstance(self.module, KeyedHead):
             return context
         return context.resized(context.slots + prefilled.room).replace(
@@ -139,7 +139,7 @@ class HeadSource(Source[Any, Any]):
         context, target = self._caught_up(committed, state), committed.target
         newest, before = committed.newest(1, 1), None
         if self.config.states_width and self.module.reads_before:
-            before = self._run(committed.params, "combine", newest_hidden(target))
+            before = self._apply(committed.params, "combine", newest_hidden(target))
         if self.module.in_one_pass:
             return self._planned(committed, context, newest, before)
         text, count = self.config.text_config, len(newest)
@@ -161,7 +161,9 @@ class HeadSource(Source[Any, Any]):
         if isinstance(scratch, Planned):
             scores = jax.lax.dynamic_slice_in_dim(scratch.scores, scratch.place, 1, axis=1)
             scores = jnp.broadcast_to(scores, (*tokens.shape, scores.shape[-1]))
-            return self._follow(committed, scores, tokens), scratch.replace(place=scratch.place + 1)
+            return self._corrected(committed, scores, tokens), scratch.replace(
+                place=scratch.place + 1
+            )
         before = None
         if scratch.states is not None:
             above = scratch.read[None, None] - 1
@@ -192,7 +194,7 @@ class HeadSource(Source[Any, Any]):
         if module.behind:  # slot p is of token p + 1
             tokens = committed.newest(missing + 1, width)
             after = self._embed(committed.params, tokens)
-        pairs = self._run(
+        pairs = self._apply(
             committed.params, "keys", states, after, slots, self._rotary(target, slots), context
         )
         keys, values = (
@@ -225,7 +227,7 @@ class HeadSource(Source[Any, Any]):
         first = newest - module.behind + (depth if module.moves else 0)
         first = jnp.broadcast_to(first, tokens.shape)
         at = Places(newest, self._rotary(target, first), block.read, mask)
-        hidden, states, room = self._run(
+        hidden, states, room = self._apply(
             params,
             "step",
             self._embed(params, tokens),
@@ -255,7 +257,7 @@ class HeadSource(Source[Any, Any]):
         params, target, module = committed.params, committed.target, self.module
         width = self.config.slots_of(self.gamma)
         mask = mask_of(self.config, partial(self._embed, params))
-        x = self._run(params, "block", self._embed(params, newest), before, mask, width)[:, 0]
+        x = self._apply(params, "block", self._embed(params, newest), before, mask, width)[:, 0]
         slots = target.length[:, None] + jnp.arange(width)
         at = Places(
             target.length[:, None],
@@ -264,12 +266,12 @@ class HeadSource(Source[Any, Any]):
             jnp.asarray(module.whole_block(width))[None],
         )
         room = empty_room(self.config.text_config, len(x), width, x.dtype)
-        x, _ = self._run(params, "read", x, at, context, self._reading(target), room)
-        hidden, _ = self._run(params, "closed", x[:, -self.gamma :])
+        x, _ = self._apply(params, "read", x, at, context, self._reading(target), room)
+        hidden, _ = self._apply(params, "closed", x[:, -self.gamma :])
         scores = self._scores(params, hidden)
         return self.score(committed, Planned(context, scores, jnp.zeros((), jnp.int32)), newest)
 
-    def _follow(
+    def _corrected(
         self, committed: Committed, scores: Float[Array, "B T V"], tokens: Int[Array, "B T"]
     ) -> Float[Array, "one B T V"]:
         """Return the scores after tokens, with the terms of a Markov head for these tokens."""
@@ -282,7 +284,7 @@ class HeadSource(Source[Any, Any]):
     def _scores(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the scores of hidden states, whole rows on each device of a mesh."""
         if self.config.scores_itself:
-            return gather(self._run(params, "scores", hidden), "batch")
+            return gather(self._apply(params, "scores", hidden), "batch")
         return gather(self.model.logits(self.weights(params), hidden), "batch")
 
     def _reading(self, target: KVCache) -> Reading:
@@ -296,7 +298,7 @@ class HeadSource(Source[Any, Any]):
     def _embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         return embedder(self.config, params[self.name], params["target"])(tokens)
 
-    def _run(self, params: Params, method: str, *inputs: Any) -> Any:
+    def _apply(self, params: Params, method: str, *inputs: Any) -> Any:
         """Return what a method of the head's module does with its own parameters."""
         return apply(self.module, params[self.name], *inputs, method=method)
 

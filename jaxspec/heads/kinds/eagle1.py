@@ -131,7 +131,7 @@ class Eagle1Config(StateHeadConfig):
         fits = tokens <= text.vocab_size <= tokens + _SPARE * decoder.own_embedding
         if not isinstance(text, RotaryConfig) or text.hidden_size != width or not fits:
             raise InputError(
-                f"{self.title}: made for a target{self._named} of width {width} and {tokens} "
+                f"{self.title}: made for a target{self._target_note} of width {width} and {tokens} "
                 f"tokens, but this {target.model_type} has width {text.hidden_size} and "
                 f"{text.vocab_size} tokens; give the head's own target"
             )

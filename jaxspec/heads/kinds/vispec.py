@@ -112,17 +112,17 @@ class VispecHead(Eagle1Head):
         if prompt.images is None:
             nothing = jnp.zeros((len(states), 1, states.shape[-1]), states.dtype)
             x, bias = self._joined(tokens, states, nothing), jnp.zeros(states.shape[:2])
-            return self._cache(x, prompt, bias, nothing)
+            return self._image_cache(x, prompt, bias, nothing)
         mask, ends, vectors = self._compressed(prompt)
-        x = self._joined(tokens, states, _last(vectors, ends))
+        x = self._joined(tokens, states, _vector_before(vectors, ends))
         number = jnp.cumsum(ends, axis=1) - ends
         filled = jnp.zeros_like(mask)
         for i in range(self.config.queries - 1):  # from an image's last slot to the ones before
             slots = mask & jnp.roll(ends, -i, axis=1)
-            x = jnp.where(slots[..., None], _pick(vectors[:, :, -2 - i], number), x)
+            x = jnp.where(slots[..., None], _image_vector(vectors[:, :, -2 - i], number), x)
             filled |= slots
-        last = _last(vectors, jnp.pad(ends, ((0, 0), (0, 1))))[:, -1:]
-        return self._cache(x, prompt, jnp.where(mask & ~filled, -jnp.inf, 0.0), last)
+        last = _vector_before(vectors, jnp.pad(ends, ((0, 0), (0, 1))))[:, -1:]
+        return self._image_cache(x, prompt, jnp.where(mask & ~filled, -jnp.inf, 0.0), last)
 
     def fuse(
         self,
@@ -144,7 +144,7 @@ class VispecHead(Eagle1Head):
         joined = self.img_fc(jnp.concatenate([before, image], axis=-1))
         return self.fc(jnp.concatenate([embeds, joined], axis=-1))
 
-    def _cache(self, x: Array, prompt: Prompt, bias: Array, image: Array) -> ImageCache:
+    def _image_cache(self, x: Array, prompt: Prompt, bias: Array, image: Array) -> ImageCache:
         cache = cache_of([layer.keys_values(x, prompt.rotary) for layer in self.layers], bias=bias)
         return ImageCache(**vars(cache), image=image)
 
@@ -162,17 +162,19 @@ class VispecHead(Eagle1Head):
         return mask, ends, self.imadpt(jnp.roll(prompt.shown, -1, axis=1), inside)
 
 
-def _pick(vectors: Float[Array, "B I D"], number: Int[Array, "B L"]) -> Float[Array, "B L D"]:
+def _image_vector(
+    vectors: Float[Array, "B I D"], number: Int[Array, "B L"]
+) -> Float[Array, "B L D"]:
     """Return the vector of an image at each slot."""
     return jnp.take_along_axis(vectors, number[..., None], axis=1, mode="clip")
 
 
-def _last(
+def _vector_before(
     vectors: Float[Array, "B I queries D"], ends: Bool[Array, "B L"]
 ) -> Float[Array, "B L D"]:
     """Return the vector of the last image that ends before each slot; zeros before the first."""
     before = jnp.cumsum(ends, axis=1) - ends
-    return jnp.where((before > 0)[..., None], _pick(vectors[:, :, -1], before - 1), 0)
+    return jnp.where((before > 0)[..., None], _image_vector(vectors[:, :, -1], before - 1), 0)
 
 
 class VispecKind(Eagle1Kind[VispecConfig]):

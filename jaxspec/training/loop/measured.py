@@ -49,7 +49,7 @@ class MeasuredStep:
         self._shapes: set[Any] = set()
         self._began = time.perf_counter()
         self._lost = {"compile": 0.0, "data": 0.0, "save": 0.0, "evaluate": 0.0}
-        self._restart()
+        self._restart_clock()
 
     def __call__(self, state: TrainState, batch: Any, waited: float) -> TrainState:
         """Run one step.
@@ -63,7 +63,7 @@ class MeasuredStep:
             self._waited += idle
             self._lost["data"] += idle
         else:
-            self._restart()
+            self._restart_clock()
         shapes = jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))
         if shapes not in self._shapes:
             self._shapes.add(shapes)
@@ -104,7 +104,7 @@ class MeasuredStep:
 
         Raises Diverged where the loss or the gradient is not a number.
         """
-        metrics = self._checked(step)
+        metrics = self._finite_metrics(step)
         metrics["learning_rate"] = float(np.asarray(self._schedule(step - 1)))
         if self._steps:
             seconds = time.perf_counter() - self._since
@@ -118,12 +118,12 @@ class MeasuredStep:
             metrics |= {f"{name}_s": lost for name, lost in self._lost.items()}
             run = time.perf_counter() - self._began
             metrics["goodput"] = 1 - sum(self._lost.values()) / run
-        self._restart()
+        self._restart_clock()
         return metrics
 
     def check(self, step: int, state: TrainState) -> None:
         """Raise Diverged where an array of the state holds a value that is not finite."""
-        finite, _ = jax.tree_util.tree_flatten_with_path(_finite(state))
+        finite, _ = jax.tree_util.tree_flatten_with_path(_are_finite(state))
         for path, is_finite in finite:
             if not is_finite:
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -132,7 +132,7 @@ class MeasuredStep:
     @contextmanager
     def pause(self, step: int, what: Literal["evaluate", "save"]) -> Iterator[None]:
         """Do not time the block. Raises Diverged as `read` does."""
-        self._checked(step)
+        self._finite_metrics(step)
         with self._untimed(what):
             yield
 
@@ -145,7 +145,7 @@ class MeasuredStep:
         self._since += spent
         self._lost[what] += spent
 
-    def _checked(self, step: int) -> dict[str, float]:
+    def _finite_metrics(self, step: int) -> dict[str, float]:
         values = {name: float(value) for name, value in self._metrics.items()}
         wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(values.get(name, 0.0))]
         if wrong:
@@ -154,14 +154,14 @@ class MeasuredStep:
             )
         return values
 
-    def _restart(self) -> None:
+    def _restart_clock(self) -> None:
         self._steps, self._waited, self._since = 0, 0.0, time.perf_counter()
         self._done: defaultdict[str, float] = defaultdict(float)
         self._learned: list[Array] = []
 
 
 @jax.jit
-def _finite(state: TrainState) -> Any:
+def _are_finite(state: TrainState) -> Any:
     """Return for each array whether all its values are finite."""
     return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), state)
 

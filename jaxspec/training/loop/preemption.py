@@ -41,14 +41,14 @@ class Preemption:
         alone = [signal.SIGTERM] * (jax.process_count() == 1)
         for number in (signal.SIGINT, signal.SIGHUP, *alone):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._handle)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         silence_unread()  # if the terminal is gone, printing must not keep the run from saving
         if number == signal.SIGINT:  # a second Ctrl-C does not wait for the step
             signal.signal(number, self._before[number] or signal.SIG_DFL)

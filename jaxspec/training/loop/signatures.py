@@ -70,7 +70,7 @@ def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> 
             continue
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
-        for piece in _blocks(file) if holds_weights else [file.read_bytes()]:
+        for piece in _sampled_blocks(file) if holds_weights else [file.read_bytes()]:
             digest.update(piece)
     return f"{name}, fingerprint {digest.hexdigest()[:12]}"
 
@@ -90,12 +90,12 @@ def file_signature(path: Path) -> str:
         if not images and size <= WHOLE:
             content.update(file.read_bytes())
         elif not images:
-            for block in _blocks(file):
+            for block in _sampled_blocks(file):
                 content.update(block)
     return content.hexdigest()[:12]
 
 
-def _blocks(file: Path) -> Iterator[bytes]:
+def _sampled_blocks(file: Path) -> Iterator[bytes]:
     """Yield BLOCKS pieces of a file, spread evenly from its beginning to its end."""
     last = max(file.stat().st_size - BLOCK, 0)
     with file.open("rb") as content:
@@ -122,7 +122,7 @@ def claim(
     """
     if saved is not None:
         done, old = saved[0], saved[1] or run
-        old_run, new_run = _lasting(old), _lasting(run)
+        old_run, new_run = _fixed_values(old), _fixed_values(run)
         if done <= config.steps and _same_rates(config, old["steps"], done):
             old_run["steps"] = config.steps
         for name in sorted(old_run.keys() | new_run.keys()):
@@ -132,10 +132,10 @@ def claim(
                     f"{directory}: holds a run with {name} {before!r}, but now it is {now!r}; "
                     "go on with that, or train in another directory (--runs)"
                 )
-    on_first(lambda: _begin(directory, run, lost=saved is None))
+    on_first(lambda: _write_config(directory, run, lost=saved is None))
 
 
-def _begin(directory: Path, run: dict[str, Any], lost: bool) -> None:
+def _write_config(directory: Path, run: dict[str, Any], lost: bool) -> None:
     """Write `train_config.json`; raise InputError where a run lost all of its checkpoints."""
     file = directory / "train_config.json"
     if lost and file.is_file():
@@ -151,7 +151,7 @@ def _begin(directory: Path, run: dict[str, Any], lost: bool) -> None:
     write_text(file, json.dumps(run, indent=1) + "\n")
 
 
-def _lasting(values: dict[str, Any]) -> dict[str, Any]:
+def _fixed_values(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values that may not differ when a run goes on, by their dotted names.
 
     A run of an older release lacks newer options, and had their defaults.

@@ -158,9 +158,10 @@ class DFlashConfig(HeadConfig):
             decoder.vocab_size,
         ):
             raise InputError(
-                f"DFlash head: made for a target{self._named} of width {decoder.hidden_size} and "
-                f"{decoder.vocab_size} tokens, with layers {list(layers)}, and not for this "
-                f"{target.model_type} of {text.hidden_size}, {text.vocab_size} and {depth} layers"
+                f"DFlash head: made for a target{self._target_note} of width "
+                f"{decoder.hidden_size} and {decoder.vocab_size} tokens, with layers "
+                f"{list(layers)}, and not for this {target.model_type} of {text.hidden_size}, "
+                f"{text.vocab_size} and {depth} layers"
             )
         tied = text.tie_word_embeddings and not self.has_output and not self.own_embedding
         decoder = replace(decoder, tie_word_embeddings=tied)

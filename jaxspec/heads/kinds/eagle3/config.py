@@ -217,7 +217,7 @@ class Eagle3Config(StateHeadConfig):
         rotary = isinstance(text, RotaryConfig)
         if not rotary or sizes != expected or max(layers) > text.num_hidden_layers:
             raise InputError(
-                f"EAGLE-3 head: made for a target{self._named} of width {expected[0]} and "
+                f"EAGLE-3 head: made for a target{self._target_note} of width {expected[0]} and "
                 f"{expected[1]} tokens, with layers {list(layers)}, and not for this "
                 f"{target.model_type}"
             )
