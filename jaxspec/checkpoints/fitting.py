@@ -210,9 +210,10 @@ def misfits(
         dtypes = INTEGERS if layout.whole_numbers else FLOATS
         if tensor.dtype not in dtypes:
             problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(dtypes)}")
+    untied = "tie_word_embeddings is false, and "
     # By turns, so that the first few of them show both.
     lines = zip_longest(
-        (f"{_why_needed(name)}{name} is missing" for name in missing),
+        (f"{untied * name.endswith('lm_head.weight')}{name} is missing" for name in missing),
         (f"{stored[name].name} is unexpected" for name in surplus),
     )
     return problems + [line for pair in lines for line in pair if line]
@@ -234,11 +235,6 @@ def _drop_shared_keys(config: ModelConfig, stored: dict[str, StoredTensor]) -> N
     for name in [*stored]:
         if (match := keys.match(name)) and int(match[1]) >= first:
             del stored[name]
-
-
-def _why_needed(name: str) -> str:
-    """Return why an output matrix is needed."""
-    return "tie_word_embeddings is false, and " if name.endswith("lm_head.weight") else ""
 
 
 def tied_names(layouts: Iterable[str]) -> tuple[str, str]:

@@ -35,6 +35,10 @@ class BaseLvlmConfig:
     """Decoder layers after which features are added to the image slots (DeepStack)."""
     image_space: ClassVar[str] = ""
     """Text before and after an image and its marks, which the chat template leaves out."""
+    image_marks: ClassVar[tuple[int, int] | None] = None
+    """Tokens around an image's placeholder; None for a family without them."""
+    image_sign: ClassVar[int | None] = None
+    """Token that chat templates write for an image; None: placeholder and marks."""
 
     def __post_init__(self) -> None:
         # The file has two flags: transformers 4 obeys the decoder's, transformers 5 either.
@@ -46,16 +50,6 @@ class BaseLvlmConfig:
             if token and value < 0:
                 part = f"{self.model_type} config"
                 raise InputError(f"{part}: {f.name} {value} is not supported; give 0 or more")
-
-    @property
-    def image_marks(self) -> tuple[int, int] | None:
-        """Return the tokens around an image's placeholder; None for a family without them."""
-        return None
-
-    @property
-    def image_sign(self) -> int | None:
-        """Return the token that chat templates write for an image; None: placeholder and marks."""
-        return None
 
     @property
     def tower(self) -> Any:

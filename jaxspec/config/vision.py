@@ -86,14 +86,11 @@ class QwenTowerConfig:
     out_hidden_size: int = 3584
 
     activation: ClassVar[str] = "silu"
+    window_groups: ClassVar[int] = 4
+    """Merge groups along one side of a tile."""
 
     def __post_init__(self) -> None:
         check_choice("vision config", self, "hidden_act", self.activation)
-
-    @property
-    def window_groups(self) -> int:
-        """Merge groups along one side of a tile."""
-        return 4
 
     @property
     def window_patches(self) -> int:

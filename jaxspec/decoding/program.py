@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.inputs import Images, Member, PromptBatch, Prompts
@@ -26,6 +26,10 @@ class Program(ABC, Generic[State]):
 
     members: tuple[Member, ...]
     """Models that write: the target, or all collaborating models."""
+    sources: ClassVar[tuple[Source, ...]] = ()
+    """Sources of drafts; () for a program that drafts nothing."""
+    compiler_options: ClassVar[dict[str, bool]] = {}
+    """XLA's options for prefill and loop."""
 
     @abstractmethod
     def weights(self, params: Params) -> tuple[Params, ...]:
@@ -34,11 +38,6 @@ class Program(ABC, Generic[State]):
     @abstractmethod
     def caches(self, state: State) -> tuple[KVCache, ...]:
         """Return the cache of each member."""
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """Return the sources of drafts; () for a program that drafts nothing."""
-        return ()
 
     @property
     def forms(self) -> tuple[Member, ...]:
@@ -50,11 +49,6 @@ class Program(ABC, Generic[State]):
         """Return the models that encode image tiles, one for each member and each source."""
         members = (member.model if member.reads_images else None for member in self.members)
         return (*members, *(source.tower for source in self.sources))
-
-    @property
-    def compiler_options(self) -> dict[str, bool]:
-        """Return XLA's options for prefill and loop."""
-        return {}
 
     @property
     @abstractmethod

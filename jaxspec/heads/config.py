@@ -57,8 +57,22 @@ class HeadConfig(ABC):
     """Whether its files have the draft vocabulary in the order of the ids."""
     reads_spans: ClassVar[bool] = False
     """Whether it reads which slots show which image."""
+    keeps_vocabulary: ClassVar[bool] = False
+    """Whether its parameters have a fixed draft vocabulary."""
     packs: ClassVar[bool] = True
     """Whether it can learn from rows that hold several conversations."""
+    key_layers_read: ClassVar[tuple[int, ...]] = ()
+    """Target's layer whose keys each of its layers reads; () for none."""
+    scores_itself: ClassVar[bool] = False
+    """Whether its module scores tokens, and not an output matrix."""
+    mask: ClassVar[int | None] = None
+    """Token whose embedding stands for those to draft; None without one."""
+    shows_images: ClassVar[bool] = False
+    """Whether it reads the target's embeddings of images."""
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Names of its parameters that training leaves as they are."""
+    corrects: ClassVar[bool] = False
+    """Whether the token before adds to a token's scores (a Markov head)."""
 
     def __post_init__(self) -> None:
         check_counts(gamma=self.gamma)
@@ -74,11 +88,6 @@ class HeadConfig(ABC):
         """Return the numbers of a token's hidden states that it reads; 0 for none."""
 
     @property
-    def key_layers_read(self) -> tuple[int, ...]:
-        """Return the target's layer whose keys each of its layers reads; () for none."""
-        return ()
-
-    @property
     def target_keys(self) -> tuple[int, ...]:
         """Return the target's layers whose keys it reads, without repeats."""
         return tuple(sorted({*self.key_layers_read}))
@@ -89,19 +98,9 @@ class HeadConfig(ABC):
         return tuple(map(self.target_keys.index, self.key_layers_read))
 
     @property
-    def scores_itself(self) -> bool:
-        """Return whether its module scores tokens, and not an output matrix."""
-        return False
-
-    @property
     def follows_mrope(self) -> bool:
         """Return whether its positions are the target's where images shift them (M-RoPE)."""
         return bool(self.text_config.rope_scaling.mrope_section)
-
-    @property
-    def mask(self) -> int | None:
-        """Return the token whose embedding stands for those to draft; None without one."""
-        return None
 
     def slots_of(self, gamma: int) -> int:
         """Return the slots of a block that drafts this many tokens in one pass."""
@@ -151,11 +150,6 @@ class HeadConfig(ABC):
         """Return the fields by name."""
         return asdict(self)
 
-    @property
-    def shows_images(self) -> bool:
-        """Return whether it reads the target's embeddings of images."""
-        return False
-
     def with_images(self, rule: str) -> Self:
         """Return the configuration with another rule for images, see `ImageRule`.
 
@@ -169,24 +163,9 @@ class HeadConfig(ABC):
         """Return the part of a target pass that it reads in training; equal heads can share it."""
 
     @property
-    @abstractmethod
-    def keeps_vocabulary(self) -> bool:
-        """Return whether its parameters have a fixed draft vocabulary."""
-
-    @property
     def kept_options(self) -> dict[str, Any]:
         """Return the options of `new_head` that a start decides, by name."""
         return {}
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """Return the names of its parameters that training leaves as they are."""
-        return ()
-
-    @property
-    def corrects(self) -> bool:
-        """Return whether the token before adds to a token's scores (a Markov head)."""
-        return False
 
     def started(self, trained: HeadConfig, vocabulary: tuple[int, ...], target: Any) -> Self:
         """Return the configuration of a trained head that is trained on as this one says.

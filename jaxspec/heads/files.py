@@ -30,6 +30,8 @@ from jaxspec.typing import Params
 
 Server = Literal["vllm", "sglang", "speculators"]
 """Program that serves a written head."""
+Arrays = dict[str, np.ndarray]
+"""Tensors by name."""
 Config = TypeVar("Config", bound=HeadConfig)
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -109,12 +111,8 @@ class Kind(ABC, Generic[Config]):
 
     @abstractmethod
     def written(
-        self,
-        config: Config,
-        tensors: dict[str, np.ndarray],
-        server: Server,
-        architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        self, config: Config, tensors: Arrays, server: Server, architectures: Sequence[str]
+    ) -> tuple[dict[str, Any], Arrays]:
         """Return the entries of config.json and the tensors, as files have them.
 
         Args:
@@ -212,7 +210,7 @@ def sglang_command(target: str, algorithm: str, path: str, more: str = "") -> st
 
 
 def speculators_entries(
-    algorithm: str, config: HeadConfig, architectures: list[str] | None
+    algorithm: str, config: HeadConfig, architectures: Sequence[str]
 ) -> dict[str, Any]:
     """Return the entries that every config.json of speculators has.
 
@@ -228,7 +226,7 @@ def speculators_entries(
             "algorithm": algorithm,
             "default_proposal_method": "greedy",
             "proposal_methods": [method | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
-            "verifier": {"name_or_path": config.target_name, "architectures": architectures or []},
+            "verifier": {"name_or_path": config.target_name, "architectures": [*architectures]},
         },
     }
 

@@ -159,11 +159,13 @@ class Head(nn.Module):
         embeds: Float[Array, "... D"],
         before: Any,
         context: Any,
-        newest: Int[Array, "#B roots"],
+        newest: Any,
     ) -> Float[Array, "... width"]:
         """Return the layers' inputs from embeddings and the hidden states that predicted them.
 
-        before: Hidden states [..., D]; None for a head that reads none.
+        Args:
+          before: Hidden states [..., D]; None for a head that reads none.
+          newest: See `Places`; None in a block of one pass.
         """
         return embeds
 

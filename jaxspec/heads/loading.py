@@ -6,7 +6,7 @@ Each kind has its own layout; kinds that this library lacks are recognised too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def save_head(
     write_more: Callable[[Path], None] | None = None,
     overwrite: bool = False,
     server: Server = "vllm",
-    architectures: list[str] | None = None,
+    architectures: Sequence[str] = (),
 ) -> None:
     """Write the head to a new directory, which is renamed to `path` at the end.
 

@@ -157,9 +157,8 @@ def bos_before(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def _forms(messages: Sequence[Message], image_text: str) -> Iterator[list[dict[str, Any]]]:
     """Yield the messages in the forms that templates take, transformers' own form first."""
-    for conversation in (
-        (messages, _without_system(messages)) if _has_system(messages) else (messages,)
-    ):
+    has_system = [message.role for message in messages[:2]] == ["system", "user"]
+    for conversation in (messages, _without_system(messages)) if has_system else (messages,):
         texts = [message.text(image_text) for message in conversation]
         parts = [_parts(message, image_text) for message in conversation]
         mixed = [
@@ -176,10 +175,6 @@ def _forms(messages: Sequence[Message], image_text: str) -> Iterator[list[dict[s
 def _parts(message: Message, image_text: str) -> list[dict[str, str]]:
     parts = [message.text(image_text)] if message.inline else message.parts
     return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
-
-
-def _has_system(messages: Sequence[Message]) -> bool:
-    return [message.role for message in messages[:2]] == ["system", "user"]
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:

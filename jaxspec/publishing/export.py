@@ -203,7 +203,7 @@ def _export_head(
         ),
         overwrite=options.overwrite,
         server=engine or "vllm",
-        architectures=[target.config.architecture] if target else None,
+        architectures=[target.config.architecture] if target else (),
     )
     return config
 

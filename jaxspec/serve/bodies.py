@@ -301,10 +301,6 @@ def _check_fields(body: dict[str, Any], more: set[str]) -> None:
             continue
         if name not in NEUTRAL:
             raise InputError(f"{name[:60]}: no such field; leave it out")
-        if not any(type(value) is type(x) and value == x for x in _spellings(NEUTRAL[name])):
+        is_bool = isinstance(value, bool)  # true is not 1
+        if not any(value == x and isinstance(x, bool) == is_bool for x in NEUTRAL[name]):
             raise InputError(f"{name}: not supported; leave it out")
-
-
-def _spellings(values: Sequence[Any]) -> list[Any]:
-    """Return the values, whole numbers also as floats."""
-    return [*values, *(float(x) for x in values if type(x) is int)]

@@ -69,14 +69,10 @@ def decoded(
         draft = LoadedHead.load(folder / "newest", target)
         results = Engine(target, draft, options).generate(requests)
         tokens = acceptance_metrics([result.stats for result in results])["tokens_per_pass"] or 0.0
-        if tokens > _best(folder / "metrics.jsonl"):
+        earlier = (line.get(MEASURE, 0.0) for line in logged(folder / "metrics.jsonl"))
+        if tokens > max(earlier, default=0.0):
             save_head(folder / "best", config, params["head"], None, overwrite=True)
         same = [result.tokens == answer for result, answer in zip(results, plain, strict=True)]
         return {MEASURE: tokens, "identical": sum(same) / len(same)}
 
     return evaluate
-
-
-def _best(metrics: Path) -> float:
-    """Return the most tokens per pass that the stage has logged; 0 without any."""
-    return max((line.get(MEASURE, 0.0) for line in logged(metrics)), default=0.0)

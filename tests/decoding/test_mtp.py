@@ -53,9 +53,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path, params = tmp_path_factory.mktemp("mimo") / "mimo", tiny.random_params(TEXT)
     tiny.save(path, TEXT, params, tiny.chat_tokenizer())
     config = MtpConfig.of_target(TEXT)
-    _, head = mtp.KIND.written(
-        config, named_tensors(tiny.eagle_params(config, params)), "vllm", None
-    )
+    _, head = mtp.KIND.written(config, named_tensors(tiny.eagle_params(config, params)), "vllm", ())
     decoder = load_file(path / "model.safetensors")
     shards = {"model-1-of-2.safetensors": decoder, "model-2-of-2.safetensors": dict(head)}
     (path / "model.safetensors").unlink()

@@ -62,7 +62,7 @@ def write_assistant(path: Path, twin: AssistantTwin, target: Path) -> None:
         ),
         abstract_head(config),
     )
-    raw, tensors = kind_of(config).written(config, named_tensors(initial), "vllm", None)
+    raw, tensors = kind_of(config).written(config, named_tensors(initial), "vllm", ())
     del raw["jaxspec"]
     raw |= {"dtype": "bfloat16", "transformers_version": "5.23.0"}
     (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")

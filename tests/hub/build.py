@@ -190,7 +190,7 @@ def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
     params = eagle_params(config, random_params(found))
     # DeepSeek's tensors are named as speculators' are, and its config.json as SafeAILab's.
     server = "speculators" if of_deepseek else twin.layout
-    made, stored = kind_of(config).written(config, named_tensors(params), server, None)
+    made, stored = kind_of(config).written(config, named_tensors(params), server, ())
     if of_deepseek:
         made = config.to_dict() | {"target_layer_ids": [layer - 1 for layer in layers]}
         made.pop("eagle_aux_hidden_state_layer_ids", None)

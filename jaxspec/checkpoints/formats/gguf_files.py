@@ -161,14 +161,6 @@ def _dequantised(origin: str, tensor: Any, heads: int, added: float) -> np.ndarr
     return numbers - np.float32(added) if added else numbers
 
 
-def _decimal(value: Any) -> Any:
-    """Return a float32 of the file as config.json writes it: 9.999999747378752e-06 is 1e-05.
-
-    A head's `target_hash` then holds for the same model in Hugging Face's files too.
-    """
-    return float(str(np.float32(value))) if isinstance(value, float) else value
-
-
 def _config(
     file: Path, entries: dict[str, Any], stored: dict[str, StoredTensor], factors: np.ndarray | None
 ) -> RotaryConfig:
@@ -181,7 +173,12 @@ def _config(
     kind = entries.get("general.architecture")
     if kind not in _FAMILIES:
         raise InputError(f"{file}: architecture {kind!r} is not one of {', '.join(_FAMILIES)}")
-    settings = {name.removeprefix(f"{kind}."): _decimal(value) for name, value in entries.items()}
+    # A float32 as config.json writes it (9.999999747378752e-06 is 1e-05), so that a head's
+    # `target_hash` holds for the same model in Hugging Face's files too.
+    settings: dict[str, Any] = {
+        name.removeprefix(f"{kind}."): float(str(np.float32(x))) if isinstance(x, float) else x
+        for name, x in entries.items()
+    }
     scaling = {
         "rope_type": settings.get("rope.scaling.type", "none").replace("none", "default"),
         "factor": settings.get("rope.scaling.factor"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -101,10 +101,7 @@ class HardMatch(Adaptive):
     """
 
     name = "hard_match"
-
-    @property
-    def hard_labels(self) -> bool:
-        return True
+    hard_labels: ClassVar = True
 
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
         return 1 - view_costs(("misses",), p, view_probs)

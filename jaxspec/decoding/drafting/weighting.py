@@ -81,6 +81,8 @@ class Weighting(ABC, Generic[Kept]):
     """Choose the weights of each row's next block. No row's weights depend on another row."""
 
     name: ClassVar[str]
+    hard_labels: ClassVar[bool] = False
+    """Whether the rule reads only the target's likeliest tokens, as answers record."""
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
@@ -96,11 +98,6 @@ class Weighting(ABC, Generic[Kept]):
             if (value := getattr(self, f.name)) != f.default
         ]
         return ":".join(filter(None, [self.name, ",".join(settings)]))
-
-    @property
-    def hard_labels(self) -> bool:
-        """Return whether the rule reads only the target's likeliest tokens, as answers record."""
-        return False
 
     def first(self, weights: tuple[float, ...], vocabulary: int) -> tuple[float, ...]:
         """Return the first block's weights, given those that were asked for."""
@@ -140,10 +137,7 @@ class Static(Weighting[Float[Array, "B R"]]):
     """Keep the initial weights (IbED)."""
 
     name = "static"
-
-    @property
-    def hard_labels(self) -> bool:
-        return True
+    hard_labels: ClassVar = True
 
     def init(self, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
         return weights

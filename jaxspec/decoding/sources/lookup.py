@@ -14,7 +14,7 @@ their frequency, so that a tree has branches where little or nothing matches.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -135,14 +135,11 @@ class Lookup(Source[Text, Search]):
     """The target's V."""
     alone: bool = False
     """Whether no other source drafts, so that all tokens of the text are candidates."""
+    lengths: ClassVar = (7,)
 
     @property
     def vocabulary(self) -> int:
         return self.tokens
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return (7,)
 
     def planned(self, gamma: int, alone: bool) -> Lookup:
         return replace(self, alone=alone)

@@ -110,50 +110,29 @@ class Source(ABC, Generic[State, Scratch]):
     """Key of its parameters."""
     partial: ClassVar[bool] = False
     """Whether its scores are probabilities, which may sum to less than 1, and not logits."""
-
-    @property
-    def width(self) -> int:
-        """Return r, the number of distributions that it adds to the mixture."""
-        return 1
+    width: ClassVar[int] = 1
+    """Number r of distributions that it adds to the mixture."""
+    longest: ClassVar[int | None] = None
+    """Longest block that it can draft; None for any length."""
+    lengths: ClassVar[tuple[int, ...]] = (2, 5)
+    """Lengths of blocks, in order, that plans with this source alone have."""
+    target_states: ClassVar[tuple[int, ...] | None] = None
+    """Hidden states that the target's cache must keep, as `KVCache.kept`."""
+    target_share: ClassVar[float] = 0.0
+    """Share of the target's cache that a pass reads."""
+    forms: ClassVar[tuple[Member, ...]] = ()
+    """Forms of the prompt that it reads, besides the target's own."""
+    tower: ClassVar[LanguageModel | None] = None
+    """Model that encodes its images; None if it reads none of its own."""
 
     @property
     @abstractmethod
     def vocabulary(self) -> int:
         """Return the number of tokens that it can score."""
 
-    @property
-    def longest(self) -> int | None:
-        """Return the longest block that it can draft; None for any length."""
-        return None
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Return the lengths of blocks, in order, that plans with this source alone have."""
-        return (2, 5)
-
     def planned(self, gamma: int, alone: bool) -> Self:
         """Return the source as it drafts blocks of this length, alone or with others."""
         return self
-
-    @property
-    def target_states(self) -> tuple[int, ...] | None:
-        """Return the hidden states that the target's cache must keep, as `KVCache.kept`."""
-        return None
-
-    @property
-    def target_share(self) -> float:
-        """Return the share of the target's cache that a pass reads."""
-        return 0.0
-
-    @property
-    def forms(self) -> tuple[Member, ...]:
-        """Return the forms of the prompt that it reads, besides the target's own."""
-        return ()
-
-    @property
-    def tower(self) -> LanguageModel | None:
-        """Return the model that encodes its images; None if it reads none of its own."""
-        return None
 
     @abstractmethod
     def prefill(self, prefilled: Prefilled, inputs: Any) -> State:

@@ -19,7 +19,7 @@ Files have Hugging Face's names:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -36,7 +36,7 @@ from jaxspec.config.schema import check_positive, known_fields
 from jaxspec.config.text import FULL, SLIDING, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.files import ExportOptions, Kind, Server, vllm_command, with_target
+from jaxspec.heads.files import Arrays, ExportOptions, Kind, Server, vllm_command, with_target
 from jaxspec.heads.head import BlockAttention, Head, Places, Reading
 from jaxspec.models.attention import Segment
 from jaxspec.models.decoder import Attention, Decoder, Layer
@@ -115,10 +115,6 @@ class AssistantConfig(HeadConfig):
     @property
     def reads(self) -> tuple[Any, ...]:
         return "keys and states", self.key_layers
-
-    @property
-    def keeps_vocabulary(self) -> bool:
-        return False
 
     @property
     def kept_options(self) -> dict[str, Any]:
@@ -335,12 +331,8 @@ class AssistantKind(Kind[AssistantConfig]):
         return {"num_assistant_tokens": config.gamma}
 
     def written(
-        self,
-        config: AssistantConfig,
-        tensors: dict[str, np.ndarray],
-        server: Server,
-        architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        self, config: AssistantConfig, tensors: Arrays, server: Server, architectures: Sequence[str]
+    ) -> tuple[dict[str, Any], Arrays]:
         tensors = {
             name: leaf.astype(np.int64) if leaf.dtype == np.int32 else leaf
             for name, leaf in tensors.items()

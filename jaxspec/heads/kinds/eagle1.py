@@ -32,14 +32,13 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.config.schema import known_fields
 from jaxspec.config.text import Biases, LlamaConfig, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import check_entries, check_rotary, shared_sizes, target_hash
-from jaxspec.heads.files import ExportOptions, Server, check_one_layer, renamed
+from jaxspec.heads.files import Arrays, ExportOptions, Server, check_one_layer, renamed
 from jaxspec.heads.states import StateHead, StateHeadConfig, StateKind
 from jaxspec.models.decoder import Attention
 from jaxspec.models.layers import Dense, GatedMLP, RMSNorm
@@ -120,10 +119,6 @@ class Eagle1Config(StateHeadConfig):
     def embedding_rows(self) -> int:
         text = self.text_config
         return (text.rows or text.vocab_size) if text.own_embedding else 0
-
-    @property
-    def keeps_vocabulary(self) -> bool:
-        return False
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         decoder = self.text_config
@@ -258,12 +253,8 @@ class Eagle1Kind(StateKind[Config]):
         return replace(config, text_config=text), stored
 
     def written(
-        self,
-        config: Config,
-        tensors: dict[str, np.ndarray],
-        server: Server,
-        architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        self, config: Config, tensors: Arrays, server: Server, architectures: Sequence[str]
+    ) -> tuple[dict[str, Any], Arrays]:
         return config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}, tensors
 
     def exported(

@@ -19,21 +19,20 @@ as its own draft. An exported head has the same names, and the architecture `MiM
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.config import RotaryConfig, TextConfig
 from jaxspec.config.decoders import decoder_config
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import check_rotary, target_hash
-from jaxspec.heads.files import ExportOptions, Kind, Server, with_target
+from jaxspec.heads.files import Arrays, ExportOptions, Kind, Server, with_target
 from jaxspec.heads.head import in_float32
 from jaxspec.heads.states import StateHead, StateHeadConfig
 from jaxspec.models.decoder import Layer
@@ -68,10 +67,6 @@ class MtpConfig(StateHeadConfig):
     @property
     def embedding_rows(self) -> int:
         return 0
-
-    @property
-    def keeps_vocabulary(self) -> bool:
-        return False
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         mine, depth = self.text_config, text.num_hidden_layers
@@ -169,12 +164,8 @@ class MtpKind(Kind[MtpConfig]):
         return config, {_placed(name): tensor for name, tensor in parts.items()}
 
     def written(
-        self,
-        config: MtpConfig,
-        tensors: dict[str, np.ndarray],
-        server: Server,
-        architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        self, config: MtpConfig, tensors: Arrays, server: Server, architectures: Sequence[str]
+    ) -> tuple[dict[str, Any], Arrays]:
         names = {name: name.removeprefix("layers.0.") for name in tensors}
         names["norm.weight"] = "final_layernorm.weight"
         raw = config.to_dict() | {"torch_dtype": str(tensors["input_proj.weight"].dtype)}

@@ -20,6 +20,8 @@ from jaxspec.sharding import MESH_AXES
 
 Batch = TypeVar("Batch")
 Made = TypeVar("Made", covariant=True)
+DEPTH = 4
+"""Batches on the mesh that are read ahead."""
 
 
 class BatchIterator(Protocol[Made]):
@@ -66,18 +68,18 @@ def as_iterator(
 
 
 def read_ahead(
-    batches: BatchIterator[Batch], count: int, mesh: Mesh, depth: int = 4
+    batches: BatchIterator[Batch], count: int, mesh: Mesh
 ) -> Generator[tuple[Batch, Any], None, None]:
     """Yield the next `count` batches on the mesh, each with the iterator's position after it.
 
-    A thread reads up to `depth` batches ahead; each position belongs to the batch next to it.
+    A thread reads up to `DEPTH` batches ahead; each position belongs to the batch next to it.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
-        ahead = deque(pool.submit(_read, batches, mesh) for _ in range(min(depth, count)))
+        ahead = deque(pool.submit(_read, batches, mesh) for _ in range(min(DEPTH, count)))
         for number in range(count):
             yield ahead.popleft().result()
-            if number + depth < count:
+            if number + DEPTH < count:
                 ahead.append(pool.submit(_read, batches, mesh))
     finally:
         pool.shutdown(cancel_futures=True)

@@ -41,11 +41,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.errors import InputError
 from jaxspec.heads.files import (
+    Arrays,
     ExportOptions,
     Kind,
     Server,
@@ -93,12 +92,8 @@ class DFlashKind(Kind[DFlashConfig]):
         return config, {name: stored[name] for name in stored if not _UNREAD.match(name)}
 
     def written(
-        self,
-        config: DFlashConfig,
-        tensors: dict[str, np.ndarray],
-        server: Server,
-        architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        self, config: DFlashConfig, tensors: Arrays, server: Server, architectures: Sequence[str]
+    ) -> tuple[dict[str, Any], Arrays]:
         raw = config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}
         if config.text_config.draft_vocabulary:
             tensors = with_words(config.text_config, tensors)

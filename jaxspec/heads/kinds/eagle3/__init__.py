@@ -45,11 +45,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.errors import InputError
 from jaxspec.heads.files import (
+    Arrays,
     ExportOptions,
     Server,
     check_one_layer,
@@ -124,12 +123,8 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         return replace(config, text_config=text), parameters
 
     def written(
-        self,
-        config: Eagle3Config,
-        tensors: dict[str, np.ndarray],
-        server: Server,
-        architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        self, config: Eagle3Config, tensors: Arrays, server: Server, architectures: Sequence[str]
+    ) -> tuple[dict[str, Any], Arrays]:
         raw = config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}
         tensors = with_words(config.text_config, tensors)
         if isinstance(config.text_config, GemmaEagleConfig):

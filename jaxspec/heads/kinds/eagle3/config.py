@@ -171,6 +171,7 @@ class Eagle3Config(StateHeadConfig):
     model_type: ClassVar = title
     orders_vocabulary: ClassVar = True
     rules: ClassVar = ("placeholder", "embedding", "zero")
+    keeps_vocabulary: ClassVar = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,10 +199,6 @@ class Eagle3Config(StateHeadConfig):
     @property
     def embedding_rows(self) -> int:
         return self.text_config.vocab_size if self.text_config.own_embedding else 0
-
-    @property
-    def keeps_vocabulary(self) -> bool:
-        return True
 
     @property
     def kept_options(self) -> dict[str, Any]:

@@ -35,14 +35,12 @@ behind it, the hidden state that the token was predicted from. EAGLE heads use t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-import numpy as np
-
 from jaxspec.errors import InputError
-from jaxspec.heads.files import ExportOptions, Kind, Server
+from jaxspec.heads.files import Arrays, ExportOptions, Kind, Server
 from jaxspec.heads.kinds.kv_head.config import Feature, KVHeadConfig
 from jaxspec.heads.kinds.kv_head.module import KVHead
 from jaxspec.models.vocabulary import first_tokens
@@ -58,12 +56,8 @@ class KVHeadKind(Kind[KVHeadConfig]):
         return is_ours and (raw.get("parallel") is True) == self.module.in_one_pass
 
     def written(
-        self,
-        config: KVHeadConfig,
-        tensors: dict[str, np.ndarray],
-        server: Server,
-        architectures: list[str] | None,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        self, config: KVHeadConfig, tensors: Arrays, server: Server, architectures: Sequence[str]
+    ) -> tuple[dict[str, Any], Arrays]:
         return config.to_dict(), tensors
 
     def exported(

@@ -108,10 +108,6 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
     def reads(self) -> tuple[Any, ...]:
         return "keys", self.target_keys
 
-    @property
-    def keeps_vocabulary(self) -> bool:
-        return False
-
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         self.check_key_layers(text)
         return self

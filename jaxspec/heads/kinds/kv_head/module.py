@@ -174,7 +174,7 @@ class KVHead(Head):
         embeds: Float[Array, "... D"],
         before: Float[Array, "... D"] | None,
         context: Any,
-        newest: Int[Array, "#B roots"],
+        newest: Int[Array, "#B roots"] | None,
     ) -> Float[Array, "... D"]:
         if before is None:
             return embeds
