@@ -19,12 +19,8 @@ from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import Gemma3Config, Gemma3TextConfig, with_text
 from jaxspec.engine.batches import batcher
-from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
-from jaxspec.heads.loading import save_head
-from jaxspec.heads.making import init_head, new_head
-from jaxspec.loading.models import LoadedHead
-from jaxspec.models.families import abstract_params, build, text_params
+from jaxspec.models.families import abstract_params, build
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.messages import Message
 from tests import tiny
@@ -216,41 +212,6 @@ def test_a_batch_writes_transformers_answers(pair, expected, name, monkeypatch):
     results = engine.generate([Request(q, NEW, images=images) for q, images in asked()])
     assert [list(result.tokens) for result in results] == expected
     assert not drafts or sum(int(r.stats.accepted_at.sum()) for r in results) > 5
-
-
-def test_a_head_drafts_from_its_files(pair, expected, tmp_path):
-    """An EAGLE-3 head as RedHatAI publishes them, of speculators."""
-    _, ours, _ = pair
-    config = new_head(ours.config, feature="fused", target_layers=(0, 1, 2), images="embedding")
-    text = text_params(ours.config, ours.params)
-    head = init_head(config, text, jax.random.key(0), ours.model.text.norm_offset)  # pyright: ignore
-    save_head(tmp_path / "head", config, head, np.float32, server="speculators")
-    heads = [LoadedHead.load(tmp_path / "head", ours)]
-    jax.tree.map(np.testing.assert_array_equal, heads[0].params, head)
-    engine = Engine(ours, heads, replace(SETTINGS, gamma=3))
-    results = engine.generate([Request(q, NEW, images=images) for q, images in asked()])
-    assert [list(result.tokens) for result in results] == expected
-    assert sum(int(r.stats.accepted_at.sum()) for r in results) > 0
-
-
-def test_a_session_reads_images_of_later_turns(pair, expected):
-    """The cache holds the first turn; what follows it is an image, which reads itself both ways."""
-    reference, ours, reader = pair
-    session = Session(Engine(ours, config=SETTINGS))
-    (question, first), (_, second) = asked()[1], asked()[2]
-    assert list(session.ask(question, images=first, max_new_tokens=NEW).tokens) == expected[1]
-    result = session.ask("And these?", images=second, max_new_tokens=NEW)
-    ids = inputs(reader, question, first)["input_ids"][0].tolist()
-    after = inputs(reader, "And these?", second)["input_ids"][0].tolist()[1:]
-    close = reader.tokenizer.encode("<end_of_turn>\n", add_special_tokens=False)
-    tokens = torch.tensor([[*ids, *expected[1], *close, *after]])
-    pixels = [inputs(reader, "x", images)["pixel_values"] for images in (first, second)]
-    whole = {
-        **{"input_ids": tokens, "attention_mask": torch.ones_like(tokens)},
-        "token_type_ids": (tokens == ours.config.image_token_index).long(),  # pyright: ignore
-        "pixel_values": torch.cat(pixels),
-    }
-    assert list(result.tokens) == answer(reference, whole)
 
 
 def test_the_tower_at_full_size(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.fitting import named_tensors
-from jaxspec.config import Qwen2Config, Qwen3Config, RopeScaling
+from jaxspec.config import Qwen2Config, RopeScaling
 from jaxspec.data.prepared import prepare
 from jaxspec.errors import InputError
 from jaxspec.heads.blocks import TargetPass
@@ -165,40 +165,6 @@ class Given:
         return list(self.images)
 
 
-@pytest.mark.full
-def test_a_target_of_one_layer_is_its_own_head_with_m_rope() -> None:
-    """Text behind an image has other rotary positions than slots."""
-    rope = RopeScaling(mrope_section=(2, 1, 1), mrope_interleaved=True)
-    text = Qwen3Config(
-        vocab_size=24,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        rope_scaling=rope,
-    )
-    target, params = LanguageModel(text), tiny.random_params(text, scale=0.4)
-    config = KVHeadConfig.of_target(text, gamma=3)
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(3, 24, (2, 16)).astype(np.int32)
-    mask = np.zeros((2, 16), bool)
-    mask[:, 8:] = True
-    rotary = np.broadcast_to(np.arange(16), (2, 3, 16)).copy().astype(np.int32)
-    rotary[:, :, 2:6] = 2 + rng.integers(0, 2, (2, 3, 4))  # an image
-    rotary[:, :, 6:] -= 2
-    whole = ConversationBatch(
-        PromptRows(tokens, np.full(2, 16), rotary=rotary), mask, None, np.arange(2, dtype=np.uint32)
-    )
-    # type: ignore[arg-type]
-    batch = HeadBatches(Given(whole, np.full((2, 16), -1)), config, Anchoring(anchors=2))(0)
-    both = {"target": params, "head": init_head(config, params, jax.random.key(0))}
-    loss, metrics = jax.jit(make_loss(target, config, Anchoring(anchors=2)))(both, batch)
-    assert float(loss) == pytest.approx(0, abs=1e-5)
-    assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-3)
-
-
 def check_loss(
     target: LanguageModel,
     params: Any,
@@ -283,40 +249,6 @@ def test_an_eagle_heads_loss_is_that_of_its_definition(output: str) -> None:
     check_loss(
         target, params, config, head, Anchoring(anchors=2, loss="ce", decay=0.5), scored, rotary
     )
-
-
-def test_a_one_pass_heads_loss_is_that_of_its_definition() -> None:
-    """Blocks that read one token, by the reference in PyTorch, with the correction for the true
-    token before.
-    """
-    torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
-    from tests.tiny.kv_head_reference import run_block
-
-    target, params = tiny.text_only(*tiny.lvlm(16, 2, seed=0))
-    config, head = tiny.kv_head(
-        target, params, feature="last_hidden", parallel=True, markov=2, gamma=3
-    )
-    tensors = {name: torch.tensor(leaf) for name, leaf in named_tensors(head).items()}
-    embedding, output = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["weight"].T
-
-    def scored(read: Any, tokens: np.ndarray, b: int, anchor: int) -> np.ndarray:
-        block = np.asarray(embedding)[tokens[b, np.minimum(anchor + np.arange(3), 11)]]
-        k, v = (torch.tensor(leaf[b].swapaxes(0, 1)) for (leaf,) in (read.k, read.v))
-        before, nowhere = torch.tensor(read.hidden[b, anchor - 1]), np.full(12, -1)
-        hidden = run_block(
-            config.to_dict(), tensors, torch.tensor(block), k, v, nowhere, anchor, before
-        ).numpy()
-        normed = block / np.sqrt(
-            (block**2).mean(-1, keepdims=True) + config.text_config.rms_norm_eps
-        )
-        scores = hidden @ output + normed @ head["markov_in"] @ head["markov_out"]
-        p, q = (
-            np.asarray(jax.nn.log_softmax(x))
-            for x in (read.hidden[b, anchor : anchor + 3] @ output, scores)
-        )
-        return (np.exp(p) * (p - q[: len(p)])).sum(-1)
-
-    check_loss(target, params, config, head, Anchoring(anchors=2, decay=0.5), scored)
 
 
 def test_a_dflash_heads_loss_is_that_of_its_definition() -> None:
