@@ -199,6 +199,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Job:
+    """Return the job of these prompts, with the fields that both paths have."""
     if body.get("model") not in (None, limits.model):
         raise NotServed(f"model: {str(body['model'])[:60]!r} is not here; ask for {limits.model!r}")
     count = whole_number(body, "n", 1)

@@ -73,6 +73,7 @@ def read_message(message: Any, where: str, budget: Budget) -> dict[str, Any]:
 
 
 def _part(part: Any, where: str, budget: Budget) -> dict[str, Any]:
+    """Return a part of a message, a text or an image; InputError for anything else."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
         check_keys(part, ("type", "text"), where)

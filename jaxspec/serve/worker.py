@@ -343,6 +343,7 @@ class Worker(threading.Thread):
                 ticket.publish(None)
 
     def _publish(self, lane: Batch) -> None:
+        """Publish what each ticket of a lane has gained, and end those whose answers are whole."""
         busy, ended = lane.results()
         for number, result in busy.items():
             ticket = self.tickets[number]

@@ -177,6 +177,7 @@ class ConversationBatches:
     def _taught_by(
         self, teacher: LoadedModel, step_rows: _Rows, width: int, pictures: list[Any]
     ) -> TeacherRows:
+        """Return this process's rows in the teacher's form."""
         local = step_rows.rows[self._own_rows(step_rows)]
         before = np.zeros((len(local), width), np.int32)
         for i, row in enumerate(local):
@@ -256,8 +257,7 @@ class _Conversation:
     first: int
     """Tokens up to the first one of an answer."""
     replaces: bool = False
-    """Whether it takes the place of one without an answer, or with too many images, in the buckets.
-    """
+    """Whether it takes the place of one that teaches nothing within the buckets."""
 
 
 _Row = tuple[_Conversation, ...]
@@ -358,6 +358,7 @@ def _caption(sample: Sample) -> tuple[Message, ...]:
 def _talk_of(
     batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask: np.ndarray
 ) -> _Conversation:
+    """Return a sample as each model reads it; nothing is learned of one with too many tiles."""
     readers = [(batches.model, batches.view)]
     readers += [(batches.teacher, VIEWS["M"])] if batches.teacher else []
     sizes = [(picture.height, picture.width) for picture in map(Picture.of, sample.images)]
@@ -377,6 +378,7 @@ def _as_form(
     tokens: np.ndarray,
     sizes: list[tuple[int, int]],
 ) -> _Form:
+    """Return a conversation as a view shows it to a model, cut at the largest bucket."""
     encoder, count = batches.encoder, len(sizes)
     reader = model.images if view.reads_images else None
     showing = Showing(view, encoder, reader, batches.target_images)

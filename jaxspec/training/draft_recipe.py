@@ -255,6 +255,7 @@ def _train_stage(
     directory: Path,
     run: Run,
 ) -> Params:
+    """Run a stage of a draft from where the last one ended; return the trained parameters."""
     view = parse_view(recipe.view)
     teacher = target if recipe.distillation else None
     reader = teacher and replace(teacher, params={})

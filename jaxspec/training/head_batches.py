@@ -174,6 +174,7 @@ class KeptReadings:
         )
 
     def _kept_row(self, row: ConversationBatch) -> TargetPass:
+        """Return the reading of a row from its file, which the first call writes."""
         length, digest = int(row.rows.length[0]), hashlib.blake2b(digest_size=16)
         for leaf in (row.tokens[:, :length], *jax.tree.leaves(row.images)):
             digest.update(leaf.tobytes())

@@ -158,6 +158,7 @@ class _Measurement:
         return self.config.in_chat_form(self.pairing)
 
     def group(self) -> Group:
+        """Measure every method, and the sweep, on the samples that fit; return rows and records."""
         config = self.config
         programs = {name: self.program(*way) for name, way in methods_of(self.pairing).items()}
         candidates = config.samples(self.dataset, max(config.limit, config.held_out))

@@ -106,6 +106,8 @@ def _run_passes(
     cache: KVCache,
     times: Array,
 ) -> tuple[Int[Array, "B T"], KVCache]:
+    """Run `times` passes, each over the tokens that the one before it scored likeliest."""
+
     def step(_: int, carry: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
         logits, after = extend(params, *carry)
         return argmax(logits), rewound(after, cache)
@@ -145,6 +147,8 @@ def _run_drafts(
     options: Sampling,
     times: Array,
 ) -> tuple[Int[Array, "B C"], Any]:
+    """Draft `times` blocks, each behind the first token of the one before it."""
+
     def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
         tokens, before = carry
         draft, scratch = drafter.draft(

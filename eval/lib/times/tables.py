@@ -72,6 +72,7 @@ def _images(name: str, rows: Sequence[Record]) -> Table:
 
 
 def _captions(name: str, rows: Sequence[Record]) -> Table:
+    """Return the table of captioners by the images of a prompt."""
     seconds = {(row["captioner"], row["images"]): row["seconds"] for row in rows}
     columns = {"captioner": cell("captioner")}
     for count in dict.fromkeys(row["images"] for row in rows):

@@ -75,6 +75,7 @@ def _tensorboard(directory: Path, start: int) -> Any:
 
 
 def _wandb(directory: Path, config: TrainConfig) -> Any:
+    """Begin or resume the run of a directory on Weights & Biases."""
     with needing("wandb", "wandb"):
         import wandb  # pyright: ignore[reportMissingImports]
     name = directory.absolute().as_posix().strip("/").replace("/", "-")
