@@ -151,8 +151,8 @@ def speculation(
     towers = Tower(target), *(reader if source.tower else None for source in sources)
     weights: tuple[float, ...] = ()
     if sources:
-        asked = parse_weights(config.weights, len(parts.names))
-        weights = config.rule.first(asked, target.model.text.vocab_size)
+        shares = parse_weights(config.weights, len(parts.names))
+        weights = config.rule.first(shares, target.model.text.vocab_size)
     return Assembly(program, params, tuple(forms), towers, target, parts, weights, plans)
 
 

@@ -83,13 +83,13 @@ def read_whole(
     count, length = rows.tokens.shape
     whole = rows.replace(length=jnp.full(count, length))
     embeds = target.embed(params, whole, features)
-    kept = tuple(sorted({layer for config in configs for layer in config.target_states or ()}))
-    hidden, cache = target.read(params, embeds, whole, length, kept or None)
+    layers = tuple(sorted({layer for config in configs for layer in config.target_states or ()}))
+    hidden, cache = target.read(params, embeds, whole, length, layers or None)
 
     def part(config: HeadConfig) -> TargetPass:
         states = None if cache.hidden is None or not config.target_states else cache.hidden[:, 0]
-        if states is not None and config.target_states != kept:
-            of_layers = dict(zip(kept, jnp.split(states, len(kept), axis=-1), strict=True))
+        if states is not None and config.target_states != layers:
+            of_layers = dict(zip(layers, jnp.split(states, len(layers), axis=-1), strict=True))
             states = jnp.concatenate([of_layers[i] for i in config.target_states or ()], axis=-1)
         width = config.text_config.hidden_size  # without DeepStack's
         shown = embeds[..., :width] if config.shows_images else None

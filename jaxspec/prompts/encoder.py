@@ -340,11 +340,11 @@ class PromptEncoder:
         quoted = self._quoted(messages)
         if keeps_reasoning(self.tokenizer, splitter.marks, quoted, self.image_text):
             return before, answer
-        rest = [token for token in answer if splitter.part(token) == "answer"]
-        if splitter.begin < len(before) or len(rest) < len(answer):
+        tail = [token for token in answer if splitter.part(token) == "answer"]
+        if splitter.begin < len(before) or len(tail) < len(answer):
             # As templates do, which leave out the blank text behind the reasoning too.
-            rest = list(dropwhile(lambda token: not self.tokenizer.decode([token]).strip(), rest))
-        return before[: splitter.begin], rest
+            tail = list(dropwhile(lambda token: not self.tokenizer.decode([token]).strip(), tail))
+        return before[: splitter.begin], tail
 
     def _pieces(self, messages: Sequence[Message]) -> list[str]:
         """Return a conversation as texts, by turns what is said before an answer, and the answer.

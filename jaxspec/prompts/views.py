@@ -97,8 +97,8 @@ def parse_view(name: str) -> View:
     if pooled := _POOLED.fullmatch(name):
         return View(name, reads_images=True, pool=Pool(int(pooled[1]) if pooled[1] else None))
     if name not in VIEWS:
-        known = ", ".join((*VIEWS, "P", "P36"))
-        raise InputError(f"views: {name!r} is unknown; choose from {known}, and lookup, the last")
+        names = ", ".join((*VIEWS, "P", "P36"))
+        raise InputError(f"views: {name!r} is unknown; choose from {names}, and lookup, the last")
     return VIEWS[name]
 
 

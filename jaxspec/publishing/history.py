@@ -59,8 +59,8 @@ def _stages(source: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def _run_files(source: Path, name: str) -> list[Path]:
     """Return the files of this name in the folders of the run that wrote RUNS/hf."""
-    made = source if source.name == "hf" else source.parent
-    return [*made.parent.glob(f"*/{name}")] if made.name == "hf" else []
+    folder = source if source.name == "hf" else source.parent
+    return [*folder.parent.glob(f"*/{name}")] if folder.name == "hf" else []
 
 
 def _measured(metrics: Path, head: str) -> str:

@@ -137,8 +137,8 @@ class ConversationBatches:
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
         step_rows = self._rows(step)
-        own = step_rows.rows[self._own_rows(step_rows)]
-        return [joined([talk.forms[0].part for talk in row]).images for row in own]
+        rows = step_rows.rows[self._own_rows(step_rows)]
+        return [joined([talk.forms[0].part for talk in row]).images for row in rows]
 
     def unlearned(self, step: int) -> int:
         """Count a step's conversations that replace others, which teach nothing."""
@@ -157,8 +157,8 @@ class ConversationBatches:
         with _GROUPING:  # so that threads make a group once
             rows = _group(self, group)
         order = np.random.default_rng((self.seed, group)).permutation(GROUP)
-        own = rows[order[offset] * self.rows :][: self.rows]
-        return _Rows(own, rows if self.packing else own)
+        of_step = rows[order[offset] * self.rows :][: self.rows]
+        return _Rows(of_step, rows if self.packing else of_step)
 
     def _own_rows(self, step_rows: _Rows) -> slice:
         (part, parts), count = self.process, len(step_rows.rows)
@@ -214,8 +214,8 @@ class ConversationBatches:
             reader, change = model.images, view.pixels
             read = [[x for talk in row for x in tiles_of(reader, talk, change)] for row in pictures]
             images = stack_tiles(model, read, tiles)
-        own = self._own_rows(step_rows)
-        return jax.tree.map(lambda values: values[own], rows), images
+        local = self._own_rows(step_rows)
+        return jax.tree.map(lambda values: values[local], rows), images
 
 
 def slots_before(mask: Bool[np.ndarray, "B L"]) -> Int[np.ndarray, "B K"]:

@@ -179,8 +179,8 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
 def adapter_base(recipe: Recipe) -> str:
     """Return the name of the model that a recipe's adapter is written for."""
     folder = _adapter(recipe)
-    named = recipe.lora.base if recipe.lora else ""
-    return named or (adapters.base_of(folder) if folder else str(recipe.start))
+    base = recipe.lora.base if recipe.lora else ""
+    return base or (adapters.base_of(folder) if folder else str(recipe.start))
 
 
 def _adapter(recipe: Recipe) -> Path | None:

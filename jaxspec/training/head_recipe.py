@@ -68,8 +68,8 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
     """Return the loss of {"target": frozen, "head": trainable} on batches of `HeadBatches`."""
     steps, drafts = config.gamma, LanguageModel(config.text_config)
     weights = anchoring.of_places(steps)
-    words = config.text_config.draft_vocabulary
-    teacher = LanguageModel(replace(check_rotary(target.text), draft_vocabulary=words))
+    vocabulary = config.text_config.draft_vocabulary
+    teacher = LanguageModel(replace(check_rotary(target.text), draft_vocabulary=vocabulary))
 
     def learned(batch: HeadBatch) -> tuple[Array, Array, Array]:
         """Return the slots of blocks, the tokens after them, and which of these count."""
@@ -124,8 +124,8 @@ def joint_loss(target: LanguageModel, heads: Mapping[str, tuple[HeadConfig, Anch
         readings = read_target(target, frozen, batch.conversations, *configs)
         total, tokens, sums = jnp.zeros(()), jnp.zeros((), jnp.int32), {}
         for (name, loss), reading in zip(losses.items(), readings, strict=True):
-            own = {"head": params[name], "target": params["target"]}
-            value, metrics = loss.share(own, batch.of(name, reading), counts[name])
+            parts = {"head": params[name], "target": params["target"]}
+            value, metrics = loss.share(parts, batch.of(name, reading), counts[name])
             total, tokens = total + value, tokens + metrics["tokens"]
             sums |= {f"{name}/{key}": metric for key, metric in metrics.items() if key != "filled"}
         return total, sums | {"loss": total, "tokens": tokens, "filled": batch.conversations.filled}
@@ -221,7 +221,7 @@ def train_heads(
     loss = (
         make_loss(target.model, *anchored[ALONE]) if alone else joint_loss(target.model, anchored)
     )
-    own = {name: _deciding_inputs(configs[name], each) for name, each in recipes.items()}
+    deciding = {name: _deciding_inputs(configs[name], each) for name, each in recipes.items()}
     fixed = [
         f"{re.escape(name)}/{part}" for name, config in configs.items() for part in config.fixed
     ]
@@ -234,13 +234,13 @@ def train_heads(
         train = replace(stage.train, frozen=(*stage.train.frozen, "target", *fixed))
         params = {name: head for name, (_, head) in heads.items()} | {"target": target.params}
         inputs["target"], out = signature, directory / stage.name
-        made = each[ALONE] if alone else JointBatches(each)
-        with closing(iterate(conversations, train.steps, made, recipe.unlearned)) as ahead:
+        make = each[ALONE] if alone else JointBatches(each)
+        with closing(iterate(conversations, train.steps, make, recipe.unlearned)) as ahead:
             more: Any = {
                 "sharding_of": sharding_of,
                 "inputs": inputs
                 | {"target": signature}
-                | (own[ALONE] if alone else {"heads": own}),
+                | (deciding[ALONE] if alone else {"heads": deciding}),
             }
             if not alone:
                 more["apart"] = tuple(heads)
@@ -314,10 +314,10 @@ def _deciding_inputs(config: HeadConfig, recipe: HeadRecipe) -> dict[str, Any]:
 
 def _check_chosen(recipe: HeadRecipe, started: HeadConfig) -> None:
     """Raise InputError for a chosen option of the head that its start decides otherwise."""
-    kept = started.kept_options
+    decided = started.kept_options
     for name in recipe.chosen:
-        if name in kept and kept[name] != recipe.head[name]:
+        if name in decided and decided[name] != recipe.head[name]:
             raise InputError(
-                f"its {name} is {kept[name]!r:.60}, not {recipe.head[name]!r:.60}; "
+                f"its {name} is {decided[name]!r:.60}, not {recipe.head[name]!r:.60}; "
                 f"leave out --head.{name.replace('_', '-')}"
             )

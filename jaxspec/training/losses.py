@@ -84,11 +84,11 @@ def cross_entropy(
       count: Masked labels of the whole batch, of which these may be a part; None counts these.
     """
     weight = mask.astype(jnp.float32)
-    own = weight.sum()
-    total = jnp.maximum(own if count is None else count, 1.0)
+    tokens = weight.sum()
+    total = jnp.maximum(tokens if count is None else count, 1.0)
     loss = (optax.softmax_cross_entropy_with_integer_labels(logits, labels) * weight).sum() / total
     accuracy = ((logits.argmax(-1) == labels) * weight).sum() / total
-    return loss, {"loss": loss, "accuracy": accuracy, "tokens": own}
+    return loss, {"loss": loss, "accuracy": accuracy, "tokens": tokens}
 
 
 def divergence(
@@ -250,8 +250,8 @@ def draft_loss(
     over = drafted, teacher, labels, learned.astype(jnp.float32)
     steps = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), over)
     losses, accepted, agrees = jax.lax.map(lambda xs: step(*xs), steps)
-    own = count_places(labels, mask)
-    count = own if count is None else count
+    tokens = count_places(labels, mask)
+    count = tokens if count is None else count
     each = losses / jnp.maximum(count, 1.0)
     weight = jnp.asarray(weights, jnp.float32) * (count > 0)
     loss = (weight * each).sum() / jnp.maximum(weight.sum(), 1e-9)
@@ -260,7 +260,7 @@ def draft_loss(
     total = jnp.maximum(count.sum(), 1.0)
     return loss, {
         "loss": loss,
-        "tokens": own.sum(),
+        "tokens": tokens.sum(),
         "accuracy": agrees.sum() / total,
         "acceptance": accepted.sum() / total,
         "tokens_per_pass": (((1 + runs) * whole).sum(), whole.sum()),

@@ -47,13 +47,13 @@ def _first_fit(
     room: tuple[int, int],
 ) -> list[list[int]] | None:
     """Return the numbers of each row's conversations; None where one finds no room."""
-    left, layout = np.tile(room, (rows, 1)), [[] for _ in range(rows)]
+    space, layout = np.tile(room, (rows, 1)), [[] for _ in range(rows)]
     for number in order:
-        fitting = np.flatnonzero(np.all(left >= sizes[number], axis=1))
+        fitting = np.flatnonzero(np.all(space >= sizes[number], axis=1))
         if not len(fitting):
             return None
         row = int(fitting[0])
-        left[row] -= sizes[number]
+        space[row] -= sizes[number]
         layout[row].append(int(number))
     return layout
 

@@ -107,10 +107,10 @@ def abstract_step(
     read = partial(_blank_rows, reader, batch, length)
     if isinstance(draft, HeadConfig):
         head, anchoring = draft.for_target(target), Anchoring(min(BLOCKS, length))
-        own, frozen = abstract_head(head), ["target", *(f"head/{part}" for part in head.fixed)]
+        tree, frozen = abstract_head(head), ["target", *(f"head/{part}" for part in head.fixed)]
 
         def sharding_of(mesh: Any) -> Params:
-            placed = head_shardings(head, own, mesh)
+            placed = head_shardings(head, tree, mesh)
             return {"head": placed, "target": shardings(target, teacher, mesh)}
 
         def blocks() -> HeadBatch:
@@ -120,7 +120,7 @@ def abstract_step(
 
         rows: Any = jax.eval_shape(blocks)
         text, loss = head.text_config, make_loss(reader, head, anchoring)
-        params, drafted = {"head": own, "target": teacher}, batch * anchoring.anchors * head.gamma
+        params, drafted = {"head": tree, "target": teacher}, batch * anchoring.anchors * head.gamma
         scored = text.scored_tokens * reader.text.hidden_size
     else:
         student, drafts = abstract_params(draft), LanguageModel(draft)

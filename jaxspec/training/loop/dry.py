@@ -55,8 +55,8 @@ def dry_run(
     where = placed_on(mesh, params, sharding_of)
     state, fixed = place_state(trainable, frozen, optimizer, where, mesh, config)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    made = make_step(loss, optimizer, config)
-    step = jax.jit(made, donate_argnums=0, out_shardings=(shardings, None))
+    plain_step = make_step(loss, optimizer, config)
+    step = jax.jit(plain_step, donate_argnums=0, out_shardings=(shardings, None))
     timed = min(STEPS, config.steps)
     slots = seconds = compiling = 0.0
     parts: dict[str, int] = {}
@@ -92,11 +92,11 @@ def dry_run(
         )
         seconds *= read.slots / read.steps / slots * timed
     each = seconds / timed
-    held = ", ".join(f"{human_bytes(count)} {name}" for name, count in parts.items())
+    listing = ", ".join(f"{human_bytes(count)} {name}" for name, count in parts.items())
     print(
         f"{directory.name}: {config.steps:,} steps of {config.batch} samples{rows}\n"
         f"  memory of each of {mesh.size} {jax.devices()[0].platform} devices: "
-        f"{human_bytes(sum(parts.values()))} ({held})\n"
+        f"{human_bytes(sum(parts.values()))} ({listing})\n"
         f"  a step takes {1e3 * each:.0f} ms, compiling {compiling:.0f} s; "
         f"all steps about {config.steps * each / 3600:.2f} hours"
     )

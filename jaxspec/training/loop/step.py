@@ -136,8 +136,8 @@ def make_optimizer(
             muon_weight_dimension_numbers=_orthogonalised,  # pyright: ignore[reportArgumentType]
         )
     else:
-        made = {"adamw": optax.adamw, "lion": optax.lion}[config.optimizer]
-        optimizer = made(rate, b2=config.beta2, weight_decay=decay, mask=is_matrix)
+        make = {"adamw": optax.adamw, "lion": optax.lion}[config.optimizer]
+        optimizer = make(rate, b2=config.beta2, weight_decay=decay, mask=is_matrix)
     return optax.chain(
         optax.stateless(clip),
         optimizer,
