@@ -201,7 +201,7 @@ def test_a_session_answers_as_whole_prompts_do(
     """
     monkeypatch.setattr(batcher, "FIRST", 8 if kind in ("views", "dflash") else 128)
     engine = engines(target, draft, head, prompt_buckets=(256,), image_buckets=(2,))[kind]
-    session, prompt, read = Session(engine), None, []
+    session, prompt, answer, read = Session(engine), None, (), []
     prefill = engine.batcher.prefill
     monkeypatch.setattr(
         engine.batcher,
