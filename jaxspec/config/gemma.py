@@ -65,7 +65,7 @@ class GemmaConfig(RotaryConfig):
         return Biases(self.attention_bias, self.attention_bias)
 
     @property
-    def embed_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def embed_scale(self) -> float:
         return self.hidden_size**0.5
 
     def of_layer(self, index: int) -> Self:
@@ -134,7 +134,7 @@ class Gemma3TextConfig(GemmaConfig):
         check_positive("text config", self, "query_pre_attn_scalar")
 
     @property
-    def query_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def query_scale(self) -> float:
         return (self.head_dim / self.query_pre_attn_scalar) ** 0.5
 
     @classmethod

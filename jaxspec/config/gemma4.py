@@ -63,11 +63,11 @@ class Gemma4TextConfig(GemmaConfig):
         return (*range(len(makers)), *(last[kind] for kind in borrowers))
 
     @property
-    def joint_images(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def joint_images(self) -> bool:
         return self.use_bidirectional_attention == "vision"
 
     @property
-    def query_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def query_scale(self) -> float:
         return self.head_dim**0.5
 
     def of_layer(self, index: int) -> Self:

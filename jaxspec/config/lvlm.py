@@ -353,7 +353,7 @@ class Qwen3VLConfig(QwenVLConfig):
     """
 
     text_config: Qwen3Config
-    vision_config: Qwen3VisionConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    vision_config: Qwen3VisionConfig
     model_type: str = "qwen3_vl"
 
     architecture = "Qwen3VLForConditionalGeneration"
@@ -364,7 +364,7 @@ class Qwen3VLConfig(QwenVLConfig):
     _mrope_interleaved: ClassVar = True
 
     @property
-    def stacked(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def stacked(self) -> int:
         """Return the number of decoder layers after which features are added to image slots."""
         return len(self.vision_config.deepstack_visual_indexes)
 

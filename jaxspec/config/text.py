@@ -166,16 +166,14 @@ class RotaryConfig(TextConfig):
     """Whether a layer's output is multiplied by a number of its own."""
     query_scale: ClassVar[float] = 1.0
     """Factor of queries besides the usual one, head_dim ** -0.5."""
+    biases: ClassVar[Biases] = Biases()
+    """Projections that have a bias."""
     activations: ClassVar[tuple[str, ...]] = ("silu",)
     """Values of `hidden_act` that the family knows."""
 
     @property
     def context(self) -> int:
         return self.rope_scaling.context(self.max_position_embeddings)
-
-    @property
-    def biases(self) -> Biases:
-        return Biases()
 
     def of_layer(self, index: int) -> Self:
         """Return the configuration of one layer, without a window if the layer is full."""
@@ -284,10 +282,7 @@ class Qwen2Config(RotaryConfig):
     eos_token_id: int | tuple[int, ...] | None = None
 
     architecture = "Qwen2ForCausalLM"
-
-    @property
-    def biases(self) -> Biases:
-        return Biases(qkv=True)
+    biases = Biases(qkv=True)
 
     @classmethod
     def windows(cls, raw: dict[str, Any]) -> tuple[int | None, tuple[str, ...]]:

@@ -169,14 +169,10 @@ def read_by_pass(params: Params) -> list[Any]:
     Of those for all layers it reads a row a token.
     """
     sight = ("vision_tower", "vision_embedder", "visual", "multi_modal_projector", "embed_vision")
-    leaves, passed = flat(params), (*sight, "kv_projector", "image_newline")
+    leaves: Any = flatten_dict(params, sep="/")
+    passed = (*sight, "kv_projector", "image_newline")
     tied = not any("lm_head" in path for path in leaves)
     rows = "embed_tokens_per_layer" if tied else "embed_tokens"
     return [
         leaf for path, leaf in leaves.items() if not path.startswith(passed) and rows not in path
     ]
-
-
-def flat(params: Params) -> dict[str, Any]:
-    """Return the leaves by path."""
-    return flatten_dict(params, sep="/")  # type: ignore[return-value]

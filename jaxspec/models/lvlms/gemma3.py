@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import numpy as np
 
 from jaxspec.config import Gemma3Config
 from jaxspec.errors import InputError
-from jaxspec.models.decoder import CausalLM
 from jaxspec.models.layers import INIT, RMSNorm, times, wide
 from jaxspec.models.lvlms.llava import Llava, LlavaImages
-from jaxspec.models.lvlms.vision import VisionTower
 from jaxspec.typing import Array, Float
 
 
@@ -37,12 +35,9 @@ class Projector(nn.Module):
 class Gemma3(Llava):
     """Compute Hugging Face's `Gemma3ForConditionalGeneration`."""
 
-    config: Gemma3Config  # pyright: ignore[reportIncompatibleVariableOverride]
+    config: Gemma3Config
 
-    def setup(self) -> None:
-        self.vision_tower = VisionTower(self.config.vision_config)
-        self.multi_modal_projector = Projector(self.config)
-        self.language_model = CausalLM(self.config.text_config)
+    projector: ClassVar = Projector
 
     def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
         """Return each image's normed features, averaged over squares of patches."""

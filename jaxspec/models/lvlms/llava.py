@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,9 +37,11 @@ class Llava(Lvlm):
 
     config: LlavaConfig
 
+    projector: ClassVar[Callable[..., nn.Module]] = Projector
+
     def setup(self) -> None:
         self.vision_tower = VisionTower(self.config.vision_config)
-        self.multi_modal_projector = Projector(self.config)
+        self.multi_modal_projector = self.projector(self.config)
         self.language_model = CausalLM(self.config.text_config)
 
     def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
