@@ -432,6 +432,35 @@ def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
     assert {differ for _, differ in [*pairs, *wide, *coder[0], *coder[1]]} == {0}
 
 
+COMPILED = {
+    "gemma4": "Gemma 4",
+    "llava13b": "LLaVA-1.5-13B",
+    "llava7b": "LLaVA-1.5-7B with a 68M draft",
+    "qwen3_8b": "Qwen3",
+    "qwen3vl": "Qwen3-VL",
+}
+"""Rows of the table in docs/what-ran.md by how folders `compiled_*` begin."""
+
+
+def test_what_was_compiled_is_named_among_what_ran() -> None:
+    page = (ROOT / "docs" / "what-ran.md").read_text(encoding="utf-8")
+    head, *lines = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.partition("| model |")[2].partition("\n\n")[0].splitlines()
+    )
+    estimated = set()
+    for path in RESULTS.glob("compiled_*"):
+        (name,) = (row for begin, row in COMPILED.items() if path.name[9:].startswith(begin))
+        for row in rows(path.name):
+            chip = row["chips"].partition(":")[0]
+            column = "TPU" if chip.startswith("v") else f"NVIDIA {chip.upper()}"
+            estimated.add((name, column))
+    for name, column in sorted(estimated):
+        (line,) = (line for line in lines if line[0].partition(",")[0] == name)
+        cell = line[1 + head.index(column)]
+        assert cell in ("estimated", "measured"), (name, column)
+
+
 def test_the_papers_words_name_fields_of_results() -> None:
     """In the last column of their table in docs/glossary.md."""
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
