@@ -25,7 +25,7 @@ PAGE = 72
 RACE, PERIOD = 8.0, 12.0
 """Seconds in which the slower lane writes, and after which the picture begins again."""
 TARGETS = {
-    "eyes": "SmolLM2-135M with eyes",
+    "eyes": "SmolLM2-135M with a vision tower",
     "smollm2": "SmolLM2-135M",
     "mini": "picture-book models",
 }
@@ -82,7 +82,7 @@ def draw(race: dict[str, Any]) -> str:
     for left, line in (
         (EDGE + 14, "one pass of the target. Green, underlined: drafted and kept."),
         (EDGE, f"{same} {row['speedup']:.2f} times as fast."),
-        (EDGE, f"One second of this picture is {longest / RACE:.2f} s of decoding."),
+        (EDGE, f"This picture takes {RACE / longest:.1f} times as long as the decoding did."),
         (EDGE, f"{TARGETS.get(race['model'], race['model'])}, {race['device']}, {race['load']}"),
     ):
         shapes.append(_text(left, y, line, "note"))
