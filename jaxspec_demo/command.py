@@ -160,7 +160,7 @@ def run(args: Demo) -> None:
         console.print(Text.assemble(*text))
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
     console.print(
-        f"Batch 1, least of {contest.runs} runs, prefill and compilation not counted; {load}."
+        f"Batch 1, fastest of {contest.runs} runs, prefill and compilation not counted; {load}."
     )
     race = {
         "model": model,

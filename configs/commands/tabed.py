@@ -194,7 +194,7 @@ TABED = (
         figures=(3, 4, 8),
         needs="benchmarks, plots; 15 GB",
         what="`weight_trajectory.png` shows how the weights change during an answer. Behind the "
-        "line of the first view's weight, the range of weights is shaded with which the target "
+        "line of the first view's weight, a shaded range shows with which weights the target "
         "accepts the token. Each rule has a panel, with the answer in which its weights change "
         "most. `report.html` has the answers.",
         command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*" '
