@@ -131,8 +131,8 @@ def summary(out: Path) -> Table:
         cells += [[preset, *figures(row, least)] for row in contents["rows"]]
     columns = ["pair", "what", "measured", "estimated ms"]
     note = (
-        f"Measured on this device, with random weights: {', '.join(dict.fromkeys(devices))}. The "
-        "decoding loop was told how many guesses to accept."
+        f"These figures were measured on {', '.join(dict.fromkeys(devices))}, with random "
+        "weights. The decoding loop was told how many guesses to accept."
     )
     if any(estimate != "-" for *_, estimate in cells):
         note += (

@@ -72,8 +72,8 @@ AASD = (
             "The prompts are ours too: TABED's instruction, COCO's 'Describe this image in "
             "detail.', and ScienceQA without hints.",
             "How we train heads is our own choice, and is written in the recipe.",
-            "In our table omega and delta are of whole calls, and there are columns for the decode "
-            "loop only.",
+            "In our table omega and delta are measured over whole calls. Further columns have the "
+            "same for the decode loop only.",
             "tau is a little below 1 + gamma alpha, as a block in which the answer ends has no "
             "token of the target's own: in the paper by 0.06 to 0.19, in our measurements by 0 to "
             "0.25.",
