@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from eval.lib.drafts.config import EvalConfig, Variant
-from eval.lib.drafts.figures import draw_all
+from eval.lib.drafts.figures import block_efficiency, draw_all
 from eval.lib.drafts.page import ASKED, SHOWN, write_html
 from eval.lib.output.tables import Table
 
@@ -56,7 +56,8 @@ def made_up(trace: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, An
                     "shares": [None, [0.0, 0.4], None, [0.2, 1.0], None],
                 }
                 for sample in range(SHOWN + 1):
-                    record = place | rates | {"sample": f"{dataset}-{sample}"}
+                    counts = {"tokens_per_pass": 1.0 + sample % 3, "num_spec_steps": 4}
+                    record = place | rates | counts | {"sample": f"{dataset}-{sample}"}
                     records.append(record | ({"trace": told} if trace else {}))
     return rows, records
 
@@ -73,6 +74,17 @@ def test_every_figure_that_can_be_drawn_is(tmp_path: Path, trace: bool) -> None:
     ] * trace
     vectors = [figure.with_suffix(".svg") for figure in drawn]
     assert sorted(tmp_path.iterdir()) == sorted([*drawn, *vectors])
+
+
+def test_bars_have_intervals() -> None:
+    pytest.importorskip("matplotlib")
+    figure = block_efficiency(CONFIG, *made_up())
+    bars = [container for axis in figure.axes for container in axis.containers if container.patches]
+    assert len(bars) == len(CONFIG.turns) * len(ROWS)
+    for container in bars:
+        (lines,) = container.errorbar.lines[2]
+        for (_, low), (_, high) in lines.get_segments():
+            assert 1 <= low < 2 < high <= 3
 
 
 def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:

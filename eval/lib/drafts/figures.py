@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from eval.lib.drafts.config import EvalConfig
+from eval.lib.output.intervals import set_interval
 from eval.lib.output.plotting import (
     COLOURS,
     bar_style,
@@ -39,7 +40,7 @@ def draw_all(
     if not rows or pyplot() is None:
         return []
     figures = {
-        "block_efficiency": block_efficiency(config, rows),
+        "block_efficiency": block_efficiency(config, rows, records),
         "acceptance_by_position": acceptance_by_position(rows),
         "block_times": block_times(rows),
         "weight_trajectory": weight_trajectory(records),
@@ -53,8 +54,8 @@ def draw_all(
     ]
 
 
-def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
-    """Draw bars of tokens per pass, grouped by set, with a panel for each turn."""
+def block_efficiency(config: EvalConfig, rows: Sequence[Record], records: Sequence[Record]) -> Any:
+    """Draw bars of tokens per pass with 95 % intervals, by set, with a panel for each turn."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [row.name for row in config.rows]
     wide = max(0.75, 0.17 * len(names) + 0.1)  # inches that a set takes
@@ -69,11 +70,20 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
     bar = 0.8 / len(names)
     for axis, (turn, group) in zip(axes, groups):
         for i, name in enumerate(names):
-            line = [row for row in rows if row["row"] == name and row["turn"] == turn]
+            line, answers = (
+                [each for each in given if each["row"] == name and each["turn"] == turn]
+                for given in (rows, records)
+            )
             centres = [x - 0.4 + bar * (i + 0.5) for x in range(len(group))]
             cells = ([row for row in line if row["dataset"] == dataset] for dataset in group)
             heights = [mean(cell, "tokens_per_pass") or 0.0 for cell in cells]
-            axis.bar(centres, heights, 0.92 * bar, label=name, **bar_style(i))
+            spans = [
+                np.abs(np.subtract(set_interval(answers, dataset), height)) if height else (0, 0)
+                for dataset, height in zip(group, heights)
+            ]
+            axis.bar(
+                centres, heights, 0.92 * bar, yerr=np.transpose(spans), label=name, **bar_style(i)
+            )
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         axis.set_xlim(-0.5, fitting - 0.5)
         axis.set_ylabel("tokens per pass")

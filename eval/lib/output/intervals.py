@@ -21,6 +21,13 @@ def interval(sums: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tup
     return _bounds(_ratios(sums, resamples, np.random.default_rng(seed)))
 
 
+def set_interval(line: Sequence[Record], name: str) -> tuple[float, float]:
+    """Return the bootstrap 95 % interval of a line's tokens per pass on one set."""
+    means = _draw(line, [name], PASSES, 0)
+    assert means is not None, f"no records of {name}"
+    return _bounds(means)
+
+
 def _ratios(sums: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
     """Return the ratio of the parts' sums, then the ratio of each resampling of the parts."""
     counts = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), resamples)

@@ -14,7 +14,7 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b
 """Paul Tol's bright scheme: colour-blind readers can distinguish them."""
 MARKERS = "os^Dv<>P*X"
 TITLES = {
-    "block_efficiency": "Tokens per pass of the target (dotted: plain decoding)",
+    "block_efficiency": "Tokens per pass, with 95 % intervals (dotted: plain decoding)",
     "acceptance_by_position": "How far into a block drafts hold: accepted at each place, given "
     "that all before were",
     "block_times": "Where the time of one block goes: all draft passes, and the target's pass "
