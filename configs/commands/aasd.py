@@ -74,11 +74,11 @@ AASD = (
             "How we train heads is our own choice, and is written in the recipe.",
             "In our table omega and delta are measured over whole calls. Further columns have the "
             "same for the decode loop only.",
-            "tau is a little below 1 + gamma alpha, as a block in which the answer ends has no "
-            "token of the target's own: in the paper by 0.06 to 0.19, in our measurements by 0 to "
-            "0.25.",
-            "For Figures 3 and 4 the paper disables keys, and does not say whether it trained "
-            "heads for that. We train them.",
+            "tau is a little below 1 + gamma alpha, because the block in which an answer ends "
+            "adds no token of the target's own. The difference is 0.06 to 0.19 in the paper, and "
+            "0 to 0.25 in our measurements.",
+            "For Figures 3 and 4 the paper disables keys, and does not say whether it trained new "
+            "heads for this. We train new heads.",
         ),
         command=f"{_head()}\n{_head('13b')}",
         mini=f"{HEAD} aasd --untrained",

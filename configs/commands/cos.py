@@ -44,8 +44,9 @@ COS = (
             "released code.",
             "WE-P and CD-P have 0.39 to 0.82 of standard's speed in the paper. We do not have this "
             "parallel variant; a line below our table gives an upper bound of its speed.",
-            "The speeds in Tables 5 and 6 are of whole calls. The paper's are means over prompts; "
-            "ours are all tokens over the time that they took, in the quickest of three runs.",
+            "The speeds in Tables 5 and 6 are of whole calls. The paper's speeds are means over "
+            "prompts. Ours are the number of all tokens divided by the time that they took, in "
+            "the fastest of three runs.",
         ),
         command=f"{TOGETHER} cos\n{TOGETHER} cos --released CoS --out "
         f"runs/collaborative/cos_released",
