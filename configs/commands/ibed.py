@@ -121,7 +121,8 @@ IBED = (
             "The scores that the paper prints are possible only with 100 questions of ChartQA and "
             "all 1,000 of OCRBench, so we ask these. The paper does not say how many of TextCaps "
             "it asked.",
-            "The paper does not say how these questions are asked and judged, and by which ROUGE.",
+            "The paper does not say how these questions are asked and judged, and which variant "
+            "of ROUGE it computes.",
         ),
         command=f"{QUALITY} llava15 --sets chartqa textcaps --text-only --drafts {DRAFTS} --out "
         f"runs/quality/ibed\n{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --drafts "

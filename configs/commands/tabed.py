@@ -54,8 +54,9 @@ TABED = (
             "adaboost:errors=0.4/0.5` fixes their weights in the same way.",
             "Our AdaBoost multiplies its term ln(V - 1), for a vocabulary of V tokens, by 1, as "
             "the released code does; the paper names no factor. Negative weights become 0.",
-            "The paper mentions both hard and soft labels, so the table has every rule that its "
-            "MT* and MTCP* may be. The rules called `mt-paper` and `mtcp-paper` take soft labels.",
+            "The paper mentions both hard and soft labels, so the table has every rule that the "
+            "paper may mean by MT* and MTCP*. The rules called `mt-paper` and `mtcp-paper` take "
+            "soft labels.",
             "Our hard labels are the target's likeliest tokens. The paper compares sampled tokens, "
             "which is the same at temperature 0, the temperature of its tables. For higher "
             "temperatures `grid:measure=sampled` computes the paper's count in expectation.",
@@ -161,8 +162,8 @@ TABED = (
         details=(
             "The scores that the paper prints are possible only with all 1,000 questions of "
             "OCRBench, so we ask all. The paper does not say how many of TextCaps it asked.",
-            "The paper does not say how these questions are asked and judged, by which ROUGE, and "
-            "in which dtype. Ours is float16.",
+            "The paper does not say how these questions are asked and judged, which variant of "
+            "ROUGE it computes, and in which dtype. Ours is float16.",
         ),
         command=f"{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --out "
         f"runs/quality/llava15_ocrbench\n{QUALITY} llava15 --sets textcaps --text-only --out "
