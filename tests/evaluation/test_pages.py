@@ -79,10 +79,10 @@ def test_every_figure_that_can_be_drawn_is(tmp_path: Path, trace: bool) -> None:
 def test_bars_have_intervals() -> None:
     pytest.importorskip("matplotlib")
     figure = block_efficiency(CONFIG, *made_up())
-    bars = [container for axis in figure.axes for container in axis.containers if container.patches]
+    bars = [bar for axis in figure.axes for bar in axis.containers if hasattr(bar, "patches")]
     assert len(bars) == len(CONFIG.turns) * len(ROWS)
-    for container in bars:
-        (lines,) = container.errorbar.lines[2]
+    for bar in bars:
+        (lines,) = bar.errorbar.lines[2]
         for (_, low), (_, high) in lines.get_segments():
             assert 1 <= low < 2 < high <= 3
 

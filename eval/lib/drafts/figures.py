@@ -78,12 +78,11 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record], records: Sequen
             cells = ([row for row in line if row["dataset"] == dataset] for dataset in group)
             heights = [mean(cell, "tokens_per_pass") or 0.0 for cell in cells]
             spans = [
-                np.abs(np.subtract(set_interval(answers, dataset), height)) if height else (0, 0)
+                (height - low, high - height)
                 for dataset, height in zip(group, heights)
+                for low, high in [set_interval(answers, dataset) if height else (0.0, 0.0)]
             ]
-            axis.bar(
-                centres, heights, 0.92 * bar, yerr=np.transpose(spans), label=name, **bar_style(i)
-            )
+            axis.bar(centres, heights, 0.92 * bar, yerr=np.abs(spans).T, label=name, **bar_style(i))
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         axis.set_xlim(-0.5, fitting - 0.5)
         axis.set_ylabel("tokens per pass")
