@@ -1,9 +1,10 @@
-"""Own the engine in one thread: requests join and leave its live batch between two blocks.
+"""Own the engine in one thread: requests join and leave its live batch between two runs.
 
 A ticket is one answer. The event loop submits tickets and reads their parts; everything else about
 them, and all of JAX, happens in this thread. A lane is one live batch: the server's own, and one
-that decodes plainly, next to which the page races drafts. The lanes take turns, block by block, so
-each is timed by itself.
+that decodes plainly, next to which the page races drafts. The lanes take turns, run by run, so each
+is timed by itself. A run is a block, or as many as take 25 to 50 ms: the host needs one or two
+between two runs, which is much beside a block of 5 ms.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from jaxspec.serve.examples import scaled
 
 Lane = Literal["drafted", "plain"]
 """Name of a live batch."""
+RUN_MS = 50.0
+"""Milliseconds of a run of several blocks, at most: what a stream or a new request waits for."""
 
 
 class Full(Exception):
@@ -105,6 +108,19 @@ class Ticket:
         return self.abandoned or time.monotonic() > self.deadline
 
 
+def next_stride(stride: int, gained: int, ms: float) -> int:
+    """Return the tokens of a lane's next run.
+
+    Args:
+      stride: Tokens that the longest answer was to gain in a run.
+      gained: Tokens that it gained; fewer if an answer ended.
+      ms: Milliseconds that the run took.
+    """
+    if ms > RUN_MS:
+        return max(1, stride // 2)
+    return 2 * stride if gained >= stride and ms < RUN_MS / 2 else stride
+
+
 class Worker(threading.Thread):
     """Own the engine. `read` and `submit` may be called by other threads.
 
@@ -141,6 +157,8 @@ class Worker(threading.Thread):
             name: engine.live(examples, prefixes // len(engines))
             for name, engine in engines.items()
         }
+        self.strides = dict.fromkeys(self.lanes, 1)
+        """Tokens that the longest answer of each lane gains in a run."""
         self.joining = {name: dict[int, Ticket]() for name in self.lanes}
         """Tickets by number whose prompt is being read, in each lane."""
         self.waiting: deque[Ticket] = deque()
@@ -180,7 +198,7 @@ class Worker(threading.Thread):
         encoded = replace(encoded, max_new_tokens=min(most or room, room))
         batch.fit(encoded)
         encoded = decoded(encoded)
-        image_names(encoded)  # pictures keep their hashes, which take too long between two blocks
+        image_names(encoded)  # pictures keep their hashes, which take too long between two runs
         return encoded
 
     @property
@@ -257,7 +275,7 @@ class Worker(threading.Thread):
         return max(0.0, self._ended + self._longest - time.monotonic())
 
     def _advance(self) -> bool:
-        """Let requests leave and join, and decode one block; return False at the end.
+        """Let requests leave and join, and decode one run; return False at the end.
 
         While nobody asks, it compiles what the warm-up left.
         """
@@ -283,7 +301,10 @@ class Worker(threading.Thread):
                     self.joining[name].pop(number, None)
             self._join(name)
             if lane.busy:
-                lane.decode(stride=1)
+                before, stride = lane.longest, self.strides[name]
+                lane.decode(stride)
+                gained = max(lane.longest - before, 0)
+                self.strides[name] = next_stride(stride, gained, lane.run_ms)
                 self._publish(lane)
         for number in leaving:
             del self.tickets[number]

@@ -7,6 +7,7 @@ import base64
 import io
 import itertools
 import json
+import math
 import re
 import signal
 import socket
@@ -31,7 +32,7 @@ from jaxspec.engine.engine import Request
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve import app, connections
 from jaxspec.serve.examples import examples
-from jaxspec.serve.worker import Late, Part, Ticket, Unready, Worker
+from jaxspec.serve.worker import Late, Part, Ticket, Unready, Worker, next_stride
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
 from tests.serve.mutations import mutated
@@ -386,6 +387,18 @@ def test_hostile_requests_are_refused_and_leave_nothing(served: Served) -> None:
     assert post(served, json.dumps(body_of(0)).encode())[0] == 200
 
 
+@pytest.mark.parametrize("block_ms", [0.5, 5.0, 30.0, 80.0])
+def test_a_run_takes_a_block_or_up_to_fifty_milliseconds(block_ms: float) -> None:
+    """With two tokens a block. An answer that ends early says nothing of a run's length."""
+    stride, ms = 1, 0.0
+    for _ in range(20):
+        blocks = math.ceil(stride / 2)
+        ms = blocks * block_ms
+        stride = next_stride(stride, 2 * blocks, ms)
+    assert 25 <= ms <= 50 or ms == block_ms == 80
+    assert next_stride(stride, stride - 1, 1.0) == stride
+
+
 def test_a_worker_that_fails_leaves_nobody_waiting(served: Served) -> None:
     """It ends the tickets that are just joining, and those in the queue."""
     worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)  # compiles nothing
@@ -478,6 +491,7 @@ def test_a_long_prompt_keeps_nobody_waiting(served: Served) -> None:
     def turn() -> int:
         assert running.part is not None
         before, lane.run_ms = len(running.part.result.tokens), 0.0  # as of a fast loop
+        worker.strides["drafted"] = 1
         worker._advance()
         return len(running.part.result.tokens) - before
 

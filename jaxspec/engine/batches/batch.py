@@ -156,7 +156,7 @@ class Batch:
 
     def full(self, form: Sizes) -> int:
         """Return the number of tokens of an answer at which rows of these sizes must grow."""
-        spare = 0 if form == self.forms[-1] else self.batcher.program.most_tokens
+        spare = 0 if form.new == self.capacity.new else self.batcher.program.most_tokens
         return form.new - spare + 1
 
     def answers(

@@ -55,9 +55,10 @@ def warmup_steps(batch: Batch) -> Sequence[Step]:
         if form in batch.smaller:
             steps.append(Step(partial(batch.use, form), soon))
     if reader is not None:
-        for sizes in reader.piece_sizes:
-            read = partial(prefill, batch, sizes, reader.form(sizes), whole=False)
-            steps.append(Step(read, 0 if batch.batcher.fixed else 2))
+        for sizes, form in product(reader.piece_sizes, forms):
+            if within(reader.form(sizes), form):
+                read = partial(prefill, batch, sizes, form, whole=False)
+                steps.append(Step(read, 0 if batch.batcher.fixed else 2))
     moves = [((width, a), (width, b)) for width in widths for a, b in pairwise(forms)]
     moves += [((width, form), (wider, form)) for width, wider in pairwise(widths) for form in forms]
     for small, large in moves:
