@@ -51,6 +51,7 @@ RELEASED = (
 
 SPEEDS: dict[str, Callable[[Record], str]] = {
     "whole calls": cell("speedup_call", number),
+    "95 %": lambda row: f"{row['speedup_call_low']:.2f} to {row['speedup_call_high']:.2f}",
     "speed-up": cell("speedup_measured", number),
     "law": cell("speedup_predicted", number),
     "with times": cell("speedup_predicted_with_verify", number),
@@ -152,7 +153,8 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
         f"{min(config.timed, config.limit)}, and speeds are of those. Lists are of models, in "
         "their order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests; "
-        "whole calls: the same with prefill, as the paper's code counts. speculative: naive with "
+        "whole calls: the same with prefill, as the paper's code counts; 95 %: of these, bootstrap "
+        "over samples, in the last run. speculative: naive with "
         "the bonus token, our reading of the paper's SD. predicted, law: calls and speed-up of "
         "the exact law at the mean alphas of all methods; with times: with those of scoring "
         "passes too.",

@@ -75,6 +75,8 @@ def test_the_script(out: Path) -> None:
     assert [row["row"] for row in rows] == ["standard", "naive", "speculative", "CoS", "sweep"]
     rates = [row["decode_tokens_per_second"] for row in rows[:4]]
     assert [row["speedup_measured"] for row in rows[:4]] == [rate / rates[0] for rate in rates]
+    lows, highs = ([row[f"speedup_call_{end}"] for row in rows] for end in ("low", "high"))
+    assert lows == highs == pytest.approx([row["speedup_call"] for row in rows])  # of one sample
     calls = [row["call_tokens_per_second"] for row in rows[:4]]
     assert [row["speedup_call"] for row in rows[:4]] == [rate / calls[0] for rate in calls]
     formulas = [row["speedup_theorem"] for row in rows]

@@ -11,11 +11,12 @@ import pytest
 from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
 from eval.lib.collaborative.config import CollaborativeEvalConfig, Point
-from eval.lib.collaborative.pairings import METHODS
+from eval.lib.collaborative.pairings import METHODS, call_interval
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.comparison import first_prompt
 from eval.lib.output.tables import Record
 from jaxspec.data.samples import Sample
+from jaxspec.engine.requests import Result
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
 from tests import tiny
@@ -43,6 +44,8 @@ def row_of(pairing: str, dataset: str, name: str) -> Record:
             "speedup_predicted",
             "held_out_nats",
             "speedup_call",
+            "speedup_call_low",
+            "speedup_call_high",
             "speedup_theorem",
             "speedup_corollary_3_4",
             "speedup_corollary_3_5",
@@ -59,6 +62,18 @@ def row_of(pairing: str, dataset: str, name: str) -> Record:
         "device": "cpu",
     }
     return known | {"pairing": pairing, "dataset": dataset, "row": name}
+
+
+def test_a_speed_up_has_an_interval_over_samples() -> None:
+    """Two samples, twice and four times as fast; the second wrote half as many tokens, as fast each."""
+
+    def answer(tokens: int, ms: float) -> Any:
+        return Result("", (1,) * tokens, None, prefill_ms=ms / 2, decode_ms=ms / 2, batch=1)
+
+    base = [answer(4, 400), answer(4, 400)]
+    low, high = call_interval(base, [answer(4, 200), answer(2, 50)])
+    assert (low, high) == (2, 4)
+    assert call_interval(base, base) == (1, 1)
 
 
 def test_every_number_is_of_a_pairing_and_a_method() -> None:

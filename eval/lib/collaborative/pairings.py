@@ -284,6 +284,7 @@ class _Measurement:
             list(kept.values()), requests[: config.timed], config.repeats, self.bar
         )
         answers = dict(zip(programs, timed, strict=True))
+        spreads = {name: call_interval(timed[0], each) for name, each in answers.items()}
         for name in judged:
             answers[name] = [*answers[name], *kept[name].generate(requests[config.timed :])]
             self.bar.update()
@@ -310,6 +311,7 @@ class _Measurement:
                 "speedup_measured": float(speed[0] / speeds[0, 0]),
                 "speedup_call": float(speed[1] / speeds[0, 1]),
             }
+            fields |= dict(zip(("speedup_call_low", "speedup_call_high"), spreads[name]))
             fields |= _formulas(programs[name], alphas, pass_ms[1])
             rows[name] = self.place(name, programs[name]) | fields
             stats = [answer.stats for answer in answers[name]]
@@ -352,6 +354,22 @@ class _Measurement:
             "batch": 1,
             "seed": self.config.seed,
         }
+
+
+def call_interval(base: Sequence[Result], answers: Sequence[Result]) -> tuple[float, float]:
+    """Return the 95 % interval, over samples, of the speed-up of whole calls in one run.
+
+    base: Standard decoding's answers; its time is counted for as many tokens as the other wrote.
+    """
+    times = [
+        [_call_ms(a) * len(b.tokens) / len(a.tokens), _call_ms(b)]
+        for a, b in zip(base, answers, strict=True)
+    ]
+    return interval(np.array(times))
+
+
+def _call_ms(answer: Result) -> float:
+    return answer.prefill_ms + answer.decode_ms
 
 
 def _law(engine: Engine, alphas: Sequence[float]) -> tuple[Calls, list[int]]:
