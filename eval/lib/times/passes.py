@@ -261,7 +261,7 @@ def predicted_speedup(
     target_ms: float,
     verify_ms: float | None = None,
 ) -> float:
-    """Return Eq. (1) of IbED and TABED: tokens per pass over its cost in target passes.
+    """Return Eq. (1) of TABED, (2) of IbED: tokens per pass over its cost in target passes.
 
     Args:
       draft_ms: T_q, one draft pass.
