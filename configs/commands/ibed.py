@@ -118,11 +118,11 @@ IBED = (
         "and the pooled drafts of Table 5, with and without images, and some of their answers.",
         details=(
             "We compute in float16; the paper names no dtype.",
-            "The scores that the paper prints are possible only with 100 questions of ChartQA and "
-            "all 1,000 of OCRBench, so we ask these. The paper does not say how many of TextCaps "
-            "it asked.",
+            "The paper does not say how many questions it asked. The digits of its scores fit 100 "
+            "of ChartQA and all 1,000 of OCRBench, so we ask these, and 100 of TextCaps.",
             "The paper does not say how these questions are asked and judged, and which variant "
-            "of ROUGE it computes.",
+            "of ROUGE it computes. Here an answer is right if it holds an accepted one, and ROUGE "
+            "is ROUGE-L.",
         ),
         command=f"{QUALITY} llava15 --sets chartqa textcaps --text-only --drafts {DRAFTS} --out "
         f"runs/quality/ibed\n{QUALITY} llava15 --sets ocrbench --limit 1000 --text-only --drafts "
