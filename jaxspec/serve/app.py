@@ -160,7 +160,7 @@ class Server:
         deadline = time.monotonic() + self.settings.timeout
         if not worker.ready.is_set():
             raise Unready
-        if self.open >= worker.batch.rows + worker.queue:
+        if self.open >= worker.room:  # the body tells its lane
             raise worker.full
         self.open += 1
         answer = None

@@ -127,7 +127,7 @@ class Worker(threading.Thread):
     Args:
       engine: The server's engine; its `batch_size` rows decode together.
       examples: Requests whose sizes are compiled before the first answer.
-      queue: Most tickets that wait for a row.
+      queue: Most tickets that wait for a row of each lane.
       plain: Engine of the plain lane, or None without one.
       observe: Called in this thread with each ticket that has ended.
       progress: Called in this thread after each program of the warm-up, and once it is ready.
@@ -200,6 +200,11 @@ class Worker(threading.Thread):
         encoded = decoded(encoded)
         image_names(encoded)  # pictures keep their hashes, which take too long between two runs
         return encoded
+
+    @property
+    def room(self) -> int:
+        """Return the most tickets that have a row or wait for one, of all lanes."""
+        return sum(lane.rows + self.queue for lane in self.lanes.values())
 
     @property
     def full(self) -> Full:

@@ -27,6 +27,8 @@ SCREENS = [(1280, "light"), (390, "dark")]
 MARKDOWN = (
     "## A *b*\n\n1. **c** d\n   - <img src=x> &amp; \\*\n\n```\ne\n```\n[f](javascript:1) ![g](h)"
 )
+FETCH = "(globalThis.fetch = (path, { body } = {}) => !body ? Promise.reject(new Error()) :"
+"""Beginning of a function in place of `fetch`, which reaches no server."""
 NODES = "<h2>A <em>b</em></h2><ol><li><strong>c</strong> d<ul><li>&lt;img src=x&gt; & *</li></ul></li></ol>"
 NODES += "<pre><code>e</code></pre><p>[f](javascript:1) !<a>g</a></p>"
 
@@ -168,3 +170,74 @@ def test_answers_are_markdown_and_no_html(page: Page) -> None:
     assert page.script("document.getElementById('log').scrollTop") == 0
     page.one("#newest").click()
     page.until(lambda: not page.one("#newest").is_displayed())
+
+
+@pytest.mark.parametrize("page", SCREENS[:1], ids=str, indirect=True)
+def test_nothing_that_was_given_is_lost(page: Page, tmp_path: Path) -> None:
+    """A picture that takes long to read, a question that fails, and the chat of a doubled tab."""
+    picture = tmp_path / "page.png"
+    Image.fromarray(tiny.page(3, 25, 31)).save(picture)
+    slow = (
+        "(globalThis.createImageBitmap = ((read, gate) => async (file) => (await gate, read(file)))"
+    )
+    page.script(f"{slow}(createImageBitmap, new Promise((go) => (globalThis.go = go)))) && null")
+    page.one("#file").send_keys(str(picture))
+    page.offline(True)
+    page.ask("What?", whole=False)
+    assert page.one("#turns").text == ""
+    page.script("go() ?? null")
+    page.until(lambda: page.one("#problem").text)
+    assert page.one("#question").get_attribute("value") == "What?"
+    assert len(page.all("#pictures img")) == 1
+    page.script(f"{FETCH} new Promise((_, no) => (globalThis.no = no))) && null")
+    page.ask("", whole=False)
+    page.one("#question").send_keys("And why?")
+    page.script("no(new Error()) ?? null")
+    page.until(page.rests)
+    assert page.one("#question").get_attribute("value") == "What?\nAnd why?"
+    assert len(page.all("#pictures img")) == 1
+
+    page.offline(False)
+    said = [{"text": "Hi", "pictures": [], "answers": [answer_of("Ho")]}]
+    page.keep({"turns": said, "first": 0, "used": 0})
+    page.until(lambda: page.one(".answer").text == "Ho")
+    page.one("#question").send_keys("half")
+    page.one(".user button").click()  # edit
+    assert page.one("#question").get_attribute("value") == "Hi"
+    page.one("#keep").click()
+    assert page.one("#question").get_attribute("value") == "half"
+    page.script("open(location.href) && null")
+    page.driver.switch_to.window(page.driver.window_handles[1])
+    page.until(lambda: page.one(".answer").text == "Ho")
+    page.one("#new").click()
+    page.driver.switch_to.window(page.driver.window_handles[0])
+    page.open()
+    page.until(lambda: page.one(".answer").text == "Ho")
+
+
+@pytest.mark.parametrize("page", SCREENS[:1], ids=str, indirect=True)
+def test_an_answer_without_a_pass_has_no_speed(page: Page) -> None:
+    """In a race, of one token; the next question finds the answer empty if it was all reasoning."""
+    race = {"pictures": [], "race": True}
+    lists, thoughts = ([answer_of("0. A", reasons)] * 2 for reasons in (False, True))
+    turns = [race | {"text": "Hi", "answers": answers} for answers in (lists, thoughts)]
+    page.keep({"turns": turns, "first": 1, "used": 0})
+    page.until(lambda: page.all(".verdict")[1].text)
+    assert page.all(".verdict")[1].text == "identical"
+    assert page.one(".answer ol").get_attribute("start") == "0"
+    page.script("(globalThis.asked = []) && null")
+    page.script(f"{FETCH} asked.push(body) && Promise.reject(new Error())) && null")
+    page.script("document.getElementById('key').dispatchEvent(new Event('change'))")
+    page.until(lambda: "the server does not answer" in page.one("#about").text)
+    page.ask("Why?", whole=False)
+    page.until(lambda: page.script("asked.length"))
+    sent = page.script("asked.map(JSON.parse)")[0]["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "user"]
+    assert "undefined" not in page.one(".cut").text
+
+
+def answer_of(text: str, reasons: bool = False) -> dict[str, Any]:
+    """A whole answer of one token, in the page's form."""
+    times = {"passes": 0, "emitted": 0, "decode_ms": 0, "prefill_ms": 1}
+    runs = [[text, "", reasons]]
+    return {"text": "" if reasons else text, "runs": runs, "tokens": [1], "ended": True} | times

@@ -28,11 +28,11 @@ from starlette.testclient import TestClient
 
 from jaxspec.decoding.steps import run_scored_prefill
 from jaxspec.engine import compile_cache
-from jaxspec.engine.engine import Request
+from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve import app, connections
 from jaxspec.serve.examples import examples
-from jaxspec.serve.worker import Late, Part, Ticket, Unready, Worker, next_stride
+from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker, next_stride
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
 from tests.serve.mutations import mutated
@@ -577,6 +577,26 @@ def test_a_full_server_says_when_to_come_again(
             answer = connection.getresponse()
             connection.close()
         assert (answer.status, answer.headers["Retry-After"]) == (429, "42")
+
+
+def test_a_busy_lane_leaves_the_other_its_queue(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Engine(served.engine.target, config=EngineConfig(batch_size=1))
+    worker = Worker(served.engine, examples(served.engine, *SIZES), 2, plain)  # compiles nothing
+    worker.ready.set()
+    request, loop, event = worker.read(Request("Hi"), 4), asyncio.new_event_loop(), asyncio.Event()
+    for lane in worker.lanes:
+        tickets = [Ticket(request, 0.0, event, loop, lane) for _ in range(worker.batch.rows + 2)]
+        rows = worker.lanes[lane].rows
+        worker.submit(tickets[: rows + 2])
+        with pytest.raises(Full):
+            worker.submit(tickets[:1])
+        places = [ticket.waiting for ticket in worker.waiting if ticket.lane == lane]
+        assert places == [*range(1, rows + 3)]
+    loop.close()
+    monkeypatch.setattr(served.server, "open", served.worker.batch.rows + QUEUE)
+    assert post(served, json.dumps(body_of(0)).encode())[0] == 200
 
 
 def test_slow_clients_are_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

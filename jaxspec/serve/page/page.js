@@ -14,6 +14,7 @@ let model = null; // what /v1/models tells
 let chat = { turns: [], first: 0, used: 0 }; // `first` is the first turn that is sent
 let pictures = []; // data URLs of the next question
 let edited = null; // number of the turn that the next question replaces
+let aside = ["", []]; // text and pictures that were in the composer before an edit
 let follows = true; // whether the log stays at its end
 let running = null; // aborts the answers that are being written
 
@@ -239,7 +240,7 @@ function opened(token) {
   if (token.tag === "a") {
     Object.assign(node, { href: token.attrGet("href"), target: "_blank", rel: "noreferrer" });
   }
-  if (token.attrGet("start")) node.start = token.attrGet("start");
+  if (token.attrGet("start") !== null) node.start = token.attrGet("start");
   node.style.textAlign = token.attrGet("style")?.replace("text-align:", "") ?? ""; // of a column
   return node;
 }
@@ -272,8 +273,9 @@ function draw() {
 
 function cut() {
   const { prompt_tokens: tokens, images } = model?.jaxspec ?? {};
-  const limits = counted(tokens, "token") + (images ? ` and ${counted(images, "picture")}` : "");
-  const text = `What is above is not sent any more: a prompt has at most ${limits}. `;
+  const limits = `${counted(tokens, "token")}${images ? ` and ${counted(images, "picture")}` : ""}`;
+  const why = tokens ? `: a prompt has at most ${limits}` : "";
+  const text = `What is above is not sent any more${why}. `;
   return element("p", { class: "cut" }, text, button("New chat", begin));
 }
 
@@ -333,10 +335,11 @@ function tell(turn) {
   const [plain, drafted] = turn.answers;
   if (!drafted?.ended || !plain.ended) return;
   const same = plain.tokens.join() === drafted.tokens.join();
-  const factor = (plain.decode_ms / drafted.decode_ms).toFixed(2);
+  const factor = pace(drafted) / pace(plain); // drawn answers differ in length, too
   const verdict = turn.nodes.reply.querySelector(".verdict");
-  verdict.textContent = `${same ? "identical" : "different"}, ${factor} times as fast`;
-  verdict.classList.toggle("differs", !same);
+  const speed = factor > 0 && factor < Infinity ? `, ${factor.toFixed(2)} times as fast` : "";
+  verdict.textContent = `${same ? "identical" : "different"}${speed}`;
+  verdict.classList.toggle("differs", !same && !turn.temperature);
 }
 
 function tellAnswer(node, answer, turn) {
@@ -455,27 +458,41 @@ function toggleOptions(open) {
   $("more").ariaExpanded = open;
 }
 
-// Return the messages from the first turn that is sent, in OpenAI's form.
+// Return the messages from the first turn that is sent to the last question, in OpenAI's form. An
+// answer may be empty, such as one of reasoning only: templates want questions and answers by turns.
 function messages() {
   const system = $("system").value.trim();
   const sent = system ? [{ role: "system", content: system }] : [];
   for (const { text, pictures: urls, answers } of chat.turns.slice(chat.first)) {
     const parts = urls.map((url) => ({ type: "image_url", image_url: { url } }));
     sent.push({ role: "user", content: parts.length ? [...parts, { type: "text", text }] : text });
-    if (answers.at(-1)?.text) sent.push({ role: "assistant", content: answers.at(-1).text });
+    const content = answers.map((answer) => answer.text).findLast((said) => said) ?? "";
+    sent.push({ role: "assistant", content });
   }
-  return sent;
+  return sent.slice(0, -1);
 }
 
 async function askQuestion(race) {
+  await reading;
   const text = $("question").value.trim();
   if (running || !(text || pictures.length)) return;
   const turn = { text, pictures, race };
   const number = edited ?? chat.turns.length;
-  setComposer("", []);
+  takeBack();
   if (await ask(turn, number)) return;
-  setComposer($("question").value || text, pictures.length ? pictures : turn.pictures);
-  setEdited(number < chat.turns.length ? number : null);
+  const more = $("question").value; // written meanwhile
+  if (number < chat.turns.length) {
+    aside = [more, pictures];
+    setComposer(text, turn.pictures);
+    setEdited(number);
+  } else {
+    setComposer(more ? `${text}\n${more}`.trim() : text, [...turn.pictures, ...pictures]);
+  }
+}
+
+function takeBack() {
+  setComposer(...aside);
+  aside = ["", []];
 }
 
 // Answer a turn in the place of turn `number` and all after it. Where nothing was written, put
@@ -556,6 +573,7 @@ function busy(controller) {
 
 function edit(number) {
   if (running) return;
+  if (edited === null) aside = [$("question").value, pictures];
   setComposer(chat.turns[number].text, chat.turns[number].pictures);
   setEdited(number);
   $("question").focus();
@@ -576,7 +594,8 @@ function setComposer(text, urls) {
 function begin() {
   chat = { turns: [], first: 0, used: 0 };
   $("problem").textContent = "";
-  setComposer("", []);
+  aside = ["", []];
+  takeBack();
   setEdited(null);
   draw();
   keepChat();
@@ -592,7 +611,8 @@ function grow() {
 // The browser keeps the chat of each tab, and the tab its options.
 
 const stored = (name) => sessionStorage.getItem(name);
-const tab = +(stored("chat") ?? Date.now() + Math.random());
+const newTab = () => Date.now() + Math.random();
+let tab = +(stored("chat") ?? newTab());
 let kept = 0; // when the chat was kept last
 
 function chats(mode, work) {
@@ -617,10 +637,22 @@ function keepChat(ms = 0) {
   chats("readwrite", put).catch(() => {}); // some private windows keep nothing
 }
 
+// Hold a tab's number while the tab is open. Return whether no other tab holds it.
+function hold(number) {
+  if (!navigator.locks) return true; // not by https, nor on this machine
+  return new Promise((resolve) => {
+    navigator.locks.request(`chat ${number}`, { ifAvailable: true }, (lock) => {
+      resolve(!!lock);
+      return lock && new Promise(() => {});
+    });
+  });
+}
+
 async function restore() {
-  sessionStorage.setItem("chat", tab);
   for (const input of OPTIONS) input.value = stored(input.id) ?? input.value;
   const before = await chats("readonly", (store) => store.get(tab)).catch(() => null);
+  if (!(await hold(tab))) hold((tab = newTab())); // the browser has duplicated a tab
+  sessionStorage.setItem("chat", tab);
   if (before && !chat.turns.length) {
     chat = before;
     for (const each of chat.turns.flatMap((turn) => turn.answers)) {
@@ -636,7 +668,14 @@ async function restore() {
 
 // Pictures
 
-async function addFiles(files) {
+let reading = Promise.resolve(); // ends once all given pictures are read
+
+function addFiles(files) {
+  reading = reading.then(() => readFiles(files));
+  return reading;
+}
+
+async function readFiles(files) {
   const most = model?.jaxspec.images ?? 1;
   for (const file of files) {
     if (!file.type.startsWith("image/")) continue;
@@ -645,7 +684,8 @@ async function addFiles(files) {
       break;
     }
     try {
-      pictures.push(await dataUrl(file));
+      const url = await dataUrl(file);
+      pictures.push(url); // those of now
     } catch {
       $("problem").textContent = `${file.name}: not readable as a picture`;
     }
@@ -711,6 +751,7 @@ document.addEventListener("paste", (event) => {
 });
 for (const name of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(name, (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return; // a text goes where it is dropped
     event.preventDefault();
     $("composer").classList.toggle("over", name === "dragover");
     if (name === "drop") addFiles([...event.dataTransfer.files]);
@@ -729,7 +770,7 @@ $("example").onclick = async () => {
 };
 $("new").onclick = begin;
 $("keep").onclick = () => {
-  setComposer("", []);
+  takeBack();
   setEdited(null);
   $("question").focus();
 };
