@@ -186,10 +186,10 @@ def _module(path: Path) -> Any:
     """Return a file of Python that defines `config`, as a module."""
     if not path.is_file():
         raise InputError(f"preset {str(path)!r}: no such file; give a path that ends in .py")
-    spec = spec_from_file_location(path.stem, path)
+    spec = spec_from_file_location(f"preset {path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    module = module_from_spec(spec)
+    module = sys.modules[spec.name] = module_from_spec(spec)  # where dataclasses look it up
     with reading(f"preset {str(path)!r}", "mend the file"):
         spec.loader.exec_module(module)
     if not hasattr(module, "config"):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.command import input_errors
+from jaxspec.command import input_errors, load_preset
 from jaxspec.errors import InputError, install_command
 from tests.conftest import ROOT
 
@@ -191,6 +191,13 @@ def test_a_platform_without_devices_is_one_line(platform: str) -> None:
         f"it: error: JAX_PLATFORMS: no device of '{platform}' [(].+[)]; unset it, or give cpu\n",
         err,
     )
+
+
+def test_a_presets_file_may_define_dataclasses(tmp_path: Path) -> None:
+    lines = "from __future__ import annotations", "from dataclasses import dataclass"
+    body = "@dataclass\nclass Mine:\n    steps: int = 7\n\nconfig = Mine()\n"
+    (tmp_path / "mine.py").write_text("\n".join([*lines, body]))
+    assert load_preset("eval", str(tmp_path / "mine.py")).steps == 7
 
 
 def test_help_fits_any_terminal() -> None:

@@ -6,6 +6,7 @@ twins in the drafts' formats.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Annotated
@@ -260,7 +261,7 @@ def run(args: Drafts) -> None:
             window = f" with a window of {draft.window} tokens" if draft.window else ""
             facts = f"{draft.kind}{window}; claim: {draft.claim}; licence: {draft.licence}"
             print(f"  {draft.id}: {facts}")
-            ids = f"--target {args.target or target} --draft {draft.id}"
+            ids = f"--target {shlex.quote(args.target or target)} --draft {draft.id}"
             print(f"    jaxspec generate {ids} {draft.options} {draft.question}\n")
 
 

@@ -137,6 +137,7 @@ def run(args: Serve) -> None:
     counts |= {"image-pixels": sizes.image_pixels, "max-body": sizes.max_body}
     counts |= {"max-new-tokens": sizes.max_new_tokens}
     check_counts(**{f"--{name}": count for name, count in counts.items()})
+    check_numbers(0, 1024, **{"--images": sizes.images or 0})
     check_numbers(1, 1e6, **{"--timeout": sizes.timeout})
     check_numbers(0, 1e15, **{"--prefix-bytes": sizes.prefix_bytes})
     key = listening.api_key or os.environ.get(KEY, "")

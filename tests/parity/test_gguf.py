@@ -19,6 +19,7 @@ from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli import main
+from jaxspec.config.rope import RopeScaling
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.engine.requests import Request
 from jaxspec.errors import InputError
@@ -330,6 +331,34 @@ def test_llama3_stretching_is_known_by_its_factors(tmp_path, monkeypatch):
     tensors["rope_freqs.weight"] = factors.astype(np.float32) ** 2
     with pytest.raises(InputError, match=r"rope_freqs.weight is not Llama 3's"):
         convert(write(tmp_path / "b.gguf", model, theta=5e5), tmp_path / "b")
+
+
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("entries", "scaling"),
+    [
+        ({}, RopeScaling()),
+        ({"llama.rope.scaling.factor": 4.0}, RopeScaling("linear", 4.0)),
+        ({"llama.rope.scale_linear": 4.0}, RopeScaling("linear", 4.0)),
+        (YARN | {"llama.rope.scaling.type": "none"}, RopeScaling()),
+        (
+            YARN | {"llama.rope.scaling.yarn_beta_fast": 16.0},
+            RopeScaling("yarn", 4.0, 2048, beta_fast=16.0),
+        ),
+    ],
+)
+def test_stretching_is_read_as_by_llama_cpp(tmp_path, entries, scaling):
+    """A factor of no type is linear, also under its name in old files."""
+    model = llama(max_position_embeddings=2048)
+    assert (
+        convert(write(tmp_path / "a.gguf", model, **entries), tmp_path / "a").rope_scaling
+        == scaling
+    )
+    scaled = YARN | {"llama.rope.scaling.attn_factor": 2.0}
+    with pytest.raises(InputError, match=r"rope.scaling.attn_factor is 2.0, supported: 1"):
+        convert(write(tmp_path / "b.gguf", model, **scaled), tmp_path / "b")
 
 
 def test_a_file_is_written_to_the_cache_once_and_answers(good, tmp_path, monkeypatch, capsys):

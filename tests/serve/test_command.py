@@ -73,6 +73,7 @@ def test_it_warms_up_answers_and_ends_what_it_has_begun(pair: tuple[Path, Path])
         (("--target", "x", "--host", "0.0.0.0"), "--host: 0.0.0.0 may be reached by others"),
         (("--target", "x", "--prompt-buckets", "a"), "--prompt-buckets: 'a'"),
         (("--target", "x", "--queue", "0"), "--queue: 0"),
+        (("--target", "x", "--images", "-1"), "--images: -1"),
         (("--target", "x", "--timeout", "inf"), "--timeout: inf"),
         (("--target", "x", "--image-dir", "absent"), "--image-dir: absent: no such directory"),
     ],

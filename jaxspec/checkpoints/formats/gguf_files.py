@@ -57,7 +57,7 @@ _LAYOUT = (
     (r"^output_norm\.", "model.norm."),
     (r"^output\.", "lm_head."),
 )
-CONVERSION = 2
+CONVERSION = 3
 """Version of the conversion: another one is written anew."""
 _LLAMA3 = {"rope_type": "llama3", "original_max_position_embeddings": 8192}
 
@@ -179,10 +179,15 @@ def _config(
         name.removeprefix(f"{kind}."): float(str(np.float32(x))) if isinstance(x, float) else x
         for name, x in entries.items()
     }
+    # As llama.cpp reads files, of which old ones have the factor alone, under another name.
+    factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear")) or None
+    stretch = settings.get("rope.scaling.type", "linear" if factor else "none")
     scaling = {
-        "rope_type": settings.get("rope.scaling.type", "none").replace("none", "default"),
-        "factor": settings.get("rope.scaling.factor"),
+        "rope_type": stretch.replace("none", "default"),
+        "factor": factor,
         "original_max_position_embeddings": settings.get("rope.scaling.original_context_length"),
+        "beta_fast": settings.get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": settings.get("rope.scaling.yarn_beta_slow"),
     }
     raw = {name: settings[entry] for name, entry in _ENTRIES.items()} | {
         "vocab_size": stored["model.embed_tokens.weight"].shape[0],
@@ -211,6 +216,7 @@ def _config(
         settings.get("attention.sliding_window", 0), config.context
     )
     whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
+    whole |= dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"), 1)
     for name, value in (whole | {"attention.sliding_window": window}).items():
         if settings.get(name, value) not in (value, 0):
             raise InputError(f"{file}: {kind}.{name} is {settings[name]}, supported: {value}")
