@@ -85,10 +85,14 @@ def check_tokens(
 def known_tokens(
     tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase
 ) -> tuple[int | None, int]:
-    """Return the first id of a token that another tokeniser lacks, if any, and their number."""
-    ids = tokenizer.get_vocab()
-    lacking = [ids[word] for word in ids.keys() - other.get_vocab().keys()]
-    return min(lacking, default=None), len(lacking)
+    """Return the first id behind another tokeniser's last, if any, and the number of words that it
+    lacks.
+
+    It may lack a word and have another one at its id, such as a reserved token: that id is known.
+    """
+    ids, others = tokenizer.get_vocab(), other.get_vocab()
+    end = 1 + max(others.values(), default=-1)
+    return end if max(ids.values(), default=-1) >= end else None, len(ids.keys() - others.keys())
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:

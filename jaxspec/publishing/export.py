@@ -45,7 +45,7 @@ class Target:
     """Describe the model that an exported draft is made for.
 
     Fields:
-      known: The first of its tokens that the draft's tokeniser lacks; None if it lacks none.
+      known: The first of its tokens behind the last of the draft's tokeniser; None without one.
       tokenizer: Directory of the tokeniser for the draft, if the draft's own lacks too many.
       place: Hub id or directory by which an engine finds it; by default its name.
     """

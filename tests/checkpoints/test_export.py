@@ -26,7 +26,7 @@ from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.errors import InputError
 from jaxspec.heads.loading import load_head
-from jaxspec.loading.pairs import check_tokens
+from jaxspec.loading.pairs import check_tokens, known_tokens
 from jaxspec.models.families import FAMILIES, abstract_params, build, text_params
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.publishing.export import Target, export, pad_vocabulary
@@ -267,6 +267,15 @@ def test_a_draft_grows_for_a_target_with_many_more_tokens(source, tmp_path, refu
         target=str(target), start=str(tmp_path / "grown"), stages=stages, buckets=(64,), view="T"
     )
     assert text_config(start_draft(recipe, model).config).known_tokens == 0  # it may learn them now
+
+
+def test_a_token_of_another_name_hides_none_behind_it() -> None:
+    """A reserved token of the draft has got a name in the target, and the end of a turn follows."""
+    ours, theirs = tiny.tokenizer(), tiny.tokenizer()
+    theirs.add_tokens(["<reserved>", "<end>"])
+    ours.add_tokens(["<picture>", "<end>", "<new>"])
+    check_tokens(ours, theirs, grows=True)
+    assert known_tokens(ours, theirs) == (ours.convert_tokens_to_ids("<new>"), 2)
 
 
 def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):

@@ -641,10 +641,11 @@ function keepChat(ms = 0) {
 function hold(number) {
   if (!navigator.locks) return true; // not by https, nor on this machine
   return new Promise((resolve) => {
-    navigator.locks.request(`chat ${number}`, { ifAvailable: true }, (lock) => {
+    const ask = navigator.locks.request(`chat ${number}`, { ifAvailable: true }, (lock) => {
       resolve(!!lock);
       return lock && new Promise(() => {});
     });
+    ask.catch(() => resolve(true)); // some private windows have no locks
   });
 }
 
