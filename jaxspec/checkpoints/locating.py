@@ -51,7 +51,7 @@ def locate(
         return path
     if files is not None:
         path = fetch_checkpoint(path_or_id, revision, SMALL)
-    name = str(path_or_id).rstrip("/").rpartition("/")[2]
+    name = model_name(path_or_id).rpartition("/")[2]
     tower = fetch_checkpoint(original_llava.tower_name(path), files=files and SMALL)
     return original_llava.converted(path, tower, name, weights=files is None)
 

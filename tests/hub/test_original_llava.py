@@ -124,6 +124,15 @@ def test_the_next_version_has_tiles_and_its_own_tower(
     jax.tree.map(equal, unpadded(model.params, words), unpadded(twin.params, words))
 
 
+def test_it_may_be_the_working_directory(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "original").mkdir()
+    write_llava(path, fetch_checkpoint(CONVERTED))
+    monkeypatch.chdir(path)
+    assert locate(".", files=("*.json",)).name == "original"
+
+
 def test_a_vocabulary_with_spare_rows_keeps_them(tmp_path: Path) -> None:
     """More than the tokeniser's words and the two new ones, padded to a multiple of 64."""
     (path := tmp_path / "original").mkdir()
