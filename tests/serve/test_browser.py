@@ -46,10 +46,10 @@ def brake(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading
     go, lane = threading.Event(), served.worker.batch
     decode, blocks = lane.decode, itertools.count()
 
-    def held(**options: Any) -> None:
+    def held(stride: int) -> None:
         if next(blocks) > 2:
             go.wait(60)
-        decode(**options)
+        decode(stride)
 
     monkeypatch.setattr(lane, "decode", held)
     yield go
