@@ -137,11 +137,18 @@ def measured(
 
 
 def rows_of(records: Sequence[Record], part: Record, config: EvalConfig) -> list[Record]:
-    """Return a row of each engine on a part: its speed-ups over plain decoding."""
-    rows, plain = [], _times([record for record in records if record["row"] == PLAIN])
-    for name in dict.fromkeys(record["row"] for record in records):
-        mine = [record for record in records if record["row"] == name]
-        times = _times(mine)
+    """Return a row of each engine on a part: its speed-ups over plain decoding.
+
+    Questions count whose answers do not end at their first token, which no loop writes.
+    """
+    rows, by_row = [], dict[str, list[Record]]()
+    for record in records:
+        by_row.setdefault(record["row"], []).append(record)
+    every = {name: _times(mine) for name, mine in by_row.items()}
+    counted = np.all([times[:, 0] > 0 for times in every.values()], axis=0)
+    plain = every[PLAIN][counted]
+    for name, mine in by_row.items():
+        times = every[name][counted]
         # Of sampled answers, whose lengths differ: what plain decoding takes for as many tokens.
         base = plain * (times[:, :1] / plain[:, :1])
         low, high = interval(np.stack([base[:, 1], times[:, 1]], axis=1))
