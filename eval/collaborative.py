@@ -51,7 +51,11 @@ RELEASED = (
 
 SPEEDS: dict[str, Callable[[Record], str]] = {
     "whole calls": cell("speedup_call", number),
-    "95 %": lambda row: f"{row['speedup_call_low']:.2f} to {row['speedup_call_high']:.2f}",
+    "95 %": lambda row: (
+        f"{row['speedup_call_low']:.2f} to {row['speedup_call_high']:.2f}"
+        if "speedup_call_low" in row  # of a run that an earlier release began
+        else "-"
+    ),
     "speed-up": cell("speedup_measured", number),
     "law": cell("speedup_predicted", number),
     "with times": cell("speedup_predicted_with_verify", number),

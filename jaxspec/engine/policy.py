@@ -301,8 +301,8 @@ class Pace:
         """Prompts with their answers."""
         self.shadows = dict[tuple[int, int], Shadow]()
         """Blocks that plans would have drafted, by request and plan."""
-        self.longest = {plan.drafting: i for i, plan in enumerate(policy.plans)}
-        """Plan with the longest blocks of each kind."""
+        self.last_of = {plan.drafting: i for i, plan in enumerate(policy.plans)}
+        """Plan with the longest blocks, by the sources that draft: the last one in order."""
         self.choice, self.until = Choice(0, 0, False), 0
         """The newest choice, and the tokens of the longest answer at which it ends."""
         self.rows: Sequence[int] = ()
@@ -361,7 +361,7 @@ class Pace:
     def _foreseen(self, i: int, count: int) -> Mapping[tuple[int, ...], Counts]:
         """Return the blocks that other plans would have drafted, by their sources."""
         foreseen, chosen = {}, self.policy.plans[self.choice.plan].drafting
-        for sources, number in self.longest.items():
+        for sources, number in self.last_of.items():
             plan = self.policy.plans[number]
             if sources == chosen:
                 self.shadows.pop((i, number), None)
@@ -375,7 +375,7 @@ class Pace:
         for i in numbers:
             for known in (self.beliefs, self.uses, self.answers, self.texts):
                 known.pop(i, None)
-            for number in self.longest.values():
+            for number in self.last_of.values():
                 self.shadows.pop((i, number), None)
 
 

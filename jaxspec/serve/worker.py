@@ -113,7 +113,7 @@ def next_stride(stride: int, gained: int, ms: float) -> int:
 
     Args:
       stride: Tokens that the longest answer was to gain in a run.
-      gained: Tokens that it gained; fewer if an answer ended.
+      gained: Tokens by which the longest answer is longer now; fewer if an answer ended.
       ms: Milliseconds that the run took.
     """
     if ms > RUN_MS:
@@ -308,8 +308,7 @@ class Worker(threading.Thread):
             if lane.busy:
                 before, stride = lane.longest, self.strides[name]
                 lane.decode(stride)
-                gained = max(lane.longest - before, 0)
-                self.strides[name] = next_stride(stride, gained, lane.run_ms)
+                self.strides[name] = next_stride(stride, lane.longest - before, lane.run_ms)
                 self._publish(lane)
         for number in leaving:
             del self.tickets[number]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
 from eval.lib.collaborative.config import Pairing
-from jaxspec.engine.engine import Engine
+from tests.end_to_end.conftest import Calls
 from train import text
 
 pytestmark = pytest.mark.full
@@ -110,27 +109,15 @@ def test_the_script(out: Path) -> None:
     assert prompts[0]["ids"] == prompts[1]["ids"]
 
 
-def test_a_pairing_that_is_stopped_keeps_its_answers(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pairing_that_is_stopped_keeps_its_answers(out: Path, calls: Calls) -> None:
     """Stopped in the last call of an engine, the script repeats that call only."""
-    generate, calls, last = Engine.generate, 0, 0
-
-    def counted(self: Engine, requests: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == last:
-            raise KeyboardInterrupt
-        return generate(self, requests)
-
-    monkeypatch.setattr(Engine, "generate", counted)
     straight, stopped = (out.with_name(name) for name in ("straight", "stopped"))
     measure(straight)
-    last, calls = calls, 0
+    calls.last, calls.count = calls.count, 0
     with pytest.raises(KeyboardInterrupt):
         measure(stopped)
-    last, calls = 0, 0
+    calls.last, calls.count = 0, 0
     measure(stopped)
-    assert calls == 1
+    assert calls.count == 1
     records = [(folder / "records.jsonl").read_text() for folder in (straight, stopped)]
     assert records[0] == records[1] != ""

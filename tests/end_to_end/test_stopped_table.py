@@ -18,6 +18,7 @@ from eval.lib.drafts.config import EvalConfig, Variant
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import InputError
+from tests.end_to_end.conftest import Calls
 
 pytestmark = pytest.mark.full
 
@@ -152,7 +153,11 @@ def conversations(preset: EvalConfig, folder: Path) -> EvalConfig:
     [draft_quality, mmspec],
 )
 def test_other_scripts_go_on_too(
-    script: Any, preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Any,
+    preset: EvalConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Calls,
 ) -> None:
     """Stopped in its last call of an engine, a script repeats that call and its preparations
     only.
@@ -160,26 +165,16 @@ def test_other_scripts_go_on_too(
     config = conversations(preset, tmp_path) if script is mmspec else preset
     monkeypatch.setattr("eval.lib.drafts.command_line.load_preset", lambda kind, name: config)
     monkeypatch.setattr(mmspec, "PART", 1)
-    generate, calls, last = Engine.generate, 0, 0
-
-    def counted(self: Engine, requests: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == last:
-            raise KeyboardInterrupt
-        return generate(self, requests)
 
     def run(name: str) -> int:
-        nonlocal calls
-        calls = 0
+        calls.count = 0
         script.main(["tiny", "--rows", "T", "--out", str(tmp_path / name)])
-        return calls
+        return calls.count
 
-    monkeypatch.setattr(Engine, "generate", counted)
-    last = run("straight")
+    calls.last = run("straight")
     with pytest.raises(KeyboardInterrupt):
         run("out")
-    last = 0
+    calls.last = 0
     assert run("out") == 1
     clock = ("total_wall_time", "speedup_paired", "speedup_global")
     straight, again = (results(tmp_path / name)["rows"] for name in ("straight", "out"))

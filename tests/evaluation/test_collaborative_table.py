@@ -11,10 +11,11 @@ import pytest
 from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
 from eval.lib.collaborative.config import CollaborativeEvalConfig, Point
-from eval.lib.collaborative.pairings import METHODS, call_interval
+from eval.lib.collaborative.pairings import METHODS
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.comparison import first_prompt
 from eval.lib.output.tables import Record
+from eval.lib.times.passes import call_interval
 from jaxspec.data.samples import Sample
 from jaxspec.engine.requests import Result
 from jaxspec.errors import InputError

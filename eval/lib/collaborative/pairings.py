@@ -35,7 +35,7 @@ from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
 from eval.lib.output.tables import Record, has, mean
 from eval.lib.questions.prompts import prompt_records
-from eval.lib.times.passes import interleaved, time_members
+from eval.lib.times.passes import call_interval, interleaved, time_members
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration.combination import Weighted, parse_combination
 from jaxspec.engine.config import CollaborationConfig, Method
@@ -354,22 +354,6 @@ class _Measurement:
             "batch": 1,
             "seed": self.config.seed,
         }
-
-
-def call_interval(base: Sequence[Result], answers: Sequence[Result]) -> tuple[float, float]:
-    """Return the 95 % interval, over samples, of the speed-up of whole calls in one run.
-
-    base: Standard decoding's answers; its time is counted for as many tokens as the other wrote.
-    """
-    times = [
-        [_call_ms(a) * len(b.tokens) / len(a.tokens), _call_ms(b)]
-        for a, b in zip(base, answers, strict=True)
-    ]
-    return interval(np.array(times))
-
-
-def _call_ms(answer: Result) -> float:
-    return answer.prefill_ms + answer.decode_ms
 
 
 def _law(engine: Engine, alphas: Sequence[float]) -> tuple[Calls, list[int]]:

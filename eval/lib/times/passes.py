@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from eval.lib.output.intervals import interval
 from jaxspec.cache import KVCache
 from jaxspec.config import TextConfig
 from jaxspec.decoding.drafting.drafter import Drafter
@@ -214,6 +215,17 @@ def interleaved(
             answers.append(done)
             bar.update()
     return answers, rates
+
+
+def call_interval(base: Sequence[Result], answers: Sequence[Result]) -> tuple[float, float]:
+    """Return the 95 % interval, over samples, of the speed-up of whole calls in one run.
+
+    base: Standard decoding's answers; its time is counted for as many tokens as the other wrote.
+    """
+    pairs = list(zip(base, answers, strict=True))
+    tokens = np.array([[len(answer.tokens) for answer in pair] for pair in pairs])
+    ms = np.array([[answer.prefill_ms + answer.decode_ms for answer in pair] for pair in pairs])
+    return interval(ms * tokens[:, 1:] / tokens)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from jaxspec.cache import KVCache
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import run_decode
 from jaxspec.engine.batches.batcher import Batcher
-from jaxspec.engine.batches.fitting import Kind, fitting, live_forms, live_sizes, within
+from jaxspec.engine.batches.fitting import Kind, fitting, has_room, live_forms, live_sizes
 from jaxspec.engine.batches.reading import Prefilled, Reader
 from jaxspec.engine.batches.states import Rows, States
 from jaxspec.engine.batches.writing import Start, Written
@@ -263,7 +263,7 @@ class Batch:
         """Return whether rows of these sizes have room for the prompts and the next block."""
         if form == self.forms[-1]:
             return True
-        prompts = all(within(request.sizes._replace(new=0), form) for request in requests)
+        prompts = all(has_room(form, request.sizes) for request in requests)
         return prompts and self.longest < self.full(form)
 
     def move(self, width: int, form: Sizes) -> None:
@@ -300,9 +300,9 @@ class Batch:
 
         stride: Number of tokens that the longest answer gains, 1 for one block; None runs on.
         """
-        earlier = self.states.ms
+        self.decode_ms -= self.states.ms
         self.resize()
-        self.decode_ms += self.states.ms - earlier
+        self.decode_ms += self.states.ms
         stride = stride or (STRIDE if self.stops else self.full(self.form))
         kind, held, busy = self.kind, self.together.held, [*self.busy.values()]
         if self.pace is not None:
@@ -397,5 +397,4 @@ class Batch:
             forms[-2] if len(forms) > 1 else None,
             self.states.empty_options,
         )
-        most = 0 if self.reader is None else self.reader.prefixes.most
-        return replace(report, prefixes=most)
+        return replace(report, prefixes=self.reader.prefixes.most if self.reader else 0)

@@ -74,12 +74,13 @@ def live_forms(sizes: Sequence[Sizes], rooms: Sequence[int]) -> list[Sizes]:
 
 def holds(sizes: Sizes, smaller: Sizes) -> bool:
     """Return whether prompts of the smaller sizes can be padded to these."""
-    return towers_read(sizes) == towers_read(smaller) and within(smaller, sizes)
+    return towers_read(sizes) == towers_read(smaller) and has_room(sizes, smaller)
 
 
-def within(sizes: Sizes, larger: Sizes) -> bool:
-    """Return whether no size is over the larger one."""
-    return all(size <= most for size, most in zip(sizes.flat, larger.flat, strict=True))
+def has_room(sizes: Sizes, prompts: Sizes) -> bool:
+    """Return whether rows of these sizes have slots for prompts of others; answers do not count."""
+    pairs = zip(sizes.flat, prompts._replace(new=0).flat, strict=True)
+    return all(most >= size for most, size in pairs)
 
 
 def fitting(

@@ -24,7 +24,7 @@ from jaxspec.decoding.speculative import TargetProgram
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_opened, run_piece, run_scored_prefill
 from jaxspec.engine.batches.batcher import Batcher, Together
-from jaxspec.engine.batches.fitting import holds, largest, towers_read, within
+from jaxspec.engine.batches.fitting import has_room, holds, largest, towers_read
 from jaxspec.engine.batches.prefixes import Prefix, Prefixes, image_names
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.memory import Sizes
@@ -138,7 +138,7 @@ class Reader:
 
     def form(self, sizes: Sizes) -> Sizes:
         """Return the least sizes of rows into which prompts of these sizes are read in pieces."""
-        return next(form for form in self.rows if within(sizes._replace(new=0), form))
+        return next(form for form in self.rows if has_room(form, sizes))
 
     def read(self, request: EncodedRequest, sizes: Sizes, most_ms: float) -> Prefilled | None:
         """Read on in a prompt; return it once it is read, or None to be called again.

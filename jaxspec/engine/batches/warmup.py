@@ -12,7 +12,7 @@ import numpy as np
 from jaxspec.decoding.state import Pause
 from jaxspec.decoding.steps import run_decode
 from jaxspec.engine.batches.batch import Batch
-from jaxspec.engine.batches.fitting import Kind, holds, within
+from jaxspec.engine.batches.fitting import Kind, has_room, holds
 from jaxspec.engine.compile_cache import Held, executable
 from jaxspec.engine.memory import Sizes
 
@@ -41,7 +41,7 @@ def warmup_steps(batch: Batch) -> Sequence[Step]:
     for form in forms:
         soon = 0 if not live or form == forms[-1] else 1
         for sizes in batch.sizes if reader is None else reader.whole_sizes:
-            if batch.waits and within(sizes._replace(new=0), form):
+            if batch.waits and has_room(form, sizes):
                 rank = 2 if live and sizes.length < batch.capacity.length else 0
                 steps.append(Step(partial(prefill, batch, sizes, form), rank, sizes.length))
         for width in widths:
@@ -56,7 +56,7 @@ def warmup_steps(batch: Batch) -> Sequence[Step]:
             steps.append(Step(partial(batch.use, form), soon))
     if reader is not None:
         for sizes, form in product(reader.piece_sizes, forms):
-            if within(reader.form(sizes), form):
+            if has_room(form, reader.form(sizes)):
                 read = partial(prefill, batch, sizes, form, whole=False)
                 steps.append(Step(read, 0 if batch.batcher.fixed else 2))
     moves = [((width, a), (width, b)) for width in widths for a, b in pairwise(forms)]
