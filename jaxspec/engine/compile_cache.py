@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,9 +53,9 @@ def timed(step: Callable[..., Any], held: Held, *args: Any, static: tuple[Any, .
     return output, 1e3 * (time.perf_counter() - start)
 
 
-MAPPINGS = 50_000
-"""Most memory mappings before old programs are dropped. Linux ends a process with more than 65,530,
-and a compiled program takes some hundreds on a CPU."""
+CROWDED = 0.9
+"""Share of the memory mappings that Linux allows from which on old programs are dropped. A compiled
+program takes some hundreds on a CPU, and a process may have 65,530 where nobody has raised it."""
 
 EXECUTABLES: dict[Any, Any] = {}
 """Compiled programs by key, the most recently used last."""
@@ -74,8 +75,8 @@ def executable(step: Any, held: Held, *args: Any) -> Any:
     key = (step, held.kind, _shapes(args), *jax.config.values.values())
     compiled = EXECUTABLES.pop(key, None)
     if compiled is None:
-        if _mappings() > MAPPINGS:
-            for oldest in list(EXECUTABLES)[: len(EXECUTABLES) // 2]:
+        if crowded():
+            for oldest in list(EXECUTABLES)[: math.ceil(len(EXECUTABLES) / 4)]:
                 del EXECUTABLES[oldest]
             jax.clear_caches()  # they hold the programs too
             gc.collect()
@@ -94,9 +95,10 @@ def _shapes(args: Any) -> tuple[Any, ...]:
     return tree, tuple([(x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves])
 
 
-def _mappings() -> int:
-    """Return the number of memory mappings of this process; 0 if the system does not say."""
+def crowded() -> bool:
+    """Return whether the next program takes the place of old ones, as far as the system says."""
     try:
-        return Path("/proc/self/maps").read_bytes().count(b"\n")
+        most = int(Path("/proc/sys/vm/max_map_count").read_bytes())
+        return Path("/proc/self/maps").read_bytes().count(b"\n") > CROWDED * most
     except OSError:
-        return 0
+        return False

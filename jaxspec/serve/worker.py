@@ -23,6 +23,7 @@ from jaxspec.config import text_config
 from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.batches.prefixes import image_names
 from jaxspec.engine.batches.warmup import warmup_steps
+from jaxspec.engine.compile_cache import crowded
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded
 from jaxspec.errors import InputError
@@ -266,6 +267,8 @@ class Worker(threading.Thread):
         start = time.monotonic()
         self.programs[self.warmed].run()
         self.warmed += 1
+        if crowded():  # others would take the places of these, which are needed sooner
+            del self.programs[self.warmed :]
         self._longest = max(self._longest, time.monotonic() - start)
 
     @property

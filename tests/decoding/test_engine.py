@@ -121,7 +121,7 @@ def test_programs_used_last_outlive_the_others(
     jax.clear_caches()  # so that no test before this one holds the program too
     first = outputs(engine.generate([request_of(engine, "Hi", images=1)]))
     given_up = weakref.ref(next(iter(compiled.values()))._executable)
-    monkeypatch.setattr(compile_cache, "MAPPINGS", 0)
+    monkeypatch.setattr(compile_cache, "CROWDED", 0.0)
     # a prefill of its own, for which that with images is given up
     engine.generate([request_of(engine, "Hi")])
     assert len(compiled) == 2

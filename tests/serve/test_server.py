@@ -563,6 +563,22 @@ def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Ser
     assert worker.rest > 500
 
 
+def test_the_warmup_ends_where_programs_would_drop_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def progress() -> None:
+        if worker.warmed == 3:
+            monkeypatch.setattr(compile_cache, "CROWDED", 0.0)
+        if worker.ready.is_set():
+            worker.end()
+
+    worker = Worker(served.engine, examples(served.engine, *SIZES), progress=progress)
+    worker.start()
+    worker.join(600)
+    assert worker.warmed == len(worker.programs) == 4
+    assert worker.rest is None
+
+
 def test_a_full_server_says_when_to_come_again(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

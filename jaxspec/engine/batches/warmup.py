@@ -23,7 +23,7 @@ class Step(NamedTuple):
     run: Callable[[], object]
     rank: int = 0
     """0: no answer begins without it; 1: until then short answers take longer; 2: what first needs
-    it waits."""
+    it waits; 3: and few need it."""
     length: int = 0
     """Tokens of the prompts that it prefills; 0 for a loop."""
 
@@ -49,7 +49,8 @@ def warmup_steps(batch: Batch) -> Sequence[Step]:
                 # Without these a first answer of any kind would wait: plain, or with all drafts.
                 first = any(held is loop for loop in (loops[0], loops[-1])) and width in ends
                 loop = partial(compile_loop, batch, width, form, kind, held)
-                steps.append(Step(loop, soon if first or not live else 2))
+                later = 3 if kind.changed else 2
+                steps.append(Step(loop, soon if first or not live else later))
             for i in range(len(plans)):
                 steps.append(Step(partial(measure, batch, width, form, i), 2 if live else 0))
         if form in batch.smaller:
