@@ -38,6 +38,11 @@ def warmup_steps(batch: Batch) -> Sequence[Step]:
     loops, ends, steps = plans or [batch.together.held], (widths[0], widths[-1]), list[Step]()
     if not batch.started:
         steps.append(Step(partial(prefill, batch, batch.capacity, forms[0])))
+    moves = [((width, a), (width, b)) for width in widths for a, b in pairwise(forms)]
+    moves += [((width, form), (wider, form)) for width, wider in pairwise(widths) for form in forms]
+    for small, large in moves:
+        for move in [(small, large), (large, small)] if live else [(small, large)]:
+            steps.append(Step(partial(compile_move, batch, *move), 2 if live else 0))
     for form in forms:
         soon = 0 if not live or form == forms[-1] else 1
         for sizes in batch.sizes if reader is None else reader.whole_sizes:
@@ -60,11 +65,6 @@ def warmup_steps(batch: Batch) -> Sequence[Step]:
             if has_room(form, reader.form(sizes)):
                 read = partial(prefill, batch, sizes, form, whole=False)
                 steps.append(Step(read, 0 if batch.batcher.fixed else 2))
-    moves = [((width, a), (width, b)) for width in widths for a, b in pairwise(forms)]
-    moves += [((width, form), (wider, form)) for width, wider in pairwise(widths) for form in forms]
-    for small, large in moves:
-        for move in [(small, large), (large, small)] if live else [(small, large)]:
-            steps.append(Step(partial(compile_move, batch, *move), 2 if live else 0))
     return steps
 
 
