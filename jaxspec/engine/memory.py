@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -118,6 +119,16 @@ def device_memory() -> int | None:
     if device.platform == "cpu":
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def spare_memory() -> float:
+    """Return the share of the machine's memory that nobody needs; 1 if the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 1.0
+    kilobytes = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}
+    return kilobytes["MemAvailable"] / kilobytes["MemTotal"]
 
 
 @usual_settings()

@@ -25,6 +25,7 @@ from jaxspec.engine.batches.prefixes import image_names
 from jaxspec.engine.batches.warmup import warmup_steps
 from jaxspec.engine.compile_cache import crowded
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.memory import spare_memory
 from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded
 from jaxspec.errors import InputError
 from jaxspec.prompts.stops import text_so_far
@@ -34,6 +35,9 @@ Lane = Literal["drafted", "plain"]
 """Name of a live batch."""
 RUN_MS = 50.0
 """Milliseconds of a run of several blocks, at most: what a stream or a new request waits for."""
+
+SPARE = 0.25
+"""Share of the machine's memory that a warm-up leaves: a program can take 50 MB of it on a CPU."""
 
 
 class Full(Exception):
@@ -267,7 +271,7 @@ class Worker(threading.Thread):
         start = time.monotonic()
         self.programs[self.warmed].run()
         self.warmed += 1
-        if crowded():  # others would take the places of these, which are needed sooner
+        if crowded() or spare_memory() < SPARE:  # these are needed sooner than others
             del self.programs[self.warmed :]
         self._longest = max(self._longest, time.monotonic() - start)
 

@@ -563,12 +563,16 @@ def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Ser
     assert worker.rest > 500
 
 
-def test_the_warmup_ends_where_programs_would_drop_others(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("jaxspec.engine.compile_cache.CROWDED", 0.0), ("jaxspec.serve.worker.SPARE", 1.0)],
+)
+def test_the_warmup_ends_where_more_programs_have_no_room(
+    served: Served, limit: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def progress() -> None:
         if worker.warmed == 3:
-            monkeypatch.setattr(compile_cache, "CROWDED", 0.0)
+            monkeypatch.setattr(limit, value)
         if worker.ready.is_set():
             worker.end()
 
