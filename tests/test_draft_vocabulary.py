@@ -8,6 +8,7 @@ tests/training/test_text_targets.py.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,15 @@ def test_a_head_scores_its_words_as_its_target_does() -> None:
     assert (few[:, OTHERS] == -np.inf).all()
 
 
-@pytest.mark.parametrize("share", [None, 1.0], ids=["answers", "distilled"])
-def test_training_reads_its_words_alone(share: float | None) -> None:
-    draft, params = tiny.narrow(TEXT, tiny.noisy(TEXT_PARAMS, 0.2), WORDS)
+@pytest.mark.parametrize("share", [None, 0.5, 1.0], ids=["answers", "both", "distilled"])
+@pytest.mark.parametrize("words", [WORDS, range(12)], ids=["narrow", "fewer tokens"])
+def test_training_reads_its_words_alone(share: float | None, words: Sequence[int]) -> None:
+    """Those of a draft vocabulary, or of a model with fewer tokens than its target."""
+    params = tiny.noisy(TEXT_PARAMS, 0.2)
+    if words is WORDS:
+        draft, params = tiny.narrow(TEXT, params, WORDS)
+    else:
+        draft, params = tiny.resized(TARGET, {**PARAMS, "language_model": params}, len(words))
     mask = np.arange(9) > np.asarray([[3], [5]])
     before = TeacherRows(ROWS, {}, np.broadcast_to(np.arange(9), (2, 9)))
     batch = ConversationBatch(
@@ -94,18 +101,15 @@ def test_training_reads_its_words_alone(share: float | None) -> None:
     )
 
     def chances(model: LanguageModel, params: Any) -> np.ndarray:
-        chances = np.exp(logits(model, params)[:, :-1, WORDS].astype(np.float64))
+        chances = np.exp(logits(model, params)[:, :-1, [*words]].astype(np.float64))
         return chances / chances.sum(-1, keepdims=True)
 
     p, q, labels = chances(TEXT, TEXT_PARAMS), chances(draft, params), np.asarray(TOKENS)[:, 1:]
-    learned = mask[:, 1:] & np.isin(labels, WORDS)
+    learned = mask[:, 1:] & np.isin(labels, words)
     assert 0 < learned.sum() < mask.sum()
-    at = np.asarray([[WORDS.index(word) if word in WORDS else 0 for word in row] for row in labels])
-    nats = (
-        -np.log(np.take_along_axis(q, at[..., None], -1)[..., 0])
-        if share is None
-        else (p * np.log(p / q)).sum(-1)
-    )
+    at = np.asarray([[words.index(word) if word in words else 0 for word in row] for row in labels])
+    cross_entropy = -np.log(np.take_along_axis(q, at[..., None], -1)[..., 0])
+    nats = cross_entropy + (share or 0) * ((p * np.log(p / q)).sum(-1) - cross_entropy)
     assert float(loss) == pytest.approx(nats[learned].mean(), rel=1e-4)
 
 

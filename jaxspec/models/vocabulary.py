@@ -28,9 +28,9 @@ def fill_vocabulary(config: TextConfig, scores: Float[Array, "... words"]) -> Fl
 
 
 def draft_indices(config: TextConfig, tokens: Int[Array, " ..."]) -> Int[Array, " ..."]:
-    """Return the tokens' indices in the draft vocabulary; -1 for others."""
+    """Return the tokens' indices among those that a draft scores; -1 for others."""
     if not config.draft_vocabulary:
-        return tokens
+        return jnp.where(tokens < (config.known_tokens or config.vocab_size), tokens, -1)
     indices = np.full(config.vocab_size, -1, np.int32)
     indices[list(config.draft_vocabulary)] = np.arange(len(config.draft_vocabulary))
     return jnp.asarray(indices).at[tokens].get(mode="fill", fill_value=-1)

@@ -134,7 +134,7 @@ def block_loss(
         return divergence(kind, p, q), accepted
     if kind == "lk_alpha":
         return -jnp.log(jnp.maximum(accepted, jnp.finfo(jnp.float32).tiny)), accepted
-    kl = (jnp.exp(p) * (p - q)).sum(-1)
+    kl = divergence("forward_kl", p, q)
     if kind == "kl":
         return kl, accepted
     share = jax.lax.stop_gradient(jnp.exp(-LK_DECAY * accepted))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.training.losses import coarsen, distillation_loss, divergence, top_k
+from jaxspec.training.losses import (
+    BlockLoss,
+    block_loss,
+    coarsen,
+    distillation_loss,
+    divergence,
+    top_k,
+)
 
 KINDS = ("forward_kl", "reverse_kl", "tvd")
 RNG = np.random.default_rng(0)
@@ -76,6 +85,17 @@ def test_gradients_are_those_of_the_divergence_where_a_teacher_excludes_words(ki
     expected = q * (by_q - (by_q * q).sum(-1, keepdims=True)) / MASK[:, 1:].sum()
     expected *= np.pad(MASK[:, 1:], ((0, 0), (0, 1)))[..., None]
     np.testing.assert_allclose(jax.grad(loss)(jnp.asarray(STUDENT)), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_words_that_neither_model_may_say_cost_nothing() -> None:
+    p, q = (jnp.where(jnp.arange(9) < 4, part, -jnp.inf) for part in logs(TEACHER[..., :9], STUDENT))
+    for kind in get_args(BlockLoss):
+        loss, slope = jax.value_and_grad(
+            lambda q, kind=kind: block_loss(kind, p, q, jnp.zeros((2, 6), int))[0].sum()
+        )(q)
+        few = block_loss(kind, p[..., :4], q[..., :4], jnp.zeros((2, 6), int))[0].sum()
+        assert float(loss) == pytest.approx(float(few), rel=1e-6), kind
+        assert jnp.isfinite(slope).all(), kind
 
 
 def test_no_gradient_goes_to_the_teacher() -> None:
