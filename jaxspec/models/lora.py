@@ -36,6 +36,8 @@ class Lora:
     def __post_init__(self) -> None:
         check_counts(rank=self.rank)
         check_numbers(alpha=self.alpha)
+        if not self.modules:
+            raise InputError("lora: no modules; give q_proj ...")
 
     @property
     def scale(self) -> float:
@@ -51,7 +53,7 @@ def init_lora(lora: Lora, params: Params, key: jax.Array) -> Params:
     flat: Any = flatten_dict(params, sep="/")
     for path, leaf in flat.items():
         match = re.fullmatch(r"((?!vision_tower/|visual/).*layers_\d+/(?:\w+/)?(\w+))/weight", path)
-        if match and match[2] in lora.modules:
+        if match and match[2] in lora.modules and leaf.ndim == 2:
             columns, rows = leaf.shape
             subkey = jax.random.fold_in(key, len(pairs))
             bound = rows**-0.5

@@ -52,6 +52,14 @@ def test_answers_alone_are_scored() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, full)
 
 
+def test_only_matrices_of_the_decoder_are_updated() -> None:
+    for name in ("embed", "input_layernorm"):
+        with pytest.raises(InputError, match=f"no matrix of the decoder is called {name!r}"):
+            init_lora(Lora(modules=(name,)), STUDENT, jax.random.key(0))
+    with pytest.raises(InputError, match="lora: no modules; give q_proj"):
+        Lora(modules=())
+
+
 @pytest.mark.full
 def test_a_recipe_trains_the_updates_and_writes_an_adapter(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
