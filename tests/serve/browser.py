@@ -38,9 +38,19 @@ class Page:
     """Open the page of a server in a browser of its own."""
 
     def __init__(
-        self, url: str, width: int, scheme: str, height: int = 800, scale: int = 1
+        self,
+        url: str,
+        width: int,
+        scheme: str,
+        height: int = 800,
+        scale: int = 1,
+        keeps: bool = True,
     ) -> None:
+        """`keeps`: whether the browser lets pages keep anything."""
         options = webdriver.ChromeOptions()
+        if not keeps:
+            blocked = {"profile.default_content_setting_values.cookies": 2}
+            options.add_experimental_option("prefs", blocked)
         options.binary_location = CHROMIUM
         for argument in ("--headless=new", "--no-sandbox", "--disable-gpu"):
             options.add_argument(argument)

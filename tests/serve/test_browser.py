@@ -236,6 +236,22 @@ def test_an_answer_without_a_pass_has_no_speed(page: Page) -> None:
     assert "undefined" not in page.one(".cut").text
 
 
+def test_a_browser_that_keeps_nothing_shows_the_page(served: Served) -> None:
+    page = Page(served.url, *SCREENS[0], keeps=False)
+    try:
+        assert page.script("(() => { try { return localStorage } catch { return 'no' } })()") == "no"
+        page.ask("Hi")
+        assert page.one(".answer").text
+        for theme in ("dark", "light"):
+            page.one("#theme").click()
+            assert page.script("document.documentElement.dataset.theme") == theme
+        page.one("#more").click()
+        page.one("#most").send_keys("1", Keys.TAB)
+        assert page.driver.get_log("browser") == []
+    finally:
+        page.driver.quit()
+
+
 def answer_of(text: str, reasons: bool = False) -> dict[str, Any]:
     """A whole answer of one token, in the page's form."""
     times = {"passes": 0, "emitted": 0, "decode_ms": 0, "prefill_ms": 1}

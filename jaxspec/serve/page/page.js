@@ -608,11 +608,17 @@ function grow() {
   $("question").style.height = `${$("question").scrollHeight}px`;
 }
 
-// The browser keeps the chat of each tab, and the tab its options.
+// The browser keeps the chat of each tab, the tab its options, and all tabs the theme.
 
-const stored = (name) => sessionStorage.getItem(name);
+const [ofTab, ofAll] = ["sessionStorage", "localStorage"].map((name) => {
+  try {
+    return window[name];
+  } catch {
+    return { getItem: () => null, setItem() {} }; // the browser may be set to keep nothing
+  }
+});
 const newTab = () => Date.now() + Math.random();
-let tab = +(stored("chat") ?? newTab());
+let tab = +(ofTab.getItem("chat") ?? newTab());
 let kept = 0; // when the chat was kept last
 
 function chats(mode, work) {
@@ -650,10 +656,10 @@ function hold(number) {
 }
 
 async function restore() {
-  for (const input of OPTIONS) input.value = stored(input.id) ?? input.value;
+  for (const input of OPTIONS) input.value = ofTab.getItem(input.id) ?? input.value;
   const before = await chats("readonly", (store) => store.get(tab)).catch(() => null);
   if (!(await hold(tab))) hold((tab = newTab())); // the browser has duplicated a tab
-  sessionStorage.setItem("chat", tab);
+  ofTab.setItem("chat", tab);
   if (before && !chat.turns.length) {
     chat = before;
     for (const each of chat.turns.flatMap((turn) => turn.answers)) {
@@ -779,23 +785,21 @@ $("more").onclick = () => toggleOptions($("options").hidden);
 for (const input of OPTIONS) {
   input.onchange = () => {
     showWrong(input, input.validationMessage, false);
-    sessionStorage.setItem(input.id, input.value);
+    ofTab.setItem(input.id, input.value);
   };
 }
 $("key").addEventListener("change", watch);
 $("log").onscroll = noteScroll;
 new ResizeObserver(follow).observe($("log"));
 $("newest").onclick = showNewest;
+const { dataset } = document.documentElement;
+const theme = ofAll.getItem("theme");
+if (theme) dataset.theme = theme;
 $("theme").onclick = () => {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  localStorage.theme = (localStorage.theme ?? dark) === "dark" ? "light" : "dark";
-  showTheme();
+  dataset.theme = (dataset.theme ?? dark) === "dark" ? "light" : "dark";
+  ofAll.setItem("theme", dataset.theme);
 };
 
-function showTheme() {
-  if (localStorage.theme) document.documentElement.dataset.theme = localStorage.theme;
-}
-
-showTheme();
 restore();
 watch();
