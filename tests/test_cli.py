@@ -447,7 +447,10 @@ print([name for name in {heavy} if sys.modules.get(name)])
         ),
         (["--image", "{}/target"], "target: a folder; give an image file"),
         (["--image", "{}/empty.png"], "empty.png: an empty file; fetch it again"),
-        (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
+        (
+            ["--prompt", "<image> <image>", "--image", "{}/rgb.png"],
+            "2 <image> placeholders but 1 images",
+        ),
         (
             ["--prompt", "Hi", "--messages", "{}/x"],
             "--prompt: --messages is given too; give --prompt",
@@ -547,12 +550,13 @@ def test_a_text_target(
     words.chat_template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
     target = tiny.save(tmp_path / "target", text, params, words)
     draft = tiny.save(tmp_path / "draft", text, tiny.noisy(params, 0.1), words)
-    both = ("--target", target, "--prompt", "Hi", "--draft", draft)
+    both = ("--target", target, "--prompt", "Hi, <image>", "--draft", draft)
     assert "views: M shows images and the target is a text model; use view T" in refusal(
         "generate", *both, "--views", "M"
     )
     seeing = ("--target", world / "target", *both[2:], "--views", "M")
     assert "use view T" in refusal("generate", *seeing)
+    assert "1 <image> placeholders but 0 images" in refusal("generate", *seeing[:4])
     assert "the target is a text model; give no image" in refusal(
         "generate", *both[:4], *pictures(world, "rgb")
     )

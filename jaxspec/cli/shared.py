@@ -26,7 +26,7 @@ from jaxspec.errors import InputError, located, reading
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message
-from jaxspec.prompts.placeholders import place_images
+from jaxspec.prompts.placeholders import check_text, place_images
 from jaxspec.prompts.views import VIEWS
 from jaxspec.runtime import clear, say
 
@@ -103,7 +103,7 @@ class Question:
 
     prompt: str | None = None
     """The question. Each <image> in it marks the place of an image; without marks, images come
-    first."""
+    first. A text model reads <image> as it is written."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """An image file. Repeat the option for several images, in order."""
     system: str | None = None
@@ -128,8 +128,10 @@ class Question:
         if self.no_chat_template and (self.messages or self.system):
             option = "--messages" if self.messages else "--system"
             raise InputError(f"{option}: --no-chat-template has no roles; give one of them")
-        if self.prompt is not None:
+        if self.prompt is not None and self.pictures:
             place_images(self.prompt, len(self.pictures))
+        elif self.prompt is not None:
+            check_text(self.prompt)  # a text model reads <image> as it is written
         elif self.conversation[0].role == "system" and self.system:
             raise InputError(f"--system: {self.messages} has a system prompt; leave one out")
         options = {"--chat-template": models.template, "--thinking": models.thinking}
