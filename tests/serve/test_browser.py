@@ -239,7 +239,9 @@ def test_an_answer_without_a_pass_has_no_speed(page: Page) -> None:
 def test_a_browser_that_keeps_nothing_shows_the_page(served: Served) -> None:
     page = Page(served.url, *SCREENS[0], keeps=False)
     try:
-        assert page.script("(() => { try { return localStorage } catch { return 'no' } })()") == "no"
+        assert (
+            page.script("(() => { try { return localStorage } catch { return 'no' } })()") == "no"
+        )
         page.ask("Hi")
         assert page.one(".answer").text
         for theme in ("dark", "light"):

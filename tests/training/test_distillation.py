@@ -88,7 +88,9 @@ def test_gradients_are_those_of_the_divergence_where_a_teacher_excludes_words(ki
 
 
 def test_words_that_neither_model_may_say_cost_nothing() -> None:
-    p, q = (jnp.where(jnp.arange(9) < 4, part, -jnp.inf) for part in logs(TEACHER[..., :9], STUDENT))
+    p, q = (
+        jnp.where(jnp.arange(9) < 4, part, -jnp.inf) for part in logs(TEACHER[..., :9], STUDENT)
+    )
     for kind in get_args(BlockLoss):
         loss, slope = jax.value_and_grad(
             lambda q, kind=kind: block_loss(kind, p, q, jnp.zeros((2, 6), int))[0].sum()
