@@ -229,10 +229,14 @@ class TransformersCaptioner:
         return locate(self.source, files=("config.json",))
 
     @property
+    def _on_hub(self) -> tuple[str, str | None] | None:
+        """Return its id and revision on the hub; None for a local directory."""
+        return None if Path(self.source).expanduser().is_dir() else hub_id(self.source)
+
+    @property
     def identity(self) -> str:
-        name = f"{self.source} {self._path.name}"
-        if Path(self.source).expanduser().is_dir():
-            name = _fingerprint(self._path)
+        path = self._path
+        name = f"{self.source} {path.name}" if self._on_hub else _fingerprint(path)
         return f"{self.kind} {name} {self.task} {self.settings}"
 
     def check(self) -> None:
@@ -252,7 +256,7 @@ class TransformersCaptioner:
         import transformers
 
         self.check()
-        source, revision = hub_id(self.source) or (self.source, None)
+        source, revision = self._on_hub or (str(self._path), None)
         options = {} if revision is None else {"revision": revision}
         with reading(f"captioner {self.kind}: transformers cannot read {self.source}"):
             processor = transformers.AutoProcessor.from_pretrained(
