@@ -256,8 +256,8 @@ def copy_processors(
     if whole.is_file() and not images.is_file():
         nested = read_json(whole).get("image_processor")
         if nested:  # transformers 5 keeps it here, where transformers 4 does not read it
-            kind = nested["image_processor_type"].removesuffix("Pil").removesuffix("Fast")
-            nested["image_processor_type"] = kind
+            if kind := nested.get("image_processor_type"):  # else config.json tells it
+                nested["image_processor_type"] = kind.removesuffix("Pil").removesuffix("Fast")
             write_json(images, nested)
     if tokenizer is None:
         return

@@ -13,7 +13,11 @@ import transformers
 from PIL import Image
 from transformers import AutoProcessor
 
-from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.checkpoints.processors import (
+    copy_processors,
+    load_image_processor,
+    load_tokenizer,
+)
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
 from tests import tiny
@@ -113,6 +117,18 @@ def test_chat_template_is_the_one_that_transformers_takes(place, good, tmp_path)
     processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
     said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "3"}]}]
     assert processor.tokenizer.encode(processor.apply_chat_template(said)) == told
+
+
+@pytest.mark.parametrize("names", [("", ""), ("CLIPImageProcessorPil", "CLIPImageProcessor")])
+def test_settings_of_images_are_copied_out_of_a_processors(names, tmp_path):
+    """Transformers 4 reads them nowhere else. They may leave their class to config.json."""
+    nested, written = (
+        {"size": 28} | ({"image_processor_type": name} if name else {}) for name in names
+    )
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": nested}))
+    (tmp_path / "copy").mkdir()
+    copy_processors(tmp_path, tmp_path / "copy", tiny.CONFIG, None, add_bos=False)
+    assert json.loads((tmp_path / "copy/preprocessor_config.json").read_text()) == written
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "processor_config.json, several"])
