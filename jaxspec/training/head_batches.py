@@ -1,8 +1,7 @@
-"""Batches of blocks that begin at anchors, which are drawn by row number and seed.
+"""Make batches of blocks that begin at anchors, which are drawn by row number and seed.
 
-The target's passes over rows, kept in files: each row is read once.
-
-So the target reads a row once, for all epochs and for all heads that need the same reading.
+The target's passes over rows may be kept in files. Then the target reads a row once, for all epochs
+and for all heads that need the same reading.
 """
 
 from __future__ import annotations
@@ -130,9 +129,7 @@ class HeadBatches:
     ) -> tuple[Int[np.ndarray, "B A"], Spans | None]:
         """Return the anchors and spans of a step's conversations."""
         room = next(iter(batch.images.values())).shape[1] if batch.images else 0
-        # Rows with more images than the bucket teach nothing.
-        slot_images = [np.where(row < room, row, -1) for row in self.batches.shown(step)]
-        spans = image_spans(slot_images, room) if self.config.reads_spans else None
+        spans = image_spans(self.batches.shown(step), room) if self.config.reads_spans else None
         draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
         count = self.anchoring.anchors
         if batch.rows.first is not None:  # a packed row has blocks for all of its samples
@@ -176,7 +173,7 @@ class KeptReadings:
     def _kept_row(self, row: ConversationBatch) -> TargetPass:
         """Return the reading of a row from its file, which the first call writes."""
         length, digest = int(row.rows.length[0]), hashlib.blake2b(digest_size=16)
-        for leaf in (row.tokens[:, :length], *jax.tree.leaves(row.images)):
+        for leaf in (row.tokens[:, :length], *map(_own_tiles, jax.tree.leaves(row.images))):
             digest.update(leaf.tobytes())
         file = self.folder / f"{digest.hexdigest()}.safetensors"
         with self.lock:
@@ -192,6 +189,12 @@ class KeptReadings:
             parts.setdefault(name.partition(".")[0], []).append(np.asarray(stored[name]))
         k, v = (tuple(parts.pop(name, ())) for name in ("k", "v"))
         return TargetPass(k=k, v=v, **{name: leaf for name, (leaf,) in parts.items()})
+
+
+def _own_tiles(leaf: np.ndarray) -> np.ndarray:
+    """Return a row's tiles without the zeros behind them, which depend on the row's batch."""
+    (filled,) = np.nonzero(leaf[0].reshape(leaf.shape[1], -1).any(axis=1))
+    return leaf[:, : filled.max(initial=-1) + 1]
 
 
 def _leaf_name(path: tuple[Any, ...]) -> str:

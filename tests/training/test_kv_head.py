@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.config import Qwen2Config, RopeScaling
-from jaxspec.data.prepared import prepare
+from jaxspec.data.prepared import mixture, prepare
 from jaxspec.errors import InputError
 from jaxspec.heads.blocks import TargetPass
 from jaxspec.heads.config import HeadConfig
@@ -429,11 +429,14 @@ def test_a_stage_of_captions_only_teaches_a_head_no_question(taught: Path) -> No
 
 
 def test_each_row_is_read_once(tmp_path: Path) -> None:
-    """Keys of two sizes, of more than ten layers; in older files those of one have no number."""
+    """Next to rows of more images too. Keys of two sizes, of more than ten layers; in older files
+    those of one have no number.
+    """
 
     def reading(batch: ConversationBatch) -> TargetPass:
         hidden = jnp.asarray(batch.tokens)[..., None] * jnp.ones(3)
-        shades = batch.images["pixels"].sum((1, 2, 3, 4)).reshape(-1, 1, 1, 1)
+        pixels = batch.images.get("pixels", np.zeros((len(hidden), 0, 1, 1, 1)))
+        shades = pixels.sum((1, 2, 3, 4)).reshape(-1, 1, 1, 1)
         keys = hidden[:, None]
         more = tuple(i * keys for i in range(2, 12))
         return TargetPass(
@@ -442,7 +445,8 @@ def test_each_row_is_read_once(tmp_path: Path) -> None:
 
     read: list[ConversationBatch] = []
     keep = KeptReadings(lambda batch: read.append(batch) or reading(batch), tmp_path)
-    made = batches(samples=[tiny.Talk()[i % 6] for i in range(64)])
+    samples = mixture([([tiny.Talk()[i] for i in range(6)], 1.0)], seed=0)
+    made = batches(samples=samples, batch=2, tile_buckets=(0, 1, 2))
     steps = [made(step) for step in range(GROUP)]
     first = [keep(batch) for batch in steps]
     assert len(read) == 6
