@@ -286,7 +286,7 @@ def _train_stage(
         return placement
 
     evaluate = None
-    if recipe.held_out:
+    if recipe.held_out and train.evaluate_every:
         samples = mixture([(sources[recipe.held_out], 1.0)], 0)
         alone = replace(batches, teacher=None, process=(0, 1), packing=False)
         held_out = replace(alone, samples=samples, batch=8, plain=False)

@@ -210,7 +210,8 @@ def simulated(
         return count_blocks(agreement(logits, tokens), batch.mask, gamma)
 
     def evaluate(params: Params) -> dict[str, float]:
-        counts = [count(without_teacher(params), batch) for batch in batches]
+        draft = jax.device_put(without_teacher(params))
+        counts = [count(draft, batch) for batch in batches]
         tokens, blocks = (sum(int(part) for part in column) for column in zip(*counts, strict=True))
         return {"simulated_tokens_per_pass": tokens / max(blocks, 1)}
 
