@@ -20,8 +20,8 @@ class MeshConfig:
     """Set the number of devices on each axis of the mesh; see `jaxspec.sharding`."""
 
     data: int | None = None
-    """Copies of the model, each with its own samples; by default all that divide the samples that
-    are computed at a time."""
+    """Copies of the model, each with its own samples; by default the most for which there are
+    devices and that divide the samples computed at a time."""
     fsdp: int = 1
     """Devices, each with its own samples, that share one copy, its gradient and optimiser state."""
     model: int = 1
@@ -80,7 +80,7 @@ class TrainConfig:
     """Decay of an average of the parameters (0.999, say), which is evaluated and written instead;
     0 keeps none."""
     clip: float = 1.0
-    """Largest global gradient norm."""
+    """Largest global gradient norm, above 0."""
     frozen: tuple[str, ...] = ()
     """Regexes of parameter paths that do not train."""
     rates: tuple[tuple[str, float], ...] = ()
@@ -127,6 +127,8 @@ class TrainConfig:
             evaluate_every=self.evaluate_every,
             **{f"rates of {pattern!r}": factor for pattern, factor in self.rates},
         )
+        if not self.clip:
+            raise InputError("clip: 0 leaves no gradient; give a number above 0")
         for name in ("beta2", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 value = getattr(self, name)

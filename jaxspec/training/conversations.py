@@ -37,10 +37,10 @@ from jaxspec.typing import Bool, Int, UInt
 GROUP = 8
 """Steps whose samples are sorted together."""
 PARTS = 16
-"""For few programs, a packed row's slots are a multiple of this part of the longest conversation's,
-and its tiles one of this part of a usual row's."""
+"""The slots of packed rows are multiples of 1 / PARTS of the longest conversation's, and their
+tiles of 1 / PARTS of an average row's, so that few shapes are compiled."""
 TRIED = 512
-"""Rows in turn that may teach nothing, whatever share of rows may."""
+"""Rows that may teach nothing one after another."""
 
 
 class TeacherRows(struct.PyTreeNode):
@@ -141,7 +141,7 @@ class ConversationBatches:
         return [joined([talk.forms[0].part for talk in row]).images for row in rows]
 
     def unlearned(self, step: int) -> int:
-        """Count a step's conversations that replace others, which teach nothing."""
+        """Count the conversations of a step that stand in for rows that teach nothing."""
         return sum(talk.replaces for row in self._rows(step).rows for talk in row)
 
     def filled(self, step: int) -> tuple[int, int]:

@@ -29,7 +29,9 @@ def decoded(
     lengths: tuple[tuple[int, ...], tuple[int, ...]],
     folder: Path,
 ) -> Callable[[Params], dict[str, float]]:
-    """Return parameters -> tokens per pass of greedy answers, and the share of plain ones.
+    """Return a function that decodes greedy answers with a head's parameters.
+
+    It returns their tokens per pass, and the share of them that equal plain decoding's.
 
     The head is written to FOLDER/newest; the one with the most tokens per pass so far, which
     FOLDER/metrics.jsonl knows after a stop, to FOLDER/best.

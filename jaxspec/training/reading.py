@@ -32,7 +32,7 @@ class Survey:
       lost: Rows that teach nothing, which others replace.
       tokens: Filled slots.
       slots: Slots of all batches, with padding.
-      otherwise: Share of filled slots that packing, or none, would have.
+      otherwise: Share of filled slots with packing, or for a stage that packs without it.
     """
 
     steps: int

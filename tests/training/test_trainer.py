@@ -221,6 +221,7 @@ def test_rates_by_path(tmp_path):
         ({"frozen": ("tower",)}, "frozen: 'tower' matches no parameter; known: frozen, line"),
         ({"rates": (("head", 2.0),)}, "rates: 'head' matches no parameter; known: line"),
         ({"tensorboard": True}, "tensorboard: tensorboardX is not installed"),
+        ({"clip": 0.0}, "clip: 0 leaves no gradient; give a number above 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):

@@ -38,7 +38,10 @@ _BY_TOKEN = re.compile(r"embed_tokens|lm_head|markov")
 
 
 class TrainState(struct.PyTreeNode):
+    """Hold what a step changes, and what a checkpoint holds."""
+
     step: Array
+    """Number of steps that were taken."""
     params: Flat
     """The trainable parameters, float32."""
     opt_state: optax.OptState
@@ -103,7 +106,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Return clipping by global norm, the optimiser with decay of matrices, and rates by path.
 
-    apart: First names of the paths of parts that are clipped by the norm of each part.
+    apart: Parts of the parameters, by the first names of their paths, each of which is clipped by
+      its own norm.
     """
     _check_patterns("rates", [pattern for pattern, _ in config.rates], trainable)
 
