@@ -44,6 +44,12 @@ class Stage:
     plain: bool = False
     """Leave out questions and roles, and keep images and captions."""
 
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise InputError(f"stage {self.name}: no data; name a data set")
+        weights = {f"stage {self.name}: weight of {name}": weight for name, weight in self.data}
+        check_numbers(1e-6, **weights)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StagedRecipe:

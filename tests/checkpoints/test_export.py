@@ -262,7 +262,7 @@ def test_a_draft_grows_for_a_target_with_many_more_tokens(source, tmp_path, refu
     assert len(drafted_answers[1].tokens) == 8
     main(["export", str(tmp_path / "grown"), str(tmp_path / "again")])
     assert load(tmp_path / "again").config == grown.config
-    stages = (Stage("learn", TrainConfig(steps=1, batch=1), ()),)
+    stages = (Stage("learn", TrainConfig(steps=1, batch=1), (("talk", 1.0),)),)
     recipe = Recipe(
         target=str(target), start=str(tmp_path / "grown"), stages=stages, buckets=(64,), view="T"
     )

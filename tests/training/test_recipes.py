@@ -191,6 +191,14 @@ def test_a_start_of_another_tokeniser_is_refused(taught: Path, tmp_path: Path, v
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_data_of_a_stage_have_weights() -> None:
+    for weight in (0.0, -1.0, float("nan")):
+        with pytest.raises(InputError, match=f"stage tune: weight of b: {weight}; give a number"):
+            replace(SECOND, data=(("a", 1.0), ("b", weight)))
+    with pytest.raises(InputError, match="stage tune: no data; name a data set"):
+        replace(SECOND, data=())
+
+
 def test_more_tokens_than_are_scored_are_not_compared(taught: Path, tmp_path: Path) -> None:
     """A draft vocabulary that is negative, or larger than the target's, is refused, too."""
     made = recipe(taught, view="T", distillation=Distillation("tvd", top_k=9))
