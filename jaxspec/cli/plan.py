@@ -18,7 +18,14 @@ from jaxspec.checkpoints.processors import QWEN_PIXELS
 from jaxspec.cli.shared import view_names
 from jaxspec.config import ModelConfig, QwenVLConfig
 from jaxspec.engine.drafts import DraftConfig, mixture
-from jaxspec.engine.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
+from jaxspec.engine.plan import (
+    CHIPS,
+    Chip,
+    abstract_program,
+    estimate_decoding,
+    sizes_of,
+    usual_head,
+)
 from jaxspec.errors import InputError, check_counts, nearest, needing, printable
 from jaxspec.heads.loading import read_draft_config, recognised
 from jaxspec.models.int8 import Weights
@@ -103,10 +110,12 @@ def run(args: Plans) -> None:
         draft_weights=args.draft_weights,
     )
     sizes = sizes_of(program, args.prompt, _tiles(args, target), args.new)
-    planned = cache(lambda count: plan(program, params, count, args.batch_size, sizes))
+    estimates = cache(
+        lambda count: estimate_decoding(program, params, count, args.batch_size, sizes)
+    )
 
     def column(chip: Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
-        estimate = planned(count)
+        estimate = estimates(count)
         report = estimate.memory
         caches = report.target_cache + report.draft_cache
         weights = report.target_weights + report.draft_weights

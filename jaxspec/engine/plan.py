@@ -133,7 +133,7 @@ def split_over(
 
 
 @dataclass(frozen=True)
-class Plan:
+class Estimate:
     """Hold the memory of one device, and the bytes that it reads."""
 
     memory: MemoryReport
@@ -147,10 +147,10 @@ class Plan:
         return tokens_per_pass * self.plain / self.block
 
 
-def plan(
+def estimate_decoding(
     program: Autoregressive | Speculator, params: Params, devices: int, batch: int, sizes: Sizes
-) -> Plan:
-    """Return the plan of decoding on this many devices."""
+) -> Estimate:
+    """Estimate the memory and the bytes of decoding on this many devices."""
     if devices > 1:
         params = split_over(program, params, abstract_mesh(model=devices))
     report = plan_memory(program, params, batch, sizes)
@@ -160,7 +160,7 @@ def plan(
         cache += int(source.target_share * report.target_cache)
         weights = bytes_held(read_by_pass(source.weights(params)))
         drafted += source.passes(gamma) * (weights + cache)
-    return Plan(report, plain, plain + drafted)
+    return Estimate(report, plain, plain + drafted)
 
 
 def read_by_pass(params: Params) -> list[Any]:

@@ -20,7 +20,7 @@ from jaxspec.cache import whole_slots
 from jaxspec.cli import main
 from jaxspec.config import Gemma4TextConfig
 from jaxspec.engine.memory import bytes_held
-from jaxspec.engine.plan import abstract_program, plan, sizes_of
+from jaxspec.engine.plan import abstract_program, estimate_decoding, sizes_of
 from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import new_head
 from jaxspec.loading.models import LoadedHead
@@ -62,7 +62,9 @@ def test_it_is_the_engines_own_report(
         target.config, [draft.config for draft in drafts], views, 3, jnp.float32, weights=weights
     )
     sizes = engine.batcher.largest(engine.batcher.read(requests))
-    found = plan(program, params, devices, 2, sizes_of(program, sizes.length, 1, sizes.new))
+    found = estimate_decoding(
+        program, params, devices, 2, sizes_of(program, sizes.length, 1, sizes.new)
+    )
     assert found.memory == engine.memory_report(requests)
     assert (found.block > found.plain) == bool(engine.assembly.mixture.names)
 
@@ -80,7 +82,9 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
     assert ("vision_tower" in params["draft"]) is other
     sizes = sizes_of(program, 64, 1, 16)
     assert sizes.tiles == (1, int(other))
-    assert plan(program, params, 2, 1, sizes).memory.draft_weights == bytes_held(params["draft"])
+    assert estimate_decoding(program, params, 2, 1, sizes).memory.draft_weights == bytes_held(
+        params["draft"]
+    )
 
 
 def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
@@ -95,7 +99,7 @@ def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
     )
     program, params = abstract_program(text, [], (), 1, jnp.bfloat16, weights="int8")
     sizes = sizes_of(program, 64, 0, 16)
-    found = plan(program, params, 1, 2, sizes)
+    found = estimate_decoding(program, params, 1, 2, sizes)
     slots = whole_slots(64 + 16 + program.spare_slots)
     counters = 2 * 2 * 4
     assert found.memory.target_cache == 2 * slots * 2 * 2 * (256 + 256 + 512) + counters
