@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.tiny.eagle_reference import capped, finish, gemmas, is_gemma, norm, rotate
+from tests.tiny.eagle_reference import capped, finish, gemmas, is_gemma, norm, of_all, rotate
 
 
 def draft(
@@ -49,12 +49,7 @@ def draft(
     if own.get("markov_rank"):
         before = tensors["markov_head.markov_w1.weight"][[newest, *drafted]]
         scores = scores + before @ tensors["markov_head.markov_w2.weight"].T
-    words = np.arange(scores.shape[1])
-    if "d2t" in tensors:
-        words = words + tensors["d2t"].astype(int)
-    whole = np.full((count, config["vocab_size"]), -np.inf)
-    whole[:, words] = scores
-    return whole
+    return of_all(config, tensors, scores)
 
 
 def entries(config: dict[str, Any]) -> dict[str, Any]:

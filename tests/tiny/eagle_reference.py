@@ -163,7 +163,8 @@ def _eagle3(
         rows = np.stack(embeds), np.stack(hidden), np.stack(places)
         prenorm = layer(config, tensors, *rows, len(states) - 1)[-1]
         normed = norm(prenorm, tensors["norm.weight"], config)
-        out.append(scores(config, tensors, normed))
+        scores = capped(config, tensors["lm_head.weight"] @ normed)
+        out.append(of_all(config, tensors, scores))
         if token is not None:
             hidden.append(normed if config.get("norm_output") else prenorm)
             embeds = [*embeds, embedding[token]]
@@ -171,15 +172,15 @@ def _eagle3(
     return np.stack(out)
 
 
-def scores(
-    config: dict[str, Any], tensors: dict[str, np.ndarray], normed: np.ndarray
+def of_all(
+    config: dict[str, Any], tensors: dict[str, np.ndarray], scores: np.ndarray
 ) -> np.ndarray:
-    """Scores [V] of all tokens; `d2t` says how far a draft token's id is below the target's."""
-    words = np.arange(len(tensors["lm_head.weight"]))
+    """Scores [..., V] of all tokens; `d2t` says how far a draft token's id is below the target's."""
+    words = np.arange(scores.shape[-1])
     if "d2t" in tensors:
         words = words + tensors["d2t"].astype(int)
-    whole = np.full(config["vocab_size"], -np.inf)
-    whole[words] = capped(config, tensors["lm_head.weight"] @ normed)
+    whole = np.full((*scores.shape[:-1], config["vocab_size"]), -np.inf)
+    whole[..., words] = scores
     return whole
 
 
