@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import jax
 import pytest
+
+if TYPE_CHECKING:
+    from jaxspec.loading.models import LoadedModel
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_RESIDENT = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 5
@@ -154,6 +157,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     from tests import tiny
 
     return tiny.save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def target() -> LoadedModel:
+    """The target that engines of tests decode with."""
+    from tests import tiny
+
+    return tiny.loaded(tiny.random_params(tiny.CONFIG))
+
+
+@pytest.fixture(scope="session")
+def draft(target: LoadedModel) -> LoadedModel:
+    """A draft that looks through the target's tower."""
+    from tests import tiny
+
+    tower = {"vision_tower": target.params["vision_tower"]}
+    return tiny.loaded(tiny.noisy(target.params, 0.1) | tower)
 
 
 @pytest.fixture

@@ -34,21 +34,16 @@ THREE = replace(CONFIG, combination="weighted:0.4,0.4,0.2")
 
 
 @pytest.fixture(scope="module")
-def seeing() -> LoadedModel:
-    return loaded(tiny.random_params(tiny.CONFIG))
-
-
-@pytest.fixture(scope="module")
-def reading(seeing: LoadedModel) -> LoadedModel:
+def reading(target: LoadedModel) -> LoadedModel:
     """A text model of the same vocabulary."""
     return loaded(
-        tiny.noisy(text_params(seeing.config, seeing.params), 0.1), tiny.CONFIG.text_config
+        tiny.noisy(text_params(target.config, target.params), 0.1), tiny.CONFIG.text_config
     )
 
 
 @pytest.fixture(scope="module")
-def models(seeing: LoadedModel, reading: LoadedModel) -> list[LoadedModel]:
-    return [seeing, replace(seeing, params=jax.device_put(tiny.noisy(seeing.params, 0.1))), reading]
+def models(target: LoadedModel, reading: LoadedModel) -> list[LoadedModel]:
+    return [target, replace(target, params=jax.device_put(tiny.noisy(target.params, 0.1))), reading]
 
 
 def requests(engine: Engine) -> list[Request]:
@@ -107,12 +102,12 @@ def test_the_weights_choose_the_proposer(text: str, costs: tuple[int, ...], prop
 
 def test_the_chosen_proposer_has_the_longest_runs(models: list[LoadedModel]) -> None:
     """The tower of the first model is no part of its cost."""
-    seeing, _, reading = models
+    target, _, reading = models
     config = replace(CONFIG, default_proposer="auto", gammas=(3, 1))
     for weights, proposer, gammas in (("0.5,0.5", 0, (3, 1)), ("0.4,0.6", 1, (1, 3))):
         for method in ("alternating", "naive"):
             fields = {"combination": f"weighted:{weights}", "method": method}
-            engine = Engine([seeing, reading], config=replace(config, **fields))
+            engine = Engine([target, reading], config=replace(config, **fields))
             settings: Any = engine.config
             assert (settings.default_proposer, settings.gammas) == (proposer, gammas)
             program: Any = engine.assembly.program
@@ -143,15 +138,15 @@ def check_contrast(
 
 
 def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
-    seeing, _, reading = models
+    target, _, reading = models
     wider = replace(tiny.CONFIG.text_config, vocab_size=tiny.CONFIG.text_config.vocab_size + 1)
     with pytest.raises(InputError, match=r"model 2 vocabulary: 105 tokens and model 1's 104"):
-        Engine([seeing, loaded(tiny.random_params(wider), wider)])
+        Engine([target, loaded(tiny.random_params(wider), wider)])
     other = loaded(reading.params, reading.config, tiny.tokenizer(tiny.CHARACTERS[::-1]))
     with pytest.raises(InputError, match=r"model 2 tokeniser: differs from model 1's"):
-        Engine([seeing, other])
+        Engine([target, other])
     short = replace(reading.config, max_position_embeddings=16)
-    both = Engine([seeing, loaded(reading.params, short)], config=CONFIG)
+    both = Engine([target, loaded(reading.params, short)], config=CONFIG)
     with pytest.raises(InputError, match=r"over model 2's context of 16"):
         both.generate(requests(both))
 

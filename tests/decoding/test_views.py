@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from jaxspec import Engine, EngineConfig, Request
+from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.shared import view_names
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
@@ -145,17 +145,18 @@ def test_rewrite_shows_feature_rows() -> None:
 
 
 @pytest.mark.parametrize("pixels", [ImageOps.mirror])
-def test_a_view_may_show_other_pixels(pixels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_may_show_other_pixels(
+    pixels: Any, target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The draft's tower reads both images, then both changed ones, although the target's is equal.
 
     The view's slots show the features of the changed ones.
     """
     monkeypatch.setitem(VIEWS, "changed", View("changed", reads_images=True, pixels=pixels))
     pages = [np.arange(28 * 28 * 3, dtype=np.uint8).reshape(28, 28, 3), tiny.page()]
-    model = tiny.loaded(tiny.random_params(tiny.CONFIG))
 
     def shown(images: Sequence[np.ndarray], *views: str) -> Any:
-        engine = Engine(model, model, EngineConfig(views=views, gamma=3))
+        engine = Engine(target, target, EngineConfig(views=views, gamma=3))
         request = Request(engine.encoder.prompt(2 * PLACEHOLDER + "What?", images))
         (read,) = engine.batcher.read([request])
         return engine.batcher.inputs([read], read.sizes, 1)
