@@ -26,8 +26,8 @@ NEW = 16
 CONFIG = EngineConfig(
     views=("M", "T", "lookup"),
     gamma=3,
-    batch_size=3,
-    prompt_buckets=(64, 128),
+    batch_size=1,
+    prompt_buckets=(64, 256),
     image_buckets=(0, 1),
     new_buckets=(NEW,),
     trace=True,
@@ -35,36 +35,46 @@ CONFIG = EngineConfig(
 
 
 def requests_of(count: int) -> list[Request]:
-    """Return requests of two lengths, with images and without, greedy and drawn, some with a stop."""
+    """Return short requests and long ones with an image, greedy and drawn, some with a stop.
+
+    The first and the last three have few tokens.
+    """
     rng, requests = np.random.default_rng(0), []
     for i in range(count):
-        words = "What is it? " * int(rng.choice([1, 5]))
-        images = [tiny.page(i)] * int(rng.integers(2))
+        few = not 3 <= i < count - 3
+        long = not few and bool(rng.integers(2))
+        words, images = "What is it? " * (5 if long else 1), [tiny.page(i)] * long
         stop = ["a"] * (i % 7 == 3)
-        new = int(rng.integers(1, NEW + 1))
+        new = 3 if few else int(rng.integers(1, NEW + 1))
         requests.append(Request(words, new, float(i % 3 == 1), seed=i, stop=stop, images=images))
     return requests
 
 
-@pytest.mark.parametrize("headed", [False, *tiny.rarer(True)], ids=["model", "model and head"])
+@pytest.mark.parametrize(
+    ("rows", "headed"), [(2, False), *tiny.rarer((3, True))], ids=["model", "model and head"]
+)
 def test_requests_come_and_go_and_answers_are_as_if_alone(
-    headed: bool, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    rows: int,
+    headed: bool,
+    target: LoadedModel,
+    draft: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Requests that left have no result, their rows are free at once, and no program is compiled
     after the batch is warm. Rows have few slots while prompts and answers are short.
     """
-    monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
-    monkeypatch.setattr(fitting, "FEW", 64)
-    monkeypatch.setattr(batcher, "FIRST", 8)
     requests = requests_of(24)
-    short = [replace(requests[14], max_new_tokens=3)] * 3
-    requests = [*short, *requests, *short * 6]
     drafts: list[LoadedModel | LoadedHead] = [draft]
     if headed:
         drafts.append(LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params)))
-    engine = Engine(target, drafts, replace(CONFIG, prompt_buckets=(32, 64, 128)))
-    batch = engine.live(requests)
-    assert batch.rows == CONFIG.batch_size  # no bucket above
+    one_size = replace(CONFIG, prompt_buckets=CONFIG.prompt_buckets[-1:])
+    alone = [*map(Engine(target, drafts, one_size).generate, requests)]
+    monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
+    monkeypatch.setattr(fitting, "FEW", 256)
+    monkeypatch.setattr(batcher, "FIRST", 8)
+    engine = Engine(target, drafts, replace(CONFIG, batch_size=rows))
+    batch = engine.live([request for request in requests if request.temperature])
+    assert batch.rows == rows  # no bucket above
     for step in warmup_steps(batch):
         step.run()
     programs, used = len(compile_cache.EXECUTABLES), list[Sizes]()
@@ -85,10 +95,9 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     assert any(old > new for old, new in pairwise(used))  # also smaller again
     assert results.keys() >= set(range(len(requests))) - gone
     for i, result in results.items():
-        alone = engine.generate(requests[i])
-        assert (result.tokens, result.text) == (alone.tokens, alone.text)
-        check_trace(result, alone)
-        for field, value in vars(alone.stats).items():
+        assert (result.tokens, result.text) == (alone[i].tokens, alone[i].text)
+        check_trace(result, alone[i])
+        for field, value in vars(alone[i].stats).items():
             np.testing.assert_array_equal(value, getattr(result.stats, field), err_msg=field)
     assert not batch.written.requests
     assert not batch.written.so_far

@@ -4,9 +4,13 @@ device.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from eval.lib.times.hlo import ProgramText
 from eval.lib.times.passes import time_passes
@@ -70,24 +74,36 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
     """Rows are refilled, caches grow and answers are streamed: the state has the shardings that
     loops compile for. Rows have penalties and log probabilities.
     """
-    config, runs = DATA_PARALLEL[name], []
-    settings = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "logprobs": 2}
-    draft = LoadedModel.load(pair[1])
-    monkeypatch.setattr(batcher, "FIRST", 8)
-    for mesh in (None, make_mesh(data=2)):
+    config, draft = DATA_PARALLEL[name], LoadedModel.load(pair[1])
+    together = isinstance(config, CollaborationConfig)
+
+    def engine(mesh: Mesh | None, config: Any) -> Engine:
         target = LoadedModel.load(pair[0], mesh=mesh)
-        if isinstance(config, CollaborationConfig):
-            engine = Engine([target, LoadedModel.load(pair[1], mesh=mesh)], config=config)
-        else:
-            engine = Engine(target, draft, config)
-        asked = [
-            Request(text, new, 1.0, **settings)
-            for text, new in (("Hi", 12), ("What is this?", 5), ("Tell me", 14))
-        ]
-        found = engine.generate(asked)
-        others = engine.samples(asked[1], 2) if name == "together" else engine.stream(asked[0])
-        runs.append([result.tokens for result in (*found, *others)])
-    assert runs[0] == runs[1]
+        if together:
+            return Engine([target, LoadedModel.load(pair[1], mesh=mesh)], config=config)
+        return Engine(target, draft, config)
+
+    settings = {"repetition_penalty": 1.2, "logprobs": 2}
+    asked = [
+        Request(text, new, 1.0, seed=seed, **settings)
+        for text, new, seed in (
+            ("Hi", 12, 0),
+            ("What is this?", 5, 0),
+            ("What is this?", 5, 1),
+            ("Tell me", 14, 0),
+        )
+    ]
+    expected = [
+        result.tokens for result in engine(None, replace(config, batch_size=4)).generate(asked)
+    ]
+    monkeypatch.setattr(batcher, "FIRST", 8)
+    split = engine(make_mesh(data=2), config)
+    assert [result.tokens for result in split.generate(asked)] == expected
+    if together:
+        assert [result.tokens for result in split.samples(asked[1], 2)] == expected[1:3]
+    else:
+        *_, streamed = split.stream(asked[0])
+        assert streamed.tokens == expected[0]
 
 
 @pytest.mark.full

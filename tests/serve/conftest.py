@@ -6,26 +6,25 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import uvicorn
 from openai import OpenAI
 
-from jaxspec.engine.engine import Engine, EngineConfig
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.serve.app import Server, Settings, web_server
 from jaxspec.serve.examples import examples
 from jaxspec.serve.limits import Limits
 from jaxspec.serve.metrics import Metrics
 from jaxspec.serve.worker import Worker
-from tests import tiny
 
 MODEL = "tiny"
 NEW = 32
 CONFIG = EngineConfig(
     views=("M", "T", "lookup"),
     gamma=3,
-    batch_size=4,
+    batch_size=2,
     prompt_buckets=(64, 256),
     image_buckets=(0, 1),
     new_buckets=(NEW,),
@@ -38,9 +37,11 @@ SIZES = (64, 256), 1, 28, NEW
 
 @dataclass
 class Served:
-    """A running server, and its engine."""
+    """A running server, its engine, and one that answers as if alone."""
 
     engine: Engine
+    alone: Engine
+    """Pads all prompts to one size."""
     worker: Worker
     server: Server
     web: uvicorn.Server
@@ -67,14 +68,13 @@ def start(engine: Engine, plain: Engine) -> Served:
     web = web_server(server)
     worker.start()
     threading.Thread(target=web.run, args=([listener],), daemon=True).start()
-    return Served(engine, worker, server, web, listener.getsockname()[1])
+    one_size = replace(CONFIG, prompt_buckets=CONFIG.prompt_buckets[-1:])
+    alone = Engine(engine.target, engine.draft, one_size)
+    return Served(engine, alone, worker, server, web, listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[Served]:
-    params = tiny.random_params(tiny.CONFIG)
-    target = tiny.loaded(params)
-    draft = tiny.loaded(tiny.noisy(params, 0.1) | {"vision_tower": params["vision_tower"]})
+def served(target: LoadedModel, draft: LoadedModel) -> Iterator[Served]:
     running = start(
         Engine(target, draft, CONFIG), Engine(target, config=EngineConfig(batch_size=1))
     )

@@ -66,7 +66,7 @@ def body_of(i: int) -> dict[str, Any]:
         "temperature": float(i % 3 == 1),
         "seed": i,
         "stop": ["e"] if i % 7 == 3 else None,
-        **({"presence_penalty": 1.5, "logit_bias": {"40": 2.0}} if i % 11 == 6 else {}),
+        **({"presence_penalty": 1.5, "logit_bias": {"40": 2.0}} if i % 12 == 6 else {}),
     }
 
 
@@ -81,7 +81,7 @@ def alone(served: Served, body: dict[str, Any]) -> Any:
         stop=body["stop"] or (),
         **options,
     )
-    return served.engine.generate(request)
+    return served.alone.generate(request)
 
 
 def idle(served: Served) -> None:
@@ -152,7 +152,7 @@ def test_the_openai_client_is_answered(served: Served) -> None:
     (model,) = client.models.list().data
     assert model.id == MODEL
     assert client.models.retrieve(MODEL).id == MODEL
-    body: Any = body_of(4) | {"n": 6, "max_tokens": 8}  # of them four have a row at once
+    body: Any = body_of(4) | {"n": 6, "max_tokens": 8}  # of them two have a row at once
     answer = client.chat.completions.create(model=MODEL, **body)
     texts = [alone(served, body | {"seed": 4 + i}).text for i in range(6)]
     assert [choice.message.content for choice in answer.choices] == texts
@@ -166,12 +166,12 @@ def test_the_openai_client_is_answered(served: Served) -> None:
     assert "".join(pieces).strip() == choice.message.content
     assert all(token.top_logprobs[0].logprob >= token.logprob for token in tokens)
     (request,) = [Request(messages=body["messages"], max_new_tokens=8)]
-    scores = served.engine.logprobs(request, served.engine.generate(request).tokens)
+    scores = served.alone.logprobs(request, served.alone.generate(request).tokens)
     np.testing.assert_allclose([token.logprob for token in tokens], scores, atol=1e-4)
 
     text = client.completions.create(model=MODEL, prompt="Once", max_tokens=5, temperature=0)
     prompt = served.engine.encoder.completion("Once")
-    assert text.choices[0].text == served.engine.generate(Request(prompt, 5)).text
+    assert text.choices[0].text == served.alone.generate(Request(prompt, 5)).text
     parts = client.completions.create(
         model=MODEL, prompt=["Once", "Hi"], max_tokens=5, temperature=0, stream=True
     )
@@ -238,7 +238,7 @@ def test_a_prompt_that_is_too_long_has_a_code(served: Served, letters: int) -> N
 
 
 def test_a_trace_tells_the_place_in_the_queue(served: Served) -> None:
-    """Two of six answers wait until a row of four is free."""
+    """Four of six answers wait until a row of two is free."""
     body: Any = body_of(0) | {"n": 6, "max_tokens": NEW, "stop": None}
     stream = served.client.chat.completions.create(
         model=MODEL, stream=True, extra_body={"trace": True}, **body
