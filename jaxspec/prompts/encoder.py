@@ -209,6 +209,8 @@ class PromptEncoder:
         caption after its images. One call encodes all texts: one call per text costs more than a
         training step.
         """
+        for messages in conversations:
+            self._check(messages)
         pieces = [self._pieces(messages) for messages in conversations]
         encoded = iter(self._encoded([text for conversation in pieces for text in conversation]))
         out = []
@@ -312,13 +314,17 @@ class PromptEncoder:
                 raise InputError(
                     f"messages: the last is the {conversation[-1].role}'s; end with the user's"
                 )
-        for message in conversation:
+        self._check(conversation)
+        return conversation
+
+    def _check(self, messages: Sequence[Message]) -> None:
+        """Raise InputError for half a character, and for an image that a text model is given."""
+        for message in messages:
             for text in message.texts:
                 check_text(text)
             if message.images and self.image_token is None:
                 text = " ".join(message.texts)[:60]
                 raise InputError(f"prompt {text!r}: the target is a text model; give no image")
-        return conversation
 
     def _following(self, messages: Sequence[Message], answer: Sequence[int]) -> str:
         """Return the text from the end of an answer to the beginning of the next one.

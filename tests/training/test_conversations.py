@@ -208,6 +208,14 @@ def test_a_group_in_which_nothing_teaches_takes_rows_of_the_next() -> None:
     }
 
 
+def test_a_row_with_images_for_a_text_target_is_one_line() -> None:
+    model = LoadedModel(tiny.CONFIG.text_config, {}, MODEL.tokenizer, None)
+    made = ConversationBatches(Talk(), prompt_encoder(model), model, 4, (64,))
+    line = "prompt 'What\\?': the target is a text model; give no image"
+    with pytest.raises(InputError, match=line):
+        made(0)
+
+
 def test_rows_of_which_none_teaches_end_the_run() -> None:
     with pytest.raises(
         InputError, match=r"512 rows in turn.*within 8 tokens.*give longer --bucket"
