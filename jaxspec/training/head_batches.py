@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 from safetensors.flax import load_file, save_file
 
-from jaxspec.errors import InputError, check_counts, check_numbers
+from jaxspec.errors import InputError, check_counts, check_numbers, reading
 from jaxspec.files import whole
 from jaxspec.heads.blocks import TargetPass
 from jaxspec.heads.config import HeadConfig
@@ -184,7 +184,8 @@ class KeptReadings:
                         {_leaf_name(path): leaf[..., :length, :] for path, leaf in leaves}, fresh
                     )
         parts: dict[str, list[np.ndarray]] = {}
-        stored = load_file(file)
+        with reading(f"reading {file}: cannot be read", "remove it"):
+            stored = load_file(file)
         for name in sorted(stored, key=lambda name: (len(name), name)):  # k.2 before k.10
             parts.setdefault(name.partition(".")[0], []).append(np.asarray(stored[name]))
         k, v = (tuple(parts.pop(name, ())) for name in ("k", "v"))

@@ -467,6 +467,12 @@ def test_each_row_is_read_once(tmp_path: Path) -> None:
         )
     older = keep(steps[0])
     same([*older.k, *older.v], [first[0].k[0], first[0].v[0]])
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[:99])
+    with pytest.raises(
+        InputError, match=r"reading .*safetensors: cannot be read \(.*\); remove it"
+    ):
+        keep(steps[0])
 
 
 def test_targets_without_rotary_keys_are_refused(tmp_path: Path) -> None:
