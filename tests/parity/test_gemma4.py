@@ -307,6 +307,16 @@ def test_odd_images_are_those_of_transformers_processor(most: int) -> None:
                 np.testing.assert_array_equal(of_place[tuple(place)], patch)
 
 
+def test_an_image_longer_than_the_learned_positions_is_refused_before_it_is_read() -> None:
+    vision = replace(Gemma4Config().vision_config, position_embedding_size=210)
+    config = replace(Gemma4Config(), vision_config=vision)
+    reader = SquareImages(config, pillow_class("Gemma4ImageProcessor")(max_soft_tokens=140))
+    assert reader.tiles((140, 4)) == reader.tiles((4, 140)) == 2
+    for size, name in (((1, 140), "140x1"), ((140, 1), "1x140")):
+        with pytest.raises(InputError, match=f"image of {name}: 140 squares along a side, .* crop"):
+            reader.tiles(size)
+
+
 DRAFTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "its assistant, a model and lookup": {"views": ("M", "lookup"), "gamma": 3},

@@ -135,15 +135,20 @@ class SquareImages:
     def grid(self, size: Size) -> tuple[int, int]:
         """Return rows and columns of squares: as many as fit the limit, at the image's shape."""
         most, (height, width) = self.most, size
-        side = self.config.vision_config.side
-        scale = math.sqrt(most * side**2 / (height * width))
-        rows, columns = (math.floor(scale * edge / side) for edge in size)
+        vision = self.config.vision_config
+        scale = math.sqrt(most * vision.side**2 / (height * width))
+        rows, columns = (math.floor(scale * edge / vision.side) for edge in size)
         if not rows and not columns:
             raise InputError(f"image of {width}x{height}: too few tokens, {most}, for its shape")
         if not rows:
-            return 1, min(width // height, most)
-        if not columns:
-            return min(height // width, most), 1
+            rows, columns = 1, min(width // height, most)
+        elif not columns:
+            rows, columns = min(height // width, most), 1
+        if (longer := max(rows, columns)) > vision.longest:
+            raise InputError(
+                f"image of {width}x{height}: {longer} squares along a side, and the model places "
+                f"{vision.longest}; crop it"
+            )
         return rows, columns
 
     def tiles(self, size: Size, images: int = 1) -> int:
@@ -169,8 +174,6 @@ class SquareImages:
                 f"the model reads {expected[1]} values a patch for {expected[0]}; "
                 "use the preprocessor_config.json that belongs to the model"
             )
-        if max((edge for grid in grids for edge in grid), default=0) > vision.longest:
-            raise InputError(f"images of {grids} squares: a side has over {vision.longest}")
         tiles = []
         for values, (rows, columns), count in zip(patches, grids, expected[0], strict=True):
             squares = values[: count * kernel**2].reshape(
