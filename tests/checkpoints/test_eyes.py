@@ -87,9 +87,8 @@ def test_the_model_is_merged_once(world: Params, capsys: pytest.CaptureFixture[s
 
 
 def test_training_goes_on_from_an_adapter(world: Params, tmp_path: Path) -> None:
-    stage = Stage(
-        "tune", TrainConfig(steps=1, batch=1, frozen=("vision_tower", "language_model")), ()
-    )
+    train = TrainConfig(steps=1, batch=1, frozen=("vision_tower", "language_model"))
+    stage = Stage("tune", train, (("talk", 1.0),))
     shipped = str(tmp_path / "assets" / "smollm2_eyes")
     recipe = Recipe(
         target="smollm2-eyes", start=shipped, stages=(stage,), buckets=(64,), lora=UPDATES
