@@ -31,6 +31,7 @@ from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
 from jaxspec.training.head_batches import Anchoring, HeadBatches, KeptReadings, draw_anchors
 from jaxspec.training.head_recipe import make_loss, read_target, train_head
+from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.losses import BlockLoss, block_loss, draft_loss, metrics_of
 from jaxspec.training.recipes import stage_data
 from tests import tiny
@@ -473,6 +474,14 @@ def test_each_row_is_read_once(tmp_path: Path) -> None:
         InputError, match=r"reading .*safetensors: cannot be read \(.*\); remove it"
     ):
         keep(steps[0])
+
+
+def test_a_dry_run_keeps_no_readings(taught: Path, tmp_path: Path) -> None:
+    stage = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
+    recipe = replace(child.HEAD, target=str(taught / "target"), stages=(stage,))
+    kept = replace(recipe, keep_readings=str(tmp_path / "readings"))
+    train_head(kept, tmp_path / "runs", {"talk": taught / "talk"}, dry_run)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_targets_without_rotary_keys_are_refused(tmp_path: Path) -> None:
