@@ -12,7 +12,7 @@ pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize(
-    ("kill", "count"), [(kill_trainings, 3), (kill_tables, 4), (kill_preparations, 3)]
+    ("kill", "count"), [(kill_trainings, 2), (kill_tables, 4), (kill_preparations, 3)]
 )
 def test_killed_runs_end_as_undisturbed_ones(kill, count, tmp_path: Path) -> None:
     killed = kill(count, 0, tmp_path)
